@@ -636,6 +636,15 @@ MUTANTS = (
         layouts=("row", "col", "row"),
     ),
     *_of(
+        "wgmma_cluster",
+        ("tma.cuh", "to += slice * B::PART", "to += slice * B::PART / 2", "slices of a box on each other"),
+        ("tma.cuh", "+ slice * PART; }", "; }", "the same slice of a box twice"),
+        config={"bm": 128, "bn": 96, "stages": 2, "cm": 2, "cn": 1, "band": 4},
+        shape=(232, 72, 72),
+        name="f16",
+        layouts=("row", "row", "row"),
+    ),
+    *_of(
         "wgmma_grouped",
         ("wgmma_grouped.cu", "      first = next_first;\n", "", "tiles counted from the first group on"),
         (

@@ -18,6 +18,7 @@ from gemmery.tuples import NamedTuple
 
 KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "splits", "blocks")
 ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile has in shared memory
+STRADDLING = 288  # that cost as much of the L2 cache as such a row that touches two lines of it
 
 
 class Instance(NamedTuple):
@@ -198,7 +199,7 @@ def demand_of(problem: Problem) -> Demand:
     a = problem.m if problem.a_layout == "col" else problem.k
     b = problem.k if problem.b_layout == "col" else problem.n
     a_line, b_line = (
-        ROW * (1 + (aligned >= PACKED and side * size % PACKED == 0 and side * size % ROW != 0))
+        STRADDLING if aligned >= PACKED and side * size % PACKED == 0 and side * size % ROW != 0 else ROW
         for side, aligned in zip((a, b), problem.alignments[:2], strict=True)
     )
     finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]

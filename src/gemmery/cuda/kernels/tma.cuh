@@ -27,6 +27,10 @@ static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) =
 template <bool K_MAJOR, int SIDES, int SHARERS> struct Boxes {
   static constexpr int COUNT = K_MAJOR ? 1 : (SIDES + 63) / 64, PART = (K_MAJOR ? SIDES : 64) / SHARERS;
   static_assert(PART % 8 == 0 && PART * SHARERS == (K_MAJOR ? SIDES : 64), "the swizzle repeats after 8 rows");
+
+  // Where the part `slice` of a box begins in the matrix.
+  static __device__ __forceinline__ int x(int k, int side, int box) { return K_MAJOR ? k : side + 64 * box; }
+  static __device__ __forceinline__ int y(int k, int side, int slice) { return (K_MAJOR ? side : k) + slice * PART; }
 };
 
 // Copies the part `slice` of them to shared memory, of all blocks of the mask where there are SHARERS; the boxes begin
@@ -38,7 +42,7 @@ __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, 
   to += slice * B::PART * 128;
 #pragma unroll
   for (int box = 0; box < B::COUNT; ++box) {
-    int x = K_MAJOR ? k : side + 64 * box, y = (K_MAJOR ? side : k) + slice * B::PART;
+    int x = B::x(k, side, box), y = B::y(k, side, slice);
     if constexpr (SHARERS == 1) {
       ptx::cp_async_bulk_tensor_load(to + 8192 * box, &map, x, y, batch, barrier);
     } else {
@@ -53,7 +57,6 @@ __device__ __forceinline__ void prefetch(const TensorMap& map, int k, int side, 
   using B = Boxes<K_MAJOR, SIDES, SHARERS>;
 #pragma unroll
   for (int box = 0; box < B::COUNT; ++box) {
-    int x = K_MAJOR ? k : side + 64 * box, y = (K_MAJOR ? side : k) + slice * B::PART;
-    ptx::cp_async_bulk_prefetch_tensor(&map, x, y, batch);
+    ptx::cp_async_bulk_prefetch_tensor(&map, B::x(k, side, box), B::y(k, side, slice), batch);
   }
 }

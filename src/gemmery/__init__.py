@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gemmery.api import get_num_threads as get_num_threads
     from gemmery.api import matmul as matmul
     from gemmery.api import set_num_threads as set_num_threads
+    from gemmery.api.contractions import einsum as einsum
+    from gemmery.api.contractions import tensordot as tensordot
+    from gemmery.api.contractions import vecdot as vecdot
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
@@ -45,6 +48,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "gemmery.api": ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"),
+    "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.warm": ("Warmed", "warm"),

@@ -67,6 +67,12 @@ class MatmulOptions(GemmOptions, total=False):
     batch_invariant: bool
 
 
+class ContractionOptions(GemmOptions, total=False):
+    """Options of tensordot, vecdot and einsum."""
+
+    dtype: DTypeLike | None
+
+
 class GemvOptions(GemmOptions, total=False):
     """Options of gemv."""
 

@@ -22,6 +22,7 @@ from gemmery.arrays.pytorch import recorders, version_bump
 from gemmery.arrays.reading import view
 from gemmery.arrays.results import (
     allocates,
+    as_numpy,
     assign,
     astype,
     converted,
@@ -39,6 +40,7 @@ __all__ = [
     "View",
     "alignment",
     "allocates",
+    "as_numpy",
     "assign",
     "astype",
     "contiguous",

@@ -150,6 +150,16 @@ def store(source: View, target: View) -> None:
     _raw(target)[...] = _cast(source, target.dtype)
 
 
+def as_numpy(obj: object, its_view: View) -> Array:
+    """Return a NumPy array of the memory of an array on the CPU, without a copy; `obj` itself if it is one.
+
+    Raises DTypeError for bfloat16 unless ml_dtypes has been imported.
+    """
+    if type(obj) is np.ndarray:
+        return obj
+    return _raw(its_view).view(numpy_dtype(its_view.dtype))
+
+
 class _Memory:
     """A View that NumPy can read through `__array_interface__`."""
 

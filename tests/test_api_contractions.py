@@ -1,0 +1,396 @@
+"""tensordot, vecdot and einsum against NumPy in float64, within bounds; what is copied; what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gemmery as gm
+from gemmery import arrays, dtypes
+from gemmery.api import contractions, products
+from gemmery.api.one_product import Labels, one_product, shape_of
+from operands import random
+
+NAMES = st.sampled_from(("f64", "f32", "f16", "bf16", "c64", "i8", "i32", "u16"))
+
+
+def wide(x):
+    """The numbers of an array in a type in which products of these small shapes are exact, or nearly."""
+    kind = "c" if x.dtype.kind == "c" else "i" if x.dtype.kind in "iu" else "f"
+    return x.astype({"c": "c16", "i": "i8", "f": "f8"}[kind])
+
+
+def check(result, expression, a, b):
+    """Compare with np.einsum: integers modulo 2**bits, other types within (2 k + 2) u |A| |B| and one rounding."""
+    expected = np.einsum(expression, wide(a), wide(b))
+    assert result.shape == expected.shape
+    assert result.dtype == np.result_type(a, b)
+    if result.dtype.kind in "iu":
+        assert np.array_equal(result, expected.astype(result.dtype))
+        return
+    terms, output = expression.split("->")
+    left, right = terms.split(",")
+    size = dict(zip(left.replace("...", ""), a.shape[-len(left.replace("...", "")) :], strict=False))
+    k = math.prod(size[letter] for letter in set(left) & set(right) - set(output) - {"."})
+    unit = dtypes.get(dtypes.get(result.dtype.name).accumulator).unit_roundoff
+    rounding = dtypes.get(result.dtype.name).unit_roundoff
+    magnitude = np.einsum(expression, np.abs(wide(a)), np.abs(wide(b)))
+    bound = (2 * k + 2) * unit * magnitude + 2 * rounding * np.abs(expected) + k * 2.0**-24 * (unit > 2.0**-40)
+    assert (np.abs(wide(np.asarray(result)) - expected) <= bound).all()
+
+
+@st.composite
+def products_of_letters(draw):
+    """Subscripts that are one product, and the length of each letter."""
+    letters = draw(st.permutations("ijklmnop"))
+    batch, rest = letters[: draw(st.integers(0, 2))], letters[2:]
+    rows, columns = rest[: draw(st.integers(0, 2))], rest[2 : 2 + draw(st.integers(0, 2))]
+    summed = rest[4 : 4 + draw(st.integers(0 if rows and columns else 1, 2))]
+    a, b = (draw(st.permutations([*batch, *own, *summed])) for own in (rows, columns))
+    c = draw(st.permutations([*batch, *rows, *columns]))
+    sizes = {letter: draw(st.integers(1, 5)) for letter in letters}
+    return "".join(a), "".join(b), "".join(c), sizes
+
+
+@st.composite
+def laid_out(draw, shape, name, seed):
+    """Random numbers in any order of the dimensions, sliced and reversed."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 1, 2, -1])) for _ in shape]
+    memory = random([shape[axis] * abs(steps[axis]) for axis in order], name, seed)
+    return memory.transpose(np.argsort(order))[(..., *(slice(None, None, step) for step in steps))]
+
+
+@settings(max_examples=80)
+@given(data=st.data(), letters=products_of_letters(), name=NAMES)
+def test_einsum(data, letters, name):
+    left, right, output, sizes = letters
+    a, b = (
+        data.draw(laid_out([sizes[letter] for letter in own], name, seed)) for seed, own in enumerate((left, right))
+    )
+    expression = f"{left},{right}->{output}"
+    result = gm.einsum(expression, a, b)
+    check(np.asarray(result), expression, a, b)
+    assert result.ndim == 0 or result.flags.c_contiguous
+    out = data.draw(laid_out([sizes[letter] for letter in output], name, 3))
+    assert gm.einsum(expression, a, b, out=out) is out
+    check(out, expression, a, b)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), name=st.sampled_from(("f64", "f32", "i16", "c128")))
+def test_the_letters_of_the_result_may_be_left_out(data, name):
+    left, right, output, sizes = data.draw(products_of_letters())
+    batch = set(left) & set(output) & set(right)
+    left, right = (term.translate({ord(letter): None for letter in batch}) for term in (left, right))
+    if not set(left) & set(right) and not (left and right):
+        return
+    a, b = (
+        data.draw(laid_out([sizes[letter] for letter in own], name, seed)) for seed, own in enumerate((left, right))
+    )
+    expected = "".join(sorted(set(left) ^ set(right)))
+    check(np.asarray(gm.einsum(f"{left}, {right}", a, b)), f"{left},{right}->{expected}", a, b)
+
+
+@pytest.mark.parametrize(
+    ("expression", "a", "b"),
+    [
+        ("...ij,...jk->...ik", (2, 3, 4, 5), (3, 5, 6)),
+        ("...ij,...jk->...ik", (4, 5), (2, 3, 5, 6)),
+        ("...ij,...jk->...ik", (2, 1, 4, 5), (1, 3, 5, 6)),
+        ("...ij,jk->...ki", (2, 3, 4, 5), (5, 6)),
+        ("i...j,j...->...i", (2, 3, 4, 5), (5, 3, 4)),
+        ("...i,...i->...", (2, 3), (2, 3)),
+        ("...i,...j->...ij", (4, 3), (1, 5)),
+        ("ij...,jk->i...k", (2, 3), (3, 4)),
+        ("bqhd,bkhd->bhqk", (2, 5, 3, 8), (2, 7, 3, 8)),
+        ("bhqk,bkhd->bqhd", (2, 3, 5, 7), (2, 7, 3, 8)),
+        ("bi,bj->bij", (1, 3), (4, 5)),
+        ("ij,jk->ki", (70, 33), (33, 65)),
+        ("ab,cd->cadb", (2, 3), (4, 5)),
+        ("ij,jk->ik", (0, 3), (3, 2)),
+        ("ij,jk->ki", (2, 0), (0, 3)),
+        ("zij,zjk->ikz", (3, 0, 4), (3, 4, 5)),
+    ],
+)
+def test_ellipsis_batches_and_empty_dimensions(expression, a, b):
+    x, y = random(a, "f32", 1), random(b, "f32", 2)
+    check(gm.einsum(expression, x, y), expression, x, y)
+
+
+def test_the_implicit_result_begins_with_the_ellipsis():
+    x, y = random((2, 4, 5), "f64", 1), random((5, 3), "f64", 2)
+    assert np.array_equal(gm.einsum("...zj,ja", x, y), gm.einsum("...zj,ja->...az", x, y))
+
+
+@settings(max_examples=80)
+@given(data=st.data(), name=NAMES)
+def test_tensordot(data, name):
+    free = [data.draw(st.lists(st.integers(1, 5), max_size=2)) for _ in range(2)]
+    summed = data.draw(st.lists(st.integers(1, 5), max_size=2))
+    letters, places, operands = iter("abcdefgh"), [], []
+    summed_letters = [next(letters) for _ in summed]
+    for seed, own in enumerate(free):
+        labelled = [*zip(own, letters, strict=False), *zip(summed, summed_letters, strict=True)]
+        labelled = data.draw(st.permutations(labelled))
+        shape, term = [n for n, _ in labelled], "".join(letter for _, letter in labelled)
+        operands.append((term, data.draw(laid_out(shape, name, seed))))
+        sign = data.draw(st.sampled_from([0, len(term)]))
+        places.append([term.index(letter) - sign for letter in summed_letters])
+    (left, a), (right, b) = operands
+    output = "".join(letter for letter in left + right if letter not in summed_letters)
+    result = gm.tensordot(a, b, axes=tuple(places))
+    check(np.asarray(result), f"{left},{right}->{output}", a, b)
+
+
+@pytest.mark.parametrize("axes", [0, 1, 2, (1, 0), ([0, 1], [1, 0]), ((), ()), (-1, [0]), np.int64(1)])
+def test_tensordot_takes_the_axes_of_numpy(axes):
+    a, b = np.arange(9.0).reshape(3, 3), np.arange(9.0, 18.0).reshape(3, 3)
+    assert np.array_equal(gm.tensordot(a, b, axes), np.tensordot(a, b, axes))
+
+
+def test_a_full_sum_is_a_scalar_and_an_outer_product_takes_scalars():
+    a = np.arange(4.0)
+    assert type(gm.tensordot(a, a, 1)) is np.float64
+    assert type(gm.vecdot(a, a)) is type(gm.einsum("i,i", a, a)) is np.float64
+    assert np.array_equal(gm.tensordot(np.float64(2), a, 0), 2 * a)
+
+
+@settings(max_examples=80)
+@given(data=st.data(), name=NAMES, k=st.integers(0, 70))
+def test_vecdot(data, name, k):
+    whole = data.draw(st.lists(st.integers(1, 4), max_size=2))
+    shapes = [[n if data.draw(st.booleans()) else 1 for n in whole][data.draw(st.integers(0, 2)) :] for _ in range(2)]
+    a, b = (data.draw(laid_out([*shape, k], name, seed)) for seed, shape in enumerate(shapes))
+    result = np.asarray(gm.vecdot(a, b))
+    check(result, "...i,...i->...", a.conj() if name == "c64" else a, b)
+    axis = -1 - min(len(shape) for shape in shapes)
+    assert np.array_equal(gm.vecdot(np.moveaxis(a, -1, axis), np.moveaxis(b, -1, axis), axis=axis), result)
+
+
+def test_vecdot_as_numpy_does():
+    a, b = random((3, 4, 5), "c128", 1), random((3, 4, 5), "c128", 2)
+    for axis in (0, 1, 2, -1, -2, -3):
+        assert np.allclose(gm.vecdot(a, b, axis=axis), np.vecdot(a, b, axis=axis), rtol=1e-13)
+    assert gm.vecdot(a > 0, b > 0).dtype == bool
+
+
+def passed(monkeypatch, call):
+    """The arrays that a contraction passes to `matmul`."""
+    calls = []
+
+    def note(a, b, out=None, **options):
+        calls.append((a, b, out))
+        return gm.matmul(a, b, out, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "matmul", note)
+        call()
+    assert len(calls) == 1
+    return calls[0]
+
+
+BQHD, BKHD = np.ones((2, 5, 3, 8), "f4"), np.ones((2, 7, 3, 8), "f4")
+
+
+@pytest.mark.parametrize(
+    ("expression", "a", "b"),
+    [
+        ("ij,jk->ik", BQHD[0, 0], BKHD[0, 0].T),
+        ("bqhd,bkhd->bhqk", BQHD, BKHD),
+        ("bqhd,bkhd->bqhk", BQHD[:, ::2], BKHD[::-1]),
+        ("bhqk,bkhd->bqhd", np.ones((2, 3, 5, 7), "f4"), BKHD),
+        ("iaj,ak->ijk", np.ones((4, 6, 3)), np.ones((6, 5))),  # rows that no stride walks are a batch
+        ("aibj,kabl->ijkl", np.ones((4, 6, 3, 2))[:, ::2], np.ones((5, 4, 3, 2))[::2]),
+        ("iabj,abk->kji", np.ones((2, 4, 6, 3)), np.ones((4, 6, 5))),
+        ("abi,jab->ij", np.ones((4, 6, 3)), np.ones((5, 4, 6))),
+        ("bai,abj->ij", np.ones((4, 6, 3)).transpose(1, 0, 2), np.ones((4, 6, 5))),
+    ],
+)
+def test_operands_are_not_copied(monkeypatch, expression, a, b):
+    shape = np.einsum(expression, a, b).shape
+    out = np.zeros((3, *shape), a.dtype)[1].T.copy().T
+    x, y, target = passed(monkeypatch, lambda: gm.einsum(expression, a, b, out=out))
+    alone = "aibj" in expression  # a and b are apart by j in A: one stride cannot walk both
+    assert np.shares_memory(x, a) != alone
+    assert np.shares_memory(y, b)
+    assert np.shares_memory(target, out)
+    assert np.array_equal(out, np.einsum(expression, a, b))
+
+
+def test_the_smaller_operand_is_copied_where_one_must_be(monkeypatch):
+    small, large = np.ones((3, 4, 2)), np.ones((4, 3, 50))
+    x, y, _ = passed(monkeypatch, lambda: gm.tensordot(small, large, axes=([0, 1], [1, 0])))
+    assert not np.shares_memory(x, small)
+    assert np.shares_memory(y, large)
+    x, y, _ = passed(monkeypatch, lambda: gm.tensordot(large, small, axes=([0, 1], [1, 0])))
+    assert np.shares_memory(x, large)
+    assert not np.shares_memory(y, small)
+
+
+@settings(max_examples=80)
+@given(data=st.data(), letters=products_of_letters())
+def test_what_is_copied_is_what_the_plan_says(data, letters):
+    left, right, output, sizes = letters
+    a, b = (
+        data.draw(laid_out([sizes[letter] for letter in own], "f32", seed)) for seed, own in enumerate((left, right))
+    )
+    labels = Labels(tuple(left), tuple(right), tuple(output))
+    out = data.draw(laid_out(shape_of(labels, a.shape, b.shape), "f32", 3))
+    form = one_product(labels, a.shape, a.strides, b.shape, b.strides, out.shape, out.strides)
+    for name, array, turn in (("a", a, form.a), ("b", b, form.b), ("c", out, form.c)):
+        assert np.shares_memory(contractions._turned(array, turn), array) == (name not in form.copied)
+
+
+def test_results_have_the_kind_of_the_operands():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    a, b = torch.randn(2, 5, 3, 8), torch.randn(2, 7, 3, 8)
+    result = gm.einsum("bqhd,bkhd->bhqk", a, b)
+    assert torch.allclose(result, torch.einsum("bqhd,bkhd->bhqk", a, b), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(gm.einsum("bqhd,bkhd->bkqh", a, b.numpy()), result.permute(0, 3, 2, 1), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(gm.vecdot(a, a), (a * a).sum(-1), rtol=1e-4, atol=1e-5)
+    z = torch.randn(4, 5, dtype=torch.complex64)
+    assert torch.allclose(gm.vecdot(z, z.conj()), torch.linalg.vecdot(z, z.conj()), rtol=1e-4, atol=1e-5)
+    out = torch.zeros(8, 3, 8, 3).permute(1, 0, 3, 2)
+    version = out._version
+    assert gm.tensordot(a[:, :2], b[:, :2], ([0, 1], [0, 1]), out=out) is out
+    assert out._version > version
+    assert torch.allclose(out, torch.tensordot(a[:, :2], b[:, :2], ([0, 1], [0, 1])), rtol=1e-4, atol=1e-5)
+    with pytest.raises(gm.LayoutError, match="requires grad"):
+        gm.einsum("ij,jk->ik", torch.ones(2, 2, requires_grad=True), torch.ones(2, 2))
+
+
+def test_lists_buffers_subclasses_and_exporters():
+    class Own(np.ndarray):
+        pass
+
+    class Exporter:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    a = np.arange(6.0).reshape(2, 3)
+    expected = a @ a.T
+    for obj in (a.tolist(), Exporter(a), memoryview(a)):
+        result = gm.einsum("ij,kj->ki", obj, a)
+        assert np.array_equal(np.asarray(result), expected)
+        assert isinstance(result, memoryview) == isinstance(obj, memoryview)
+    assert type(gm.tensordot(a.view(Own), a.T, 1)) is Own
+    half = a.astype(ml_dtypes.bfloat16)
+    assert gm.tensordot(half, half.T, 1).dtype == half.dtype
+    with pytest.raises(gm.LayoutError, match="masks"):
+        gm.vecdot(np.ma.masked_array(a), a)
+
+
+def test_options_are_those_of_matmul():
+    a = np.full((2, 300), 100, "i1")
+    assert gm.vecdot(a, a, dtype="int32").tolist() == [3_000_000, 3_000_000]
+    assert gm.einsum("ij,kj->ki", a, a, dtype="int32").dtype == np.int32
+    assert gm.einsum("ij,kj->ki", a, a, out=np.zeros((2, 2), "f8"), threads=1).tolist() == [[-64 + 0.0] * 2] * 2
+    with pytest.raises(gm.DTypeError, match="int16"):
+        gm.tensordot(a.astype("i4"), a.T, 1, dtype="int16")
+    with pytest.raises(gm.ArgumentError, match="threads"):
+        gm.einsum("ij,kj->ki", a, a, threads=0)
+    with pytest.raises(gm.DTypeError, match="Cannot cast"):
+        gm.einsum("ij,kj->ki", a * 1.0, a, out=np.zeros((2, 2), "i4"))
+
+
+ONES = np.ones((2, 2))
+
+
+@pytest.mark.parametrize(
+    ("expression", "operands", "words"),
+    [
+        ("ij->ji", [ONES], "1 operand:.*two; opt_einsum.contract"),
+        ("ij,jk,kl->il", [ONES] * 3, "3 operands.*opt_einsum.contract"),
+        ("ij,jk,kl->il", [ONES] * 2, "3 operands.*opt_einsum.contract"),
+        ("ii,ij->j", [ONES] * 2, "letter 'i' is repeated in 'ii'.*diagonal.*opt_einsum.contract"),
+        ("ij,jk->iik", [ONES] * 2, "letter 'i' is repeated in 'iik'"),
+        ("ij,jk->k", [ONES] * 2, r"letter 'i' .*only in the first.*x\.sum\(axis=0\).*opt_einsum.contract"),
+        ("ij,jk->i", [ONES] * 2, r"letter 'k' .*only in the second.*x\.sum\(axis=1\)"),
+        ("ij,ij->ij", [ONES] * 2, r"sums over no letter.*'ij'.*a \* b"),
+        ("ij,i->ij", [ONES, ONES[0]], r"sums over no letter.*'ij'.*a \* b"),
+        (",->", [np.float64(1)] * 2, r"sums over no letter"),
+        ("ij,jk->iz", [ONES] * 2, "letter 'z' of the result is in no operand"),
+        ("...ij,jk->ik", [np.ones((1, 2, 2)), ONES], "has no '...'"),
+        ("i1,1k->ik", [ONES] * 2, "'1' in subscripts"),
+        ("ij.,jk->ik", [ONES] * 2, r"'\.' in subscripts"),
+        ("ij,jk->ik->", [ONES] * 2, "'-' in subscripts"),
+        ([ONES], [[0, 1]], "pass a string such as 'ij,jk->ik'"),
+    ],
+)
+def test_what_is_no_product_is_refused_in_words(expression, operands, words):
+    with pytest.raises(gm.ArgumentError, match=words):
+        gm.einsum(expression, *operands)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: gm.einsum("ij,jk->ik", ONES, np.ones((3, 2))), r"letter 'j' has length 2.*3 in the second.*equal$"),
+        (lambda: gm.einsum("ij,jk->ik", np.ones((2, 1)), np.ones((3, 2))), "letter 'j' has length 1"),
+        (lambda: gm.einsum("bij,bjk->bik", np.ones((2, 2, 2)), np.ones((3, 2, 2))), "letter 'b'.*or one of them 1"),
+        (lambda: gm.einsum("...i,...i->...", ONES, np.ones((3, 2))), "dimension -1 of those that broadcast"),
+        (lambda: gm.einsum("ijk,jk->i", ONES, ONES), "'ijk' names 3 dimensions, and the first operand has 2"),
+        (lambda: gm.einsum("ij,j...->i...", ONES, np.float64(1)), "'j...' names 1 dimensions.*second operand has 0"),
+        (lambda: gm.tensordot(ONES, np.ones((3, 2)), 1), r"dimension 1 of a.*length 2.*dimension 0 of b.*length 3"),
+        (lambda: gm.tensordot(ONES, ONES, 3), "axes=3.*must be 0 to 2"),
+        (lambda: gm.tensordot(ONES, ONES, -1), "axes=-1.*must be 0 to 2"),
+        (lambda: gm.tensordot(ONES, ONES, (2, 0)), "dimension 2, and the operand has 2"),
+        (lambda: gm.vecdot(ONES, np.ones((2, 3))), "the dimension to sum over has length 2.*and 3"),
+        (lambda: gm.vecdot(ONES, ONES, axis=2), "axis contains dimension 2"),
+        (lambda: gm.vecdot(ONES, np.float64(1)), "axis contains dimension -1, and the operand has 0"),
+        (lambda: gm.einsum("ij,jk->ki", ONES, np.ones((2, 3)), out=np.ones((2, 3))), r"the result has shape \(3, 2\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_in_words(call, words):
+    with pytest.raises(gm.ShapeError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ("ij", "which is no dimension"),
+        (None, "a number of dimensions, or"),
+        ((0, 1, 2), "a number of dimensions, or"),
+        (([0, 1], [0]), "2 and 1 dimensions"),
+        (([0, -2], [0, 1]), "names a dimension twice"),
+        (([0.5], [0]), "0.5, which is no dimension"),
+    ],
+)
+def test_axes_of_another_form_are_refused(axes, words):
+    with pytest.raises(gm.ArgumentError, match=words):
+        gm.tensordot(ONES, ONES, axes)
+
+
+def test_an_out_that_cannot_be_written_is_refused():
+    fixed = np.ones((2, 2))
+    fixed.flags.writeable = False
+    for out in (fixed, ONES.tolist()):
+        with pytest.raises(gm.LayoutError, match="read-only"):
+            gm.einsum("ij,jk->ki", ONES, ONES, out=out)
+    with pytest.raises(gm.LayoutError, match="share memory"):
+        gm.einsum("ij,jk->ki", ONES, ONES, out=np.lib.stride_tricks.as_strided(np.ones(2), (2, 2), (0, 8)))
+
+
+def test_an_out_that_overlaps_an_operand():
+    a = np.arange(9.0).reshape(3, 3)
+    expected = (a @ a).T
+    assert np.array_equal(gm.einsum("ij,jk->ki", a, a, out=a), expected)
+
+
+def test_an_array_on_a_device_without_a_library_is_refused():
+    its_view = arrays.View(4096, (2, 2), (8, 4), "f32", "cuda:0")
+    with pytest.raises(gm.DeviceError, match=r"cupy\.from_dlpack"):
+        contractions._with_transposes(object(), its_view, own=False)

@@ -4,12 +4,13 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+SITE_STAMP := $(VENV)/.site
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-gpu sanitize check docs format lock clean
+.PHONY: help setup ladder bench test test-gpu sanitize check docs site format lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,17 +46,24 @@ docs: $(STAMP) ## regenerate the figures and tables of the documents from benchm
 	@$(PYTHON) -m gemmery.report.documents
 	@$(PYTHON) -m gemmery.cli.pictures
 
+site: $(STAMP) $(SITE_STAMP) ## build the documentation site in site/, and check its links and how it looks
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m site_pages
+	@$(PYTHON) -m pytest -q tests/test_site_built.py
+
 format: $(STAMP) ## format the source, and fix what can be fixed automatically
 	@$(PYTHON) -m ruff check --fix
 	@$(PYTHON) -m ruff format
 
-lock: $(STAMP) ## regenerate requirements.lock from pyproject.toml; ARGS=--upgrade takes newer versions
+lock: $(STAMP) ## regenerate requirements.lock and requirements-docs.lock from pyproject.toml; ARGS=--upgrade takes newer versions
 	@$(PYTHON) -m uv pip compile pyproject.toml --extra lab --extra cuda --group dev --universal --python-version 3.11 \
 	  --fork-strategy fewest --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet \
 	  --output-file requirements.lock $(ARGS)
+	@$(PYTHON) -m uv pip compile --group docs --constraints requirements.lock --universal --python-version 3.11 \
+	  --fork-strategy fewest --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet \
+	  --output-file requirements-docs.lock $(ARGS)
 
 clean: ## remove caches and pages, but not .venv
-	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf out site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # A .venv whose Python is missing is created again.
@@ -74,4 +82,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "installing requirements.lock into $(VENV)"
 	@$(PIP) install --only-binary :all: --require-hashes --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(SITE_STAMP): $(STAMP) requirements-docs.lock
+	@echo "installing requirements-docs.lock into $(VENV)"
+	@$(PIP) install --only-binary :all: --require-hashes --requirement requirements-docs.lock
 	@touch $@

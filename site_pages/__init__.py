@@ -1,0 +1,1 @@
+"""The documentation site: pages from the registry, the records, the emulator and docs/; `make site` builds it."""

@@ -1,0 +1,190 @@
+"""Writes the Markdown of every page, the style and the configuration for mkdocs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import gemmery
+from gemmery.report.svg import PALETTE
+from gemmery.report.tree import tree, walk
+from site_pages import reference
+from site_pages.chapters import chapter, code_html
+from site_pages.course import RUNGS, Part, course
+from site_pages.measured import Records
+from site_pages.repository import Repository, fenced, inline, source_page, source_text
+
+HERE = Path(__file__).parent
+LANGUAGES = {"en": "English", "zh": "中文"}  # a language is written if it has a folder in text/
+Navigation = list[dict[str, Any]]
+
+
+def write(root: Path, folder: Path, pictures: bool = True) -> Path:
+    """Write the pages of every language into `folder`; return the file that configures mkdocs."""
+    written = [language for language in LANGUAGES if (HERE / "text" / language).is_dir()]
+    navigation: Navigation = []
+    for language in written:
+        navigation = Writer(root, folder / "pages" / language, language, pictures).write() or navigation
+    style = folder / "pages" / "en" / "site.css"
+    style.write_text(f"{palette()}\n{(HERE / 'site.css').read_text(encoding='utf-8')}", encoding="utf-8")
+    config = folder / "mkdocs.yml"
+    settings = {
+        "INHERIT": str(HERE / "mkdocs.yml"),
+        "docs_dir": str(folder / "pages"),
+        "site_dir": str(root / "site"),
+        "nav": navigation,
+        "plugins": {
+            "i18n": {
+                "docs_structure": "folder",
+                "languages": [
+                    {"locale": locale, "name": LANGUAGES[locale], "build": True, "default": locale == "en"}
+                    for locale in written
+                ],
+            },
+            "mkdocstrings": {"handlers": {"python": {"paths": [str(root / "src")]}}},
+        },
+    }
+    config.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML
+    return config
+
+
+class Writer:
+    """Writes the pages of one language; documents without a translation are those of the first language."""
+
+    def __init__(self, root: Path, folder: Path, language: str, pictures: bool) -> None:
+        self.root, self.folder, self.language, self.pictures = root, folder, language, pictures
+        self.texts = HERE / "text" / language
+        loader = FileSystemLoader(self.texts)
+        self.templates = Environment(
+            loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        )
+        self.templates.filters |= {"fenced": fenced, "code_html": code_html, "inline": inline}
+        self.titles: Mapping[str, str] = json.loads((self.texts / "titles.json").read_text(encoding="utf-8"))
+
+    def write(self) -> Navigation:
+        """Write every page and return the navigation."""
+        tutorial = self._tutorial()
+        api = self._reference()
+        documents = self._documents() if self.language == "en" else []
+        self._page("index.md", self._render("index.md", parts=course(), figure=self._figure))
+        self._page("measuring.md", self._render("measuring.md", section=self._section))
+        sections = {
+            "tutorial": tutorial,
+            "guides": [page for page in documents if page.startswith("guides/")],
+            "reference": api,
+            "explanation": [f"{name}.md" for name in EXPLANATION],
+            "project": [*PROJECT, {self.titles["decisions"]: [p for p in documents if p.startswith("decisions/")]}],
+        }
+        return [
+            {self.titles["home"]: "index.md"},
+            *({self.titles[name]: pages} for name, pages in sections.items() if pages),
+        ]
+
+    def _tutorial(self) -> list[Any]:
+        parts, records = course(), Records(self.root)
+        lines = [(depth, rung) for depth, rung in walk(tree(RUNGS))]
+        places = {rung.name: f"{part.name}/{rung.name}.md" for part in parts for rung in part.rungs}
+        titles = {part.name: self._title(part) for part in parts}
+        order = [(part, rung) for part in parts for rung in part.rungs]
+        self._page(
+            "tutorial/index.md", self._render("tutorial.md", parts=parts, titles=titles, tree=lines, places=places)
+        )
+        for number, part in enumerate(parts, 1):
+            text = self._render("part.md", part=part, number=number, introduction=self._introduction(part))
+            self._page(f"tutorial/{part.name}/index.md", text)
+        for number, (part, rung) in enumerate(order):
+            text = self._render(
+                "chapter.md",
+                part=part,
+                chapter=chapter(rung, part, records, RUNGS, self.pictures),
+                parent=places.get(rung.parent or ""),
+                children=[(child.name, places[child.name]) for child in RUNGS if child.parent == rung.name],
+                before=order[number - 1][1] if number else None,
+                after=order[number + 1][1] if number + 1 < len(order) else None,
+                places=places,
+            )
+            self._page(f"tutorial/{places[rung.name]}", text)
+        return [
+            "tutorial/index.md",
+            *(
+                {
+                    self._title(part): [
+                        f"tutorial/{part.name}/index.md",
+                        *(f"tutorial/{places[r.name]}" for r in part.rungs),
+                    ]
+                }
+                for part in parts
+            ),
+        ]
+
+    def _introduction(self, part: Part) -> str:
+        return (self.texts / "parts" / f"{part.name}.md").read_text(encoding="utf-8").strip()
+
+    def _title(self, part: Part) -> str:
+        return self._introduction(part).partition("\n")[0].removeprefix("# ")
+
+    def _reference(self) -> list[str]:
+        pages = reference.pages(gemmery._HOMES)
+        for page, names in pages.items():
+            title = self.titles.get(page, page.replace("-", " ").capitalize())
+            self._page(f"reference/{page}.md", self._render("reference.md", title=title, names=names))
+        return [f"reference/{page}.md" for page in pages]
+
+    def _documents(self) -> list[str]:
+        repository = Repository(self.root)
+        for document, place in repository.places.items():
+            if place != "index.md":
+                self._page(place, repository.page(document))
+        for file in sorted(repository.sources):
+            self._page(source_page(file), source_text(self.root, file))
+        return list(repository.places.values())
+
+    def _section(self, document: str, title: str) -> str:
+        """The text below a heading of a document, to the next heading of its level."""
+        text = Repository(self.root).page(document)
+        return text.partition(f"## {title}\n")[2].partition("\n## ")[0].strip()
+
+    def _figure(self, name: str) -> str:
+        svg = (self.root / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        return f'<div class="drawing">{inline(svg, name)}</div>'
+
+    def _render(self, template: str, **values: Any) -> str:
+        return self.templates.get_template(template).render(values)
+
+    def _page(self, place: str, text: str) -> None:
+        path = self.folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+EXPLANATION = ("measuring", "promises", "gpu", "hopper", "emulator", "first_call")
+PROJECT: Sequence[str] = (
+    "design.md",
+    "findings.md",
+    "results.md",
+    "ladder.md",
+    "ladder_gpu.md",
+    "repository/contributing.md",
+    "repository/benchmarks.md",
+    "repository/changelog.md",
+)
+
+
+def palette() -> str:
+    """The colours of drawings as CSS, for the light and the dark scheme of the site."""
+    return "\n".join(
+        f'[data-md-color-scheme="{scheme}"] {{ '
+        + " ".join(f"--{name}: {pair[side]};" for name, pair in PALETTE.items())
+        + " }"
+        for side, scheme in enumerate(("default", "slate"))
+    )
+
+
+def relative(place: str, page: str) -> str:
+    """The link from a page to a place of the site."""
+    return os.path.relpath(place, os.path.dirname(page))

@@ -1,0 +1,112 @@
+"""The pages of the documentation site, as Markdown: every rung has a chapter, and all of it comes from the registry.
+
+tests/test_site_built.py looks at the site itself, which `make site` builds.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_docs import unknown_commands
+
+pytest.importorskip("jinja2", reason="the pages are made by the extra lab's Jinja2")
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gemmery.ladder.cpu import CPU  # noqa: E402
+from gemmery.ladder.cuda import CUDA  # noqa: E402
+from gemmery.ladder.definitions import contents  # noqa: E402
+from site_pages import chapters, course, links, reference, repository, write  # noqa: E402
+
+RUNGS = (*CPU, *CUDA)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Place in the site -> Markdown, without the emulator's pictures."""
+    folder = tmp_path_factory.mktemp("site")
+    config = write.write(ROOT, folder, pictures=False)
+    texts = {
+        path.relative_to(folder / "pages" / "en").as_posix(): path.read_text() for path in folder.rglob("en/**/*.md")
+    }
+    return texts, json.loads(config.read_text())
+
+
+def leaves(navigation):
+    """The pages of a navigation, in order."""
+    for entry in navigation:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from leaves(*entry.values()) if isinstance(*entry.values(), list) else entry.values()
+
+
+def test_every_rung_is_a_chapter_in_the_order_of_the_ladders(pages):
+    texts, config = pages
+    listed = [Path(page).stem for page in leaves(config["nav"]) if re.fullmatch(r"tutorial/.+/(?!index).+\.md", page)]
+    assert listed == [rung.name for rung in RUNGS]
+    assert set(leaves(config["nav"])) <= texts.keys()
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+def test_a_chapter_says_what_the_registry_says(rung, pages):
+    texts, _ = pages
+    (text,) = [
+        text for page, text in texts.items() if page.endswith(f"/{rung.name}.md") and page.startswith("tutorial")
+    ]
+    assert text.startswith(f"# {rung.name}\n")
+    assert rung.lesson in text
+    assert rung.parent is None or re.search(rf"\| Parent \| \[`{rung.parent}`\]", text)
+    assert rung.parent is None or f"gemmery ladder diff {rung.parent} {rung.name}" in text
+    for counter in rung.expect:
+        assert f"`{counter}` is" in text
+    if rung.geometry:
+        assert contents(rung.source).rstrip() in text
+        assert '<div class="opening">\n<p>Idea: ' in text
+        assert f"gemmery inspect {rung.name}" in text
+    assert unknown_commands(text) == []
+
+
+def test_every_part_begins_with_a_rung_and_an_introduction():
+    parts = course.course()
+    assert [rung for part in parts for rung in part.rungs] == list(RUNGS)
+    texts = {path.stem for path in (ROOT / "site_pages" / "text" / "en" / "parts").glob("*.md")}
+    assert texts == {part.name for part in parts}
+    assert all(len({bool(rung.geometry) for rung in part.rungs}) == 1 for part in parts)
+
+
+def test_every_public_name_has_a_place_in_the_reference():
+    import gemmery
+
+    listed = [name.rpartition(".")[2] for names in reference.pages(gemmery._HOMES).values() for name in names]
+    assert sorted(listed) == gemmery.__all__
+
+
+def test_the_documents_are_pages_and_keep_their_links(pages):
+    texts, _ = pages
+    documents = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {name for name in documents if not re.search(r"\.zh\.md$", name)} <= texts.keys()
+    assert "source/src/gemmery/cuda/kernels/simt_naive.cu.md" in texts
+    assert "[source](" not in texts["design.md"]
+
+
+def test_lists_examples_and_drawings_become_what_the_site_understands():
+    assert repository.spaced("one:\n- a\n- b\n  c\n- d") == "one:\n\n- a\n- b\n  c\n- d"
+    svg = '<svg id="a"><style>x</style>\n\n<use href="#a"/><g fill="url(#a)"/></svg>'
+    assert repository.inline(svg, "n") == '<svg id="n-a"><use href="#n-a"/><g fill="url(#n-a)"/></svg>'
+    assert chapters.code_html("`a<b` & c") == "<code>a&lt;b</code> &amp; c"
+
+
+def test_broken_links_are_caught(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#there"></a><a id="x" href="#x"></a><a href="https://x.org"></a>')
+    (tmp_path / "b.html").write_text('<h1 id="there"></h1><img src="none.svg"><a href="a.html#no"></a>')
+    (tmp_path / "c.html").write_text('<script src="https://x.org/a.js"></script><a href="d.html"></a>')
+    assert links.broken(tmp_path) == [
+        "b.html: none.svg",
+        "b.html: a.html#no",
+        "c.html: https://x.org/a.js",
+        "c.html: d.html",
+    ]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import grouped_cuda
-from gemmery.arrays import View
+from gemmery import dtypes
+from gemmery.api import grouped_cuda, products, scales
+from gemmery.api.groups import GroupTerms
+from gemmery.arrays import View, view
 from gemmery.dispatch.cuda import grouped
 from gemmery.errors import RefusedError
 from test_api_device import Matrix, e4m3, half
@@ -166,6 +168,8 @@ def test_lists_have_products_of_any_shapes(rng):
         ({"dtype": "float16"}, gm.DTypeError, "cannot represent"),
         ({"out": np.ones((3, N), "f4")}, gm.ShapeError, r"product has shape \(11, 5\)"),
         ({"out": np.ones((11, N), "i4")}, gm.DTypeError, "Cannot cast"),
+        ({"offsets": [0, 0, 0], "scale_a": 2.0}, gm.ArgumentError, "scale_a=2.0 applies to products on a CUDA"),
+        ({"offsets": [0, 0, 0], "batch_invariant": True}, gm.ArgumentError, "batch_invariant=True applies to"),
         ({"offsets": None}, gm.ArgumentError, "a is a ndarray: without offsets"),
         ({"offsets": None, "a": [np.eye(2)]}, gm.ArgumentError, "b is a ndarray"),
         ({"offsets": None, "a": [np.eye(2)], "b": []}, gm.ShapeError, "b has 0 elements, and a has 1"),
@@ -256,3 +260,74 @@ def test_a_product_on_a_device_is_checked_before_it_is_touched(monkeypatch, call
     monkeypatch.setattr(grouped_cuda.arrays, "allocates", lambda a: True)
     with pytest.raises(error, match=words):
         gm.grouped_matmul(**{"a": Matrix(), "b": Matrix((3, 4, 4)), "offsets": [1, 1, 4], **call})
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Grouped products of NumPy arrays as if they were on a device without a kernel for groups."""
+
+    def viewed(z):
+        return view(z)._replace(device="cuda:0" if isinstance(z, np.ndarray) else "cpu")
+
+    def multiply(a, b, out, dtype=None, scale_a=None, scale_b=None):
+        scale_a, scale_b = (1 if z is None else z for z in (scale_a, scale_b))
+        assert np.shape(scale_a) in ((), (1,), a.shape[:1], (len(a), 1))
+        assert np.shape(scale_b) in ((), (1,), b.shape[1:])
+        out[...] = (a * np.reshape(scale_a, (-1, 1))) @ (b * scale_b)
+
+    def new(a, shape, dtype, x):
+        array = np.full(shape, 9, dtypes.get(dtype).numpy)
+        return array, viewed(array)
+
+    monkeypatch.setattr(grouped_cuda, "view", viewed)
+    monkeypatch.setattr(scales, "view", viewed)
+    monkeypatch.setattr(grouped_cuda, "check_capability", lambda *_: None)
+    monkeypatch.setattr(grouped_cuda, "prepared", lambda *_: "no kernel")
+    monkeypatch.setattr(grouped_cuda.driver, "captures", lambda _: False)
+    monkeypatch.setattr(grouped_cuda.device_memory, "new", new)
+    monkeypatch.setattr(grouped_cuda.device_memory, "copy", lambda source, _, target, its: np.copyto(target, source))
+    monkeypatch.setattr(grouped_cuda.arrays, "allocates", lambda _: True)
+    monkeypatch.setattr(products, "matmul", multiply)
+
+    def run(a, b, ends, out=None, **terms):
+        views = viewed(a), viewed(b), view(ends)
+        shape = (len(a), b.shape[2])
+        return grouped_cuda.product(a, b, ends, views, shape, out, GroupTerms(**terms))
+
+    return run
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_out_may_overlap_an_operand_where_each_group_has_a_launch(one_by_one, rng, ahead):
+    a, b = rng.integers(-4, 5, (11, N)).astype("f4"), rng.integers(-4, 5, (3, N, N)).astype("f4")
+    memory = np.full((12, N), 7, "f4")
+    memory[1 - ahead : 12 - ahead] = a
+    out = memory[ahead : 11 + ahead]
+    last = out[8:].copy()
+    assert one_by_one(memory[1 - ahead : 12 - ahead], b, [3, 4, 8], out) is out
+    assert np.array_equal(out[:8], expected(a, b, [3, 4, 8]))
+    assert np.array_equal(out[8:], last)  # rows of no group
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"), [((1,), (1,)), ((), ()), ((11,), (3,)), ((11, 1), (3, N)), ((1,), None), (None, (1,))]
+)
+def test_factors_of_all_shapes_where_each_group_has_a_launch(one_by_one, rng, a_shape, b_shape):
+    a, b = operands(rng, "f2")
+    factors = {
+        name: None if shape is None else np.exp2(rng.integers(-2, 3, shape)).astype("f4").reshape(shape)
+        for name, shape in (("scale_a", a_shape), ("scale_b", b_shape))
+    }
+    result = one_by_one(a, b, [3, 4, 11], dtype="float32", **factors)
+    rows, columns = (1 if z is None else z for z in factors.values())
+    columns = np.broadcast_to(np.reshape(columns, (-1, 1)) if np.ndim(columns) < 2 else columns, (3, N))
+    assert np.array_equal(result, expected(a * np.reshape(rows, (-1, 1)), b * columns[:, None], [3, 4, 11]))
+
+
+def test_without_groups_no_kernel_runs(one_by_one, monkeypatch):
+    """Its first load would be of an offset or of a matrix, and there are none."""
+    monkeypatch.setattr(grouped_cuda, "prepared", lambda *_: pytest.fail("a launch"))
+    a, b = np.ones((11, K), "f4"), np.ones((0, K, N), "f4")
+    out = np.full((11, N), 3, "f4")
+    assert one_by_one(a, b, [], out) is out
+    assert (out == 3).all()

@@ -172,6 +172,29 @@ def test_a_graph_keeps_offsets_of_the_host():
     assert torch.equal(out, expected(a, b, ends).bfloat16())
 
 
+def test_a_graph_keeps_offsets_of_the_host_beside_one_factor():
+    if not on_hopper():
+        pytest.skip("only devices of compute capability 9.0 multiply them")
+    a, b, ends = numbers(2000, 256), numbers(4, 512, 256, seed=1).mT, ENDS["uneven"]
+    factors = {"scale_a": torch.full((1,), 2.0, device="cuda"), "scale_b": torch.full((1,), 0.5, device="cuda")}
+    out = gm.grouped_matmul(a, b, offsets=ends, **factors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gm.grouped_matmul(a, b, offsets=ends, out=out, **factors)
+    out.fill_(UNTOUCHED)
+    graph.replay()
+    assert torch.equal(out, expected(a, b, ends).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_groups(dtype):
+    a, b = numbers(300, 64, dtype=dtype), numbers(0, 64, 128, dtype=dtype)
+    for offsets in ([], on_device([])):
+        out = torch.full((300, 128), UNTOUCHED, dtype=dtype, device="cuda")
+        assert gm.grouped_matmul(a, b, offsets=offsets, out=out) is out
+        assert (out == UNTOUCHED).all()
+
+
 def test_wrong_offsets_touch_nothing_outside():
     a, b = numbers(300, 64), numbers(4, 128, 64, seed=1).mT
     around = torch.full((600, 128), UNTOUCHED, dtype=torch.bfloat16, device="cuda")
@@ -201,6 +224,12 @@ def test_out_with_strides_and_over_an_operand():
     assert torch.equal(turned, want)
     gm.grouped_matmul(a, b, offsets=on_device(ends), out=a)
     assert torch.equal(a, want)
+    memory = numbers(
+        2001, 128, dtype=torch.float32
+    )  # a launch for each group: a later group reads what one before writes
+    want = expected(memory[:2000].clone(), b.float(), ends).float()
+    gm.grouped_matmul(memory[:2000], b.float(), offsets=on_device(ends), out=memory[1:])
+    assert torch.equal(memory[1:], want)
 
 
 def test_another_stream_and_bits():

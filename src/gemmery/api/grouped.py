@@ -8,6 +8,7 @@ from gemmery import arrays
 from gemmery.api import opaque, products
 from gemmery.api.compute import writable
 from gemmery.api.groups import GroupTerms, host_ends, multiply_groups, result_type, stacked_shape
+from gemmery.api.options import only_on_devices
 from gemmery.arrange import result_shape
 from gemmery.arrays import view
 from gemmery.errors import ArgumentError, ShapeError
@@ -91,7 +92,8 @@ def grouped_matmul(
 
     Without `offsets`, `a` and `b` are lists of matrices of any shapes, and the result is the list of their products;
     `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
-    what all products share.
+    what all products share. They are written one after the other, so an element of `out` must not overlap what a later
+    product reads.
 
     Each group's product has the element types, accuracy and determinism of `matmul`. On devices of compute capability
     9.0 all groups of float16, bfloat16, float8 and int8 are one launch, in which the bits of a row depend on no other
@@ -127,6 +129,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
 
         return grouped_cuda.product(a, b, offsets, (x, y, where), shape, out, terms)
     arrays.together(a=x, b=y, offsets=where)
+    only_on_devices(None, terms.scale_a, terms.scale_b, terms.batch_invariant)  # here too: groups may have no rows
     ends = host_ends(offsets, x.shape[0])
     result = result_type(x, y, shape, terms)
     target = None if out is None else view(out)

@@ -55,7 +55,7 @@ def product(
         check_activation(terms.activation, result)
     inputs = _inputs(a, b, x, y, common, result, terms)
     array, fresh = device_memory.new(a, shape, result, x) if target is None else (out, target)
-    if 0 not in shape:
+    if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
         _compute(a, b, offsets, where, inputs, array, fresh, terms)
     if out is None:
         return device_memory.finished(a, array)
@@ -150,7 +150,7 @@ def _compute(
     if isinstance(run, str) or (captured and where.device == "cpu"):
         if not arrays.allocates(a):
             raise LayoutError(f"a {type(a).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
-        multiply_groups(a, b, _read(offsets, where, target.shape[0], captured), array, terms)
+        _one_by_one(a, b, _read(offsets, where, target.shape[0], captured), inputs, array, target, terms)
         return
     owners = list(inputs.owners)
     if where.device == "cpu":
@@ -172,6 +172,21 @@ def _compute(
     run(x, y, target.pointer, stream, bias, workspace, (inputs.factor, 0.0), (a_scale, b_scale, where.pointer))
     for other in others:
         ordered.wait(other, stream, ordinal)
+
+
+def _one_by_one(
+    a: Any, b: Any, ends: list[int], inputs: GroupInputs, array: Any, target: View, terms: GroupTerms
+) -> None:
+    """Write a product for each group; to other memory first where `array` overlaps what later groups read."""
+    read = [located(view(z)) for z in (a, b, terms.bias) if z is not None and not isinstance(z, _NUMBER)]
+    read += [z for z in (inputs.a_scale, inputs.b_scale) if z is not None]
+    if not any(arrays.overlap(z, target) for z in read):
+        multiply_groups(a, b, ends, array, terms)
+        return
+    apart, _ = device_memory.new(a, target.shape, target.dtype, inputs.x)
+    multiply_groups(a, b, ends, apart, terms)
+    source, rows = apart[: ends[-1]], array[: ends[-1]]
+    device_memory.copy(source, view(source), rows, view(rows))
 
 
 def _read(offsets: Any, where: View, rows: int, captured: bool) -> list[int]:

@@ -96,9 +96,8 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupT
         _sliceable(values) if isinstance(values, list | tuple) else values
         for values in (terms.bias, terms.scale_a, terms.scale_b)
     )
-    each_bias, each_row, each_group = (
-        getattr(values, "ndim", 0) >= least for values, least in ((bias, 2), (scale_a, 1), (scale_b, 1))
-    )
+    each_bias = getattr(bias, "ndim", 0) == 2
+    each_row, each_group = (tuple(getattr(factors, "shape", ())) not in ((), (1,)) for factors in (scale_a, scale_b))
     for group, (start, end) in enumerate(pairwise((0, *ends))):
         if start < end:
             options = terms.of_one(

@@ -1,0 +1,23 @@
+"""gemmery's products as operators of PyTorch: with gradients, torch.compile, CUDA graphs, autocast and torch.func.
+
+>>> import torch, gemmery.torch
+>>> gemmery.torch.linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([-9.0, 1.0]), activation="relu")
+tensor([[0., 4.]])
+"""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    from gemmery.errors import InstallError
+
+    raise InstallError(
+        "gemmery.torch needs PyTorch: run pip install torch, or choose a build for your GPU on "
+        "https://pytorch.org/get-started/locally",
+        name="torch",
+    ) from error
+
+from gemmery.torch.functions import linear, matmul
+
+__all__ = ["linear", "matmul"]

@@ -1,0 +1,34 @@
+"""The operators inside torch.autocast: floating-point operands are converted to its element type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+KEYS = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
+
+def register(library: Any, name: str, untouched: tuple[int, ...] = ()) -> None:
+    """Convert the tensors among an operator's arguments, except those at the positions `untouched`."""
+    operator = getattr(torch.ops.gemmery, name).default
+    for device, key in KEYS.items():
+        library.impl(name, _converting(operator, device, key, untouched), key.name)
+
+
+def _converting(operator: Any, device: str, key: Any, untouched: tuple[int, ...]) -> Any:
+    keys = torch._C.DispatchKeySet(key)
+
+    def kernel(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operator(*(x if i in untouched else _converted(x, dtype) for i, x in enumerate(arguments)))
+
+    return kernel
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor in the type of autocast; float64 and 8-bit types stay, as in PyTorch's own operators."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype.itemsize not in (2, 4):
+        return x
+    return x.to(dtype)

@@ -1,0 +1,88 @@
+"""The gradients of the operators, which are products too: of transposed views, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gemmery.torch.eager import multiply
+from gemmery.tuples import NamedTuple
+
+
+class Formula(NamedTuple):
+    """What an operator keeps for its backward pass, and that pass."""
+
+    setup_context: Callable[..., None]
+    backward: Callable[..., tuple[Any, ...]]
+
+
+def rows(x: Any) -> Any:
+    """Return a tensor (..., k) as a matrix (rows, k)."""
+    return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+
+
+def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    a, b, ctx.precision = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _matmul_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    """Return dA = dC B^H and dB = A^H dC, summed over the batches that an operand was repeated for."""
+    a, b = ctx.saved_tensors
+    x, y = a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b
+    grad = grad.unsqueeze(-1) if b.ndim == 1 else grad
+    grad = grad.unsqueeze(-2) if a.ndim == 1 else grad
+    grad_a = grad_b = None
+    if ctx.needs_input_grad[0]:
+        grad_a = multiply(grad, y.mH, ctx.precision).sum_to_size(x.shape).reshape(a.shape)
+    if ctx.needs_input_grad[1]:
+        if y.ndim == 2:  # one product over the rows of all batches
+            grad_b = multiply(rows(x).mH, rows(grad), ctx.precision).reshape(b.shape)
+        else:
+            grad_b = multiply(x.mH, grad, ctx.precision).sum_to_size(y.shape).reshape(b.shape)
+    return grad_a, grad_b, None
+
+
+def _keep_layer(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, bias, ctx.activation, ctx.precision = inputs
+    again = bias if ctx.activation in ("gelu", "silu") else None
+    ctx.save_for_backward(x, weight, again, output if ctx.activation == "relu" else None)
+    ctx.bias_shape = None if bias is None else bias.shape
+
+
+def _linear_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    """Return the gradients of input, weight and bias.
+
+    gelu and silu need what they were applied to, which the fused forward pass does not write: it is computed again.
+    `gemmery.torch.linear` keeps it instead, by calling the activation separately where gradients are recorded.
+    """
+    x, weight, bias, output = ctx.saved_tensors
+    if ctx.activation == "relu":
+        grad = torch.ops.aten.threshold_backward(grad, output, 0)
+    elif ctx.activation is not None:
+        before = torch.ops.gemmery.linear(x, weight, bias, None, ctx.precision)
+        grad = through(ctx.activation, grad, before)
+    grad_x = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_x = multiply(grad, weight.conj(), ctx.precision)
+    if ctx.needs_input_grad[1]:
+        grad_weight = multiply(rows(grad).mT, rows(x).conj(), ctx.precision)
+    if ctx.needs_input_grad[2]:
+        grad_bias = grad.sum_to_size(ctx.bias_shape)
+    return grad_x, grad_weight, grad_bias, None, None
+
+
+def through(activation: str, grad: Any, before: Any) -> Any:
+    """Return the gradient of what gelu or silu was applied to."""
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward(grad, before)
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, before)
+    gate = torch.sigmoid(before)  # silu_backward has no gradient of its own
+    return grad * gate * (1 + before * (1 - gate))
+
+
+MATMUL = Formula(_keep_operands, _matmul_backward)
+LINEAR = Formula(_keep_layer, _linear_backward)

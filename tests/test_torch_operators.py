@@ -1,0 +1,197 @@
+"""gemmery.torch's operators: values, gradients, torch.compile, vmap, autocast, and PyTorch's own check of each."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import gemmery as gm  # noqa: E402
+import gemmery.torch  # noqa: E402
+from gemmery.errors import ArgumentError, DTypeError, ShapeError  # noqa: E402
+
+functional = torch.nn.functional
+TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ACTIVATIONS = {None: lambda x: x, "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+
+
+def draw(*shape, dtype=torch.float64, seed=0, grad=False):
+    numbers = torch.Generator().manual_seed(sum(shape) + seed)
+    return torch.randn(shape, generator=numbers, dtype=torch.float64).to(dtype).requires_grad_(grad)
+
+
+def close(result, expected, k, dtype=torch.float64, size=8.0):
+    """Whether `result`, of sums of k products, is within the bound of a float64 `expected`."""
+    assert result.shape == expected.shape
+    unit = ROUNDOFF[dtype]
+    tolerance = 2 * (k + 4) * min(unit, 2.0**-24) * size + 2 * unit * (1 + expected.abs())
+    return bool(((result.double() - expected).abs() <= tolerance).all())
+
+
+SHAPES = [
+    ((3, 4), (4, 5)),
+    ((4,), (4,)),
+    ((4,), (4, 5)),
+    ((3, 4), (4,)),
+    ((2, 3, 4), (4, 5)),
+    ((2, 1, 3, 4), (3, 4, 5)),
+    ((2, 3, 4), (4,)),
+    ((4,), (2, 4, 5)),
+    ((0, 4), (4, 3)),
+    ((3, 0), (0, 3)),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_gradients_of_matmul(left, right):
+    a, b = draw(*left, grad=True), draw(*right, grad=True)
+    for multiply in (gemmery.torch.matmul, torch.ops.gemmery.matmul):
+        assert torch.autograd.gradcheck(multiply, (a, b))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_linear_of_both_orders(activation):
+    x, weight, bias = draw(2, 3, 4, grad=True), draw(5, 4, grad=True), draw(5, grad=True)
+    for layer in (gemmery.torch.linear, torch.ops.gemmery.linear):
+        assert torch.autograd.gradcheck(lambda *inputs: layer(*inputs, activation), (x, weight, bias))  # noqa: B023
+        one = lambda *inputs: layer(*inputs, activation)  # noqa: B023, E731
+        assert torch.autograd.gradgradcheck(one, (x[0].detach().requires_grad_(), weight, bias), fast_mode=True)
+
+
+def test_complex_gradients():
+    a, b = (draw(3, 4).to(torch.complex128) * (1 + 2j), draw(4, 5).to(torch.complex128) * (2 - 1j))
+    assert torch.autograd.gradcheck(gemmery.torch.matmul, (a.requires_grad_(), b.requires_grad_()))
+    assert torch.autograd.gradcheck(gemmery.torch.linear, (a, b.detach().T.requires_grad_()))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_values_of_every_type(dtype, activation):
+    x, weight, bias = draw(7, 33, dtype=dtype), draw(17, 33, dtype=dtype), draw(17, dtype=dtype)
+    before = x.double() @ weight.double().T + bias.double()
+    expected, size = ACTIVATIONS[activation](before), float((x.abs().double() @ weight.abs().double().T).max()) + 4
+    for layer in (gemmery.torch.linear, torch.ops.gemmery.linear):
+        result = layer(x, weight, bias, activation)
+        assert result.dtype == dtype
+        assert close(result, expected, 33, dtype, size)
+    assert close(gemmery.torch.matmul(x, weight.T), x.double() @ weight.double().T, 33, dtype, size)
+
+
+SAMPLES = [
+    ("matmul", ((3, 4), (4, 5))),
+    ("matmul", ((2, 3, 4), (4,))),
+    ("linear", ((2, 3, 4), (5, 4), (5,), "gelu")),
+    ("linear", ((4,), (5, 4), None, "relu")),
+]
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES)
+def test_opcheck(name, sample):
+    inputs = [draw(*x, grad=True) if isinstance(x, tuple) else x for x in sample]
+    torch.library.opcheck(getattr(torch.ops.gemmery, name).default, inputs)
+
+
+def test_compiled_as_one_graph_with_dynamic_shapes():
+    def network(x, weight, bias):
+        hidden = gemmery.torch.linear(x, weight, bias, "gelu")
+        return gemmery.torch.matmul(hidden, weight).relu()
+
+    compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight, bias = draw(6, 4, grad=True), draw(6, grad=True)
+    for rows in (3, 5):
+        x = draw(rows, 4, grad=True)
+        expected = (functional.gelu(functional.linear(x, weight, bias)) @ weight).relu()
+        result = compiled(x, weight, bias)
+        assert close(result, expected, 10)
+        for inputs in zip(*(torch.autograd.grad(y.sum(), (x, weight, bias)) for y in (result, expected)), strict=True):
+            assert close(*inputs, 10)
+    with torch.no_grad():
+        assert close(compiled(x, weight, bias), expected, 10)
+
+
+BATCHES = [
+    ((6, 3, 4), (4, 5), (0, None)),
+    ((3, 4, 6), (4, 5), (2, None)),
+    ((3, 4), (6, 4, 5), (None, 0)),
+    ((3, 4), (4, 6), (None, 1)),
+    ((6, 4), (6, 4), (0, 0)),
+    ((4, 6), (6, 4, 5), (1, 0)),
+    ((6, 3, 4), (6, 4), (0, 0)),
+    ((2, 6, 3, 4), (4, 5, 6), (1, 2)),
+    ((6, 3, 4), (2, 6, 4, 5), (0, 1)),
+    ((6, 4), (2, 4, 5), (0, None)),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "dims"), BATCHES)
+def test_vmap_of_matmul_is_one_product(left, right, dims, monkeypatch):
+    a, b = draw(*left), draw(*right)
+    items = [[x] * 6 if dim is None else x.unbind(dim) for x, dim in zip((a, b), dims, strict=True)]
+    expected = torch.stack([x @ y for x, y in zip(*items, strict=True)])
+    calls, multiply = [], gm.api.matmul
+    monkeypatch.setattr(gm.api, "matmul", lambda *operands: calls.append(0) or multiply(*operands))
+    result = torch.func.vmap(gemmery.torch.matmul, dims)(a, b)
+    assert close(result, expected, 4)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dims", [(0, None, None), (0, 0, 0), (None, 0, None), (None, None, 0), (1, 2, 1)])
+def test_vmap_of_linear(dims):
+    x, weight, bias = (
+        draw(*item) if dim is None else torch.stack([draw(*item, seed=i) for i in range(6)], dim)
+        for item, dim in zip(((3, 4), (5, 4), (5,)), dims, strict=True)
+    )
+    items = [[z] * 6 if dim is None else z.unbind(dim) for z, dim in zip((x, weight, bias), dims, strict=True)]
+    expected = torch.stack([functional.silu(functional.linear(*item)) for item in zip(*items, strict=True)])
+    layer = lambda *inputs: gemmery.torch.linear(*inputs, "silu")  # noqa: E731
+    assert close(torch.func.vmap(layer, dims)(x, weight, bias), expected, 4)
+
+
+def test_gradients_of_each_example():
+    weight, x = draw(5, 4), draw(6, 3, 4)
+
+    def loss(layer):
+        return lambda weight, x: layer(x, weight, None).square().sum()
+
+    each, expected = (
+        torch.func.vmap(torch.func.grad(loss(layer)), (None, 0))(weight, x)
+        for layer in (gemmery.torch.linear, functional.linear)
+    )
+    assert close(each, expected, 12, size=100.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    x, weight, bias = draw(3, 4, dtype=torch.float32), draw(5, 4, dtype=torch.float32, grad=True), draw(5)
+    bias = bias.float()
+    with torch.autocast("cpu", dtype=dtype):
+        result = gemmery.torch.linear(x, weight, bias)
+        assert gemmery.torch.matmul(x.double(), x.double().T).dtype == torch.float64
+        assert gemmery.torch.matmul(x, x.T).dtype == dtype
+    assert result.dtype == dtype
+    assert close(
+        result.detach(), functional.linear(x.double(), weight.detach().double(), bias.double()), 4, dtype, 40.0
+    )
+    result.float().sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_errors_of_the_library_pass():
+    x, weight = draw(3, 4), draw(5, 4)
+    for layer in (gemmery.torch.linear, torch.ops.gemmery.linear, torch.func.vmap(gemmery.torch.linear, (None, None))):
+        if layer is torch.ops.gemmery.linear or layer is gemmery.torch.linear:
+            with pytest.raises(ShapeError, match="must be equal"):
+                layer(x, weight.T)
+            with pytest.raises(ShapeError, match=r"\(out_features, in_features\)"):
+                layer(x, weight[None])
+            with pytest.raises(ArgumentError, match="relu, gelu, silu"):
+                layer(x, weight, None, "tanh")
+            with pytest.raises(DTypeError, match="one element type"):
+                layer(x, weight.float())
+    with pytest.raises(ShapeError, match="must be equal"):
+        torch.ops.gemmery.matmul(torch.empty(3, 4, device="meta"), torch.empty(3, 4, device="meta"))
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        torch.ops.gemmery.matmul(torch.empty(2, 3, 4, device="meta"), torch.empty(3, 4, 4, device="meta"))
+    with pytest.raises(ArgumentError, match="CUDA device only"):
+        gemmery.torch.matmul(x, x.T, precision="tf32")

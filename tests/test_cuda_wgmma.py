@@ -8,7 +8,7 @@ import pytest
 
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import refusal
-from gemmery.cuda.hopper import INSTANCES, beside
+from gemmery.cuda.hopper import INSTANCES, plain_halves
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import WGMMA, clusters
@@ -51,7 +51,7 @@ def test_every_product_has_a_launch(dtype, out):
 def test_every_instance_fits_every_type(tile, dtype, out):
     config = dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True))
     problem = product(4096, 4096, 4096, dtype, out)
-    if (tile.bm == 192 and not beside(problem)) or (tile.bn % 32 and out in ("f32", "i32")):
+    if (tile.bm == 192 and not plain_halves(problem)) or (tile.bn % 32 and out in ("f32", "i32")):
         with pytest.raises(RefusedError, match=r"plain products of halves|results of 16 bits"):
             launch(problem, **config)
         return

@@ -26,6 +26,12 @@ def test_warpgroups_beside_each_other(config):
     assert run(EPILOGUE, *matrices((400, 504, 200), "bf16", layouts=BY_K), config=config)
 
 
+@pytest.mark.parametrize(("config", "a"), [(tile(192, 192, 2, 2), "col"), (tile(192, 128, 2), "row")])
+def test_three_warpgroups_where_columns_are_adjacent(config, a):
+    """Of 192 rows, each of the three has 64, and all columns: half of them would begin within a box."""
+    assert run(EPILOGUE, *matrices((400, 392, 104), "bf16", layouts=(a, "row", "row")), config={**config, "blocks": 2})
+
+
 @pytest.mark.parametrize(
     "config", [tile(128, 224, 2, 2), tile(128, 192, 2, 2), tile(64, 96, 2, 2, 2), tile(64, 64, 2, 4)]
 )
@@ -54,7 +60,6 @@ def test_four_buffers_of_c(stages):
 @pytest.mark.parametrize(
     ("config", "change", "words"),
     [
-        (tile(192, 192, 2), {"b_layout": "row"}, "B by columns"),
         (tile(192, 192, 2), {"out": "f32"}, "products of halves"),
         (tile(192, 96, 2), {}, "64, 128 or 192 columns"),
         (tile(128, 112, 2), {"out": "f32"}, "results of 16 bits"),

@@ -111,7 +111,7 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
 
 def suits(problem: Problem, bm: int, bn: int) -> bool:
     """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
-    return (bm != 192 or beside(problem)) and (bn % 32 == 0 or dtypes.get(problem.out).size == 2)
+    return (bm != 192 or plain_halves(problem)) and (bn % 32 == 0 or dtypes.get(problem.out).size == 2)
 
 
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
@@ -137,15 +137,15 @@ def takes_boxes(tile: Instance, device: Device) -> bool:
     return ring + BESIDE_RING <= device.limits.shared
 
 
-def beside(problem: Problem) -> bool:
-    """Return True if a tile of 192 rows, whose warpgroups lie beside each other, can compute a product.
+def plain_halves(problem: Problem) -> bool:
+    """Return True if a tile of 192 rows can compute a product.
 
-    A thread of it has 144 sums and 72 packed ones, which leaves no registers for more than to copy plain sums to a C
-    with a tensor map.
+    Of the 232 registers of a thread, 144 have sums and 72 packed ones; of three warpgroups, 96 and 48 of 160. That
+    leaves none for more than to copy plain sums to a C with a tensor map.
     """
     plain = not (problem.epilogue or problem.scaled or problem.scales)
     halves = dtypes.get(problem.dtype).size == dtypes.get(problem.out).size == 2
-    return plain and halves and problem.b_layout == "col" and not describable(problem, "c")
+    return plain and halves and not describable(problem, "c")
 
 
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:

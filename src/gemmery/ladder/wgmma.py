@@ -159,8 +159,8 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
     shared = shared_bytes(problem, bm, bn, stages)
     _check(problem, bm, bn, stages, cm, cn, shared)
-    if bm == 192 and not hopper.beside(problem):
-        raise RefusedError("bm=192: it takes plain products of halves with B by columns and a C with a tensor map")
+    if bm == 192 and not hopper.plain_halves(problem):
+        raise RefusedError("bm=192: it takes plain products of halves and a C with a tensor map")
     cluster, fused = cm * cn, bool(problem.epilogue or problem.scaled or problem.scales)
     tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
@@ -168,7 +168,7 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         f"{name}.cu",
         template(f"{name}{'_cluster' * (cluster > 1)}", element(problem), C_NAMES[problem.out], fused, tiling),
         (count * cluster, 1, 1),
-        (min(bm // 64, 2) * 128 + 128, 1, 1),
+        (consumers(problem, bm) * 128 + 128, 1, 1),
         shared=shared,
         needs=_NEEDS,
         instructions=_INSTRUCTIONS,
@@ -183,14 +183,18 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
 
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
     """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh."""
-    size = dtypes.get(problem.out).size
-    columns = 64 if columns_of(bm, bn) % 64 == 0 and _overlapped(problem, bm, bn) else 32
+    size, warpgroups = dtypes.get(problem.out).size, consumers(problem, bm)
+    wide = bn // 2 if bm == 192 and warpgroups == 2 else bn  # of a warpgroup
+    columns = 64 if wide % 64 == 0 and warpgroups < 3 and _overlapped(problem, bm, bn) else 32
     return MapBox("c", (columns, 16), swizzle=columns * size, required=bm == 192)
 
 
-def columns_of(bm: int, bn: int) -> int:
-    """Return the columns that one warpgroup multiplies: of tiles of 192 rows, each of the two has a half."""
-    return bn // 2 if bm == 192 else bn
+def consumers(problem: Problem, bm: int) -> int:
+    """Return the warpgroups that multiply a tile of so many rows.
+
+    Of 192, two have all rows and half of the columns each, where a column of B is a row of its box; else three have 64.
+    """
+    return 3 if bm == 192 and problem.b_layout == "row" else min(bm // 64, 2)
 
 
 def _overlapped(problem: Problem, bm: int, bn: int) -> bool:

@@ -10,7 +10,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   using Out = Output;
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
   static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::WN <= 288;
-  static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 ? 64 : 32;
+  static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 && Tiles::WARPGROUPS < 3 ? 64 : 32;
   static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = TURNS;  // bytes; of a warp
@@ -221,7 +221,7 @@ template <class P> struct Staging {
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
     // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map.
-    if (Tiles::BESIDE || (p.mapped & 1 && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
+    if (Tiles::BM == 192 || (p.mapped & 1 && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {

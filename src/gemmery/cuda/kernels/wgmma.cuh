@@ -39,15 +39,16 @@ struct WgmmaTiles {
   static constexpr bool A_K_MAJOR = A_LAYOUT != COL, B_K_MAJOR = B_LAYOUT == COL;
   using Types = WgmmaTypes<T, A_K_MAJOR, B_K_MAJOR>;
   static constexpr int BM = M, BN = N, BK = 128 / int(sizeof(T)), STAGES = DEPTH, CM = ROWS, CN = COLUMNS;
-  // Two warpgroups take halves of the rows; of 192 rows, which have no such halves, halves of the columns.
-  static constexpr int WARPGROUPS = BM > 64 ? 2 : 1;
-  static constexpr bool BESIDE = BM == 192;
+  // Two warpgroups take halves of the rows; of 192 rows, which have no such halves, halves of the columns. Where columns
+  // are adjacent those begin within a box of 64: then three take 64 rows each.
+  static constexpr bool BESIDE = BM == 192 && B_K_MAJOR;
+  static constexpr int WARPGROUPS = BM == 192 && !BESIDE ? 3 : BM > 64 ? 2 : 1;
   static constexpr int BLOCKS = BM / 64 / (BESIDE ? 1 : WARPGROUPS), WN = BESIDE ? BN / 2 : BN;  // of 64 rows x WN
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
   static_assert(BM == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS) && BN % 8 == 0 && BN <= 256, "wgmma has 64 rows");
-  static_assert(!BESIDE || (B_K_MAJOR && WN % 8 == 0), "the second half of the columns begins at a row of B's tile");
+  static_assert(!BESIDE || WN % 8 == 0, "the second half of the columns begins at a row of B's tile");
 
   // Where the part of a warpgroup begins in the tile, counted from 0.
   static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }

@@ -31,9 +31,10 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     Where before = {};
     bool pending = false;
     // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
-    constexpr bool AHEAD = !Tiles::BESIDE;
+    constexpr bool AHEAD = Tiles::BM != 192;
     while (order.more()) {
-      Where at = place();
+      Where at = {};
+      if (AHEAD) at = place();
       bool passes = order.passes(warp / 4);
       if (AHEAD) order.next();
       if (passes) {
@@ -52,7 +53,10 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
         consumer.next_stage();
       }
       consumer.finish();
-      if (!AHEAD) at = place();
+      if (!AHEAD) {
+        order.find();
+        at = place();
+      }
 #pragma unroll
       for (int piece = 0; piece < P::COUNT; ++piece) pack_piece(packed[piece], piece, at);
       before = at;

@@ -7,7 +7,9 @@
 #include "cluster.cuh"
 #include "wgmma.cuh"
 
-constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 128 x 40 + 256 x 232 of 65536
+// Of 512 for one thread of each warpgroup: 232 for each of two consumers, 160 for each of three.
+constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 40; }
+constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 232; }
 
 // The ring in shared memory, its barriers behind it and behind STAGING bytes for C, and the block's place in a cluster.
 template <class Tiles, int STAGING = 0> struct Pipeline {
@@ -36,10 +38,10 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
 
   // The first statement of each role, on its own path: ptxas ignores it where the paths have met before (C7507).
   static __device__ __forceinline__ void begin_producer() {
-    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+    if constexpr (Tiles::WARPGROUPS > 1) ptx::setmaxnreg_dec<producer_registers(Tiles::WARPGROUPS)>();
   }
   static __device__ __forceinline__ void begin_consumer() {
-    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+    if constexpr (Tiles::WARPGROUPS > 1) ptx::setmaxnreg_inc<consumer_registers(Tiles::WARPGROUPS)>();
   }
 
   // Others may still hand stages back to this block.

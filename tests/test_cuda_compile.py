@@ -267,3 +267,12 @@ def test_the_largest_tile_of_the_library_has_registers_for_its_end(name, out, ep
     rung = find(CUDA, "wgmma_epilogue")
     launch = rung.geometry(problem, {**rung.default, **config})
     assert nvrtc.code(launch.source, launch.kernel, "sm_90a").report.registers == 168
+
+
+def test_three_warpgroups_have_registers_for_a_finished_tile_beside_the_next_one():
+    """Of 192 rows; the largest need is that of A and B whose sides are adjacent."""
+    problem = Problem(3000, 3000, 3000, "bf16", "bf16", a_layout="col", b_layout="row", device="h200")
+    rung = find(CUDA, "wgmma_epilogue")
+    launch = rung.geometry(problem, {**rung.default, "bm": 192, "bn": 192, "stages": 4, "cm": 2, "cn": 1})
+    assert launch.block[0] == 512
+    assert nvrtc.code(launch.source, launch.kernel, "sm_90a").report.registers == 128

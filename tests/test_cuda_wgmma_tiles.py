@@ -20,7 +20,7 @@ def tile(bm: int, bn: int, stages: int, cm: int = 1, cn: int = 1) -> dict[str, i
     return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "band": 2, "blocks": 4}
 
 
-@pytest.mark.parametrize("config", [tile(192, 192, 2, 2), tile(192, 192, 2), tile(192, 128, 2), tile(192, 64, 2)])
+@pytest.mark.parametrize("config", [tile(192, 192, 2, 2), tile(192, 128, 2), tile(192, 64, 2)])
 def test_warpgroups_beside_each_other(config):
     """Of 192 rows, each of the two has all, and half of the columns; a block takes several tiles."""
     assert run(EPILOGUE, *matrices((400, 504, 200), "bf16", layouts=BY_K), config=config)
@@ -32,12 +32,10 @@ def test_three_warpgroups_where_columns_are_adjacent(config, a):
     assert run(EPILOGUE, *matrices((400, 392, 104), "bf16", layouts=(a, "row", "row")), config={**config, "blocks": 2})
 
 
-@pytest.mark.parametrize(
-    "config", [tile(128, 224, 2, 2), tile(128, 192, 2, 2), tile(64, 96, 2, 2, 2), tile(64, 64, 2, 4)]
-)
+@pytest.mark.parametrize("config", [tile(128, 224, 2, 2), tile(64, 96, 2, 2, 2), tile(64, 64, 2, 4)])
 def test_blocks_share_the_k_of_boxes_whose_sides_are_adjacent(config):
     """Boxes of 64 columns of B, of which a tile may have 3 or a part of the last; and of 64 rows of A."""
-    assert run(EPILOGUE, *matrices((300, 456, 104), "bf16", layouts=("col", "row", "row")), config=config)
+    assert run(EPILOGUE, *matrices((200, 264, 104), "bf16", layouts=("col", "row", "row")), config=config)
 
 
 @pytest.mark.parametrize(("bm", "bn"), [(128, 112), (128, 144), (64, 144), (64, 112), (256, 112)])

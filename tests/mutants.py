@@ -760,6 +760,15 @@ MUTANTS = (
     ),
     *_of(
         "wgmma_epilogue",
+        ("wgmma.cuh", "warpgroup * 128 + threadIdx.x % 128; chunk <", "256; chunk <", "rows that A lacks are not zeros"),
+        ("wgmma.cuh", "max(Tiles::BM - p.product.m, 0)", "0", "bytes of rows that A lacks are waited for"),
+        config={"bm": 64, "bn": 32, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
+        shape=(24, 40, 200),
+        name="f16",
+        layouts=("row", "col", "row"),
+    ),
+    *_of(
+        "wgmma_epilogue",
         (
             "staged.cuh",
             "(column * SIZE ^ key(row) << 4)",

@@ -33,3 +33,25 @@ def test_a_row_has_the_same_bits_in_every_product(name, where, k):
     assert np.array_equal(few, many[:7])
     assert np.array_equal(single, many[:1])
     assert np.isfinite(many).all()
+
+
+@pytest.mark.parametrize("b_layout", ["col", "row"])
+def test_few_rows_are_brought_without_those_beyond_the_edge(b_layout):
+    """Rows of A that a tile has and the matrix has not are neither brought nor garbage, and change no bit."""
+    rng, n, k = np.random.default_rng(1), 72, 200
+    a = rng.standard_normal((1, 200, k)).astype(ml_dtypes.bfloat16)
+    b = rng.standard_normal((1, k, n)).astype(ml_dtypes.bfloat16)
+    b = b if b_layout == "row" else b.swapaxes(1, 2).copy().swapaxes(1, 2)
+    rows = {}
+    for m in (200, 1, 2, 7, 64):
+        gemm = Gemm(a[:, :m], b, np.full((1, m, n), np.nan, ml_dtypes.bfloat16))
+        case = problem_of(gemm, "bf16", "bf16", "h200")._replace(invariant=True)
+        rung, config, _ = dispatch.choice(case)
+        launch = rung.geometry(case, config)
+        assert (rung.name, launch.maps[0].box) == ("wgmma_epilogue", (64, min(m, launch.tile[0])))
+        (run,) = run_rung(rung, case, config, gemm)
+        assert not run.findings
+        rows[m] = gemm.c[0].view(np.uint16)
+    assert all(np.array_equal(rows[m], rows[200][:m]) for m in rows)
+    exact = a[0].astype(np.float64) @ b[0].astype(np.float64)
+    assert (abs(rows[200].view(ml_dtypes.bfloat16) - exact) <= abs(exact) * 2**-8 + 1e-4).all()

@@ -83,10 +83,12 @@ def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn
 def operand_boxes(problem: Problem, bm: int, bn: int, cm: int = 1, cn: int = 1) -> tuple[MapBox, MapBox]:
     """Return the boxes of A and of B that one copy moves: 128 bytes along the adjacent side.
 
-    Blocks that share an operand copy parts of the other side of it.
+    Blocks that share an operand copy parts of the other side of it. The box of A has at most A's rows: a copy takes five
+    times as long for a row beyond the edge as for one of the matrix.
     """
     bk = _ROW // dtypes.get(problem.dtype).size
-    a = (64, bk // cn) if problem.a_layout == "col" else (bk, bm // cn)
+    rows = min(bm, problem.m) if cn == 1 else bm // cn
+    a = (64, bk // cn) if problem.a_layout == "col" else (bk, rows)
     b = (bk, bn // cm) if problem.b_layout == "col" else (64, bk // cm)
     return MapBox("a", a), MapBox("b", b)
 

@@ -248,6 +248,11 @@ __device__ __forceinline__ void st_shared_v4(unsigned shared, const unsigned (&x
                : "memory");
 }
 
+// One of the barriers 1 to 15 of a block, for some of its threads: whole warps.
+__device__ __forceinline__ void bar_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // ---- mbarriers in shared memory, sm_90 ----
 // A phase ends when all arrivals that it expects, and all bytes, have come; its parity is 0, then 1, then 0.
 

@@ -63,6 +63,28 @@ __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, i
                                                 p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
+// Rows of the tiles of an A that has fewer rows than a tile, which its box does not have either: a copy takes five times
+// as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py has the same rule.
+template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const P& p) {
+  return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
+}
+
+// Makes them zeros in all stages, once, by all warpgroups that multiply, while the first stages come.
+template <class Tiles, class P>
+__device__ __forceinline__ void clear_absent_rows(const P& p, unsigned ring, int warpgroup) {
+  constexpr int THREADS = Tiles::WARPGROUPS * 128;
+  if (absent_rows<Tiles>(p) == 0) return;
+#pragma unroll 1
+  for (int stage = 0; stage < Tiles::STAGES; ++stage) {
+#pragma unroll 1
+    for (int chunk = p.product.m * 8 + warpgroup * 128 + threadIdx.x % 128; chunk < Tiles::BM * 8; chunk += THREADS) {
+      ptx::st_shared_v4(ring + stage * Tiles::STAGE + chunk * 16, {0, 0, 0, 0});
+    }
+  }
+  ptx::fence_proxy_async();
+  ptx::bar_sync(1, THREADS);
+}
+
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {

@@ -522,8 +522,8 @@ MUTANTS = (
         ("wgmma_tma.cu", "    __syncthreads();  // both", "    // both", "a stage is filled while others read it"),
         (
             "wgmma_tma.cu",
-            "mbarrier_arrive_expect_tx(barrier, Tiles::STAGE)",
-            "mbarrier_arrive_expect_tx(barrier, Tiles::A_BYTES)",
+            "mbarrier_arrive_expect_tx(barrier, Tiles::STAGE - ",
+            "mbarrier_arrive_expect_tx(barrier, Tiles::A_BYTES - ",
             "a barrier that does not wait for B",
         ),
         ("descriptor.cuh", "ROWS = 1024 >> 4", "ROWS = 512 >> 4", "8 rows at the wrong distance"),
@@ -760,7 +760,12 @@ MUTANTS = (
     ),
     *_of(
         "wgmma_epilogue",
-        ("wgmma.cuh", "warpgroup * 128 + threadIdx.x % 128; chunk <", "256; chunk <", "rows that A lacks are not zeros"),
+        (
+            "wgmma.cuh",
+            "warpgroup * 128 + threadIdx.x % 128; chunk <",
+            "256; chunk <",
+            "rows that A lacks are not zeros",
+        ),
         ("wgmma.cuh", "max(Tiles::BM - p.product.m, 0)", "0", "bytes of rows that A lacks are waited for"),
         config={"bm": 64, "bn": 32, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
         shape=(24, 40, 200),

@@ -1,0 +1,168 @@
+"""Layers: nn.Linear by gemmery's products, with a weight of floating-point numbers or of 8 or 4 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gemmery.torch.functions import linear
+from gemmery.torch.quantization import dequantize, quantize
+
+
+class Linear(nn.Linear):
+    """A layer y = activation(x Wᵀ + bias) in the place of nn.Linear, computed by gemmery.
+
+    >>> layer = Linear(3, 2, activation="relu")
+    >>> layer(torch.ones(5, 3)).shape
+    torch.Size([5, 2])
+
+    `in_features`, `out_features`, `bias`, `device` and `dtype`, the parameters, their initial values and the state dict
+    are those of nn.Linear. `activation` is None, "relu", "gelu" (by erf) or "silu"; `precision="tf32"` lets a GPU round
+    float32 operands to 10 bits of fraction. Autograd computes both gradients by gemmery too, and torch.compile keeps
+    the layer in its graph.
+
+    Raises the errors of `gemmery.matmul` when it is called.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = None,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation, self.precision = activation, precision
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
+        """Return the layer's output for an input of shape (..., in_features)."""
+        return linear(input, self.weight, self.bias, self.activation, precision=_precision(self, input))
+
+    def extra_repr(self) -> str:
+        """Return the sizes and options, which print(layer) shows."""
+        return super().extra_repr() + _options(self)
+
+
+class QuantizedLinear(nn.Module):
+    """A layer y = activation(x Wᵀ + bias) whose weight has 8 or 4 bits an element, in groups of columns.
+
+    >>> layer = QuantizedLinear(256, 8, bits=4)
+    >>> layer.load_state_dict(nn.Linear(256, 8).state_dict())  # a plain checkpoint: the weight is quantised here
+    <All keys matched successfully>
+    >>> layer.packed.shape, layer.scales.shape
+    (torch.Size([8, 128]), torch.Size([8, 2]))
+
+    The weight is stored as `packed` and `scales` (`gemmery.torch.quantization` tells their format), which a state dict
+    saves and loads; a state dict with a `weight` is quantised as it is loaded. `weight` computes it anew from these, in
+    the type of `scales`. `.to(dtype)` converts `scales` and `bias`. A new layer has a weight of zeros.
+
+    The layer is for inference: the input and the bias have gradients, the weight has none.
+
+    Raises ArgumentError for `bits` other than 8 or 4 and for a `group` that does not divide `in_features`.
+    """
+
+    bias: Tensor | None
+    packed: Tensor
+    scales: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bits: int,
+        group: int = 128,
+        activation: str | None = None,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.activation, self.precision = activation, precision
+        numbers = torch.zeros(out_features, device=device, dtype=dtype)
+        self.register_parameter("bias", nn.Parameter(numbers) if bias else None)
+        self._hold(*quantize(numbers[:, None].expand(-1, in_features), bits, group), bits, group)
+
+    def _hold(self, packed: Tensor, scales: Tensor, bits: int, group: int) -> None:
+        """Take a weight in the format of `bits` and `group`."""
+        self.bits, self.group = bits, group
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales", scales)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight, computed from `packed` and `scales` at each use."""
+        return dequantize(self.packed, self.scales, self.bits, self.group, self.scales.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
+        """Return the layer's output for an input of shape (..., in_features)."""
+        weight = dequantize(self.packed, self.scales, self.bits, self.group, input.dtype)
+        return linear(input, weight, self.bias, self.activation, precision=_precision(self, input))
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the format and the options, which print(layer) shows."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, bits={self.bits}, group={self.group}{_options(self)}"
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Quantise the weight of a plain checkpoint before nn.Module looks for the packed one."""
+        packed, scales, plain = f"{prefix}packed", f"{prefix}scales", f"{prefix}weight"
+        if plain in state_dict and packed not in state_dict:
+            weight, shape = state_dict.pop(plain), (self.out_features, self.in_features)  # of nn.Module's own copy
+            if tuple(weight.shape) == shape:
+                here = weight if self.packed.is_meta else weight.to(self.packed.device)
+                state_dict[packed], state_dict[scales] = quantize(here, self.bits, self.group, self.scales.dtype)
+            else:
+                error_msgs.append(
+                    f"size mismatch for {plain}: the checkpoint has {tuple(weight.shape)}, the layer {shape}"
+                )
+                state_dict[packed], state_dict[scales] = self.packed, self.scales
+        super()._load_from_state_dict(  # type: ignore[no-untyped-call]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def become_linear(layer: nn.Linear, precision: str | None) -> None:
+    """Make an nn.Linear a `Linear` where it stands: whatever refers to it, refers to the new layer."""
+    layer.__class__ = Linear
+    layer.activation, layer.precision = None, precision
+
+
+def become_quantized(
+    layer: nn.Linear, packed: Tensor, scales: Tensor, bits: int, group: int, precision: str | None
+) -> None:
+    """Make an nn.Linear or a `Linear` a `QuantizedLinear` where it stands, with its weight in this format."""
+    activation = layer.activation if isinstance(layer, Linear) else None
+    del layer.weight
+    layer.__class__ = QuantizedLinear
+    layer.activation, layer.precision = activation, precision
+    layer._hold(packed, scales, bits, group)
+
+
+def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> str | None:
+    """The layer's precision where it means something: for float32 on a GPU, outside autocast."""
+    applies = x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
+    return layer.precision if applies else None
+
+
+def _options(layer: Linear | QuantizedLinear) -> str:
+    """The options that are set, as text."""
+    options = {"activation": layer.activation, "precision": layer.precision}
+    return "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)

@@ -1,0 +1,231 @@
+"""`replace_linear`: the linear layers of a model become gemmery's, and a report says which and why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gemmery import display
+from gemmery.errors import ArgumentError, brief
+from gemmery.torch.modules import Linear, become_linear, become_quantized
+from gemmery.torch.quantization import check_format, quantize
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+@dataclass(frozen=True)
+class ReplacedLayer:
+    """A layer that was replaced; `names` has each place in the model where it stands."""
+
+    names: tuple[str, ...]
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    bytes_before: int  # of its weight and bias
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """A linear layer that stays as it is, and why."""
+
+    names: tuple[str, ...]
+    kind: str  # the name of its class
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What `replace_linear` did to a model; print it to read it."""
+
+    bits: int | None
+    group: int | None  # None without bits
+    replaced: tuple[ReplacedLayer, ...]
+    skipped: tuple[SkippedLayer, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self._summary(), *(f"  {'  '.join(row)}".rstrip() for row in _aligned(self._rows()))])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._summary()}</p>{display.table(self._rows(), ('layer', 'times', 'what became of it'))}"
+
+    def _summary(self) -> str:
+        count, every = len(self.replaced), len(self.replaced) + len(self.skipped)
+        if self.bits is None:
+            return f"Replaced {count} of {every} linear layers by gemmery.torch.Linear"
+        before, after = sum(x.bytes_before for x in self.replaced), sum(x.bytes_after for x in self.replaced)
+        how = f"{self.bits} bits in groups of {self.group}, {_size(before)} -> {_size(after)}"
+        return f"Replaced {count} of {every} linear layers by gemmery.torch.QuantizedLinear: {how}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """The layers whose names differ in numbers alone, in one row."""
+        counts: dict[tuple[str, str], int] = {}
+        for layer in self.replaced:
+            what = f"replaced: {layer.out_features} x {layer.in_features}, {_name(layer.dtype)}"
+            key = (_pattern(layer.names), what)
+            counts[key] = counts.get(key, 0) + 1
+        for other in self.skipped:
+            key = (_pattern(other.names), f"not replaced: {other.reason}")
+            counts[key] = counts.get(key, 0) + 1
+        return [(pattern, f"x {count}" if count > 1 else "", what) for (pattern, what), count in counts.items()]
+
+
+def replace_linear(
+    model: nn.Module, bits: int | None = None, group: int = 128, precision: str | None = None
+) -> Replacement:
+    """Make the nn.Linear layers of a model gemmery's, in place, and return a report of what was replaced.
+
+    >>> model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    >>> print(replace_linear(model, bits=8))
+    Replaced 2 of 2 linear layers by gemmery.torch.QuantizedLinear: 8 bits in groups of 128, 136.7 kB -> 35.7 kB
+      0  replaced: 128 x 256, float32
+      2  replaced: 10 x 128, float32
+
+    `bits=None` leaves the parameters as they are, in a `Linear`. `bits=8` and `bits=4` quantise each weight, `group`
+    columns with one factor, in a `QuantizedLinear`, which is for inference. `precision="tf32"` lets a GPU round float32
+    operands to 10 bits of fraction.
+
+    A layer stays the same object, so a layer or a weight that stands in several places still does, and optimizers keep
+    their parameters. Not replaced, with the reason in the report, are: subclasses of nn.Linear; layers with hooks,
+    parametrizations or a `forward` of their own; weights of other types than float64, float32, float16 and bfloat16,
+    on other devices than CPU and CUDA (meta too), or of a class of their own; and for `bits` weights that another
+    module uses too, and those whose number of columns `group` does not divide. To leave out a layer, pass the modules
+    beside it one by one.
+
+    Raises ArgumentError for a model that is not a module, and for `bits`, `group` or `precision` that no layer can
+    have.
+    """
+    _check(model, bits, group, precision)
+    others = _other_uses(model)
+    formats: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of weights that several layers share
+    replaced, skipped = [], []
+    for names, layer in _linear_layers(model):
+        reason = _reason(layer, bits, group, others)
+        if reason:
+            skipped.append(SkippedLayer(names, type(layer).__name__, reason))
+            continue
+        before, weight = _bytes(layer), layer.weight
+        if bits is None:
+            become_linear(layer, precision)
+        else:
+            if id(weight) not in formats:
+                formats[id(weight)] = quantize(weight, bits, group)
+            become_quantized(layer, *formats[id(weight)], bits, group, precision)
+        replaced.append(ReplacedLayer(names, *weight.shape, weight.dtype, before, _bytes(layer)))
+    return Replacement(bits, group if bits else None, tuple(replaced), tuple(skipped))
+
+
+def _check(model: nn.Module, bits: int | None, group: int, precision: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose layers to replace")
+    if bits is not None:
+        check_format(bits, group)
+    if precision not in (None, "tf32"):
+        raise ArgumentError(f"precision={brief(precision)}: pass 'tf32', or None for the precision of the weights")
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Linear]]:
+    """Each linear layer, gemmery's included, with the places where it stands."""
+    names: dict[int, list[str]] = {}
+    layers: dict[int, nn.Linear] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear):
+            names.setdefault(id(module), []).append(name)
+            layers[id(module)] = module
+    for key, layer in layers.items():
+        yield tuple(names[key]), layer
+
+
+def _other_uses(model: nn.Module) -> dict[int, str]:
+    """The parameters that modules other than linear layers have: id -> name."""
+    return {
+        id(parameter): f"{name}.{own}".lstrip(".")
+        for name, module in model.named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+        if type(module) not in (nn.Linear, Linear)
+    }
+
+
+def _reason(layer: nn.Linear, bits: int | None, group: int, others: dict[int, str]) -> str:
+    """Why a layer is not replaced; "" if it is."""
+    return _reason_of_module(layer, bits) or _reason_of_weight(layer, bits, group, others)
+
+
+def _reason_of_module(layer: nn.Linear, bits: int | None) -> str:
+    if type(layer) is Linear and bits is None:
+        return "it is a gemmery.torch.Linear already"
+    if parametrize.is_parametrized(layer):
+        names = ", ".join(layer.parametrizations)
+        return f"{names} is parametrized; torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+    if type(layer) not in (nn.Linear, Linear):
+        return f"{type(layer).__name__} is a subclass of nn.Linear, which may compute something else"
+    if "forward" in vars(layer):
+        return "its forward was replaced on this layer alone"
+    hooks = [name for name in HOOKS if getattr(layer, name, None)]
+    if hooks:
+        return f"it has hooks ({', '.join(name.strip('_') for name in hooks)}); remove them first"
+    return ""
+
+
+def _reason_of_weight(layer: nn.Linear, bits: int | None, group: int, others: dict[int, str]) -> str:
+    weight = layer.weight
+    if weight.device.type == "meta":
+        return "its weight is on the device meta, without memory: load it first"
+    if weight.device.type not in ("cpu", "cuda"):
+        return f"its weight is on the device {weight.device.type}; gemmery multiplies on CPU and CUDA"
+    if type(weight) not in (nn.Parameter, torch.Tensor):
+        return f"its weight is a {type(weight).__name__}, which defines its own arithmetic"
+    if weight.dtype not in DTYPES:
+        return f"its weight is {_name(weight.dtype)}, and {', '.join(map(_name, DTYPES))} are replaced"
+    if bits is None:
+        return ""
+    if id(weight) in others:
+        return f"its weight is {others[id(weight)]} too, and quantised it would be a second copy"
+    if weight.shape[1] % group:
+        return f"group={group} does not divide its {weight.shape[1]} columns"
+    return ""
+
+
+def _bytes(layer: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes as text: "136.8 kB"."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{value:.{0 if units[0] == 'B' else 1}f} {units[0]}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """Return names with a star for each number between other parts: layers.*.up_proj; "" is the model itself."""
+    texts = (re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)
+    return " = ".join(dict.fromkeys(text or "the model itself" for text in texts))
+
+
+def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[list[str]]:
+    """Return the rows with columns of one width each, without empty columns."""
+    columns = [column for column in zip(*rows, strict=True) if any(column)]
+    widths = [max(map(len, column)) for column in columns]
+    return [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in zip(*columns, strict=True)]

@@ -1,0 +1,207 @@
+"""Linear and QuantizedLinear next to nn.Linear: values against float64, gradients, state dicts, copies, compilation."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+
+from gemmery.errors import ArgumentError, ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402 # of the package that may be missing
+from torch.nn import functional  # noqa: E402
+
+from gemmery.torch import Linear, QuantizedLinear, replace_linear  # noqa: E402
+
+ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+K, N = 64, 24
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def layers(bits, dtype=torch.float32, bias=True):
+    """An nn.Linear, and gemmery's layer in its place."""
+    torch.manual_seed(3)
+    plain = nn.Linear(K, N, bias=bias, dtype=dtype)
+    layer = (
+        Linear(K, N, bias, dtype=dtype)
+        if bits is None
+        else QuantizedLinear(K, N, bias, None, dtype, bits=bits, group=16)
+    )
+    assert str(layer.load_state_dict(plain.state_dict())) == "<All keys matched successfully>"
+    return plain, layer
+
+
+def check(result, x, layer):
+    """`result` is within the bound of x Wᵀ + bias, W the weight that the layer says it has."""
+    weight, sums = layer.weight.detach().double(), min(ROUNDOFF[x.dtype], 2.0**-24)
+    bias = 0 if layer.bias is None else layer.bias.detach().double()
+    exact, size = x.double() @ weight.T + bias, x.double().abs() @ weight.abs().T + abs(bias)
+    assert result.dtype is x.dtype
+    assert bool(((result.double() - exact).abs() <= (K + 4) * sums * size + 2 * ROUNDOFF[x.dtype] * exact.abs()).all())
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+def test_a_layer_is_within_the_bound(bits, bias, dtype):
+    _, layer = layers(bits, dtype, bias)
+    for shape in ((5, K), (K,), (2, 3, K), (0, K)):
+        x = random(*shape, dtype=dtype)
+        result = layer(x).detach()
+        assert result.shape == (*shape[:-1], N)
+        check(result, x, layer)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_layer_differs_from_the_plain_one_by_half_the_factors(bits):
+    plain, layer = layers(bits)
+    x = random(5, K)
+    halves = x.abs() @ (layer.scales / 2).repeat_interleave(16, 1).T
+    assert bool(((layer(x) - plain(x)).abs() <= halves * 1.001).all())
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_an_activation_is_applied_to_the_output(bits, activation):
+    options = {"activation": activation} if bits is None else {"activation": activation, "bits": bits, "group": 16}
+    layer = (Linear if bits is None else QuantizedLinear)(K, N, **options)
+    layer.load_state_dict(nn.Linear(K, N).state_dict())
+    x = random(5, K)
+    expected = getattr(functional, activation)(functional.linear(x, layer.weight, layer.bias))
+    assert torch.allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+    assert f"activation='{activation}'" in repr(layer)
+
+
+def test_a_layer_trains_as_nn_linear_does():
+    plain, layer = layers(None)
+    x = random(5, K)
+    steps = []
+    for model in (plain, layer):
+        for _ in range(3):
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+        steps.append(model.weight.detach())
+    assert not torch.equal(steps[0], layers(None)[0].weight)
+    assert torch.allclose(*steps, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_input_and_the_bias_of_a_quantised_layer_have_gradients(bits):
+    _, layer = layers(bits)
+    x = random(5, K).requires_grad_()
+    layer(x).sum().backward()
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand(5, K), rtol=1e-5, atol=1e-5)
+    assert torch.equal(layer.bias.grad, torch.full((N,), 5.0))
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+    layer.requires_grad_(True)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_copies_and_files_give_the_same_bits(bits):
+    _, layer = layers(bits)
+    x, file = random(5, K), io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert torch.equal(other(x), layer(x))
+        assert repr(other) == repr(layer)
+        assert {key: value.dtype for key, value in other.state_dict().items()} == {
+            key: value.dtype for key, value in layer.state_dict().items()
+        }
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_packed_state_dict_is_saved_and_loaded(bits):
+    _, layer = layers(bits)
+    _, other = layers(bits, torch.bfloat16)
+    state = layer.state_dict()
+    assert set(state) == {"bias", "packed", "scales"}
+    fresh = QuantizedLinear(K, N, bits=bits, group=16)
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh.packed, layer.packed)
+    assert torch.equal(fresh.scales, layer.scales)
+    other.load_state_dict(state)  # into another type: the factors are rounded to it
+    assert other.scales.dtype is torch.bfloat16
+    empty = QuantizedLinear(K, N, bits=bits, group=16, device="meta")
+    empty.load_state_dict(state, assign=True)
+    assert torch.equal(empty(torch.ones(K)), layer(torch.ones(K)))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_plain_checkpoint_is_quantised_from_its_own_type(bits):
+    plain, layer = layers(bits)
+    coarse = QuantizedLinear(K, N, dtype=torch.bfloat16, bits=bits, group=16)
+    state = plain.state_dict()
+    coarse.load_state_dict(state)
+    assert set(state) == {"weight", "bias"}  # the caller's dict is as it was
+    difference = (coarse.weight.float() - plain.weight).abs()
+    assert bool(
+        (difference <= coarse.scales.float().repeat_interleave(16, 1) * 0.51 + 2.0**-8 * plain.weight.abs()).all()
+    )
+    empty = QuantizedLinear(K, N, bits=bits, group=16, device="meta")
+    empty.load_state_dict(state, assign=True)
+    assert torch.equal(empty.packed, layer.packed)
+
+
+def test_a_checkpoint_of_another_size_or_format_is_refused():
+    with pytest.raises(RuntimeError, match=r"size mismatch for weight: .*\(24, 32\)"):
+        layers(8)[1].load_state_dict({"weight": torch.ones(24, 32), "bias": torch.ones(24)})
+    with pytest.raises(RuntimeError, match="size mismatch for packed"):
+        layers(8)[1].load_state_dict(layers(4)[1].state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        layers(8)[1].load_state_dict({"bias": torch.ones(24)})
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_to_converts_factors_and_bias_and_leaves_the_levels(bits):
+    _, layer = layers(bits)
+    packed = layer.packed.clone()
+    layer.to(torch.float16)
+    assert {key: value.dtype for key, value in layer.state_dict().items()} == {
+        "bias": torch.float16,
+        "packed": torch.int8 if bits == 8 else torch.uint8,
+        "scales": torch.float16,
+    }
+    assert torch.equal(layer.packed, packed)
+    check(layer(random(5, K, dtype=torch.float16)).detach(), random(5, K, dtype=torch.float16), layer)
+
+
+def test_a_format_that_a_layer_cannot_have_is_refused():
+    with pytest.raises(ArgumentError, match="8 or 4 bits"):
+        QuantizedLinear(K, N, bits=5)
+    with pytest.raises(ShapeError, match="does not divide the 64 columns"):
+        QuantizedLinear(K, N, bits=8)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_autocast_gives_what_it_gives_nn_linear(bits):
+    plain, layer = layers(bits)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        result, expected = layer(random(5, K)), plain(random(5, K))
+    assert result.dtype is expected.dtype is torch.bfloat16
+    assert torch.allclose(result, expected, atol=0.3, rtol=0.05)
+
+
+def test_a_model_is_compiled_without_a_graph_break():
+    torch.manual_seed(4)
+    plain = nn.Sequential(nn.Linear(K, K), nn.SiLU(), nn.Linear(K, N, bias=False))
+    x = random(5, K)
+    for bits in (None, 8, 4):
+        model = copy.deepcopy(plain)
+        replace_linear(model, bits, group=16)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            assert torch.equal(compiled(x), model(x))
+    plain.requires_grad_(True)
+    replace_linear(plain)
+    torch.compile(plain, fullgraph=True, backend="aot_eager")(x).sum().backward()
+    assert all(bool(p.grad.abs().sum() > 0) for p in plain.parameters())

@@ -1,0 +1,79 @@
+"""Weights of 8 and 4 bits: the levels and factors of groups, against their definition in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmery.errors import ArgumentError, ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from gemmery.torch.quantization import dequantize, quantize  # noqa: E402 # it needs PyTorch
+
+TOP = {8: 127, 4: 7}
+
+
+def levels(packed, bits):
+    """The levels of a packed weight, one byte after the other."""
+    if bits == 8:
+        return packed.tolist()
+    return [[half - 8 for byte in row for half in (byte % 16, byte // 16)] for row in packed.tolist()]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_an_element_is_within_half_a_factor_of_the_weight(bits, dtype):
+    weight = torch.randn(6, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    weight[2] *= 100
+    packed, scales = quantize(weight, bits, 8)
+    assert packed.nbytes * 8 == weight.numel() * bits
+    assert scales.dtype is dtype
+    factors = scales.double().repeat_interleave(8, 1)
+    exact = torch.tensor(levels(packed, bits), dtype=torch.float64) * factors
+    assert bool(((exact - weight.double()).abs() <= factors * (0.5 + 2.0**-20)).all())
+    assert int(torch.tensor(levels(packed, bits)).abs().max()) == TOP[bits]
+    assert torch.equal(dequantize(packed, scales, bits, 8, dtype), exact.to(dtype))  # rounded once
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_levels_times_a_power_of_two_come_back_as_they_were(bits):
+    weight = torch.arange(-TOP[bits], TOP[bits] + 1).repeat(2)[None] * torch.tensor([[0.25], [8.0], [0.0]])
+    packed, scales = quantize(weight, bits, weight.shape[1])
+    assert scales.tolist() == [[0.25], [8.0], [0.0]]
+    assert torch.equal(dequantize(packed, scales, bits, weight.shape[1], torch.float32), weight)
+
+
+def test_factors_may_have_another_type_than_the_weight():
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
+    packed, scales = quantize(weight, 8, 32, torch.bfloat16)
+    again = dequantize(packed, scales, 8, 32, torch.float32)
+    assert scales.dtype is torch.bfloat16
+    assert bool(((again - weight).abs() <= scales.float().repeat_interleave(32, 1) * 0.51).all())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_group_with_an_infinity_or_a_nan_spoils_itself_alone(bits):
+    weight = torch.ones(3, 8)
+    weight[0, 1], weight[1, 6] = torch.inf, torch.nan
+    again = dequantize(*quantize(weight, bits, 4), bits, 4, torch.float32)
+    assert not again[0, :4].isfinite().any()
+    assert not again[1, 4:].isfinite().any()
+    assert torch.equal(again[0, 4:], weight[0, 4:])
+    assert torch.equal(again[1, :4], weight[1, :4])
+    assert torch.equal(again[2], weight[2])
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "error", "words"),
+    [
+        (2, 4, ArgumentError, "8 or 4 bits"),
+        (True, 4, ArgumentError, "8 or 4 bits"),
+        (8, 0, ArgumentError, "at least 1"),
+        (8, 4.0, ArgumentError, "at least 1"),
+        (4, 3, ArgumentError, "two columns share a byte"),
+        (8, 5, ShapeError, "does not divide the 8 columns"),
+    ],
+)
+def test_a_format_that_no_weight_has_is_refused(bits, group, error, words):
+    with pytest.raises(error, match=words):
+        quantize(torch.ones(2, 8), bits, group)

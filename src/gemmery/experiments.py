@@ -33,6 +33,7 @@ class TableKind(Enum):
     FIRST_PRODUCTS = "first products, whole and in pieces"
     NEW_SHAPES = "totals over products of new shapes"
     BY_CASE = "times: a row for each kernel, a column for each way to prepare or run it"
+    TOKENS = "tokens a second of a model: a row for each phase and mode, a column for each kind of layers"
     ANY_SUITE = "that of the suite whose records these look like"
 
 

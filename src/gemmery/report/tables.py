@@ -9,7 +9,7 @@ from gemmery import experiments
 from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER, Experiment, TableKind
 from gemmery.ladder.rung import Rung
-from gemmery.report import ladder_tables, suite_tables, sweep_tables
+from gemmery.report import ladder_tables, model_tables, suite_tables, sweep_tables
 from gemmery.report.doubts import weighed
 from gemmery.report.problems import Group, groups, is_square
 from gemmery.report.sheet import Sheet
@@ -83,6 +83,8 @@ def _resembled(measurements: Sequence[Measurement]) -> TableKind:
     """Return the table of the suites whose records look like these, which are of a suite that has no file here."""
     if suite_tables.has_pieces(measurements):
         return TableKind.FIRST_PRODUCTS
+    if any(model_tables.is_of_model(m) for m in measurements):
+        return TableKind.TOKENS
     if any(suite_tables.is_total(m) for m in measurements):
         return TableKind.NEW_SHAPES
     return TableKind.PRODUCTS if any(m.flops for m in measurements) else TableKind.BY_CASE
@@ -106,5 +108,6 @@ SHEETS: dict[TableKind, Callable[[Records], Sequence[Sheet]]] = {
     TableKind.PRODUCTS: lambda of: suite_tables.products(of.experiment.heading, of.measurements),
     TableKind.FIRST_PRODUCTS: lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
     TableKind.NEW_SHAPES: lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
+    TableKind.TOKENS: lambda of: [model_tables.tokens(of.experiment.heading, of.measurements)],
     TableKind.BY_CASE: lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
 }

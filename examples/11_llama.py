@@ -1,0 +1,203 @@
+"""A Llama-shaped model of random weights: tokens a second with PyTorch's linear layers and with gemmery's.
+
+    python examples/11_llama.py                                                   # a tiny one, anywhere
+    python examples/11_llama.py --size 8b --store benchmarks/results              # needs a GPU
+
+It needs transformers (pip install transformers), and downloads nothing. "prefill" reads a prompt at once, "decode"
+makes one token after the other. "eager" calls the model, "graph" replays a CUDA graph of it, "compiled" is
+torch.compile of the whole model without a graph break, on a GPU replayed as a CUDA graph too. All models have the same
+weights and take turns; `--store` appends the records to the file of this machine.
+"""
+
+import argparse
+import copy
+import dataclasses
+import functools
+from pathlib import Path
+
+try:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+except ImportError as error:
+    raise SystemExit(f"{error.name} is not installed: pip install torch transformers") from None
+
+from rich.console import Console
+
+import gemmery.torch
+from gemmery import tiers
+from gemmery.bench import fingerprint, record, timing
+from gemmery.report import terminal
+
+SIZES = {
+    "tiny": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
+}  # fmt: skip
+TORCH = "torch"
+
+
+class Runner:
+    """A model with its cache, and the steps that are timed; each writes the next token into `token`."""
+
+    def __init__(self, model, options):
+        self.model, self.options = model, options
+        self.prompt = torch.arange(options.batch * options.prompt, device=options.device).reshape(options.batch, -1)
+        self.prompt %= model.config.vocab_size
+        self.token = self.prompt[:, -1:].clone()
+        self.logits = None
+        self.cache = StaticCache(config=model.config, max_cache_len=options.prompt + options.tokens)
+        self.call(model, self.prompt)  # allocates the cache
+
+    def call(self, model, tokens):
+        """One call of the model, whose keys and values go into the cache behind those of earlier calls."""
+        self.logits = model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        self.token.copy_(self.logits.argmax(-1, keepdim=True))
+
+    def rewind(self, length):
+        """Forget what follows the first tokens."""
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(length)
+
+    def prefill(self, step):
+        self.rewind(0)
+        step()
+
+    def decode(self, step):
+        self.rewind(self.options.prompt)
+        for _ in range(self.options.tokens):
+            step()
+
+    def step(self, phase, mode):
+        """What one step of this phase runs in this mode."""
+        model = torch.compile(self.model, fullgraph=True, dynamic=False) if mode == "compiled" else self.model
+        step = functools.partial(self.call, model, self.prompt if phase == "prefill" else self.token)
+        if self.options.device != "cuda" or mode == "eager":
+            return step
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(4):  # kernels and libraries choose and load what the graph will hold
+                self.rewind(0)
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        tiers.wait()
+        self.rewind(0)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--bits", nargs="+", choices=("none", "8", "4"), default=("none", "8", "4"))
+    parser.add_argument("--modes", nargs="+", choices=("eager", "graph", "compiled"), default=("eager", "compiled"))
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens that prefill reads")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that decode makes")
+    parser.add_argument("--group", type=int, default=128, help="columns of a quantised weight with one factor")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each phase and mode, shared by the models")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--store", type=Path, help="a folder for the records")
+    return parser.parse_args()
+
+
+def build(options):
+    """The models by name: PyTorch's, and copies that share its parameters, with gemmery's layers."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES[options.size], max_position_embeddings=options.prompt + options.tokens)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    torch.set_default_dtype(dtype)
+    with torch.device(options.device):
+        model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    torch.set_default_dtype(torch.float32)
+    models = {TORCH: model}
+    for bits in options.bits:
+        shared = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        report = gemmery.torch.replace_linear(shared, None if bits == "none" else int(bits), options.group)
+        print(report)
+        models["gemmery" if bits == "none" else f"gemmery, {bits} bits"] = shared
+    return models
+
+
+def differences(runners):
+    """How far the logits after the prompt are from those of PyTorch's layers, as a part of their length."""
+    for runner in runners.values():
+        runner.prefill(functools.partial(runner.call, runner.model, runner.prompt))
+    exact = runners[TORCH].logits.double()
+    return {name: float((r.logits.double() - exact).norm() / exact.norm()) for name, r in runners.items()}
+
+
+def linear_cost(model, rows):
+    """Operations and bytes of weights of the linear layers in a step of so many rows; logits are made for one."""
+    operations = size = 0
+    for name, layer in model.named_modules():
+        if hasattr(layer, "in_features"):
+            count = 1 if name == "lm_head" else rows
+            operations += 2 * count * layer.in_features * layer.out_features
+            size += sum(x.nbytes for x in (*layer.parameters(), *layer.buffers()))
+    return operations, size
+
+
+def main():
+    options = parse()
+    if options.device == "cpu":
+        options.modes = [mode for mode in options.modes if mode != "graph"]
+    runners = {name: Runner(model, options) for name, model in build(options).items()}
+    apart = differences(runners)
+    machine = fingerprint.gpu() if options.device == "cuda" else fingerprint.cpu()
+    run = record.Run(machine, record.now(), ())
+    for mode in options.modes:
+        for phase in ("prefill", "decode"):
+            run = dataclasses.replace(
+                run, measurements=(*run.measurements, *measured(runners, apart, phase, mode, options))
+            )
+    terminal.show(run, (), Console())
+    if options.store:
+        record.append(record.path(options.store, machine.name), run)
+
+
+def measured(runners, apart, phase, mode, options):
+    """The records of one phase in one mode, for which the models take turns."""
+    steps = 1 if phase == "prefill" else options.tokens
+
+    def contestant(name, runner):
+        step = runner.step(phase, mode)
+
+        def run():
+            getattr(runner, phase)(step)
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+
+        return timing.Contestant(name, timing.calls(run))
+
+    contestants = [contestant(name, runner) for name, runner in runners.items()]
+    tiers.wait()
+    results = timing.compare(contestants, options.seconds)
+    for name, runner in runners.items():
+        config, tokens = runner.model.config, options.batch * (options.prompt if phase == "prefill" else 1)
+        operations, size = linear_cost(runner.model, tokens)
+        dtype = {torch.bfloat16: "bf16", torch.float32: "f32"}[runner.model.dtype]
+        each, versus = results.timings[name], {} if name == TORCH else {TORCH: results.ratios(name)[TORCH]}
+        note = f"PyTorch {torch.__version__}" if name == TORCH else f"logits {apart[name]:.2g} from PyTorch's"
+        yield record.Measurement(
+            "llama", name, tokens, config.hidden_size, config.hidden_size, dtype, dtype, 1,
+            0 if options.device == "cuda" else torch.get_num_threads(),
+            each.seconds / steps, each.best / steps, each.p95 / steps, each.samples, operations, size,
+            case=f"{options.size}, {phase}, {mode}",
+            config={"layers": config.num_hidden_layers, "intermediate": config.intermediate_size,
+                    "vocabulary": config.vocab_size, "batch": options.batch, "prompt": options.prompt,
+                    "tokens": options.tokens},
+            versus={rival: ratio.median for rival, ratio in versus.items()},
+            spread={rival: ratio.spread for rival, ratio in versus.items()},
+            note=note,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()

@@ -87,7 +87,7 @@ def test_a_layer_trains_as_nn_linear_does():
             model(x).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
                     parameter.grad = None
         steps.append(model.weight.detach())
     assert not torch.equal(steps[0], layers(None)[0].weight)

@@ -35,7 +35,7 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         *((words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel)) for kernel in kernels),
     ]
     notes = [
-        f"{words.kernel(m.kernel)}: weights of linear layers {words.size(m.bytes)}, {m.note}"
+        f"{words.kernel(m.kernel)}: weights of linear layers {words.amount(m.bytes, 'B')}, {m.note}"
         for m in _last(measurements)
     ]
     return tabulate(heading, columns, by_case.items(), [*notes, *not_run(measurements)])

@@ -19,5 +19,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gemmery.torch.functions import linear, matmul
+from gemmery.torch.modules import Linear, QuantizedLinear
+from gemmery.torch.replacing import Replacement, replace_linear
 
-__all__ = ["linear", "matmul"]
+__all__ = ["Linear", "QuantizedLinear", "Replacement", "linear", "matmul", "replace_linear"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gemmery.torch.functions import linear
 from gemmery.torch.quantization import dequantize, quantize
+
+if TYPE_CHECKING:
+    from gemmery.api.types import Activation, Precision
 
 
 class Linear(nn.Linear):
@@ -34,11 +37,12 @@ class Linear(nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
-        precision: str | None = None,
+        activation: Activation | None = None,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation, self.precision = activation, precision
+        self.activation: Activation | None = activation
+        self.precision: Precision | None = precision
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
         """Return the layer's output for an input of shape (..., in_features)."""
@@ -81,12 +85,13 @@ class QuantizedLinear(nn.Module):
         *,
         bits: int,
         group: int = 128,
-        activation: str | None = None,
-        precision: str | None = None,
+        activation: Activation | None = None,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.activation, self.precision = activation, precision
+        self.activation: Activation | None = activation
+        self.precision: Precision | None = precision
         numbers = torch.zeros(out_features, device=device, dtype=dtype)
         self.register_parameter("bias", nn.Parameter(numbers) if bias else None)
         self._hold(*quantize(numbers[:, None].expand(-1, in_features), bits, group), bits, group)
@@ -134,19 +139,19 @@ class QuantizedLinear(nn.Module):
                     f"size mismatch for {plain}: the checkpoint has {tuple(weight.shape)}, the layer {shape}"
                 )
                 state_dict[packed], state_dict[scales] = self.packed, self.scales
-        super()._load_from_state_dict(  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
 
-def become_linear(layer: nn.Linear, precision: str | None) -> None:
+def become_linear(layer: Any, precision: Precision | None) -> None:
     """Make an nn.Linear a `Linear` where it stands: whatever refers to it, refers to the new layer."""
     layer.__class__ = Linear
     layer.activation, layer.precision = None, precision
 
 
 def become_quantized(
-    layer: nn.Linear, packed: Tensor, scales: Tensor, bits: int, group: int, precision: str | None
+    layer: Any, packed: Tensor, scales: Tensor, bits: int, group: int, precision: Precision | None
 ) -> None:
     """Make an nn.Linear or a `Linear` a `QuantizedLinear` where it stands, with its weight in this format."""
     activation = layer.activation if isinstance(layer, Linear) else None
@@ -156,7 +161,7 @@ def become_quantized(
     layer._hold(packed, scales, bits, group)
 
 
-def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> str | None:
+def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> Precision | None:
     """The layer's precision where it means something: for float32 on a GPU, outside autocast."""
     applies = x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
     return layer.precision if applies else None

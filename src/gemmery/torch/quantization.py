@@ -13,6 +13,8 @@ differs from the weight by at most half the factor, and by the rounding of this 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from gemmery.errors import ArgumentError, ShapeError, brief
 BITS = (8, 4)
 
 
-def check_format(bits: int, group: int) -> None:
+def check_format(bits: Any, group: Any) -> None:
     """Raise ArgumentError unless weights can have so many bits and groups so many columns."""
     if bits not in BITS or isinstance(bits, bool):
         raise ArgumentError(f"bits={brief(bits)}: weights have 8 or 4 bits; pass one of them")
@@ -63,7 +65,7 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: tor
     tensor([[ 7., -3.,  0., 14.]])
     """
     levels = packed if bits == 8 else _levels(packed)
-    return (levels.to(dtype).unflatten(-1, (-1, group)) * scales.to(dtype)[..., None]).flatten(-2)
+    return (levels.to(dtype).reshape(*scales.shape, group) * scales.to(dtype)[..., None]).flatten(-2)
 
 
 def _in_pairs(levels: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from gemmery import display
 from gemmery.errors import ArgumentError, brief
 from gemmery.torch.modules import Linear, become_linear, become_quantized
 from gemmery.torch.quantization import check_format, quantize
+
+if TYPE_CHECKING:
+    from gemmery.api.types import Precision
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 HOOKS = (
@@ -86,7 +90,7 @@ class Replacement:
 
 
 def replace_linear(
-    model: nn.Module, bits: int | None = None, group: int = 128, precision: str | None = None
+    model: nn.Module, bits: int | None = None, group: int = 128, precision: Precision | None = None
 ) -> Replacement:
     """Make the nn.Linear layers of a model gemmery's, in place, and return a report of what was replaced.
 
@@ -126,11 +130,12 @@ def replace_linear(
             if id(weight) not in formats:
                 formats[id(weight)] = quantize(weight, bits, group)
             become_quantized(layer, *formats[id(weight)], bits, group, precision)
-        replaced.append(ReplacedLayer(names, *weight.shape, weight.dtype, before, _bytes(layer)))
+        rows, columns = weight.shape
+        replaced.append(ReplacedLayer(names, rows, columns, weight.dtype, before, _bytes(layer)))
     return Replacement(bits, group if bits else None, tuple(replaced), tuple(skipped))
 
 
-def _check(model: nn.Module, bits: int | None, group: int, precision: str | None) -> None:
+def _check(model: nn.Module, bits: int | None, group: int, precision: Precision | None) -> None:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose layers to replace")
     if bits is not None:
@@ -170,7 +175,7 @@ def _reason_of_module(layer: nn.Linear, bits: int | None) -> str:
     if type(layer) is Linear and bits is None:
         return "it is a gemmery.torch.Linear already"
     if parametrize.is_parametrized(layer):
-        names = ", ".join(layer.parametrizations)
+        names = ", ".join(name for name, _ in layer.get_submodule("parametrizations").named_children())
         return f"{names} is parametrized; torch.nn.utils.parametrize.remove_parametrizations makes it plain"
     if type(layer) not in (nn.Linear, Linear):
         return f"{type(layer).__name__} is a subclass of nn.Linear, which may compute something else"

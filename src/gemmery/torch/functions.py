@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from gemmery.torch import operators
+from gemmery.torch import grouping, operators
 from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.gradients import LINEAR, MATMUL, Formula
@@ -29,6 +29,7 @@ def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any
 
 _recorded_product = recorded(operators.product, MATMUL)
 _recorded_layer = recorded(operators.layer, LINEAR)
+_recorded_groups = recorded(grouping.products, grouping.GROUPED_MM)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, precision: Literal["tf32"] | None = None) -> torch.Tensor:
@@ -100,4 +101,35 @@ def linear(
         result = _recorded_layer(input, weight, bias, activation, precision)
     else:
         result = operators.layer(input, weight, bias, activation, precision)
+    return result
+
+
+def grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Return the products of groups of rows, each with a matrix of its own, as layers of experts need them.
+
+    >>> import torch, gemmery.torch
+    >>> tokens, experts = torch.arange(8.0).reshape(4, 2), torch.stack([torch.eye(2), -torch.eye(2), torch.ones(2, 2)])
+    >>> gemmery.torch.grouped_mm(tokens, experts, torch.tensor([1, 1, 4]))  # one row, none, three
+    tensor([[ 0.,  1.],
+            [ 5.,  5.],
+            [ 9.,  9.],
+            [13., 13.]])
+
+    `a` is (rows, k) and contains the rows of all groups, one group after the other; `b` is (groups, k, n), with any
+    strides: `weights.mT` for weights of (groups, n, k). Group g has the rows from offs[g - 1] (0 for the first) up to,
+    not including, offs[g]. The result is (rows, n); rows from the last offset on belong to no group, and their values
+    are undefined. `offs` are `groups` integers, on the CPU, or as int32 on the device of `a`, where they are not read
+    back: only the gradient of `b` needs them on the host.
+
+    Inside torch.compile, torch.autocast and torch.func it is the operator `torch.ops.gemmery.grouped_mm`.
+
+    Raises the errors of `gemmery.grouped_matmul`, and DTypeError for two element types.
+    """
+    plain = type(a) in PLAIN and type(b) in PLAIN and type(offs) in PLAIN
+    if is_compiling() or not plain or watched():
+        result: torch.Tensor = grouping.grouped_mm(a, b, offs)
+    elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        result = _recorded_groups(a, b, offs)
+    else:
+        result = grouping.products(a, b, offs)
     return result

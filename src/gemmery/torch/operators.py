@@ -16,6 +16,7 @@ from gemmery import api
 from gemmery.arrange import result_shape
 from gemmery.errors import DTypeError, ShapeError
 from gemmery.torch import autocast, batching, gradients, recording
+from gemmery.torch.gradients import Formula
 
 _torch: Any = torch  # parts of PyTorch have no types
 library = _torch.library.Library("gemmery", "DEF")  # lives as long as the process: without it the operators go
@@ -23,13 +24,22 @@ library = _torch.library.Library("gemmery", "DEF")  # lives as long as the proce
 EIGHT_BIT_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define an operator that runs `kernel` on the CPU and on CUDA devices, and return it."""
+def define(
+    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], formula: Formula, rule: Callable[..., Any]
+) -> Any:
+    """Define an operator and return it.
+
+    `kernel` computes it on the CPU and on CUDA devices, `fake` returns an empty tensor like its result, for tensors
+    whose sizes may be symbols, `formula` has its gradients and `rule` is its torch.func.vmap.
+    """
     name = schema.partition("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, kernel, "CPU")
     library.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)
+    recording.register(library, name, formula)
+    torch.library.register_vmap(f"gemmery::{name}", rule, lib=library)
+    autocast.register(library, name)
     return getattr(torch.ops.gemmery, name).default
 
 
@@ -106,17 +116,17 @@ def _fake_linear(
     return input.new_empty(shape, dtype=result_type(input))
 
 
-matmul = define("matmul(Tensor a, Tensor b, str? precision=None) -> Tensor", product, _fake_matmul)
+matmul = define(
+    "matmul(Tensor a, Tensor b, str? precision=None) -> Tensor",
+    product,
+    _fake_matmul,
+    gradients.MATMUL,
+    batching.matmul,
+)
 linear = define(
     "linear(Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, str? precision=None) -> Tensor",
     layer,
     _fake_linear,
+    gradients.LINEAR,
+    batching.linear,
 )
-
-for _name, _formula, _rule in (
-    ("matmul", gradients.MATMUL, batching.matmul),
-    ("linear", gradients.LINEAR, batching.linear),
-):
-    recording.register(library, _name, _formula)
-    torch.library.register_vmap(f"gemmery::{_name}", _rule, lib=library)
-    autocast.register(library, _name)

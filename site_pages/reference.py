@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from pathlib import Path
+
+from gemmery import lab
 
 TITLES = {  # home of public names -> page; a home that is not listed has a page of its own
     "gemmery.api": "products",
     "gemmery.api.grouped": "products",
+    "gemmery.api.contractions": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
     "gemmery.lab.kernel": "emulator",
@@ -14,15 +19,38 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.inspection.notebook": "inspect",
     "gemmery.errors": "errors",
 }
-ALSO = {  # names that public functions return or take
-    "gemmery.api": (),
+ALSO = {  # page -> what its functions return
+    "emulator": (
+        "gemmery.emulator.run.EmulatedRun",
+        "gemmery.emulator.counters.counts.Counts",
+        "gemmery.emulator.findings.finding.Finding",
+    ),
+    "inspect": ("gemmery.inspection.records.Inspection",),
 }
+MODULES = ("gemmery.torch", "gemmery.jax")  # public modules that need more packages, each with a page
+FIRST = "gemmery.api.matmul"
 
 
-def pages(homes: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    """Return page -> names of the library with their modules, from `gemmery._HOMES`."""
+def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[str]]:
+    """Return page -> names of the library with their modules, from `gemmery._HOMES` and the source in a checkout."""
     listed: dict[str, list[str]] = {}
     for home, names in homes.items():
         page = TITLES.get(home, home.removeprefix("gemmery.").replace(".", "-").replace("_", "-"))
         listed.setdefault(page, []).extend(f"{home}.{name}" for name in names)
-    return listed
+    for page, also in ALSO.items():
+        listed[page] += also
+    for module in MODULES:
+        names = public(root / "src" / module.replace(".", "/"))
+        listed |= {module.rpartition(".")[2]: [f"{module}.{name}" for name in names]} if names else {}
+    listed["lab"] = [f"{home}.{name}" for home, names in lab._HOMES.items() for name in names]
+    return {page: sorted(names, key=lambda name: name != FIRST) for page, names in listed.items()}
+
+
+def public(module: Path) -> list[str]:
+    """The names in `__all__` of a module or a package, read without importing it; none where it does not exist."""
+    files = [file for file in (module / "__init__.py", module.with_suffix(".py")) if file.exists()]
+    for node in ast.parse(files[0].read_text(encoding="utf-8")).body if files else ():
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List() as names):
+                return [str(name) for name in ast.literal_eval(names)]
+    return []

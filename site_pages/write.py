@@ -129,7 +129,7 @@ class Writer:
         return self._introduction(part).partition("\n")[0].removeprefix("# ")
 
     def _reference(self) -> list[str]:
-        pages = reference.pages(gemmery._HOMES)
+        pages = reference.pages(gemmery._HOMES, self.root)
         for page, names in pages.items():
             title = self.titles.get(page, page.replace("-", " ").capitalize())
             self._page(f"reference/{page}.md", self._render("reference.md", title=title, names=names))

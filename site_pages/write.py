@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,13 +70,13 @@ class Writer:
         tutorial = self._tutorial()
         api = self._reference()
         documents = self._documents() if self.language == "en" else []
-        self._page("index.md", self._render("index.md", parts=course(), figure=self._figure))
-        self._page("measuring.md", self._render("measuring.md", section=self._section))
+        self._page("index.md", self._render("index", parts=course(), figure=self._figure))
+        self._page("measuring.md", self._render("measuring", section=self._section))
         sections = {
             "tutorial": tutorial,
             "guides": [page for page in documents if page.startswith("guides/")],
             "reference": api,
-            "explanation": [f"{name}.md" for name in EXPLANATION],
+            "explanation": [*EXPLANATION, *(page for page in documents if page not in LISTED and "/" not in page)],
             "project": [*PROJECT, {self.titles["decisions"]: [p for p in documents if p.startswith("decisions/")]}],
         }
         return [
@@ -91,15 +90,13 @@ class Writer:
         places = {rung.name: f"{part.name}/{rung.name}.md" for part in parts for rung in part.rungs}
         titles = {part.name: self._title(part) for part in parts}
         order = [(part, rung) for part in parts for rung in part.rungs]
-        self._page(
-            "tutorial/index.md", self._render("tutorial.md", parts=parts, titles=titles, tree=lines, places=places)
-        )
+        self._page("tutorial/index.md", self._render("tutorial", parts=parts, titles=titles, tree=lines, places=places))
         for number, part in enumerate(parts, 1):
-            text = self._render("part.md", part=part, number=number, introduction=self._introduction(part))
+            text = self._render("part", part=part, number=number, introduction=self._introduction(part))
             self._page(f"tutorial/{part.name}/index.md", text)
         for number, (part, rung) in enumerate(order):
             text = self._render(
-                "chapter.md",
+                "chapter",
                 part=part,
                 chapter=chapter(rung, part, records, RUNGS, self.pictures),
                 parent=places.get(rung.parent or ""),
@@ -132,7 +129,7 @@ class Writer:
         pages = reference.pages(gemmery._HOMES, self.root)
         for page, names in pages.items():
             title = self.titles.get(page, page.replace("-", " ").capitalize())
-            self._page(f"reference/{page}.md", self._render("reference.md", title=title, names=names))
+            self._page(f"reference/{page}.md", self._render("reference", title=title, names=names))
         return [f"reference/{page}.md" for page in pages]
 
     def _documents(self) -> list[str]:
@@ -154,7 +151,7 @@ class Writer:
         return f'<div class="drawing">{inline(svg, name)}</div>'
 
     def _render(self, template: str, **values: Any) -> str:
-        return self.templates.get_template(template).render(values)
+        return self.templates.get_template(f"{template}.md.jinja").render(values)
 
     def _page(self, place: str, text: str) -> None:
         path = self.folder / place
@@ -162,7 +159,7 @@ class Writer:
         path.write_text(text, encoding="utf-8")
 
 
-EXPLANATION = ("measuring", "promises", "gpu", "hopper", "emulator", "first_call")
+EXPLANATION = ("measuring.md", "promises.md", "gpu.md", "hopper.md", "emulator.md", "first_call.md")  # then the others
 PROJECT: Sequence[str] = (
     "design.md",
     "findings.md",
@@ -173,6 +170,7 @@ PROJECT: Sequence[str] = (
     "repository/benchmarks.md",
     "repository/changelog.md",
 )
+LISTED = {"index.md", *EXPLANATION, *PROJECT}
 
 
 def palette() -> str:
@@ -183,8 +181,3 @@ def palette() -> str:
         + " }"
         for side, scheme in enumerate(("default", "slate"))
     )
-
-
-def relative(place: str, page: str) -> str:
-    """The link from a page to a place of the site."""
-    return os.path.relpath(place, os.path.dirname(page))

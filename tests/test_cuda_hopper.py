@@ -86,6 +86,21 @@ def test_few_rows_share_what_a_cluster_reads():
     assert hopper.cycles(demand, pair, 1, 132) < hopper.cycles(demand, alone, 1, 132)
 
 
+def test_few_rows_take_a_ring_that_keeps_enough_of_b_under_way():
+    for m, b in itertools.product((1, 16, 64, 128), ("row", "col")):
+        case = product(m, 4096, 4096, b=b)._replace(invariant=True)
+        config = hopper.chosen(case, H200)
+        columns = min(4096, H200.sms * config["bn"])
+        assert config["splits"] == 1
+        assert columns * config["stages"] * hopper.ROW >= 6 << 20  # bytes; 4 MB reach 3.2 TB/s, 8 MB 3.9
+
+
+def test_no_block_of_a_cluster_lacks_rows():
+    for m, n, k in itertools.product((1, 64, 100, 128, 200), range(512, 30000, 1536), (512, 4096)):
+        config = hopper.chosen(product(m, n, k)._replace(invariant=True), H200)
+        assert config["bm"] * (config["cm"] - 1) < m
+
+
 def test_the_table_comes_before_the_model(monkeypatch, unknown):
     size = hopper.size_class(product(4096, 4096, 4096))
     monkeypatch.setattr(hopper, "MEASURED", {132: {size: (64, 128, 8, 1, 1, 2)}})

@@ -52,7 +52,9 @@ INSTANCES = (
     Instance(128,  64,    8, 1, 1,  79),
     Instance( 64,  96,    8, 2, 1,  78),
     Instance( 64,  64,    8, 1, 1,  80),
+    Instance( 64,  64,   12, 1, 1,  80),
     Instance( 64,  32,    8, 1, 1,  74),
+    Instance( 64,  32,   16, 1, 1,  74),
 )
 # fmt: on
 BESIDE_RING = 32768 + 1024  # bytes of shared memory: pieces of C on their way out, and mbarriers
@@ -68,6 +70,11 @@ LAST = 0.033  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.009, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
 EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.24  # adding up the parts of a tile in a cluster
+# Of few rows, B comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile and 8 stages, in
+# which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9 TB/s.
+STREAMED = 128  # rows of C
+LATENCY = 2400  # cycles from the request for a stage to its products
+MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
@@ -153,7 +160,8 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     demand = demand_of(problem)
     whole = [tile for tile in INSTANCES if suits(problem, tile.bm, tile.bn)]
     boxed = [tile for tile in whole if not demand.boxed or takes_boxes(tile, device)]
-    choices = [(tile, 1) for tile in boxed or whole]  # a device that has room for none of them refuses the kernel
+    full = [tile for tile in boxed if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
+    choices = [(tile, 1) for tile in full or whole]  # a device that has room for none of them refuses the kernel
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
         choices += [
@@ -227,24 +235,44 @@ def at_a_time(cluster: int, sms: int) -> int:
 
 
 def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
-    """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end.
-
-    A step lasts until its products are done, or until its lines have come from the L2 cache.
-    """
-    bm, bn, _, cm, cn, speed = tile
+    """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
+    bm, bn, _, cm, cn, _ = tile
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
-    area, wide = bm * bn, -(-bn // 64) * 64 if demand.boxed else bn
-    multiplied = area * 100 / (STEP_AREA * speed)
-    brought = (demand.a_line * bm / cn + demand.b_line * wide / cm) / LINE_RATE
-    step = max(multiplied, brought)
-    each = demand.steps * step + area * demand.finish
-    if cm > 1 and bm < demand.m <= FEW_ROWS:
-        each *= READ_ONCE
+    area, cluster = bm * bn, cm * cn
+
+    def last(steps: int, blocks: int) -> float:
+        return steps * step_cycles(demand, tile, blocks) + area * demand.finish
+
+    once = READ_ONCE if cm > 1 and bm < demand.m <= FEW_ROWS else 1
     if splits == 1:
-        return START + LAST * area + -(-tiles // at_a_time(cm * cn, sms)) * each
-    rounds = tiles // (at_a_time(splits, sms) * splits)
-    part = -(-demand.steps // splits) * step + area * demand.finish + EXCHANGE + EXCHANGE_ELEMENT * area
-    return START + LAST * area + rounds * each + shared_turns(demand, tile, splits, sms) * part
+        at_once = at_a_time(cluster, sms)
+        rounds, rest = divmod(tiles, at_once)
+        each = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
+        return START + LAST * area + once * each
+    blocks = at_a_time(splits, sms) * splits
+    part = last(-(-demand.steps // splits), min(tiles * splits, blocks)) + EXCHANGE + EXCHANGE_ELEMENT * area
+    whole = tiles // blocks * last(demand.steps, blocks)
+    return START + LAST * area + whole + shared_turns(demand, tile, splits, sms) * part
+
+
+def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
+    """Return the cycles of a step: until its products are done, its lines have come from the L2 cache, and those of B
+    from memory, where it is read for few rows of C.
+
+    >>> demand = demand_of(Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"))
+    >>> [round(step_cycles(demand, Instance(64, 32, stages, 1, 1, 74), 128)) for stages in (8, 16)]
+    [305, 253]
+    """
+    bm, bn, stages, cm, cn, speed = tile
+    wide = -(-bn // 64) * 64 if demand.boxed else bn
+    multiplied = bm * bn * 100 / (STEP_AREA * speed)
+    brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
+    if demand.m > STREAMED:
+        return max(multiplied, brought)
+    waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
+    read = blocks * bn / -(-demand.m // bm) * ROW / MEMORY_RATE
+    queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
+    return max(multiplied, brought, queued)
 
 
 def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tuple[int, int]:

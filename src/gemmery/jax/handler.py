@@ -1,0 +1,149 @@
+"""The handler of this process: its registration with JAX, and the table of jobs that it reads."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import struct
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+
+from gemmery import tiers
+from gemmery.api.cpu_call import Prepared
+from gemmery.cpu import jit, pool, threads, workspace, xla
+from gemmery.cpu.target import host
+from gemmery.errors import DeviceError
+from gemmery.jax import static
+from gemmery.jax.static import StaticProduct
+
+TARGET = "gemmery_matmul"
+
+_DTYPES = {
+    2: "i8", 3: "i16", 4: "i32", 5: "i64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
+    10: "f16", 11: "f32", 12: "f64", 15: "c64", 16: "bf16", 18: "c128",
+}  # fmt: skip
+_MESSAGES = (
+    b"gemmery could not prepare a product; the reason is on stderr",
+    b"gemmery has no memory for the packed panels of a product",
+)
+_entries: dict[tuple[StaticProduct, int], int] = {}  # by product and number of threads; the addresses stay valid
+
+
+@functools.cache
+def register() -> int:
+    """Register the handler with JAX, and return the address of its table.
+
+    Raises DeviceError on systems without the compiled workers that run products there.
+    """
+    if not pool.address():
+        raise DeviceError(
+            f"gemmery.jax runs products by compiled workers, which {sys.platform} on {host().machine} does not have: "
+            "use jax.numpy.matmul there"
+        )
+    table = workspace.pages(xla.TABLE_BYTES)
+    messages = [ctypes.create_string_buffer(text) for text in _MESSAGES]
+    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_prepare)
+    for thing in (*messages, callback):
+        workspace.forever(thing)
+    function = ctypes.cast(callback, ctypes.c_void_p).value or 0
+    head = (_minor_version(), function, pool.entries()["run"], *map(ctypes.addressof, messages))
+    ctypes.memmove(table, struct.pack(f"<{len(head)}q", *head), 8 * len(head))
+    address = jit.load(host(), "xla", lambda: xla.module(host()), table)["handle"]
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
+    threads.at_change.append(_forget)
+    return table
+
+
+def _minor_version() -> int:
+    """Return the minor version of the interface of this JAX, whose major version is 0."""
+    text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
+    major, minor = (int(re.findall(rf"#define XLA_FFI_API_{name} (\d+)", text)[0]) for name in ("MAJOR", "MINOR"))
+    if major:
+        raise DeviceError(f"version {major}.{minor} of XLA's interface is not supported: gemmery.jax knows version 0")
+    return minor
+
+
+def know(product: StaticProduct) -> int:
+    """Prepare a product, unless that was done before, and return the address of its entry."""
+    table, count = register(), threads.get()
+    entry = _entries.get((product, count))
+    if entry is None:
+        how = static.prepared(product)
+        entry = _entries[product, count] = _entry(static.job(product, how, count))
+        _improve(product, how, count)
+    _store(table, product.key, entry)
+    return entry
+
+
+def _entry(job: static.StaticJob) -> int:
+    """Write an entry, and return its address."""
+    offsets = struct.pack(f"<{3 * len(job.offsets)}q", *(step for offset in job.offsets for step in offset))
+    block = ctypes.create_string_buffer(xla.JOB_AT + len(job.job) + len(offsets))
+    workspace.forever(block)
+    at = ctypes.addressof(block)
+    words = struct.pack("<3q", len(job.offsets), at + xla.JOB_AT + len(job.job), job.swapped)
+    ctypes.memmove(at, words + job.job + offsets, len(block))
+    return at
+
+
+def _store(table: int, key: int, entry: int) -> None:
+    """Let the handler find an entry; without a free slot nearby it asks Python each time."""
+    first = table + xla.SLOTS_AT + (key & xla.SLOTS - 1) * xla.SLOT
+    for at in range(first, first + xla.PROBES * xla.SLOT, xla.SLOT):
+        stored = ctypes.c_int64.from_address(at)
+        if stored.value in (0, key):
+            ctypes.c_int64.from_address(at + 8).value = entry  # before the key, by which the handler finds it
+            stored.value = key
+            return
+
+
+def _improve(product: StaticProduct, how: Prepared, count: int) -> None:
+    """Compile the kernel for this shape in the background, where there is a faster one, and store its job."""
+
+    def make() -> None:
+        better = static.specialised(how)
+        if better is not None:
+            _entries[product, count] = entry = _entry(static.job(product, better, count))
+            if threads.get() == count:
+                _store(register(), product.key, entry)
+
+    tiers.aside(("jax", product, count), make)
+
+
+def _forget() -> None:
+    """Empty the table: the jobs in it are for another number of threads."""
+    ctypes.memset(register() + xla.SLOTS_AT, 0, xla.TABLE_BYTES - xla.SLOTS_AT)
+
+
+def _prepare(frame: int) -> int:
+    """Prepare the product of a call that the handler does not know; 0 where that fails."""
+    try:
+        return know(_product(frame))
+    except BaseException:  # nothing may be raised into XLA
+        traceback.print_exc()
+        return 0
+
+
+def _word(at: int) -> int:
+    return ctypes.c_int64.from_address(at).value
+
+
+def _product(frame: int) -> StaticProduct:
+    """Return the product that a call is for."""
+    operands, results, attributes = (_word(frame + at) for at in (xla.ARGS, xla.RESULTS, xla.ATTRIBUTES))
+    a, b, c = _word(operands), _word(operands + 8), _word(results)
+    transposed = _word(_word(_word(attributes + 8) + xla.SCALAR_VALUE))
+    return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), transposed)
+
+
+def _dims(buffer: int) -> tuple[int, ...]:
+    at = _word(buffer + xla.BUFFER_DIMS)
+    return tuple(_word(at + 8 * i) for i in range(_word(buffer + xla.BUFFER_RANK)))
+
+
+def _element(buffer: int) -> str:
+    return _DTYPES[ctypes.c_int32.from_address(buffer + xla.BUFFER_DTYPE).value]

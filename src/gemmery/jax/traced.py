@@ -1,0 +1,160 @@
+"""matmul for JAX: its types and shapes, its gradients, and its batches."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemmery import dtypes
+from gemmery.api.promote import kernel_types, widened
+from gemmery.arrange import result_shape
+from gemmery.errors import DTypeError, ShapeError
+from gemmery.jax import handler
+from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
+
+
+@functools.partial(jax.jit, static_argnames=("preferred_element_type",))
+def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
+    """Return the matrix product of two JAX arrays on the CPU, with the semantics of `jax.numpy.matmul`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from gemmery.jax import matmul
+    >>> matmul(jnp.ones((2, 3)), jnp.ones((3, 1)))
+    Array([[3.],
+           [3.]], dtype=float32)
+    >>> jax.grad(lambda a, b: matmul(a, b).sum())(jnp.ones((2, 3)), jnp.ones((3, 1)))
+    Array([[1., 1., 1.],
+           [1., 1., 1.]], dtype=float32)
+
+    `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast, without copies. Element types
+    are promoted by JAX's rules; all that `gemmery.matmul` multiplies on the CPU are supported except bool. With
+    `preferred_element_type` sums are returned in a wider type: float32 for bfloat16, int32 for int8. Accuracy and
+    determinism are those of `gemmery.matmul`, but XLA treats subnormal numbers as zero.
+
+    It works under `jit`, `grad` (reverse mode, of any order) and `vmap`, which makes one product of a batch. The
+    gradients are products of the same kind, of operands that are not transposed in memory. Forward-mode
+    differentiation (`jvp`, `jacfwd`) is refused by JAX.
+
+    Raises ShapeError for shapes that cannot be multiplied and for dimensions unknown when JAX traces, DTypeError for
+    element types that are not supported, and DeviceError on systems other than Linux. They are raised when JAX traces
+    the call.
+    """
+    x, y = jnp.asarray(a), jnp.asarray(b)
+    for name, z in (("a", x), ("b", y)):
+        if not all(isinstance(side, int) for side in z.shape):
+            raise ShapeError(f"{name} has the shape {z.shape}: gemmery.jax needs dimensions that are known when traced")
+    shape = result_shape(x.shape, y.shape)
+    common = jnp.promote_types(x.dtype, y.dtype)
+    source, out = _types(common, preferred_element_type)
+    rows = x.reshape(1, -1) if x.ndim == 1 else x
+    columns = y.reshape(-1, 1) if y.ndim == 1 else y
+    kind = np.dtype(common) if source == _name(common) else _numpy(source)
+    result = _product(rows.astype(kind), columns.astype(kind), 0, out)
+    return result.reshape(shape)
+
+
+def _name(dtype: Any) -> str:
+    """Return gemmery's name of an element type that kernels of the CPU multiply."""
+    row = dtypes.BY_NUMPY_NAME.get(np.dtype(dtype).name)
+    if row is None or row.name == "bool":
+        raise DTypeError(
+            f"{np.dtype(dtype).name} is not supported by gemmery.jax, which multiplies "
+            f"{', '.join(dtypes.get(name).numpy for name in dtypes.NAMES)}: convert with astype first"
+        )
+    return row.name
+
+
+def _numpy(name: str) -> np.dtype[Any]:
+    return np.dtype(jnp.bfloat16 if name == "bf16" else dtypes.get(name).numpy)
+
+
+def _types(common: Any, preferred: Any) -> tuple[str, str]:
+    """Return the types of the operands of a kernel, and that of its result."""
+    name = _name(common)
+    if preferred is None:
+        return name, name
+    wanted = widened(name, _name(preferred))
+    source, _ = kernel_types(name, wanted)
+    return source, wanted  # modulo 2**bits a result has the same bits with a sign and without
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _product(a: jax.Array, b: jax.Array, transposed: int, out: str) -> jax.Array:
+    """Return the product of arrays of one type, each transposed in its last two dimensions or not."""
+    return _batchable(transposed, out)(a, b)
+
+
+def _forward(a: jax.Array, b: jax.Array, transposed: int, out: str) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product(a, b, transposed, out), (a, b)
+
+
+def _backward(
+    transposed: int, out: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the gradients of both operands: dA = dC B' and dB = A' dC, of A and B as they were multiplied."""
+    a, b = operands
+    a_turned, b_turned = bool(transposed & A_TRANSPOSED), bool(transposed & B_TRANSPOSED)
+    c, x, y = (z.astype(jnp.promote_types(gradient.dtype, a.dtype)) for z in (gradient, a, b))
+    name = _name(c.dtype)
+    if a_turned:
+        da = _product(y, c, A_TRANSPOSED * b_turned | B_TRANSPOSED, name)
+    else:
+        da = _product(c, y, B_TRANSPOSED * (not b_turned), name)
+    if b_turned:
+        db = _product(c, x, A_TRANSPOSED | B_TRANSPOSED * a_turned, name)
+    elif b.ndim == 2 and not a_turned:  # the batch is more rows
+        db = _product(x.reshape(-1, x.shape[-1]), c.reshape(-1, c.shape[-1]), A_TRANSPOSED, name)
+    else:
+        db = _product(x, c, A_TRANSPOSED * (not a_turned), name)
+    return _summed(da, a), _summed(db, b)
+
+
+_product.defvjp(_forward, _backward)
+
+
+def _summed(gradient: jax.Array, operand: jax.Array) -> jax.Array:
+    """Sum a gradient over the batch in which the operand was repeated, and round it to the operand's type."""
+    extra = gradient.ndim - operand.ndim
+    repeated = [axis for axis in range(gradient.ndim) if axis < extra or operand.shape[axis - extra] == 1]
+    axes = tuple(axis for axis in repeated if axis < extra or gradient.shape[axis] != 1)
+    return gradient.sum(axes).reshape(operand.shape).astype(operand.dtype)
+
+
+@functools.cache
+def _batchable(transposed: int, out: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return the product as a function for which `vmap` makes one product of the whole batch."""
+    product = jax.custom_batching.custom_vmap(lambda a, b: _called(a, b, transposed, out))
+
+    def batched(_: int, which: list[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
+        count = max(z.ndim - moves for z, moves in zip((a, b), which, strict=True))
+        a, b = (_aligned(z, count) if moves else z for z, moves in zip((a, b), which, strict=True))
+        return product(a, b), True
+
+    product.def_vmap(batched)
+    multiply: Callable[[jax.Array, jax.Array], jax.Array] = product
+    return multiply
+
+
+def _aligned(array: jax.Array, count: int) -> jax.Array:
+    """Insert dimensions of length 1 after the first, so that `count` follow it: the others then broadcast as before."""
+    return array.reshape(array.shape[0], *[1] * (count + 1 - array.ndim), *array.shape[1:])
+
+
+def _called(a: jax.Array, b: jax.Array, transposed: int, out: str) -> jax.Array:
+    """Return the result of the custom call."""
+    product = StaticProduct(a.shape, b.shape, _name(a.dtype), out, transposed)
+    shape, dtype = product.shape, _numpy(out)
+    if math.prod(shape) == 0:
+        return jnp.zeros(shape, dtype)
+    source, kernel_out = kernel_types(product.dtype, out)
+    assert source == product.dtype
+    handler.know(product._replace(out=kernel_out))
+    call = jax.ffi.ffi_call(handler.TARGET, jax.ShapeDtypeStruct(shape, dtype))
+    result: jax.Array = call(a, b, key=np.int64(product._replace(out=kernel_out).key), transposed=np.int64(transposed))
+    return result

@@ -123,6 +123,13 @@ def test_without_the_extras_errors_name_the_command_that_installs_them():
     )
 
 
+def test_without_jax_its_module_says_how_to_install_it():
+    modules_after(
+        HIDDEN.replace('"cuda",', '"jax",') + "words = message(lambda: __import__('gemmery.jax'))\n"
+        "assert words == 'gemmery.jax needs JAX: run pip install jax', words\n"
+    )
+
+
 def test_an_error_for_a_package_of_ours_is_an_install_error_and_no_other():
     ours = ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
     found = not_installed(ours, "a table")

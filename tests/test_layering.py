@@ -23,6 +23,7 @@ OWNERS = {
     "platformdirs": ("config.py",),
     "rich": ("report", "inspection", "cli"),
     "threadpoolctl": ("bench", "lab"),
+    "jax": ("jax",),
     "torch": ("torch", "bench/libraries.py", "bench/cublas.py", "bench/torch_operands.py"),
     "cuda": ("cuda",),
     "cupy": ("bench/cublas.py",),

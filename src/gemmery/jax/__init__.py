@@ -1,16 +1,20 @@
 """Products for JAX on the CPU: `gemmery.jax.matmul`, under `jit`, `grad` and `vmap`.
 
-A product is a custom call through XLA's foreign function interface. Its handler is compiled code (`cpu/xla.py`), not a
+A product is a custom call through XLA's foreign function interface. Its handler is compiled code (`cpu/xla.py`) and no
 ctypes callback: XLA runs it on threads of its own, where a callback would wait for the interpreter, up to 5 ms while
-another thread runs Python. Shapes are known when JAX traces a function, so products are planned and compiled then, and
-a call looks up its job, sets three pointers and runs it.
+another thread runs Python. Shapes are known when JAX traces a function, so products are planned and compiled then. A
+call looks up its job, sets three pointers and runs it.
 """
 
-from gemmery.errors import not_installed
-
 try:
-    from gemmery.jax.traced import matmul
+    import jax  # noqa: F401
 except ModuleNotFoundError as error:
-    raise not_installed(error, "gemmery.jax") from error
+    if error.name != "jax":
+        raise
+    from gemmery.errors import InstallError
+
+    raise InstallError("gemmery.jax needs JAX: run pip install jax", name="jax") from error
+
+from gemmery.jax.traced import matmul
 
 __all__ = ["matmul"]

@@ -79,9 +79,9 @@ def _types(common: Any, preferred: Any) -> tuple[str, str]:
     name = _name(common)
     if preferred is None:
         return name, name
-    wanted = widened(name, _name(preferred))
-    source, _ = kernel_types(name, wanted)
-    return source, wanted  # modulo 2**bits a result has the same bits with a sign and without
+    wide = widened(name, _name(preferred))
+    source, _ = kernel_types(name, wide)
+    return source, wide  # modulo 2**bits a result has the same bits with a sign and without
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

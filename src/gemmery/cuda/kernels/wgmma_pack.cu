@@ -13,7 +13,7 @@ constexpr int PACK_THREADS = 256, PACK_BATCH = 2;  // of a block; rows that a th
 // A matrix as rows of k, and where its copy begins; strides count elements.
 template <class T> struct Rows {
   static constexpr int VEC = 16 / int(sizeof(T)), WORD = 4 / int(sizeof(T));  // elements in a piece and in a word
-  static constexpr int SIDES = 128 / int(sizeof(T)), WORDS = 32;              // of a tile that is transposed
+  static constexpr int SIDES = 128 / int(sizeof(T)), WORDS = 128 / WORD;      // of a tile that is transposed
   const T* from;
   long long side_step, k_step, batch_step;
   int sides, depth, batches;
@@ -81,7 +81,7 @@ template <class T> struct Extent {
     int lanes = lanes_of_row<T>(x.depth);
     bool adjacent = x.k_step == 1;
     sides = adjacent ? PACK_BATCH * PACK_THREADS / lanes : Rows<T>::SIDES;
-    depth = adjacent ? lanes * Rows<T>::VEC : Rows<T>::WORDS * Rows<T>::WORD;
+    depth = adjacent ? lanes * Rows<T>::VEC : 128;
   }
   __device__ __forceinline__ unsigned across(const Rows<T>& x) const { return (x.depth + depth - 1) / depth; }
   __device__ __forceinline__ unsigned down(const Rows<T>& x) const { return (x.sides + sides - 1) / sides; }
@@ -116,25 +116,50 @@ template <class T> __device__ __forceinline__ void copy_rows(const Rows<T>& x, c
   for (int i = 0; i < PACK_BATCH; ++i) pieces[i].store(at.to + (side + i * (PACK_THREADS / lanes)) * x.pitch() + k);
 }
 
-// A tile in shared memory, in words of k. With 33 words a row, lanes that write one word of 32 sides or 32 words of a
-// side, and lanes that read the pieces of 4 sides, use 32 banks.
+// A tile in shared memory, 16 KB in words of k. With a word more in each row, lanes that write one word of 32 sides or
+// 32 words of a side, and lanes that read the pieces of 4 sides, use 32 banks.
 template <class T> using PackTile = unsigned[Rows<T>::SIDES][Rows<T>::WORDS + 1];
 
-// Fills the tile by single elements: lanes follow the smaller stride, so that they share lines of memory.
+// Fills the tile by single elements, whose lanes follow the smaller stride, so that they share lines of memory. Memory
+// answers after about a microsecond: at 4 TB/s a multiprocessor has to have asked for 16 KB by then, all the time.
+template <bool BY_K, class T>
+__device__ __forceinline__ void gather(const Rows<T>& x, const Corner<T>& at, PackTile<T>& tile) {
+  constexpr int WORD = Rows<T>::WORD, SIDES = Rows<T>::SIDES, WORDS = Rows<T>::WORDS, BATCH = sizeof(T) == 1 ? 2 : 4 * sizeof(T);
+  constexpr int DOWN = BY_K ? PACK_THREADS / WORDS : 0, ALONG = BY_K ? 0 : PACK_THREADS / SIDES;  // to the next word
+  int side = threadIdx.x / (BY_K ? WORDS : 1) % SIDES, word = threadIdx.x / (BY_K ? 1 : SIDES) % WORDS;
+  unsigned* to = &tile[side][word];
+  side += at.side;
+  int k = at.k + word * WORD;
+  const T* from = at.from + side * x.side_step + k * x.k_step;
+  const long long step = DOWN * x.side_step + ALONG * WORD * x.k_step;
+#pragma unroll 1
+  for (int first = 0; first < SIDES * WORDS / PACK_THREADS; first += BATCH) {
+    unsigned bits[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      bits[i] = 0;
+#pragma unroll
+      for (int v = 0; v < WORD; ++v) {
+        if (side < x.sides && k + v < x.depth) bits[i] |= unsigned(from[v * x.k_step]) << (v * 8 * sizeof(T) % 32);
+      }
+      from += step;
+      side += DOWN;
+      k += ALONG * WORD;
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      *to = bits[i];
+      to += DOWN * (WORDS + 1) + ALONG;
+    }
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void gather(const Rows<T>& x, const Corner<T>& at, PackTile<T>& tile) {
-  constexpr int WORD = Rows<T>::WORD, SIDES = Rows<T>::SIDES;
-  bool by_k = llabs(x.k_step) < llabs(x.side_step);
-#pragma unroll (sizeof(T) == 1 ? 2 : 4)
-  for (int index = threadIdx.x; index < SIDES * 32; index += PACK_THREADS) {
-    int side = by_k ? index / 32 : index % SIDES, word = by_k ? index % 32 : index / SIDES, k = at.k + word * WORD;
-    const T* from = at.from + (at.side + side) * x.side_step + k * x.k_step;
-    unsigned bits = 0;
-#pragma unroll
-    for (int v = 0; v < WORD; ++v) {
-      if (at.side + side < x.sides && k + v < x.depth) bits |= unsigned(from[v * x.k_step]) << (v * 8 * sizeof(T) % 32);
-    }
-    tile[side][word] = bits;
+  if (llabs(x.k_step) < llabs(x.side_step)) {
+    gather<true>(x, at, tile);
+  } else {
+    gather<false>(x, at, tile);
   }
 }
 
@@ -181,9 +206,10 @@ __device__ __forceinline__ void collect_rows(const Rows<T>& x, const Corner<T>& 
     gather(x, at, tile);
   }
   __syncthreads();  // all is in the tile
-#pragma unroll
-  for (int index = threadIdx.x; index < Rows<T>::SIDES * 8; index += PACK_THREADS) {
-    int side = index / 8, word = index % 8 * 4, k = at.k + word * Rows<T>::WORD;
+#pragma unroll(sizeof(T) == 2 ? 1 : 4)  // more has no registers
+  for (int index = threadIdx.x; index < Rows<T>::SIDES * Rows<T>::WORDS / 4; index += PACK_THREADS) {
+    int side = index / 8 % Rows<T>::SIDES, word = index % 8 * 4 + index / (8 * Rows<T>::SIDES) * 32;
+    int k = at.k + word * Rows<T>::WORD;
     if (at.side + side >= x.sides || k >= x.depth) continue;
     Chunk<unsigned, 4> four;
 #pragma unroll

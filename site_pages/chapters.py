@@ -12,7 +12,7 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.ladder.definitions import contents
 from gemmery.ladder.diff import diff, source
 from gemmery.ladder.rung import Rung
-from gemmery.report.ladder_text import refusals, sentence
+from gemmery.report.ladder_text import refusals
 from gemmery.report.svg import Plot
 from site_pages.course import Part
 from site_pages.measured import Chart, Records
@@ -25,7 +25,6 @@ class Chapter:
     """What the template of a chapter shows; texts are plain, and HTML is in names that end with it."""
 
     rung: Rung
-    idea: str
     opening: tuple[str, ...]  # paragraphs of the comment that opens the kernel
     bound: str
     expected: Mapping[str, float]
@@ -42,7 +41,6 @@ def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pic
     lines = diff(rung.parent, rung.name).lines if rung.parent else ()
     return Chapter(
         rung=rung,
-        idea=sentence(rung.idea),
         opening=tuple(opening(rung)),
         bound=f"{rung.bound(DEPTH):,.6g}",
         expected=rung.expect,

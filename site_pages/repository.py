@@ -11,20 +11,29 @@ LANGUAGES = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".toml": "toml", ".
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 IMAGE = re.compile(r'<img src="(?P<file>[^"]+\.svg)"[^>]*>')
 FENCE = re.compile(r"^ *```")
+TRANSLATION = re.compile(r"\.[a-z]{2}\.md$")
 ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 
 
 class Repository:
-    """Documents of a checkout, and `sources`: the files of code that they link to, each to become a page."""
+    """Documents of a checkout in a language, and `sources`: the files of code that they link to, each to become a page.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    docs/gpu.zh.md is docs/gpu.md in Chinese.
+    """
+
+    def __init__(self, root: Path, language: str = "en") -> None:
+        self.root, self.language = root, language
         self.places = dict(_places(root))  # document in the repository -> page of the site
         self.sources: set[str] = set()
 
+    def file(self, document: str) -> Path:
+        """The file with a document in this language; it need not exist."""
+        suffix = ".md" if self.language == "en" else f".{self.language}.md"
+        return (self.root / document).with_suffix(suffix)
+
     def page(self, document: str) -> str:
         """Return the Markdown of the page of a document."""
-        text = (self.root / document).read_text(encoding="utf-8")
+        text = self.file(document).read_text(encoding="utf-8")
         parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
         return "".join(part if part.startswith("```") else self._prose(document, part) for part in parts)
 
@@ -49,7 +58,7 @@ class Repository:
         path, _, fragment = target.partition("#")
         if re.match(r"[a-z]+:", target) or not path:
             return ""
-        document = os.path.normpath(os.path.join(folder, path))
+        document = TRANSLATION.sub(".md", os.path.normpath(os.path.join(folder, path)))
         if document in self.places:
             return self.places[document] + (f"#{fragment}" if fragment else "")
         if (self.root / document).is_dir():
@@ -107,7 +116,7 @@ def _in_item(lines: list[str]) -> bool:
 def _places(root: Path) -> Iterator[tuple[str, str]]:
     for path in sorted((root / "docs").rglob("*.md")):
         document = path.relative_to(root).as_posix()
-        if not re.search(r"\.[a-z]{2}\.md$", document):  # a translation
+        if not TRANSLATION.search(document):
             yield document, document.removeprefix("docs/")
     for document in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
         yield document, f"repository/{document.replace('/README', '').lower()}"

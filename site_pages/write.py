@@ -10,6 +10,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import gemmery
+from gemmery.ladder.rung import Rung
+from gemmery.report.ladder_text import sentence
 from gemmery.report.svg import PALETTE
 from gemmery.report.tree import tree, walk
 from site_pages import reference
@@ -19,16 +21,16 @@ from site_pages.measured import Records
 from site_pages.repository import Repository, fenced, inline, source_page, source_text
 
 HERE = Path(__file__).parent
+TEXTS = HERE / "text"
 LANGUAGES = {"en": "English", "zh": "中文"}  # a language is written if it has a folder in text/
 Navigation = list[dict[str, Any]]
 
 
 def write(root: Path, folder: Path, pictures: bool = True) -> Path:
     """Write the pages of every language into `folder`; return the file that configures mkdocs."""
-    written = [language for language in LANGUAGES if (HERE / "text" / language).is_dir()]
-    navigation: Navigation = []
-    for language in written:
-        navigation = Writer(root, folder / "pages" / language, language, pictures).write() or navigation
+    languages = [language for language in LANGUAGES if (TEXTS / language).is_dir()]
+    writers = {name: Writer(root, folder / "pages" / name, name, pictures) for name in languages}
+    navigation = {name: writer.write() for name, writer in writers.items()}["en"]
     style = folder / "pages" / "en" / "site.css"
     style.write_text(f"{palette()}\n{(HERE / 'site.css').read_text(encoding='utf-8')}", encoding="utf-8")
     config = folder / "mkdocs.yml"
@@ -38,13 +40,7 @@ def write(root: Path, folder: Path, pictures: bool = True) -> Path:
         "site_dir": str(root / "site"),
         "nav": navigation,
         "plugins": {
-            "i18n": {
-                "docs_structure": "folder",
-                "languages": [
-                    {"locale": locale, "name": LANGUAGES[locale], "build": True, "default": locale == "en"}
-                    for locale in written
-                ],
-            },
+            "i18n": {"docs_structure": "folder", "languages": [_language(writers, name) for name in languages]},
             "mkdocstrings": {"handlers": {"python": {"paths": [str(root / "src")]}}},
         },
     }
@@ -52,24 +48,53 @@ def write(root: Path, folder: Path, pictures: bool = True) -> Path:
     return config
 
 
+def _language(writers: Mapping[str, Writer], name: str) -> dict[str, Any]:
+    """A language for the plugin that builds them, with its words for titles in the navigation."""
+    english, own = writers["en"].labels, writers[name].labels
+    return {
+        "locale": name,
+        "name": LANGUAGES[name],
+        "build": True,
+        "default": name == "en",
+        "nav_translations": {english[label]: own[label] for label in english} if name != "en" else {},
+    }
+
+
 class Writer:
     """Writes the pages of one language; documents without a translation are those of the first language."""
 
     def __init__(self, root: Path, folder: Path, language: str, pictures: bool) -> None:
         self.root, self.folder, self.language, self.pictures = root, folder, language, pictures
-        self.texts = HERE / "text" / language
+        self.texts = TEXTS / language
         loader = FileSystemLoader(self.texts)
         self.templates = Environment(
             loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
         )
-        self.templates.filters |= {"fenced": fenced, "code_html": code_html, "inline": inline}
+        self.templates.filters |= {
+            "fenced": fenced,
+            "code_html": code_html,
+            "inline": inline,
+            "sentence": sentence,
+            "told": self._told,
+        }
         self.titles: Mapping[str, str] = json.loads((self.texts / "titles.json").read_text(encoding="utf-8"))
+        rungs = self.texts / "rungs.json"  # rung -> its "idea" and "lesson" in this language
+        self._rungs = json.loads(rungs.read_text(encoding="utf-8")) if rungs.exists() else {}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Every title of the navigation by its key."""
+        return {**self.titles, **{part.name: self._title(part) for part in course()}}
+
+    def _told(self, rung: Rung, field: str) -> str:
+        """The idea or the lesson of a rung."""
+        return str(self._rungs.get(rung.name, {}).get(field) or getattr(rung, field))
 
     def write(self) -> Navigation:
         """Write every page and return the navigation."""
         tutorial = self._tutorial()
         api = self._reference()
-        documents = self._documents() if self.language == "en" else []
+        documents = self._documents()
         self._page("index.md", self._render("index", parts=course(), figure=self._figure))
         self._page("measuring.md", self._render("measuring", section=self._section))
         sections = {
@@ -133,11 +158,11 @@ class Writer:
         return [f"reference/{page}.md" for page in pages]
 
     def _documents(self) -> list[str]:
-        repository = Repository(self.root)
+        repository = Repository(self.root, self.language)
         for document, place in repository.places.items():
-            if place != "index.md":
+            if place != "index.md" and repository.file(document).exists():
                 self._page(place, repository.page(document))
-        for file in sorted(repository.sources):
+        for file in sorted(repository.sources if self.language == "en" else ()):
             self._page(source_page(file), source_text(self.root, file))
         return list(repository.places.values())
 

@@ -5,6 +5,7 @@ tests/test_site_built.py looks at the site itself, which `make site` builds.
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -126,3 +127,19 @@ def test_broken_links_are_caught(tmp_path):
         "c.html: https://x.org/a.js",
         "c.html: d.html",
     ]
+
+
+def test_a_language_is_a_folder_of_texts(tmp_path, monkeypatch):
+    english = write.TEXTS / "en"
+    titles = json.loads((english / "titles.json").read_text())
+    chinese = shutil.copytree(english, tmp_path / "zh")
+    (chinese / "titles.json").write_text(json.dumps({**titles, "tutorial": "T in zh"}))
+    (chinese / "rungs.json").write_text('{"packed": {"idea": "I in zh", "lesson": "L in zh"}}')
+    monkeypatch.setattr(write, "TEXTS", tmp_path)
+    writer = write.Writer(ROOT, tmp_path / "pages", "zh", pictures=False)
+    assert writer.labels["tutorial"] == "T in zh"
+    assert "T in zh" in writer.write()[1]
+    text = (tmp_path / "pages" / "tutorial" / "registers-and-packing" / "packed.md").read_text()
+    assert "I in zh." in text
+    assert "\nL in zh\n" in text
+    assert not (tmp_path / "pages" / "gpu.md").exists()

@@ -18,8 +18,19 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from gemmery.torch.functions import grouped_mm, linear, matmul
+from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
 from gemmery.torch.modules import Linear, QuantizedLinear
+from gemmery.torch.quantization import quantize
 from gemmery.torch.replacing import Replacement, replace_linear
 
-__all__ = ["Linear", "QuantizedLinear", "Replacement", "grouped_mm", "linear", "matmul", "replace_linear"]
+__all__ = [
+    "Linear",
+    "QuantizedLinear",
+    "Replacement",
+    "grouped_mm",
+    "linear",
+    "matmul",
+    "quantize",
+    "quantized_linear",
+    "replace_linear",
+]

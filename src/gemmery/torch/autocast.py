@@ -9,7 +9,7 @@ import torch
 KEYS = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 
-def register(library: Any, name: str, untouched: tuple[int, ...] = ()) -> None:
+def register(library: Any, name: str, untouched: tuple[int, ...]) -> None:
     """Convert the tensors among an operator's arguments, except those at the positions `untouched`."""
     operator = getattr(torch.ops.gemmery, name).default
     for device, key in KEYS.items():

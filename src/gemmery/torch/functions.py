@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import torch
 
-from gemmery.torch import grouping, operators
+from gemmery.torch import grouping, operators, packed_weights
 from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.gradients import LINEAR, MATMUL, Formula
+from gemmery.torch.quantization import dequantize
 
 
 def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any]:
@@ -29,6 +30,7 @@ def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any
 
 _recorded_product = recorded(operators.product, MATMUL)
 _recorded_layer = recorded(operators.layer, LINEAR)
+_recorded_packed = recorded(packed_weights.quantized_layer, packed_weights.QUANTIZED_LINEAR)
 _recorded_groups = recorded(grouping.products, grouping.GROUPED_MM)
 
 
@@ -101,6 +103,54 @@ def linear(
         result = _recorded_layer(input, weight, bias, activation, precision)
     else:
         result = operators.layer(input, weight, bias, activation, precision)
+    return result
+
+
+def quantized_linear(
+    input: torch.Tensor,  # noqa: A002
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Literal["relu", "gelu", "silu"] | None = None,
+    *,
+    precision: Literal["tf32"] | None = None,
+) -> torch.Tensor:
+    """Return activation(input @ weight.T + bias) for a weight of 8 or 4 bits an element, with gradients.
+
+    >>> import torch, gemmery.torch
+    >>> packed, scales = gemmery.torch.quantize(torch.tensor([[7.0, -3.0, 0.0, 14.0]]), bits=4, group=2)
+    >>> gemmery.torch.quantized_linear(torch.ones(1, 4), packed, scales)
+    tensor([[18.]])
+
+    `input` is (..., in_features). `packed` and `scales` are what `gemmery.torch.quantize` returns: for 8 bits int8 of
+    shape (out_features, in_features), for 4 bits uint8 of shape (out_features, in_features / 2), and the factors
+    (out_features, groups). An element of the weight is its level times the factor of its group, in the input's element
+    type. The other arguments and the result are as in `linear`. The input, the factors and the bias have gradients.
+
+    The weight is computed at each call. On the CPU, a product of at most 64 rows computes it in parts that stay in
+    cache. Inside torch.compile, torch.autocast and torch.func this is the operator
+    `torch.ops.gemmery.quantized_linear`; torch.compile for a CUDA device gets the weight's computation by itself, which
+    it makes one kernel of.
+
+    Raises the errors of `gemmery.matmul`, DTypeError and ShapeError for tensors that are no packed weight.
+    """
+    needs_grad = input.requires_grad or scales.requires_grad or (bias is not None and bias.requires_grad)
+    records = torch.is_grad_enabled() and needs_grad
+    if records and activation in ("gelu", "silu"):
+        before = quantized_linear(input, packed, scales, bias, None, precision=precision)
+        activated: torch.Tensor = ACTIVATIONS[activation](before)
+        return activated
+    plain = {type(input), type(packed), type(scales)} <= PLAIN and (bias is None or type(bias) in PLAIN)
+    if is_compiling() and input.is_cuda and not torch.is_autocast_enabled("cuda"):
+        bits, group = packed_weights.weight_format(packed, scales)
+        weight = dequantize(packed, scales, bits, group, input.dtype)
+        return linear(input, weight, bias, activation, precision=precision)
+    if is_compiling() or not plain or watched():
+        result: torch.Tensor = packed_weights.quantized_linear(input, packed, scales, bias, activation, precision)
+    elif records:
+        result = _recorded_packed(input, packed, scales, bias, activation, precision)
+    else:
+        result = packed_weights.quantized_layer(input, packed, scales, bias, activation, precision)
     return result
 
 

@@ -53,17 +53,9 @@ def _keep_layer(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _linear_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    """Return the gradients of input, weight and bias.
-
-    gelu and silu need what they were applied to, which the fused forward pass does not write: it is computed again.
-    `gemmery.torch.linear` keeps it instead, by calling the activation separately where gradients are recorded.
-    """
+    """Return the gradients of input, weight and bias."""
     x, weight, bias, output = ctx.saved_tensors
-    if ctx.activation == "relu":
-        grad = torch.ops.aten.threshold_backward(grad, output, 0)
-    elif ctx.activation is not None:
-        before = torch.ops.gemmery.linear(x, weight, bias, None, ctx.precision)
-        grad = through(ctx.activation, grad, before)
+    grad = before_activation(ctx, grad, output, lambda: torch.ops.gemmery.linear(x, weight, bias, None, ctx.precision))
     grad_x = grad_weight = grad_bias = None
     if ctx.needs_input_grad[0]:
         grad_x = multiply(grad, weight.conj(), ctx.precision)
@@ -74,9 +66,19 @@ def _linear_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return grad_x, grad_weight, grad_bias, None, None
 
 
-def through(activation: str, grad: Any, before: Any) -> Any:
-    """Return the gradient of what gelu or silu was applied to."""
-    if activation == "gelu":
+def before_activation(ctx: Any, grad: Any, output: Any, product: Callable[[], Any]) -> Any:
+    """Return the gradient of what the activation was applied to.
+
+    relu's follows from its output. Those of gelu and silu need the `product`, which the fused forward pass does not
+    write: it is computed again. `gemmery.torch.linear` keeps it instead, by calling the activation separately where
+    gradients are recorded.
+    """
+    if ctx.activation is None:
+        return grad
+    if ctx.activation == "relu":
+        return torch.ops.aten.threshold_backward(grad, output, 0)
+    before = product()
+    if ctx.activation == "gelu":
         return torch.ops.aten.gelu_backward(grad, before)
     if not torch.is_grad_enabled():
         return torch.ops.aten.silu_backward(grad, before)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gemmery.torch.functions import linear
+from gemmery.torch.functions import linear, quantized_linear
 from gemmery.torch.quantization import dequantize, quantize
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
         """Return the layer's output for an input of shape (..., in_features)."""
-        weight = dequantize(self.packed, self.scales, self.bits, self.group, input.dtype)
-        return linear(input, weight, self.bias, self.activation, precision=_precision(self, input))
+        precision = _precision(self, input)
+        return quantized_linear(input, self.packed, self.scales, self.bias, self.activation, precision=precision)
 
     def extra_repr(self) -> str:
         """Return the sizes, the format and the options, which print(layer) shows."""

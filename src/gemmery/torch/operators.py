@@ -25,12 +25,18 @@ EIGHT_BIT_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def define(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], formula: Formula, rule: Callable[..., Any]
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    formula: Formula,
+    rule: Callable[..., Any],
+    untouched: tuple[int, ...] = (),
 ) -> Any:
     """Define an operator and return it.
 
     `kernel` computes it on the CPU and on CUDA devices, `fake` returns an empty tensor like its result, for tensors
-    whose sizes may be symbols, `formula` has its gradients and `rule` is its torch.func.vmap.
+    whose sizes may be symbols, `formula` has its gradients and `rule` is its torch.func.vmap. Autocast converts its
+    operands, except those at the positions `untouched`.
     """
     name = schema.partition("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -39,7 +45,7 @@ def define(
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)
     recording.register(library, name, formula)
     torch.library.register_vmap(f"gemmery::{name}", rule, lib=library)
-    autocast.register(library, name)
+    autocast.register(library, name, untouched)
     return getattr(torch.ops.gemmery, name).default
 
 

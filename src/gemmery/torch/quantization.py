@@ -64,15 +64,22 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: tor
     >>> dequantize(*quantize(torch.tensor([[7.0, -3.0, 0.0, 14.0]]), 4, 2), 4, 2, torch.float32)
     tensor([[ 7., -3.,  0., 14.]])
     """
-    levels = packed if bits == 8 else _levels(packed)
-    return (levels.to(dtype).reshape(*scales.shape, group) * scales.to(dtype)[..., None]).flatten(-2)
+    factors = scales.to(dtype)[..., None]
+    groups = (*scales.shape, group)
+    if bits == 8 and packed.is_cuda:
+        return (packed.reshape(groups) * factors).flatten(-2)  # one kernel, which converts as it reads
+    if bits == 8:
+        weight = packed.to(dtype, memory_format=torch.contiguous_format)
+    else:
+        weight = scales.new_empty((*packed.shape[:-1], 2 * packed.shape[-1]), dtype=dtype)
+        weight[..., 0::2] = packed & 15
+        weight[..., 1::2] = packed >> 4
+        weight -= 8
+    weight.view(groups).mul_(factors)
+    return weight
 
 
 def _in_pairs(levels: Tensor) -> Tensor:
     """Two levels of 4 bits a byte, each plus 8."""
     halves = (levels + 8).to(torch.uint8)
     return halves[:, 0::2] | halves[:, 1::2] << 4
-
-
-def _levels(packed: Tensor) -> Tensor:
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(torch.int8) - 8

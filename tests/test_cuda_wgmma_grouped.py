@@ -95,10 +95,22 @@ def test_few_steps_of_k(k):
 
 
 def test_more_rows_of_tiles_than_a_band_has():
-    a, b = operands(1100, 2, 72, 8)
-    result, findings = emulated(a, b, [1090, 1095], config={"blocks": 7})
+    a, b = operands(2100, 2, 72, 8)
+    result, findings = emulated(a, b, [2090, 2095], config={"blocks": 7})
     assert findings == []
-    assert np.array_equal(result, expected(a, b, [1090, 1095]))
+    assert np.array_equal(result, expected(a, b, [2090, 2095]))
+
+
+def test_groups_with_few_tiles_take_narrow_ones():
+    """1024 uneven rows of 8 groups have about 12 rows of tiles: 1.5 rounds of 256 columns, which last as long as 2."""
+    for rows, groups, n, k, bn in (
+        (1024, 8, 4096, 7168, 128),
+        (128, 8, 4096, 7168, 256),
+        (8192, 8, 4096, 7168, 256),
+        (1024, 64, 4096, 7168, 256),
+    ):
+        case = problem(rows, groups, n)._replace(k=k)
+        assert RUNG.resolve(case, RUNG.default)["bn"] == bn
 
 
 def test_offsets_that_are_wrong_touch_nothing_outside():

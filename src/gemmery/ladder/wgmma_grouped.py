@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import exp
 
 from gemmery import dtypes
 from gemmery.cuda import hopper
@@ -70,18 +71,37 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 
 def _cycles(problem: Problem, bn: int, sms: int) -> float:
-    """Return about the cycles that tiles of bn columns take, if the groups that have rows have about as many each.
+    """Return about the cycles that tiles of bn columns take: rounds of them, the last one half full.
 
     A step of 128 bytes of k lasts until its products are done, or until its rows have come from the L2 cache.
     """
-    groups = max(1, min(problem.groups or problem.batch, problem.m))
-    rows = problem.m if not problem.groups else -(-problem.m // groups)
-    high = _BLOCK if rows <= _BLOCK else _BM  # rows that are brought and multiplied
+    long, short = expected_tiles(problem)
+    columns = -(-problem.n // bn)
+    rounds = (long + short) * columns / sms
+    high = _BM if 4 * long > short else _BLOCK  # of tiles that decide when a round ends
     area, speed = high * bn, {64: 80, 128: 93, 256: 100}[bn]
     steps = -(-problem.k * dtypes.get(problem.dtype).size // hopper.ROW)
     step = max(area * 100 / (hopper.STEP_AREA * speed), (high + bn) * hopper.ROW / hopper.LINE_RATE)
-    tiles = groups * -(-rows // _BM) * -(-problem.n // bn)
-    return -(-tiles // sms) * (steps * step + area * hopper.FINISH[dtypes.get(problem.out).size])
+    each = steps * step + area * hopper.FINISH[dtypes.get(problem.out).size]
+    return each * (rounds + 0.5 if rounds > 1 else 1)
+
+
+def expected_tiles(problem: Problem) -> tuple[float, float]:
+    """Return how many rows of tiles groups have, those of more than a block of 64 rows and the others.
+
+    The host does not know where groups end. They are uneven: sizes are taken to be distributed exponentially, so that
+    the last tile of a group has any number of rows.
+
+    >>> [round(each, 1) for each in expected_tiles(Problem(1024, 4096, 7168, "bf16", "bf16", groups=8))]
+    [7.7, 5.0]
+    """
+    if not problem.groups:
+        whole, rest = divmod(problem.m, _BM)
+        return problem.batch * (whole + (rest > _BLOCK)), problem.batch * (0 < rest <= _BLOCK)
+    mean = max(problem.m, 1) / problem.groups
+    every = min(problem.groups, problem.m) / (1 - exp(-_BM / mean))
+    long = every * exp(-_BLOCK / mean)
+    return long, every - long
 
 
 GROUPED = (

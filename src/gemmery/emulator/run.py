@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ TOGETHER = 1 << 17  # threads of blocks that may wait for each other, which a de
 Place = TypeVar("Place", Line, Frames)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class EmulatedRun:
     """The result of a launch: its counts, as a profiler shows them, and the faults found in it.
 
@@ -42,10 +43,19 @@ class EmulatedRun:
 
     kernel: str
     launch: LaunchConfig
-    merged: Counts
-    as_ptx: Counts
+    counted: Callable[[bool], Counts]  # merged or not; when first read, for it takes a tenth of a small run's time
     findings: tuple[Finding, ...] = ()
     merging: bool = True
+
+    @cached_property
+    def merged(self) -> Counts:
+        """All counts, of accesses as ptxas merges them."""
+        return self.counted(True)
+
+    @cached_property
+    def as_ptx(self) -> Counts:
+        """All counts, of accesses as they are in the PTX."""
+        return self.counted(False)
 
     @property
     def counts(self) -> Counts:
@@ -117,11 +127,14 @@ class EmulatedRun:
 
     def __add__(self, other: EmulatedRun) -> EmulatedRun:
         """Add the counts and findings of two launches; the name is that of the second."""
+        sums = {
+            True: _together(self.merged, other.merged),
+            False: _together(self.as_ptx, other.as_ptx),
+        }
         return EmulatedRun(
             other.kernel,
             other.launch,
-            _together(self.merged, other.merged),
-            _together(self.as_ptx, other.as_ptx),
+            sums.__getitem__,
             self.findings + other.findings,
             self.merging and other.merging,
         )
@@ -182,14 +195,8 @@ def emulated(
     findings = Findings() if check else None
     every = (counters, *((findings,) if findings else ()), *observers)
     run(program, launch, memory, every, seed=seed, max_steps=max_steps, ahead=ahead, device_sums=device_sums)
-    return EmulatedRun(
-        program.kernel.name,
-        launch,
-        counters.counts(),
-        counters.counts(merged=False),
-        findings.sorted() if findings else (),
-        merge,
-    )
+    counters.forget_accesses()
+    return EmulatedRun(program.kernel.name, launch, counters.counts, findings.sorted() if findings else (), merge)
 
 
 def run(

@@ -177,6 +177,12 @@ class Counters(Observer):
 
     # ---- afterwards ----
 
+    def forget_accesses(self) -> None:
+        """Free the addresses kept from the latest accesses, at the end of a run."""
+        for kept in (self._latest_copied, self._latest_served, self._latest_moved, self._patterns):
+            kept.clear()
+        self._source = None
+
     def counts(self, merged: bool = True) -> Counts:
         """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX."""
         warps, threads = self._executed(merged)

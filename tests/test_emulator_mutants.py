@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from checked_products import problem_of, product
@@ -13,13 +15,28 @@ from mutants import MUTANTS
 pytest.importorskip("cuda.bindings")
 
 
-def what_shows(mutant, mutated):
-    """How the mutant, or the kernel itself at the same problem, is seen to be wrong; "" when it is not."""
-    rung = find(CUDA, mutant.rung)
+def edited(mutant):
+    """The kernel's files with the mutant's edit."""
     text = nvrtc.headers().get(mutant.file) or nvrtc.text(mutant.file)
     assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}"
-    texts = {mutant.file: text.replace(mutant.old, mutant.new)} if mutated else {}
-    came = product(rung, problem_of(mutant.shape, mutant.name, mutant.layouts, mutant.batch), mutant.config, texts)
+    return {mutant.file: text.replace(mutant.old, mutant.new)}
+
+
+def problem(mutant):
+    """The rung, the product and the config of a mutant, which others share."""
+    return mutant.rung, problem_of(mutant.shape, mutant.name, mutant.layouts, mutant.batch), *mutant.config.items()
+
+
+@cache
+def what_shows_of_the_kernel(*problem):
+    """`what_shows` without an edit: once for all mutants of a problem."""
+    return what_shows({}, *problem)
+
+
+def what_shows(texts, name, problem, *config):
+    """How a kernel is seen to be wrong; "" when it is not."""
+    rung = find(CUDA, name)
+    came = product(rung, problem, dict(config), texts)
     if came.findings:
         return str(came.findings[0])
     if not came.error_over_bound <= 1:
@@ -31,8 +48,8 @@ def what_shows(mutant, mutated):
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_killed(mutant):
     """The kernel passes, its mutant does not, unless no run can tell the two apart."""
-    assert what_shows(mutant, False) == ""
-    shown = what_shows(mutant, True)
+    assert what_shows_of_the_kernel(*problem(mutant)) == ""
+    shown = what_shows(edited(mutant), *problem(mutant))
     if mutant.survives:
         assert shown == "", "it can be told apart: take the reason out of its row"
     else:

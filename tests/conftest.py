@@ -38,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["GEMMERY_ISA"] = isa
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the emulator's tests of a rung one after the other: they share kernels, of which the latest 64 stay read."""
+    places = [at for at, item in enumerate(items) if item.path.stem == "test_emulator_ladder"]
+    tests = sorted(
+        (items[at] for at in places), key=lambda item: item.name.partition("[")[2].partition("-")[0].rstrip("]")
+    )
+    for at, test in zip(places, tests, strict=True):
+        items[at] = test
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """Undo what a test does to the environment, so that the next one starts from the same."""

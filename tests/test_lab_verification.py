@@ -120,6 +120,9 @@ def test_the_command_shows_wrong_products_and_how_to_repeat_them(monkeypatch, ca
     assert "seeds 7 to 16" in out  # it stops after 10
     assert "  ArgumentError: no such product\n  again" in out
     assert "again: gemmery verify --device cpu --dtype" in out
+    assert cli.run(["verify", "--products", "1", "--seed", "7"]) == 1
+    assert "1 product (1 " in (out := capsys.readouterr().out)
+    assert ") on cpu, seed 7, " in out
     assert cli.run(["verify", "--json", "--products", "1"]) == 1
 
 
@@ -148,7 +151,7 @@ def test_nothing_follows_an_error_of_the_device(monkeypatch):
 
 
 def test_what_cannot_be_verified_is_refused():
-    with pytest.raises(ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, i8"):
+    with pytest.raises(ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, i8$"):
         lab.verify(1, dtypes=["e4m3"])
     with pytest.raises(ArgumentError, match="products 0"):
         lab.verify(0)

@@ -30,7 +30,9 @@ def without_torch() -> str:
         return reason
     import torch
 
-    return "" if torch.cuda.is_available() else "this PyTorch is built without CUDA"
+    if torch.cuda.is_available():
+        return ""
+    return "this PyTorch finds no CUDA device" if torch.version.cuda else "this PyTorch is built without CUDA"
 
 
 def tensor(view: View) -> Any:
@@ -64,7 +66,9 @@ def tensors_in(device: str) -> Callable[[Any, str, Sequence[int], Sequence[int],
     """
     reason = without_torch()
     if reason:
-        raise DeviceError(f"{device} without PyTorch, whose tensors hold the operands: {reason}")
+        raise DeviceError(
+            f"products on {device} are of PyTorch's tensors: {reason}; install PyTorch for CUDA, or name the device cpu"
+        )
     import torch
 
     def place(

@@ -65,10 +65,13 @@ def _verify(device: str, products: int, types: list[str], seed: int, json: bool)
 
 def in_words(verified: Verification) -> str:
     """Return what was compared, and each wrong product with the command that repeats it."""
+    from gemmery.report import words
+
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verified.types.items()))
-    last = verified.seed + verified.products - 1
+    first, last = verified.seed, verified.seed + verified.products - 1
+    seeds = f"seeds {first} to {last}" if first < last else f"seed {first}"
     summary = (
-        f"{verified.products} products ({counts}) on {verified.device}, seeds {verified.seed} to {last}, "
+        f"{words.plural(verified.products, 'product')} ({counts}) on {verified.device}, {seeds}, "
         f"{verified.seconds:.3g} s: {len(verified.wrong) or 'none'} wrong; "
         f"the others reach at most {verified.worst:.3g} of their bounds"
     )

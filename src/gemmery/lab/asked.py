@@ -194,14 +194,23 @@ def _inspectable(name: str, on_gpu: Sequence[str], exhibits: Sequence[str]) -> N
 
 
 def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the config. Raises ArgumentError for an unknown key, and for a value that is not a whole number."""
+    """Return the config. Raises ArgumentError for an unknown key, and for a value that is no whole number >= 1.
+
+    0 is a value where the row's own values have one: it leaves the choice to the rung, or switches something off.
+    """
     known = dict.fromkeys([*row.space, *row.default])
-    for key in config:
+    for key, value in config.items():
         if key not in known:
             having = f"its keys are {', '.join(known)}" if known else "it has no config"
             raise ArgumentError(f"config {key!r}: {row.name} has no such key; {having}")
-        if not isinstance(config[key], Integral):
-            raise ArgumentError(f"config {key!r}: {config[key]!r} is not a whole number")
+        if not isinstance(value, Integral):
+            raise ArgumentError(f"config {key!r}: {value!r} is not a whole number")
+        values = sorted({*row.space.get(key, ()), row.default.get(key, 1)})
+        if value < min(1, values[0]):
+            raise ArgumentError(
+                f"config {key}={value}: {row.name} takes whole numbers >= {min(1, values[0])}, such as "
+                f"{', '.join(map(str, values))}"
+            )
     return config
 
 

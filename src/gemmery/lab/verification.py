@@ -105,7 +105,7 @@ def verify(
 def _spelled(name: str, kind: str) -> str:
     """Return the short name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
     try:
-        return element_types.resolve(name, (*TYPES[kind], "f32"))
+        return element_types.resolve(name, dict.fromkeys((*TYPES[kind], "f32")))
     except DTypeError as error:
         raise ArgumentError(f"products on {kind}: {error}") from None
 

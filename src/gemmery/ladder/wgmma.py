@@ -249,7 +249,9 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
 
 def _check_rows(bm: int) -> None:
     if bm == 192:
-        raise RefusedError("bm=192: wgmma_epilogue alone lays two warpgroups beside each other")
+        raise RefusedError(
+            "bm=192: wgmma_epilogue alone lays two warpgroups beside each other; use 64, 128 or 256 rows"
+        )
 
 
 def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:

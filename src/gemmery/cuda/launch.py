@@ -46,7 +46,10 @@ def first_arguments(
 
 
 class Ready:
-    """The launches of a rung with their argument except pointers and scalars; many threads may call it at once."""
+    """The launches of a rung with their argument except pointers and scalars; many threads may call it at once.
+
+    Where the argument has tensor maps, each call writes their addresses too.
+    """
 
     def __init__(
         self,
@@ -56,9 +59,11 @@ class Ready:
         workspace: int,
         transposed: bool,
         overlaps: tuple[bool, ...] = (),
+        maps: tuple[PlacedMap, ...] = (),
     ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
+        self.maps = maps
         self._launches = launches
         self._overlaps = overlaps if any(overlaps) else ()
         self._single = launches[0] if len(launches) == 1 and not self._overlaps else None  # no loop: 0.2 us less
@@ -72,6 +77,12 @@ class Ready:
         self._launch_early: Any = api.cuLaunchKernelEx if self._overlaps else None
         # Of finished calls: the driver's record of each launch that overlaps, None of the others.
         self._early: list[tuple[tuple[FirstArguments, Any], ...]] = []
+        packed = {each.operand: each.packed for each in maps}
+        self._a_packed, self._b_packed = packed.get("a", -1), packed.get("b", -1)
+        self._encodes = False  # whether a map is made anew for each address, instead of written into
+        if maps:
+            with driver.on(ordinal):
+                self._encodes = not tensormaps.begins_with_address()
 
     def __call__(
         self,
@@ -92,18 +103,26 @@ class Ready:
             buffer = self._free.pop()
         except IndexError:
             buffer = _buffer(_POINTERS.size + len(self._fixed))
-        memory = buffer[0]
+        memory, words, parameters, _ = buffer
         if self._transposed:
             a, b = b, a
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
         memory[_POINTERS.size :] = self._fixed
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
+        if self.maps:
+            if extra:
+                _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
+            words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
+            words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
+            words[_C_WORD] = c
+            if self._encodes:
+                self._encode(memory, words)
         if int(self._current()[1]) == self._context:
-            self._run(stream, buffer[2])
+            self._run(stream, parameters)
         else:
             with driver.on(self.ordinal):
-                self._run(stream, buffer[2])
+                self._run(stream, parameters)
         self._free.append(buffer)
 
     def _run(self, stream: int, parameters: int) -> None:
@@ -138,67 +157,9 @@ class Ready:
                 driver.check(status)
         self._early.append(early)
 
-
-class MappedReady(Ready):
-    """The launches of a rung whose argument has tensor maps: each call writes their addresses too."""
-
-    def __init__(
-        self,
-        launches: list[FirstArguments],
-        argument: bytes,
-        ordinal: int,
-        workspace: int,
-        transposed: bool,
-        overlaps: tuple[bool, ...],
-        maps: tuple[PlacedMap, ...],
-    ) -> None:
-        super().__init__(launches, argument, ordinal, workspace, transposed, overlaps)
-        self._maps = maps
-        packed = {each.operand: each.packed for each in maps}
-        self._a_packed, self._b_packed = packed.get("a", -1), packed.get("b", -1)
-        with driver.on(ordinal):
-            self._patches = tensormaps.begins_with_address()
-
-    def __call__(
-        self,
-        a: int,
-        b: int,
-        c: int,
-        stream: int,
-        bias: int = 0,
-        workspace: int = 0,
-        scalars: tuple[float, float] | None = None,
-        extra: tuple[int, ...] = (),
-    ) -> None:
-        """Put the launches on a stream, as `Ready` does."""
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            buffer = _buffer(MAPPED_BYTES)
-        memory, words = buffer[:2]
-        if self._transposed:
-            a, b = b, a
-        _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
-        memory[_POINTERS.size :] = self._fixed
-        if scalars is not None:
-            self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
-        if extra:
-            _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
-        words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
-        words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
-        words[_C_WORD] = c
-        if not self._patches:
-            self._encode(memory, words)
-        if int(self._current()[1]) == self._context:
-            self._run(stream, buffer[2])
-        else:
-            with driver.on(self.ordinal):
-                self._run(stream, buffer[2])
-        self._free.append(buffer)
-
     def _encode(self, memory: bytearray, words: memoryview) -> None:
         """Make the maps again, for the addresses that are written where a map begins."""
-        for each in self._maps:
+        for each in self.maps:
             place = _MAPS_AT[each.operand]
             memory[place : place + tensormaps.BYTES] = tensormaps.encoded(each.shape, words[place // 8])
 
@@ -258,7 +219,7 @@ class CudaLaunch:
             argument = mapped_argument(
                 argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band
             )
-        return MappedReady(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps)
+        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps)
 
     def __call__(
         self,

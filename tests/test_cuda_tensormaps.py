@@ -22,7 +22,7 @@ F16 = Problem(100, 40, 72, "f16", "f16", device="h200")
 
 # A product of at most 32 x 32 x 32 by one warp, whose operands come and whose result goes by tensor maps.
 COPIES = """
-#include "ptx.cuh"
+#include "ptx_hopper.cuh"
 struct alignas(64) Map { unsigned char bytes[128]; };
 struct Argument {
   const float *a, *b; float* c; const float* bias; float* workspace;

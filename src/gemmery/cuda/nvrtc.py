@@ -20,7 +20,8 @@ from gemmery.errors import CompileError, DeviceError, missing
 
 # With a driver, NVRTC uses its own cache, which returns no log: the report would be all zeros.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
-WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions each wrap one instruction
+# Files of kernels/ whose functions each wrap one instruction.
+WRAPPERS = frozenset({"ptx.cuh", "ptx_hopper.cuh", "types.cuh"})
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
 # ptxas's words for wgmma that waits for each product, and for setmaxnreg that it ignores: C7508 to C7519.
 _SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")

@@ -1,6 +1,6 @@
 // A cluster: CM x CN blocks that run together and copy into each other's shared memory.
 #pragma once
-#include "ptx.cuh"
+#include "ptx_hopper.cuh"
 
 // A block's place in its cluster. The tiles of the cluster's blocks lie beside each other in C, so the CN blocks of a
 // row of it share rows of A, and the CM blocks of a column share columns of B: each copies a part of them to all.

@@ -1,7 +1,7 @@
 // A ring of stages in shared memory, handed over by mbarriers: `full` when a stage's bytes have come, `empty` when all
 // that read it have done so.
 #pragma once
-#include "ptx.cuh"
+#include "ptx_hopper.cuh"
 
 // The stage at which a thread stands. The parity of its barriers' phase changes with each round: a consumer waits for
 // `full` with this parity; a producer for `empty` with the other one, so that its first round does not wait.

@@ -1,6 +1,7 @@
 // Tensor copies (TMA): the argument of kernels that use them, and how a block brings a tile of an operand.
 #pragma once
 #include "product.cuh"
+#include "ptx_hopper.cuh"
 
 // A CUtensorMap: a matrix's address, sides, strides, and the box that one copy moves. Kernels only hand it on.
 struct alignas(64) TensorMap { unsigned char bytes[128]; };
@@ -10,7 +11,7 @@ template <class T, class Out> struct TmaProduct {
   Product<T, Out> product;
   const float* a_scale;  // factors of rows of A and columns of B, or of blocks of them; null where there are none
   const float* b_scale;
-  const int* offsets;    // where groups begin, of a grouped product
+  const int* offsets;    // where groups end, of a grouped product
   long long a_scale_row, a_scale_k, b_scale_k, b_scale_col;  // in elements; 0: the same factor for all
   int activation;        // the bits RELU, GELU, SILU of epilogue.cuh
   int mapped;            // bit 0: C is written by tensor copies; else by ordinary stores, of any strides

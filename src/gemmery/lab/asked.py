@@ -199,16 +199,17 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
     0 is a value where the row's own values have one: it leaves the choice to the rung, or switches something off.
     """
     known = dict.fromkeys([*row.space, *row.default])
-    for key, value in config.items():
+    for key in config:
         if key not in known:
             having = f"its keys are {', '.join(known)}" if known else "it has no config"
             raise ArgumentError(f"config {key!r}: {row.name} has no such key; {having}")
-        if not isinstance(value, Integral):
-            raise ArgumentError(f"config {key!r}: {value!r} is not a whole number")
+        if not isinstance(config[key], Integral):
+            raise ArgumentError(f"config {key!r}: {config[key]!r} is not a whole number")
         values = sorted({*row.space.get(key, ()), row.default.get(key, 1)})
-        if value < min(1, values[0]):
+        least = min(1, values[0])
+        if config[key] < least:
             raise ArgumentError(
-                f"config {key}={value}: {row.name} takes whole numbers >= {min(1, values[0])}, such as "
+                f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as "
                 f"{', '.join(map(str, values))}"
             )
     return config

@@ -179,8 +179,8 @@ class Counters(Observer):
 
     def forget_accesses(self) -> None:
         """Free the addresses kept from the latest accesses, at the end of a run."""
-        for kept in (self._latest_copied, self._latest_served, self._latest_moved, self._patterns):
-            kept.clear()
+        for addresses in (self._latest_copied, self._latest_served, self._latest_moved, self._patterns):
+            addresses.clear()
         self._source = None
 
     def counts(self, merged: bool = True) -> Counts:

@@ -36,6 +36,7 @@ SIZES = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }  # fmt: skip
+MODES = ("eager", "graph", "compiled")
 TORCH = "torch"
 
 
@@ -95,15 +96,19 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--bits", nargs="+", choices=("none", "8", "4"), default=("none", "8", "4"))
-    parser.add_argument("--modes", nargs="+", choices=("eager", "graph", "compiled"), default=("eager", "compiled"))
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="default: eager, and on a GPU the others too")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens that prefill reads")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens that decode makes")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens that prefill reads")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens that decode makes")
     parser.add_argument("--group", type=int, default=128, help="columns of a quantised weight with one factor")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each phase and mode, shared by the models")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each phase and mode, shared by the models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--store", type=Path, help="a folder for the records")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.modes = options.modes or (MODES if options.device == "cuda" else MODES[:1])
+    if options.device == "cpu" and "graph" in options.modes:
+        parser.error("mode graph needs --device cuda: the CPU has no CUDA graphs")
+    return options
 
 
 def build(options):
@@ -145,8 +150,6 @@ def linear_cost(model, rows):
 
 def main():
     options = parse()
-    if options.device == "cpu":
-        options.modes = [mode for mode in options.modes if mode != "graph"]
     runners = {name: Runner(model, options) for name, model in build(options).items()}
     apart = differences(runners)
     machine = fingerprint.gpu() if options.device == "cuda" else fingerprint.cpu()
@@ -187,10 +190,10 @@ def measured(runners, apart, phase, mode, options):
         each, versus = results.timings[name], {} if name == TORCH else {TORCH: results.ratios(name)[TORCH]}
         note = f"PyTorch {torch.__version__}" if name == TORCH else f"logits {apart[name]:.2g} from PyTorch's"
         yield record.Measurement(
-            "llama", name, tokens, config.hidden_size, config.hidden_size, dtype, dtype, 1,
+            f"llama_{options.size}", name, tokens, config.hidden_size, config.hidden_size, dtype, dtype, 1,
             0 if options.device == "cuda" else torch.get_num_threads(),
             each.seconds / steps, each.best / steps, each.p95 / steps, each.samples, operations, size,
-            case=f"{options.size}, {phase}, {mode}",
+            case=f"{phase}, {mode}",
             config={"layers": config.num_hidden_layers, "intermediate": config.intermediate_size,
                     "vocabulary": config.vocab_size, "batch": options.batch, "prompt": options.prompt,
                     "tokens": options.tokens},

@@ -1,0 +1,109 @@
+"""Layers on a GPU: values, moves between devices, gradients, CUDA graphs of whole steps, compiled steps."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from gemmery import tiers
+from gemmery.cuda import driver
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
+
+from torch import nn  # noqa: E402 # of the package that may be missing
+
+from gemmery.torch import replace_linear  # noqa: E402
+
+ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+BITS = pytest.mark.parametrize("bits", [None, 8, 4])
+
+
+def block(bits, dtype=torch.bfloat16):
+    """A gate, an activation and a layer back, as in a decoder."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 640, bias=False), nn.SiLU(), nn.Linear(640, 256)).to("cuda", dtype)
+    replace_linear(model, bits)
+    return model
+
+
+@BITS
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_a_layer_is_within_the_bound(bits, dtype, rows):
+    layer = block(bits, dtype)[2]
+    x = torch.randn(1, rows, 640, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        result, weight = layer(x), layer.weight.double()
+    exact, size = x.double() @ weight.T + layer.bias.double(), x.double().abs() @ weight.abs().T + layer.bias.abs()
+    assert result.dtype is dtype
+    tolerance = (2.5 * 640 + 4) * 2.0**-24 * size + 2 * ROUNDOFF[dtype] * exact.abs()
+    assert bool(((result.double() - exact).abs() <= tolerance).all())
+
+
+@BITS
+def test_a_model_moves_to_the_cpu_and_back(bits):
+    model = block(bits, torch.float32)
+    x = torch.randn(3, 256, device="cuda")
+    with torch.no_grad():
+        there = model(x)
+        here = model.cpu()(x.cpu())
+        assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=1e-4)
+        assert torch.equal(model.cuda()(x), there)
+
+
+def test_tf32_is_for_float32_on_a_gpu_alone():
+    layer = nn.Linear(256, 64, device="cuda")
+    replace_linear(layer, precision="tf32")
+    x = torch.randn(64, 256, device="cuda")
+    exact = x.double() @ layer.weight.double().T + layer.bias.double()
+    size = x.double().abs() @ layer.weight.double().abs().T
+    with torch.no_grad():
+        assert bool(((layer(x) - exact).abs() <= size * 2.0**-9 + 1e-6).all())
+        layer.bfloat16()(x.bfloat16())
+        layer.float().cpu()(x.cpu())
+
+
+def test_gradients_are_those_of_nn_linear():
+    plain = nn.Linear(256, 64, device="cuda")
+    layer = copy.deepcopy(plain)
+    replace_linear(layer)
+    x = torch.randn(33, 256, device="cuda")
+    for model in (plain, layer):
+        model(x).square().sum().backward()
+    for ours, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+
+
+@BITS
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_graph_holds_a_whole_step(bits, rows):
+    model = block(bits)
+    x = torch.randn(1, rows, 256, device="cuda", dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        for _ in range(4):
+            model(x)
+    torch.cuda.current_stream().wait_stream(side)
+    tiers.wait()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = model(x)
+    for seed in range(3):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        with torch.no_grad():
+            assert torch.equal(y, model(x))
+
+
+@BITS
+def test_a_compiled_step_is_one_graph(bits):
+    model = block(bits)
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(1, 1, 256, device="cuda", dtype=torch.bfloat16)
+            y = compiled(x).clone()
+            assert torch.allclose(y, model(x), rtol=0.03, atol=0.03)

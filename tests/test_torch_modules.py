@@ -59,6 +59,15 @@ def test_a_layer_is_within_the_bound(bits, bias, dtype):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+def test_factors_of_another_type_are_used_in_that_of_the_input(bits):
+    _, layer = layers(bits, torch.bfloat16, bias=False)
+    x = random(5, K)
+    result = layer(x)
+    wide = layer.float()
+    check(result, x, wide)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantised_layer_differs_from_the_plain_one_by_half_the_factors(bits):
     plain, layer = layers(bits)
     x = random(5, K)

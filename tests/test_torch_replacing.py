@@ -134,13 +134,24 @@ class Other(nn.Linear):
     """A layer that computes something else."""
 
 
+class OwnTensor(torch.Tensor):
+    """A tensor that may compute something else."""
+
+
+def own_weight():
+    layer = nn.Linear(32, 8)
+    layer.weight = nn.Parameter(torch.ones(8, 32).as_subclass(OwnTensor))
+    return layer
+
+
 LEFT_ALONE = {
     "subclass": (lambda: Other(32, 8), "Other is a subclass"),
     "lazy": (lambda: nn.LazyLinear(8), "LazyLinear is a subclass"),
     "hooked": (hooked, "it has hooks (forward_hooks)"),
-    "old weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(32, 8)), "weight is parametrized"),
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(32, 8)), "weight is parametrized"),
     "forward": (own_forward, "its forward was replaced"),
-    "meta": (lambda: nn.Linear(32, 8, device="meta"), "device meta"),
+    "meta": (lambda: nn.Linear(32, 8, device="meta"), "without memory: load it first"),
+    "weight": (own_weight, "its weight is of OwnTensor"),
     "complex": (lambda: nn.Linear(32, 8, dtype=torch.complex64), "its weight is complex64"),
 }
 

@@ -194,7 +194,7 @@ def _reason_of_weight(layer: nn.Linear, bits: int | None, group: int, others: di
     if weight.device.type not in ("cpu", "cuda"):
         return f"its weight is on the device {weight.device.type}; gemmery multiplies on CPU and CUDA"
     if type(weight) not in (nn.Parameter, torch.Tensor):
-        return f"its weight is a {type(weight).__name__}, which defines its own arithmetic"
+        return f"its weight is of {type(weight).__name__}, which defines its own arithmetic"
     if weight.dtype not in DTYPES:
         return f"its weight is {_name(weight.dtype)}, and {', '.join(map(_name, DTYPES))} are replaced"
     if bits is None:

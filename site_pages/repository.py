@@ -49,7 +49,7 @@ class Repository:
 
         def inlined(match: re.Match[str]) -> str:
             svg = (self.root / folder / match["file"]).read_text(encoding="utf-8")
-            return f'<div class="drawing">{inline(svg, PurePosixPath(match["file"]).stem)}</div>'
+            return f'<div class="drawing" data-search-exclude>{inline(svg, PurePosixPath(match["file"]).stem)}</div>'
 
         return spaced(IMAGE.sub(inlined, LINK.sub(linked, text)))
 

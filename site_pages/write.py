@@ -119,15 +119,13 @@ class Writer:
         for number, part in enumerate(parts, 1):
             text = self._render("part", part=part, number=number, introduction=self._introduction(part))
             self._page(f"tutorial/{part.name}/index.md", text)
-        for number, (part, rung) in enumerate(order):
+        for part, rung in order:
             text = self._render(
                 "chapter",
                 part=part,
                 chapter=chapter(rung, part, records, RUNGS, self.pictures),
                 parent=places.get(rung.parent or ""),
                 children=[(child.name, places[child.name]) for child in RUNGS if child.parent == rung.name],
-                before=order[number - 1][1] if number else None,
-                after=order[number + 1][1] if number + 1 < len(order) else None,
                 places=places,
             )
             self._page(f"tutorial/{places[rung.name]}", text)
@@ -173,7 +171,7 @@ class Writer:
 
     def _figure(self, name: str) -> str:
         svg = (self.root / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-        return f'<div class="drawing">{inline(svg, name)}</div>'
+        return f'<div class="drawing" data-search-exclude>{inline(svg, name)}</div>'
 
     def _render(self, template: str, **values: Any) -> str:
         return self.templates.get_template(f"{template}.md.jinja").render(values)

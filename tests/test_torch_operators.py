@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import gemmery as gm  # noqa: E402
 import gemmery.torch  # noqa: E402
-from gemmery.errors import ArgumentError, DTypeError, ShapeError  # noqa: E402
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError  # noqa: E402
 
 functional = torch.nn.functional
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -161,6 +164,27 @@ def test_gradients_of_each_example():
     assert close(each, expected, 12, size=100.0)
 
 
+def test_second_derivatives_by_transforms_of_transforms():
+    weight, x = draw(2, 4), draw(3, 4)
+    transforms = torch.func.jacrev(torch.func.jacrev(lambda layer, weight: layer(x, weight, None).sin().sum(), 1), 1)
+    for activation in ("relu", "silu"):
+        layer = lambda *inputs: gemmery.torch.linear(*inputs, activation)  # noqa: B023, E731
+        plain = lambda *inputs: ACTIVATIONS[activation](functional.linear(*inputs))  # noqa: B023, E731
+        assert close(transforms(layer, weight), transforms(plain, weight), 4, size=50.0)
+
+
+def test_forward_mode_is_refused():
+    a, weight = draw(3, 4), draw(5, 4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, a)
+        with pytest.raises(LayoutError, match="forward-mode"):
+            gemmery.torch.linear(dual, weight)
+        assert close(gemmery.torch.linear(a, weight), a @ weight.T, 4)
+    for transform in (torch.func.jacfwd, torch.func.hessian):
+        with pytest.raises(LayoutError, match="forward-mode"):
+            transform(lambda a: gemmery.torch.matmul(a, weight.T).sum())(a)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     x, weight, bias = draw(3, 4, dtype=torch.float32), draw(5, 4, dtype=torch.float32, grad=True), draw(5)
@@ -179,19 +203,36 @@ def test_autocast(dtype):
 
 def test_errors_of_the_library_pass():
     x, weight = draw(3, 4), draw(5, 4)
-    for layer in (gemmery.torch.linear, torch.ops.gemmery.linear, torch.func.vmap(gemmery.torch.linear, (None, None))):
-        if layer is torch.ops.gemmery.linear or layer is gemmery.torch.linear:
-            with pytest.raises(ShapeError, match="must be equal"):
-                layer(x, weight.T)
-            with pytest.raises(ShapeError, match=r"\(out_features, in_features\)"):
-                layer(x, weight[None])
-            with pytest.raises(ArgumentError, match="relu, gelu, silu"):
-                layer(x, weight, None, "tanh")
-            with pytest.raises(DTypeError, match="one element type"):
-                layer(x, weight.float())
+    for layer in (gemmery.torch.linear, torch.ops.gemmery.linear):
+        with pytest.raises(ShapeError, match="must be equal"):
+            layer(x, weight.T)
+        with pytest.raises(ShapeError, match=r"\(out_features, in_features\)"):
+            layer(x, weight[None])
+        with pytest.raises(ArgumentError, match="relu, gelu, silu"):
+            layer(x, weight, None, "tanh")
+        with pytest.raises(DTypeError, match="one element type"):
+            layer(x, weight.float())
+        with pytest.raises(LayoutError, match="not dense"):
+            gemmery.torch.matmul(x.to_sparse(), weight.T)
     with pytest.raises(ShapeError, match="must be equal"):
         torch.ops.gemmery.matmul(torch.empty(3, 4, device="meta"), torch.empty(3, 4, device="meta"))
     with pytest.raises(ShapeError, match="do not broadcast"):
         torch.ops.gemmery.matmul(torch.empty(2, 3, 4, device="meta"), torch.empty(3, 4, 4, device="meta"))
     with pytest.raises(ArgumentError, match="CUDA device only"):
         gemmery.torch.matmul(x, x.T, precision="tf32")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import gemmery
+try:
+    import gemmery.torch
+except gemmery.InstallError as error:
+    print(type(error).__name__, error.name, error)
+"""
+
+
+def test_without_pytorch_the_error_says_how_to_install_it():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("InstallError torch gemmery.torch needs PyTorch: run pip install torch")

@@ -39,8 +39,8 @@ struct WgmmaTiles {
   static constexpr bool A_K_MAJOR = A_LAYOUT != COL, B_K_MAJOR = B_LAYOUT == COL;
   using Types = WgmmaTypes<T, A_K_MAJOR, B_K_MAJOR>;
   static constexpr int BM = M, BN = N, BK = 128 / int(sizeof(T)), STAGES = DEPTH, CM = ROWS, CN = COLUMNS;
-  // Two warpgroups take halves of the rows; of 192 rows, which have no such halves, halves of the columns. Where columns
-  // are adjacent those begin within a box of 64: then three take 64 rows each.
+  // Two warpgroups take halves of the rows; of 192 rows, which have no such halves, halves of the columns. Where
+  // columns are adjacent those begin within a box of 64: then three take 64 rows each.
   static constexpr bool BESIDE = BM == 192 && B_K_MAJOR;
   static constexpr int WARPGROUPS = BM == 192 && !BESIDE ? 3 : BM > 64 ? 2 : 1;
   static constexpr int BLOCKS = BM / 64 / (BESIDE ? 1 : WARPGROUPS), WN = BESIDE ? BN / 2 : BN;  // of 64 rows x WN
@@ -63,8 +63,8 @@ __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, i
                                                 p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
-// Rows of the tiles of an A that has fewer rows than a tile, which its box does not have either: a copy takes five times
-// as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py has the same rule.
+// Rows of the tiles of an A that has fewer rows than a tile, which its box does not have either: a copy takes five
+// times as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py has the same rule.
 template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const P& p) {
   return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
 }

@@ -10,8 +10,8 @@
 // groups are the products of a batch, m rows each.
 template <class Tiles, class P> struct Groups {
   static constexpr bool GROUPED = true;
-  // Rows of tiles of a group that are taken column by column. Each band reads the group's matrix again: with 8, groups of
-  // 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B.
+  // Rows of tiles of a group that are taken column by column. Each band reads the group's matrix again: with 8, groups
+  // of 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B.
   static constexpr int BAND = 16;
   const P& p;  // what it holds of the argument is no register
   int index, group = -1, begin = 0, end = 0, first = 0, next_first = 0;  // of a group: its rows, its first tile

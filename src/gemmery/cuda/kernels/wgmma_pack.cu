@@ -124,7 +124,8 @@ template <class T> using PackTile = unsigned[Rows<T>::SIDES][Rows<T>::WORDS + 1]
 // answers after about a microsecond: at 4 TB/s a multiprocessor has to have asked for 16 KB by then, all the time.
 template <bool BY_K, class T>
 __device__ __forceinline__ void gather(const Rows<T>& x, const Corner<T>& at, PackTile<T>& tile) {
-  constexpr int WORD = Rows<T>::WORD, SIDES = Rows<T>::SIDES, WORDS = Rows<T>::WORDS, BATCH = sizeof(T) == 1 ? 2 : 4 * sizeof(T);
+  constexpr int WORD = Rows<T>::WORD, SIDES = Rows<T>::SIDES, WORDS = Rows<T>::WORDS;
+  constexpr int BATCH = sizeof(T) == 1 ? 2 : 4 * sizeof(T);
   constexpr int DOWN = BY_K ? PACK_THREADS / WORDS : 0, ALONG = BY_K ? 0 : PACK_THREADS / SIDES;  // to the next word
   int side = threadIdx.x / (BY_K ? WORDS : 1) % SIDES, word = threadIdx.x / (BY_K ? 1 : SIDES) % WORDS;
   unsigned* to = &tile[side][word];

@@ -64,7 +64,8 @@ __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, i
 }
 
 // Rows of the tiles of an A that has fewer rows than a tile, which its box does not have either: a copy takes five
-// times as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py has the same rule.
+// times as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py has the same
+// rule.
 template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const P& p) {
   return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
 }

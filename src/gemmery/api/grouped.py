@@ -95,9 +95,8 @@ def grouped_matmul(
     what all products share. They are written one after the other, so an element of `out` must not overlap what a later
     product reads.
 
-    Each group's product has the element types, accuracy and determinism of `matmul`. On devices of compute capability
-    9.0 all groups of float16, bfloat16, float8 and int8 are one launch, in which the bits of a row depend on no other
-    row.
+    Each group's product has the element types, accuracy and determinism of `matmul`. Compute capability 9.0 multiplies
+    all groups of float16, bfloat16, float8 and int8 in one launch; there the bits of a row depend on no other row.
 
     Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
     """

@@ -68,55 +68,39 @@ def matmul(
 
     `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast. Each may be a NumPy array, a
     PyTorch tensor, a CuPy array, any object with `__dlpack__`, `__cuda_array_interface__` or the buffer protocol, or a
-    nested list; the result is of the same kind (see `gemmery.arrays`). Transposed, strided and broadcast operands are
-    not copied.
+    nested list; the result is of the same kind (see `gemmery.arrays`). Views of any strides are not copied.
 
     - `out`: an array of the result's shape, with any strides, that receives the result and is returned. It may overlap
       an operand. The result must be castable to its element type by NumPy's "same_kind" rule.
     - `dtype`: a wider element type for the sum and the result, so that nothing wraps or is rounded in between: "int32"
       (or "i32") for int8, "float32" (or "f32") for float16. As in NumPy, "i8" is int64 and "u8" is uint64.
     - `bias`: n numbers, or one, added to every row.
-    - `activation`: applied after the bias: "relu", "gelu" (computed with erf, PyTorch's default) or "silu". Bias and
-      activation are applied while C is in cache.
+    - `activation`: applied after the bias, while C is in cache: "relu", "gelu" (by erf, PyTorch's default) or "silu".
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
-
-    On a CUDA device only:
-
-    - `precision`: "tf32" allows tensor cores to round float32 operands to 10 bits of fraction.
-    - `scale_a`, `scale_b`: factors of the operands: C is the product of scale_a A and scale_b B, before bias and
-      activation. Operands are float8, int8, float16 or bfloat16. A factor is a number, or a float32 array on the same
-      device whose shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n)
-      the columns of B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of
-      k, each block of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
-    - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel is chosen by
-      that number, and blocks never share k. Products of few rows are slower with it.
+    - `precision`, on a CUDA device: "tf32" allows tensor cores to round float32 operands to 10 bits of fraction.
+    - `scale_a`, `scale_b`, on a CUDA device: factors of float8, int8, float16 or bfloat16 operands; C is the product of
+      scale_a A and scale_b B, before bias and activation. A factor is a number, or a float32 array on the device whose
+      shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
+      B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
+      of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
+    - `batch_invariant`, on a CUDA device: True gives a row of C the same bits whatever the number of rows of A: no
+      kernel is chosen by that number, and blocks never share k. Products of few rows are slower with it.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
 
-    On the CPU, an element of a real floating-point product differs from the exact value by at most k u |A| |B| +
-    2 k eta, plus one rounding to the type of C. |A| |B| is the product of the absolute values; u is the unit roundoff
-    and eta the smallest subnormal number of the type in which the sum is kept. For bfloat16 add 2**-126 (r + c + k), r
-    the sum of |A| over the element's row and c that of |B| over its column, because the bfloat16 dot product of
-    processors treats magnitudes below 2**-126 as zero. docs/promises.md gives the bounds of complex products, of bias,
-    activations and `gemm`, and of GPUs.
+    A real floating-point product on the CPU differs from the exact one by at most k u |A| |B| in each element, terms
+    for underflow, and one rounding to the type of C. The same call gives the same bits, with any number of threads,
+    except where docs/promises.md says so, which has all bounds; with GEMMERY_TIERS=off there are no exceptions.
 
-    The same call gives the same bits, with any number of threads. A kernel that the CPU compiles in the background
-    for a shape that comes often gives these bits too, except for batches of products of a matrix and a vector, and of
-    bfloat16. One for a CUDA device gives them too, except for a matrix times a vector and where several blocks share
-    k. GEMMERY_TIERS=off compiles nothing in the background.
+    Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
+    bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and
+    int8 (by `dtype` or `out` into int32, exactly modulo 2**32, bfloat16, float16 or float32). The call does not wait
+    for the result, and a CUDA graph can capture it. `bias` may be a number or a vector on the device.
 
-    Arrays on a CUDA device are multiplied on that device, in float64, float32, float16 or bfloat16, on the current
-    stream of a's library. The call does not wait for the result, and a CUDA graph can capture it. All operands must be
-    on the same device; PyTorch or CuPy converts element types that differ. `bias` may be a number or a vector on the
-    device. Devices of compute capability 9.0 multiply float8 (e4m3 or e5m2; the result is bfloat16, or float16 or
-    float32 by `dtype` or `out`) and int8 (into int32 by `dtype` or `out`, exactly and modulo 2**32, or into bfloat16,
-    float16 or float32).
-
-    Raises ShapeError (a ValueError) for shapes that cannot be multiplied, DTypeError (a TypeError) for element types
-    that are not supported, LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for
-    operands on different devices, ArgumentError for options outside their range, and MemoryError. `out` is not written
-    before all arguments are checked and the memory that the product needs is allocated.
+    Raises ShapeError for shapes that cannot be multiplied, DTypeError for element types that are not supported,
+    LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different
+    devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     if plain and scale_a is None and scale_b is None and batch_invariant is False:

@@ -295,19 +295,19 @@ def _by_roles(
     )
 
 
+DTYPES = (*_HALF, "f32", *dtypes.FP8, "i8")
 BOUNDS = {"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "i8": exact_sums}
+
+# A rung of products in half precision that tensor maps describe.
+_half_rung = partial(gpu_rung, dtypes=_HALF, refuses=refuses_maps, bound=aligned_sums, expect=_EXPECT)
 WGMMA = (
-    gpu_rung(
+    _half_rung(
         "wgmma_tma",
         idea="the hardware brings whole tiles, swizzled, and multiplies them from shared memory",
         parent="mma_pipelined",
-        dtypes=_HALF,
-        refuses=refuses_maps,
-        bound=aligned_sums,
         geometry=_tma,
         space=_SPACE,
         default={"bm": 128, "bn": 128, "stages": 4},
-        expect=_EXPECT,
         lesson=(
             "A tensor map describes a matrix once; from then on one thread asks for a box of it, and the copy engine "
             "computes addresses, swizzles, fills in zeros beyond the edges and counts bytes at an mbarrier. wgmma "
@@ -316,17 +316,13 @@ WGMMA = (
             "way while the next stage is asked for."
         ),
     ),
-    gpu_rung(
+    _half_rung(
         "wgmma_specialized",
         idea="one warpgroup only brings tiles, two only multiply; they meet at mbarriers",
         parent="wgmma_tma",
-        dtypes=_HALF,
-        refuses=refuses_maps,
-        bound=aligned_sums,
         geometry=_specialized,
         space=_SPACE,
         default={"bm": 128, "bn": 256, "stages": 4},
-        expect=_EXPECT,
         lesson=(
             "With roles instead of turns there is no barrier of all threads left in the loop: the producer runs ahead "
             "until the ring is full, and a stage is handed back while the next products are under way. One thread can "
@@ -335,17 +331,13 @@ WGMMA = (
             "and ends with stores that nothing overlaps."
         ),
     ),
-    gpu_rung(
+    _half_rung(
         "wgmma_persistent",
         idea="a block takes one tile after another, in an order that shares operands in L2",
         parent="wgmma_specialized",
-        dtypes=_HALF,
-        refuses=refuses_maps,
-        bound=aligned_sums,
         geometry=_persistent,
         space={**_SPACE, "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "band": BAND},
-        expect=_EXPECT,
         lesson=(
             "The ring goes on across tiles, so the first stages of the next tile come while this one is stored, and a "
             "block is set up once. The kernel, not the hardware, now chooses the order of tiles: in bands, those under "
@@ -353,17 +345,13 @@ WGMMA = (
             "number of tiles in the last round matters more than before: 133 tiles on 132 multiprocessors take two."
         ),
     ),
-    gpu_rung(
+    _half_rung(
         "wgmma_cluster",
         idea="two blocks of a cluster copy half of their common operand each, to both",
         parent="wgmma_persistent",
-        dtypes=_HALF,
-        refuses=refuses_maps,
-        bound=aligned_sums,
         geometry=_cluster,
         space={**_SPACE, "cm": (1, 2, 4), "cn": (1, 2), "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "cm": 2, "cn": 1, "band": BAND},
-        expect=_EXPECT,
         lesson=(
             "A copy can arrive in the shared memory of several blocks at once, so a cluster asks L2 for a common "
             "operand only once. In return its blocks depend on each other: a stage must be empty in all of them "
@@ -375,7 +363,7 @@ WGMMA = (
         "wgmma_epilogue",
         idea="C leaves by tensor copies while the next tile is multiplied; one image for all epilogues",
         parent="wgmma_cluster",
-        dtypes=(*_HALF, "f32", "e4m3", "e5m2", "i8"),
+        dtypes=DTYPES,
         refuses=refuses_library,
         bound=aligned_sums,
         bounds=BOUNDS,

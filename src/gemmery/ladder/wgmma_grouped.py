@@ -109,7 +109,7 @@ GROUPED = (
         "wgmma_grouped",
         idea="groups of rows, each times a matrix of its own: the device reads where they end",
         parent="wgmma_epilogue",
-        dtypes=("f16", "bf16", "f32", "e4m3", "e5m2", "i8"),
+        dtypes=wgmma.DTYPES,
         refuses=_refuses,
         bound=wgmma.aligned_sums,
         bounds=wgmma.BOUNDS,

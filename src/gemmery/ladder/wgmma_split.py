@@ -178,7 +178,7 @@ SPLIT = (
         "wgmma_streamk",
         idea="the blocks of a cluster share the k of the tiles of the last round",
         parent="wgmma_epilogue",
-        dtypes=(*_HALF, "f32", *dtypes.FP8, "i8"),
+        dtypes=wgmma.DTYPES,
         refuses=_refuses_streamk,
         bound=_in_parts(wgmma.aligned_sums),
         bounds={

@@ -89,13 +89,14 @@ class Runner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        return graph.replay
+        return lambda step=step: graph.replay()  # the graph reads memory that the step owns
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--bits", nargs="+", choices=("none", "8", "4"), default=("none", "8", "4"))
+    parser.add_argument("--phases", nargs="+", choices=("prefill", "decode"), default=("prefill", "decode"))
     parser.add_argument("--modes", nargs="+", choices=MODES, help="default: eager, and on a GPU the others too")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128, help="tokens that prefill reads")
@@ -137,12 +138,12 @@ def differences(runners):
     return {name: float((r.logits.double() - exact).norm() / exact.norm()) for name, r in runners.items()}
 
 
-def linear_cost(model, rows):
-    """Operations and bytes of weights of the linear layers in a step of so many rows; logits are made for one."""
+def linear_cost(model, rows, batch):
+    """Operations and bytes of weights of linear layers in a step; logits are for the last token of each text."""
     operations = size = 0
     for name, layer in model.named_modules():
         if hasattr(layer, "in_features"):
-            count = 1 if name == "lm_head" else rows
+            count = batch if name == "lm_head" else rows
             operations += 2 * count * layer.in_features * layer.out_features
             size += sum(x.nbytes for x in (*layer.parameters(), *layer.buffers()))
     return operations, size
@@ -150,12 +151,13 @@ def linear_cost(model, rows):
 
 def main():
     options = parse()
+    torch._dynamo.config.recompile_limit = 64  # all models and phases share the code of one class
     runners = {name: Runner(model, options) for name, model in build(options).items()}
     apart = differences(runners)
     machine = fingerprint.gpu() if options.device == "cuda" else fingerprint.cpu()
     run = record.Run(machine, record.now(), ())
     for mode in options.modes:
-        for phase in ("prefill", "decode"):
+        for phase in options.phases:
             run = dataclasses.replace(
                 run, measurements=(*run.measurements, *measured(runners, apart, phase, mode, options))
             )
@@ -185,7 +187,7 @@ def measured(runners, apart, phase, mode, options):
     results = timing.compare(contestants, options.seconds)
     for name, runner in runners.items():
         config, tokens = runner.model.config, options.batch * (options.prompt if phase == "prefill" else 1)
-        operations, size = linear_cost(runner.model, tokens)
+        operations, size = linear_cost(runner.model, tokens, options.batch)
         dtype = {torch.bfloat16: "bf16", torch.float32: "f32"}[runner.model.dtype]
         each, versus = results.timings[name], {} if name == TORCH else {TORCH: results.ratios(name)[TORCH]}
         note = f"PyTorch {torch.__version__}" if name == TORCH else f"logits {apart[name]:.2g} from PyTorch's"

@@ -1,5 +1,5 @@
 # Everything runs in .venv, which the first target that needs it creates from requirements.lock.
-# After that no target needs the network, except lock. ARGS is passed on: make ladder ARGS="--sizes 256,1024"
+# After that no target needs the network, except lock and wheels. ARGS is passed on: make ladder ARGS="--sizes 256,1024"
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -10,7 +10,7 @@ NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-gpu sanitize check docs site format lock clean
+.PHONY: help setup ladder bench test test-gpu sanitize check docs site wheels format lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -50,6 +50,16 @@ site: $(STAMP) $(SITE_STAMP) ## build the documentation site in site/, and check
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m site_pages
 	@$(PYTHON) -m pytest -q tests/test_site_built.py
 
+wheels: $(STAMP) ## build the source distribution and the wheel in dist/, and run tests of the first on the second
+	@rm -rf dist && mkdir -p dist/unpacked
+	@$(PYTHON) -m uv build --quiet --out-dir dist
+	@tar -xzf dist/gemmery-*.tar.gz -C dist/unpacked --strip-components 1
+	@$(PYTHON) -m venv dist/venv
+	@dist/venv/bin/python -m pip --quiet install --only-binary :all: --require-hashes --requirement requirements.lock
+	@dist/venv/bin/python -m pip --quiet install --no-deps dist/gemmery-*.whl
+	@cd dist/unpacked && ../venv/bin/python -m pytest -q -n 2 \
+	  $(or $(ARGS),tests/test_packaging.py tests/test_docs.py tests/test_api.py tests/test_cli.py tests/test_emulation.py)
+
 format: $(STAMP) ## format the source, and fix what can be fixed automatically
 	@$(PYTHON) -m ruff check --fix
 	@$(PYTHON) -m ruff format
@@ -63,7 +73,7 @@ lock: $(STAMP) ## regenerate requirements.lock and requirements-docs.lock from p
 	  --output-file requirements-docs.lock $(ARGS)
 
 clean: ## remove caches and pages, but not .venv
-	rm -rf out site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf out site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # A .venv whose Python is missing is created again.

@@ -1,5 +1,9 @@
-"""What is published: the source distribution holds all that its tests need, the package its suites and styles."""
+"""What is published: the source distribution holds all that its tests need, the package its suites and styles.
 
+The conda recipe, the citation and the workflows say what pyproject.toml and the Makefile say.
+"""
+
+import re
 import tomllib
 from pathlib import Path
 
@@ -8,15 +12,100 @@ import pytest
 from test_docs import ROOT, tracked
 
 UNPUBLISHED = {".gitignore", "pyproject.toml", "PKG-INFO"}  # the last two are in every distribution
+CONDA = {"matplotlib": "matplotlib-base", "nvidia-cuda-nvrtc": "cuda-nvrtc"}  # names that differ there
+# What a workflow may run other than a make target: the package that .ci/run installs for its tests, too.
+INSTALL = r"\.venv/bin/python -m pip install --quiet torch==[\d.]+"
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def read(name):
+    """A YAML file of the repository."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return yaml.safe_load((ROOT / name).read_text())
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no checkout, so there is no list of tracked files")
-def test_the_source_distribution_holds_every_tracked_file():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+def test_the_source_distribution_holds_every_tracked_file(project):
     included = set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
     assert {Path(name).parts[0] for name in tracked("*")} - UNPUBLISHED <= included
+
+
+def test_everything_that_the_source_distribution_names_is_in_it(project):
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert [name for name in included if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("pattern", ["*.toml", "*.css", "*.html", "*.cu", "*.cuh", "*py.typed"])
 def test_data_is_where_the_wheel_takes_it_from(pattern):
     assert [name for name in tracked(pattern) if name.startswith("src/gemmery/")]
+
+
+def of_conda(requirements):
+    """Requirements of pyproject.toml as a recipe writes them: "numpy >=2.0"."""
+    pairs = (re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(.*)", requirement).groups() for requirement in requirements)
+    return {f"{CONDA.get(name, name)} {version}" for name, version in pairs if name != "gemmery"}
+
+
+def test_the_recipe_requires_what_the_package_does(project):
+    recipe, package = read("recipe/recipe.yaml"), project["project"]
+    needs = recipe["requirements"]
+    least = recipe["context"]["python_min"]
+    assert package["requires-python"] == f">={least}"
+    assert set(needs["run"]) == of_conda(package["dependencies"]) | {"python >=${{ python_min }}"}
+    extras = [one for extra in package["optional-dependencies"].values() for one in extra]
+    assert set(needs["run_constraints"]) == of_conda(extras)
+    built_with = of_conda(project["build-system"]["requires"])
+    assert set(needs["host"]) == built_with | {"python ${{ python_min }}.*", "pip"}
+
+
+def test_the_recipe_describes_this_package(project):
+    recipe, package = read("recipe/recipe.yaml"), project["project"]
+    (script,) = package["scripts"].items()
+    assert recipe["context"] == {"name": package["name"], "version": package["version"], "python_min": "3.11"}
+    assert recipe["build"]["python"]["entry_points"] == [" = ".join(script)]
+    assert recipe["about"] == {
+        "summary": package["description"],
+        "license": package["license"],
+        "license_file": package["license-files"][0],
+    }
+    assert recipe["tests"][0]["python"]["imports"] == [package["name"]]
+
+
+def test_the_citation_names_this_package(project):
+    citation, package = read("CITATION.cff"), project["project"]
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["authors"] == package["authors"]
+    assert (citation["title"], citation["version"]) == (package["name"], package["version"])
+    assert (citation["abstract"], citation["license"]) == (package["description"], package["license"])
+    assert citation["keywords"] == package["keywords"]
+
+
+def test_classifiers_name_every_python_that_is_tested(project):
+    classifiers = project["project"]["classifiers"]
+    assert len(set(classifiers)) == len(classifiers)
+    versions = {one.rpartition(" ")[2] for one in classifiers if re.search(r"Python :: 3\.\d+$", one)}
+    matrix = read(".github/workflows/test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert versions == set(matrix)
+
+
+@pytest.mark.parametrize("name", ["check", "test", "wheels", "site"])
+def test_a_workflow_runs_make_targets_and_nothing_else(name):
+    """What is run elsewhere is what anyone can run here."""
+    workflow = read(f".github/workflows/{name}.yml")
+    assert workflow["name"] == name
+    ((job, what),) = workflow["jobs"].items()
+    assert job == name
+    targets = {f"make {each}" for each in re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
+    lines = [step["run"] for step in what["steps"] if "run" in step]
+    assert f"make {name}" in lines
+    assert [line for line in lines if line not in targets and not re.fullmatch(INSTALL, line)] == []
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in what["steps"] if "uses" in step)
+
+
+def test_every_workflow_is_tested():
+    names = {path.name for path in (ROOT / ".github" / "workflows").iterdir()}
+    assert names == {"check.yml", "test.yml", "wheels.yml", "site.yml"}

@@ -19,8 +19,9 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module(name):
-    if name.startswith("gemmery.jax."):
-        pytest.importorskip("jax", reason="JAX is not installed")
+    for library, words in (("jax", "JAX"), ("torch", "PyTorch")):
+        if f"{name}.".startswith(f"gemmery.{library}."):
+            pytest.importorskip(library, reason=f"{words} is not installed")
     module = import_module(name)
     finder = doctest.DocTestFinder(exclude_empty=True)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)

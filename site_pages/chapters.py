@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gemmery import dtypes
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.ladder.definitions import contents
 from gemmery.ladder.diff import diff, source
 from gemmery.ladder.rung import Rung
+from gemmery.problem import Problem
 from gemmery.report.ladder_text import refusals
 from gemmery.report.svg import Plot
 from site_pages.course import Part
 from site_pages.measured import Chart, Records
 
 DEPTH = 1024  # the k for which a chapter states f(k)
+
+BESIDE = re.compile(r"(---|\+\+\+) only ")  # begins a list of definitions in a difference of rungs
+LARGE, SMALL = 4096, 32  # sides of the products that are inspected
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,16 @@ class Chapter:
     language: str  # of its source, as highlighters call it
     source: str
     changes: str  # from its parent, as a unified diff
+    beside: str  # definitions of other files that only one of the two uses
     plots: tuple[Plot, ...]
     charts: Sequence[tuple[str, list[Chart]]]
+    sides: str  # the option of `gemmery inspect` for a rung, or a parent, that takes only small products
 
 
 def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pictures: bool = True) -> Chapter:
     """Return the chapter of a rung; without `pictures` the emulator is not asked for any."""
     lines = diff(rung.parent, rung.name).lines if rung.parent else ()
+    first = next((place for place, line in enumerate(lines) if BESIDE.match(line)), len(lines))
     return Chapter(
         rung=rung,
         opening=tuple(opening(rung)),
@@ -47,10 +55,21 @@ def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pic
         refusals=refusals(rung),
         language="cuda" if part.on_gpu else "python",
         source=source(rung).rstrip(),
-        changes="\n".join(lines),
+        changes="\n".join(lines[:first]),
+        beside="\n".join(lines[first:]),
         plots=drawn(rung) if pictures and part.on_gpu else (),
         charts=records.charts(rung, rungs),
+        sides=f" --n {SMALL}" if any(only_small(row) for row in rungs if row.name in (rung.name, rung.parent)) else "",
     )
+
+
+def only_small(rung: Rung) -> bool:
+    """True for a GPU rung that refuses large products of any number of rows."""
+    if rung.geometry is None:
+        return False
+    layout = "col" if dtypes.get(rung.dtypes[0]).size == 1 else "row"
+    large = Problem(LARGE, LARGE, LARGE, rung.dtypes[0], dtypes.written(rung.dtypes[0]), b_layout=layout, device="h200")
+    return all(map(rung.refuses, (large, large._replace(m=1, b_layout="col"))))
 
 
 def opening(rung: Rung) -> list[str]:
@@ -79,7 +98,7 @@ def drawn(rung: Rung) -> tuple[Plot, ...]:
     try:
         counts = inspect_rung(rung.name, device="h200").emulated
     except (RefusedError, EmulationError):
-        counts = inspect_rung(rung.name, n=32, device="h200").emulated
+        counts = inspect_rung(rung.name, n=SMALL, device="h200").emulated
     return pictures(counts.chosen, counts.source, f"{rung.name}-") if counts else ()
 
 

@@ -40,8 +40,8 @@ def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[st
     for page, also in ALSO.items():
         listed[page] += also
     for module in MODULES:
-        names = public(root / "src" / module.replace(".", "/"))
-        listed |= {module.rpartition(".")[2]: [f"{module}.{name}" for name in names]} if names else {}
+        beside = public(root / "src" / module.replace(".", "/"))
+        listed |= {module.rpartition(".")[2]: [f"{module}.{name}" for name in beside]} if beside else {}
     listed["lab"] = [f"{home}.{name}" for home, names in lab._HOMES.items() for name in names]
     return {page: sorted(names, key=lambda name: name != FIRST) for page, names in listed.items()}
 

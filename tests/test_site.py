@@ -17,6 +17,8 @@ pytest.importorskip("jinja2", reason="the pages are made by the extra lab's Jinj
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from gemmery.cuda import driver  # noqa: E402
+from gemmery.inspection import gather  # noqa: E402
 from gemmery.ladder.cpu import CPU  # noqa: E402
 from gemmery.ladder.cuda import CUDA  # noqa: E402
 from gemmery.ladder.definitions import contents  # noqa: E402
@@ -75,6 +77,18 @@ def test_templates_name_commands_that_exist(pages):
     own = [text for page, text in texts.items() if page.startswith("tutorial/") or page in ("index.md", "measuring.md")]
     assert len(own) > len(RUNGS)
     assert [wrong for text in own for wrong in unknown_commands(text)] == []
+
+
+def test_what_a_chapter_inspects_is_not_refused(pages):
+    texts, _ = pages
+    commands = re.findall(
+        r"^gemmery inspect (\w+)(?: ([a-z]\w+))?(?: --n (\d+))?$", "\n".join(texts.values()), re.MULTILINE
+    )
+    assert {name for name, *_ in commands} == {rung.name for rung in CUDA}
+    for *names, side in commands:
+        for row in (rung for rung in CUDA if rung.name in names):
+            problem = gather._problem(row, 0, int(side or 0), 0, row.dtypes[0], driver.find("h200"))
+            assert row.refuses(problem) == "", (row.name, side)
 
 
 def test_every_part_begins_with_a_rung_and_an_introduction():

@@ -209,6 +209,14 @@ def problem(rows, groups, n=4096, **others):
     return Problem(rows, n, 4096, "bf16", "bf16", b_layout="col", device="h200", groups=groups, **others)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"groups": 3}, "groups=3: wgmma_grouped"), ({"groups": 0, "scales": "blocks"}, "'blocks': wgmma_blockscaled")],
+)
+def test_the_rung_for_plain_products_names_the_one_that_has_the_rest(change, words):
+    assert words in find(CUDA, "wgmma_epilogue").refuses(problem(128, **{"groups": 1, **change}))
+
+
 def test_one_instance_serves_every_number_of_rows_and_groups():
     launches = [RUNG.geometry(problem(rows, groups), RUNG.default) for rows in (128, 8192) for groups in (8, 64)]
     assert len({launch.kernel for launch in launches}) == 1

@@ -50,7 +50,8 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
     """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`."""
     if options.threads is not None:
         raise ArgumentError(
-            f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device"
+            f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
+            "leave it out"
         )
     short = options is NO_OPTIONS or (name != "matmul" and options.precision is None and options.old is out)
     x, y = located(x), located(y)
@@ -146,7 +147,7 @@ def _types(x: View, y: View, old: View | None, target: View | None, options: Opt
     if options.precision is not None and (options.precision != "tf32" or (common, result) != ("f32", "f32")):
         raise ArgumentError(
             f"precision={brief(options.precision)} of a product of {dtypes.get(common).numpy} into "
-            f"{dtypes.get(result).numpy}: it can be 'tf32', for float32 products"
+            f"{dtypes.get(result).numpy}: it can be 'tf32', for float32 products; leave it out for others"
         )
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:

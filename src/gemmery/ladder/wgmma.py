@@ -192,7 +192,7 @@ def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
 
 
 def consumers(problem: Problem, bm: int) -> int:
-    """Return the warpgroups that multiply a tile of so many rows.
+    """Return the number of warpgroups that multiply a tile of bm rows.
 
     Of 192, two have all rows and half of the columns each, where a column of B is a row of its box; else three have 64.
     """
@@ -260,9 +260,11 @@ def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, sh
 
 
 def refuses_library(problem: Problem) -> str:
-    """Refuse what wgmma would round without leave, and sums in another type than the result asks for."""
-    if problem.groups or problem.scales == "blocks":
-        return f"groups={problem.groups}, scales={problem.scales!r}: another rung has these"
+    """Refuse groups, factors of blocks, float32 that must not be rounded, and types of results that it has not."""
+    if problem.groups:
+        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+    if problem.scales == "blocks":
+        return "scales='blocks': wgmma_blockscaled applies factors of blocks"
     if problem.dtype == "f32" and problem.precision != "tf32":
         return "tensor cores cut f32 to 10 bits of fraction: allow it with precision='tf32' (commands: --dtype tf32)"
     if problem.out == "i32":

@@ -120,9 +120,9 @@ GROUPED = (
         expect={"local_requests": 0, "bank_conflicts": 0},
         lesson=(
             "A launch for each expert of a layer leaves multiprocessors idle at each end, and the host must know how "
-            "many rows each has. Here all tiles of all groups are one list that blocks take in turn. Nobody writes the "
-            "list: a thread walks along the ends of the groups and counts tiles until it comes to its own, a cached "
-            "load and ten instructions for each group, once for the whole launch. With few rows per group the "
+            "many rows each has. Here all tiles of all groups are one list that blocks take in turn. The list is "
+            "written nowhere: a thread walks along the ends of the groups and counts tiles until it comes to its own, "
+            "a cached load and ten instructions for each group, once for the whole launch. With few rows per group the "
             "weights are what is moved, so of A only blocks of 64 rows that the group has are brought and multiplied."
         ),
     ),

@@ -110,7 +110,7 @@ def with_packing(product: Geometry, problem: Problem) -> Geometry:
 
 
 def _matrices(problem: Problem, operand: int) -> int:
-    """Return the matrices of A (0) or B (1): groups share A. That a batch repeats one, only strides tell."""
+    """Return the matrices of A (0) or B (1): groups share A. Whether a batch repeats one, only strides tell."""
     return problem.groups if problem.groups and operand else problem.batch
 
 

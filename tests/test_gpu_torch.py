@@ -35,7 +35,7 @@ def close(result, expected, k, size):
 
 
 def extent(x, weight):
-    return float((x.abs().double() @ weight.abs().double()).max()) + 4
+    return float((x.detach().abs().double() @ weight.detach().abs().double()).max()) + 4
 
 
 def near(gradient, exact):

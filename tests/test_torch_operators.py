@@ -59,6 +59,12 @@ def test_gradients_of_linear_of_both_orders(activation):
     for layer in (gemmery.torch.linear, torch.ops.gemmery.linear):
         assert torch.autograd.gradcheck(lambda *inputs: layer(*inputs, activation), (x, weight, bias))  # noqa: B023
         one = lambda *inputs: layer(*inputs, activation)  # noqa: B023, E731
+        plain = ACTIVATIONS[activation](functional.linear(x, weight, bias))
+        both = [
+            torch.autograd.grad(y.sin().sum(), (x, weight, bias), create_graph=True)
+            for y in (one(x, weight, bias), plain)
+        ]
+        assert all(close(*pair, 10) for pair in zip(*both, strict=True))
         assert torch.autograd.gradgradcheck(one, (x[0].detach().requires_grad_(), weight, bias), fast_mode=True)
 
 

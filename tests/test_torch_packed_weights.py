@@ -39,18 +39,18 @@ def close(result, expected, tolerance=1e-12):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_values_whole_and_in_parts(bits, activation, monkeypatch):
-    packed, scales = gemmery.torch.quantize(draw(37, 24), bits, GROUP)
-    x, bias = draw(2, 5, 24), draw(37)
+    packed, scales = gemmery.torch.quantize(draw(40, 24), bits, GROUP)
+    x, bias = draw(2, 5, 24), draw(40)
     expected = ACTIVATIONS[activation](functional.linear(x, weight_of(packed, scales), bias))
-    for part in (1 << 20, 10 * 24 * 8):  # bytes: all rows of the weight; 10 of its 37
+    for part in (1 << 20, 10 * 24 * 8):  # bytes: all rows of the weight; 10 of its 40
         monkeypatch.setattr(packed_weights, "_PART", part)
         for layer in (gemmery.torch.quantized_linear, OPERATOR):
             assert close(layer(x, packed, scales, bias, activation), expected)
         with pytest.raises(ShapeError, match="bias has shape"):
-            OPERATOR(x, packed, scales, draw(38))
+            OPERATOR(x, packed, scales, draw(41))
         with pytest.raises(ShapeError, match="must be equal"):
             OPERATOR(x[..., 1:], packed, scales)
-    assert OPERATOR(x[:0], packed, scales).shape == (0, 5, 37)
+    assert OPERATOR(x[:0], packed, scales).shape == (0, 5, 40)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_opcheck():
     torch.library.opcheck(OPERATOR.default, (draw(3, 8, grad=True), packed, scales, draw(5, grad=True), "silu"))
 
 
-@pytest.mark.parametrize("dims", [(1, None, None, None), (0, 0, 0, 0), (None, 0, None, None), (0, None, 1, None)])
+@pytest.mark.parametrize("dims", [(1, None, None, None), (0, 0, 0, 0), (None, 0, None, None), (0, None, 2, None)])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_vmap(dims, bits):
     formats = [gemmery.torch.quantize(draw(5, 8, seed=i), bits, GROUP) for i in range(3)]

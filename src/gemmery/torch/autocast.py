@@ -9,20 +9,20 @@ import torch
 KEYS = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 
-def register(library: Any, name: str, untouched: tuple[int, ...]) -> None:
-    """Convert the tensors among an operator's arguments, except those at the positions `untouched`."""
+def register(library: Any, name: str) -> None:
+    """Convert the floating-point tensors among an operator's arguments."""
     operator = getattr(torch.ops.gemmery, name).default
     for device, key in KEYS.items():
-        library.impl(name, _converting(operator, device, key, untouched), key.name)
+        library.impl(name, _converting(operator, device, key), key.name)
 
 
-def _converting(operator: Any, device: str, key: Any, untouched: tuple[int, ...]) -> Any:
+def _converting(operator: Any, device: str, key: Any) -> Any:
     keys = torch._C.DispatchKeySet(key)
 
     def kernel(*arguments: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*(x if i in untouched else _converted(x, dtype) for i, x in enumerate(arguments)))
+            return operator(*(_converted(x, dtype) for x in arguments))
 
     return kernel
 

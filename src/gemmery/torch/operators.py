@@ -30,13 +30,11 @@ def define(
     fake: Callable[..., Any],
     formula: Formula,
     rule: Callable[..., Any],
-    untouched: tuple[int, ...] = (),
 ) -> Any:
     """Define an operator and return it.
 
     `kernel` computes it on the CPU and on CUDA devices, `fake` returns an empty tensor like its result, for tensors
-    whose sizes may be symbols, `formula` has its gradients and `rule` is its torch.func.vmap. Autocast converts its
-    operands, except those at the positions `untouched`.
+    whose sizes may be symbols, `formula` has its gradients and `rule` is its torch.func.vmap.
     """
     name = schema.partition("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -45,7 +43,7 @@ def define(
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)
     recording.register(library, name, formula)
     torch.library.register_vmap(f"gemmery::{name}", rule, lib=library)
-    autocast.register(library, name, untouched)
+    autocast.register(library, name)
     return getattr(torch.ops.gemmery, name).default
 
 

@@ -144,5 +144,4 @@ quantized_linear = define(
     _fake,
     QUANTIZED_LINEAR,
     _batch,
-    untouched=(2,),
 )

@@ -60,7 +60,7 @@ def test_a_chapter_says_what_the_registry_says(rung, pages):
     (text,) = [
         text for page, text in texts.items() if page.endswith(f"/{rung.name}.md") and page.startswith("tutorial")
     ]
-    assert text.startswith(f"# {rung.name}\n")
+    assert f"\n# {rung.name}\n" in text
     assert rung.lesson in text
     assert rung.parent is None or re.search(rf"\| Parent \| \[`{rung.parent}`\]", text)
     assert rung.parent is None or f"gemmery ladder diff {rung.parent} {rung.name}" in text

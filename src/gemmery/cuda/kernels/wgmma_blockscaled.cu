@@ -86,7 +86,7 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   }
 
   __device__ __forceinline__ void multiply_tile(BlockScales scales, int steps) {
-    constexpr int TOGETHER = 4;
+    constexpr int TOGETHER = 16;
     this->clear();
     int step = 0;
 #pragma unroll 1

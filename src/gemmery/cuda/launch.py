@@ -317,7 +317,7 @@ def mapped_argument(
     a_row, a_k, b_k, b_col = (0, 0, 0, 0) if scaling is None else scaling[1:]
     steps = (b_col, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_col)
     activation = next((ACTIVATIONS[part] for part in problem.epilogue.split("+") if part != "bias"), 0)
-    mapped = any(each.operand == "c" for each in maps) | 2 * (problem.scales == "blocks")
+    mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
     argument[:_EXTRA_AT] = product
     _REST.pack_into(

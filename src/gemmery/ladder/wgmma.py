@@ -14,6 +14,7 @@ from gemmery.cuda.geometry import (
     MapBox,
     describable,
     element,
+    epilogue,
     instance,
     layouts,
     target,
@@ -163,12 +164,12 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     _check(problem, bm, bn, stages, cm, cn, shared)
     if bm == 192 and not hopper.plain_halves(problem):
         raise RefusedError("bm=192: it takes plain products of halves and a C with a tensor map")
-    cluster, fused = cm * cn, bool(problem.epilogue or problem.scaled or problem.scales)
+    cluster = cm * cn
     tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
     return Geometry(
         f"{name}.cu",
-        template(f"{name}{'_cluster' * (cluster > 1)}", element(problem), C_NAMES[problem.out], fused, tiling),
+        template(f"{name}{'_cluster' * (cluster > 1)}", element(problem), C_NAMES[problem.out], steps(problem), tiling),
         (count * cluster, 1, 1),
         (consumers(problem, bm) * 128 + 128, 1, 1),
         shared=shared,
@@ -181,6 +182,15 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         cluster=cluster,
         band=config["band"],
     )
+
+
+def steps(problem: Problem) -> int:
+    """Return the EPILOGUE of staged.cuh: that of epilogue.cuh, and FACTORS of rows and columns.
+
+    >>> steps(Problem(1, 1, 1, "e4m3", "bf16", epilogue="bias+relu", scales="outer"))
+    22
+    """
+    return epilogue(problem) | 16 * (problem.scales == "outer")
 
 
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:

@@ -33,11 +33,10 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     a, b = wgmma.operand_boxes(problem, _BM, bn)
     if problem.a_layout != "col":
         a = MapBox("a", (a.box[0], _BLOCK))
-    fused = bool(problem.epilogue or problem.scaled or problem.scales)
     tiles = wgmma.wgmma_tiles(problem, _BM, bn, stages)
     return Geometry(
         f"{name}.cu",
-        template(name, element(problem), C_NAMES[problem.out], fused, tiles),
+        template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiles),
         (max(1, min(most_tiles(problem, bn), config["blocks"])), 1, 1),
         (384, 1, 1),
         shared=wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(_BM) + 16 * stages,

@@ -82,8 +82,7 @@ def _in_place_streamk(name: str, problem: Problem, config: Config) -> Geometry:
         raise RefusedError(reason)
     most = config["blocks"] // splits or wgmma.clusters(target(problem).sms, splits)
     count = min(tiles(problem, bm, bn)[0], most)
-    fused = bool(problem.epilogue or problem.scaled or problem.scales)
-    return replace(_persistent(name, problem, config, count * splits, fused, splits), cluster=splits)
+    return replace(_persistent(name, problem, config, count * splits, splits), cluster=splits)
 
 
 def _resolve_streamk(problem: Problem, config: Config) -> Config:
@@ -92,7 +91,7 @@ def _resolve_streamk(problem: Problem, config: Config) -> Config:
     return complete(config, choice if choice["splits"] > 1 else {**choice, **_HALVES})
 
 
-def _persistent(name: str, problem: Problem, config: Config, blocks: int, fused: bool, *parameters: int) -> Geometry:
+def _persistent(name: str, problem: Problem, config: Config, blocks: int, *parameters: int) -> Geometry:
     """A grid of blocks with a producer, whose tile and ring are those of the config, and C by tensor copies."""
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
@@ -103,7 +102,7 @@ def _persistent(name: str, problem: Problem, config: Config, blocks: int, fused:
     tiling = wgmma.wgmma_tiles(problem, bm, bn, stages)
     return Geometry(
         f"{name}.cu",
-        template(name, element(problem), C_NAMES[problem.out], fused, tiling, *parameters),
+        template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters),
         (blocks, 1, 1),
         (min(bm // 64, 2) * 128 + 128, 1, 1),
         shared=shared,
@@ -170,7 +169,7 @@ def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geomet
     if bm not in (64, 128) or bn not in (64, 128):
         raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
     blocks = min(tiles(problem, bm, bn)[0], config["blocks"] or target(problem).sms)
-    return _persistent(name, problem, config, blocks, bool(problem.epilogue or problem.scaled))
+    return _persistent(name, problem, config, blocks)
 
 
 SPLIT = (

@@ -75,30 +75,44 @@ __device__ __forceinline__ void load_columns(float (&x)[COUNT], const float* fro
   }
 }
 
-// Factors of rows and of columns, and beta C, on the sums of a piece.
+// Beside the steps of Epilogue: factors of rows of A and columns of B, or of whole tensors.
+constexpr int FACTORS = 16;
+
+// Multiplies the sums of a piece by factors; one of all of A and one of all of B are one.
 template <bool GROUPED, int COUNT, class T, class Out>
-__device__ __forceinline__ void finish_rarely(float (&v)[COUNT], float& factor, const TmaProduct<T, Out>& p, Where at) {
-  const Product<T, Out>& q = p.product;
-  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
-  const int end = end_of<GROUPED>(p, at.batch);
-  if (!(p.mapped & 2) && p.a_scale && p.a_scale_row != 0) {
-    float x[2] = {p.a_scale[min(row, end - 1) * p.a_scale_row], p.a_scale[min(row + 8, end - 1) * p.a_scale_row]};
+__device__ __forceinline__ void apply_factors(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
+  const int row = at.row + threadIdx.x % 32 / 4, last = end_of<GROUPED>(p, at.batch) - 1;
+  const float* b = p.b_scale + (GROUPED && p.offsets ? at.batch * p.b_scale_k : 0);
+  if (p.a_scale && p.a_scale_row == 0 && p.b_scale && p.b_scale_col == 0) {
+    const float both = *p.a_scale * *b;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) v[i] *= both;
+    return;
+  }
+  if (p.a_scale) {
+    float x[2] = {p.a_scale[min(row, last) * p.a_scale_row], p.a_scale[min(row + 8, last) * p.a_scale_row]};
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] *= x[i / 2 % 2];
   }
-  if (!(p.mapped & 2) && p.b_scale && p.b_scale_col != 0) {
+  if (p.b_scale) {
     float x[COUNT / 2];
-    load_columns(x, p.b_scale + (GROUPED && p.offsets ? at.batch : 0) * p.b_scale_k, p.b_scale_col, at.column, q.n);
+    load_columns(x, b, p.b_scale_col, at.column, p.product.n);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] *= x[i / 4 * 2 + i % 2];
   }
+}
+
+// alpha, and beta C, which is only read where beta is not 0.
+template <bool GROUPED, int COUNT, class T, class Out>
+__device__ __forceinline__ void apply_scalars(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
+  const Product<T, Out>& q = p.product;
+  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) v[i] *= q.alpha;
   if (q.beta == 0) return;
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) v[i] *= factor;
-  factor = 1;
-#pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half < end) {
+    if (row + 8 * half < end_of<GROUPED>(p, at.batch)) {
       const Out* c = q.c_at(at.batch, row + 8 * half, column);
 #pragma unroll
       for (int i = 0; i < COUNT / 2; ++i) {
@@ -109,48 +123,41 @@ __device__ __forceinline__ void finish_rarely(float (&v)[COUNT], float& factor, 
   }
 }
 
-// alpha, factors, beta C, bias and the activation, where there are any, on the sums of a piece. What most products need
-// stands together: a jump costs the fetch of instructions. The factors of whole tensors are one with alpha.
+// The bias of rows, or of columns; groups have one for their columns each.
 template <bool GROUPED, int COUNT, class T, class Out>
-__device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
+__device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   const Product<T, Out>& q = p.product;
-  const bool of_groups = GROUPED && p.offsets;  // their factors and bias
-  const bool of_blocks = p.mapped & 2;          // factors that have been applied to their parts
-  float factor = q.alpha;
-  if (!of_blocks && p.a_scale && p.a_scale_row == 0) factor *= *p.a_scale;
-  if (!of_blocks && p.b_scale && p.b_scale_col == 0) factor *= p.b_scale[of_groups ? at.batch * p.b_scale_k : 0];
-  if (q.beta != 0 || (p.a_scale && p.a_scale_row != 0) || (p.b_scale && p.b_scale_col != 0)) {
-    finish_rarely<GROUPED>(v, factor, p, at);
-  }
-  if (factor != 1) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] *= factor;
-  }
-  if (q.bias && (q.bias_col != 0 || of_groups)) {
+  const bool of_groups = GROUPED && p.offsets;
+  if (q.bias_col != 0 || of_groups) {
     float x[COUNT / 2];
     load_columns(x, q.bias + (of_groups ? at.batch * q.bias_row : 0), q.bias_col, at.column, q.n);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] += x[i / 4 * 2 + i % 2];
-  } else if (q.bias) {
-    const int row = at.row + threadIdx.x % 32 / 4;
-    float x[2] = {q.bias[min(row, q.m - 1) * q.bias_row], q.bias[min(row + 8, q.m - 1) * q.bias_row]};
+  } else {
+    const int row = at.row + threadIdx.x % 32 / 4, last = q.m - 1;
+    float x[2] = {q.bias[min(row, last) * q.bias_row], q.bias[min(row + 8, last) * q.bias_row]};
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] += x[i / 2 % 2];
   }
-  if (p.activation == GELU) {
+}
+
+// The steps of EPILOGUE on the sums of a piece. They are those of the image: a jump over steps that another product
+// needs costs the fetch of instructions, 3 % of a product of 4096 squared for all that there are.
+template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
+__device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
+  if constexpr (EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
+  if constexpr (EPILOGUE & SCALED) apply_scalars<GROUPED>(v, p, at);
+  if constexpr (EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = gelu(v[i]);
-  } else if (p.activation == RELU) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = activate<RELU>(v[i]);
-  } else if (p.activation == SILU) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = silu(v[i]);
+  for (int i = 0; i < COUNT; ++i) {
+    if constexpr ((EPILOGUE & ACTIVATION) == RELU) v[i] = activate<RELU>(v[i]);
+    if constexpr ((EPILOGUE & ACTIVATION) == GELU) v[i] = gelu(v[i]);
+    if constexpr ((EPILOGUE & ACTIVATION) == SILU) v[i] = silu(v[i]);
   }
 }
 
-// A piece of a warp's sums as it goes to C. With FUSED, finish_piece comes before; integers that stay such are exact.
-template <bool FUSED, class P, class Tiles, class T, class Out>
+// A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
+template <int EPILOGUE, class P, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
@@ -161,7 +168,7 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     float v[P::COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i]);
-    if constexpr (FUSED) finish_piece<P::GROUPED>(v, p, at);
+    finish_piece<EPILOGUE, P::GROUPED>(v, p, at);
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {
       if constexpr (P::PACKED) part[i] = pair(v[2 * i], v[2 * i + 1], Out{}); else part[i] = v[i];
@@ -267,13 +274,13 @@ template <class P> struct Staging {
 };
 
 // All pieces of a warp's sums, one after the other; `at` is the place of the warp's tile.
-template <bool FUSED, class P, class Tiles, class T, class Out>
+template <int EPILOGUE, class P, class Tiles, class T, class Out>
 __device__ __forceinline__ void store_pieces(Staging<P>& staging, const Warpgroup<Tiles>& from,
                                              const TmaProduct<T, Out>& p, Where at, const char* shared, unsigned base) {
 #pragma unroll
   for (int piece = 0; piece < P::COUNT; ++piece) {
     typename P::Part part[P::EACH];
-    pack<FUSED, P>(part, from, piece, p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
+    pack<EPILOGUE, P>(part, from, piece, p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
     staging.template store<Tiles>(part, piece, p, at, shared, base);
   }
 }

@@ -96,7 +96,7 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   }
 };
 
-template <class T, class Out, bool FUSED, class Tiles>
+template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_blockscaled(const __grid_constant__ TmaProduct<T, Out> p) {
   using P = Pieces<Tiles, Out>;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     for (; order.more(); order.next()) {
       const Where at = {order.tile.batch, order.tile.row + warp * 16, order.tile.col};
       consumer.multiply_tile(BlockScales(p, at), steps);
-      store_pieces<FUSED>(staging, consumer, p, at, shared, pipe.ring);
+      store_pieces<EPILOGUE>(staging, consumer, p, at, shared, pipe.ring);
     }
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
   }

@@ -8,7 +8,7 @@
 #include "staged.cuh"
 #include "wgmma_cluster.cu"
 
-template <bool FUSED, class Tiles, class T, class Out, class Order, class Pipe>
+template <int EPILOGUE, class Tiles, class T, class Out, class Order, class Pipe>
 __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe& pipe, Order& order, int steps,
                                         const char* shared) {
   using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   };
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
-    pack<FUSED, P>(part, consumer, piece, p, of_piece);
+    pack<EPILOGUE, P>(part, consumer, piece, p, of_piece);
   };
   if constexpr (P::OVERLAPPED) {
     typename P::Part packed[P::COUNT][P::EACH];
@@ -103,7 +103,7 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
 }
 
 // A block's part of a product: the tiles that Order names, as Brings brings them.
-template <bool FUSED, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
+template <int EPILOGUE, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
   using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
@@ -120,21 +120,21 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char*
   } else {
     pipe.begin_consumer();
     if constexpr (!Order::GROUPED) clear_absent_rows<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
-    consume<FUSED, Tiles>(p, pipe, order, k.steps, shared);
+    consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();
 }
 
-template <class T, class Out, bool FUSED, class Tiles>
+template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_epilogue(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<FUSED, Tiles>(p, shared);
+  product<EPILOGUE, Tiles>(p, shared);
 }
 
-template <class T, class Out, bool FUSED, class Tiles>
+template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_epilogue_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<FUSED, Tiles>(p, shared);
+  product<EPILOGUE, Tiles>(p, shared);
 }

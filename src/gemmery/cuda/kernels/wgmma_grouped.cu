@@ -70,9 +70,9 @@ template <class Tiles> struct GroupProducer : Producer<Tiles> {
   }
 };
 
-template <class T, class Out, bool FUSED, class Tiles>
+template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_grouped(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<FUSED, Tiles, Groups<Tiles, TmaProduct<T, Out>>, GroupProducer<Tiles>>(p, shared);
+  product<EPILOGUE, Tiles, Groups<Tiles, TmaProduct<T, Out>>, GroupProducer<Tiles>>(p, shared);
 }

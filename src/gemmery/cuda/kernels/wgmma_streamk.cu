@@ -64,11 +64,11 @@ template <class Tiles, class P, int SPLITS> struct Meeting {
 
   // Adds up in the order of k, four sums at a time: two columns of two rows, to C from registers. `at` is the warp's
   // place in the block's columns. What may happen to a sum is long, so there is one copy of it.
-  template <bool FUSED, class T, class Out>
+  template <int EPILOGUE, class T, class Out>
   static __device__ __forceinline__ void finish(unsigned place, const TmaProduct<T, Out>& p, Where at) {
     const unsigned here = place + threadIdx.x % THREADS * 16;
     const int lane = threadIdx.x % 32;
-#pragma unroll(FUSED ? 1 : 4)
+#pragma unroll(EPILOGUE ? 1 : 4)
     for (int i = 0; i < Tiles::BLOCKS * OWN; i += 4) {
       S sum[4], part[4];
       ptx::ld_shared_v4(sum, here + i / 4 * FOUR);
@@ -80,7 +80,7 @@ template <class Tiles, class P, int SPLITS> struct Meeting {
       }
       typename Select<IsWhole<Out>::value, S, float>::type v[4] = {sum[0], sum[1], sum[2], sum[3]};
       const Where four = {at.batch, at.row + i / OWN * 64, at.column + i % OWN * 2};
-      if constexpr (FUSED) finish_piece<false>(v, p, four);
+      if constexpr (EPILOGUE != PLAIN) finish_piece<EPILOGUE, false>(v, p, four);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Chunk<Out, 2> pair = {narrow<Out>(v[2 * half]), narrow<Out>(v[2 * half + 1])};
@@ -103,7 +103,7 @@ template <class Tiles, class P, int SPLITS> struct Meeting {
   }
 };
 
-template <class T, class Out, bool FUSED, class Tiles, int SPLITS>
+template <class T, class Out, int EPILOGUE, class Tiles, int SPLITS>
 __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_streamk(const __grid_constant__ TmaProduct<T, Out> p) {
   using P = Pieces<Tiles, Out, false, TURNS_OF<Tiles, Out>>;
@@ -142,7 +142,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
     pipe.begin_consumer();
     clear_absent_rows<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
     const int stages = whole / gridDim.x * k.steps;  // that are behind it where tiles are shared
-    consume<FUSED, Tiles>(p, pipe, order, k.steps, shared);
+    consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
     Consumer<Tiles> consumer(pipe);
     consumer.now.stage = stages % Tiles::STAGES;
     consumer.now.parity = stages / Tiles::STAGES % 2;
@@ -159,7 +159,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
       M::wait();
       const int warp = threadIdx.x / 32 - 4, row = warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16;
       const int column = rest.tile.col + rank * M::COLUMNS;
-      M::template finish<FUSED>(place, p, {rest.tile.batch, rest.tile.row + row, column});
+      M::template finish<EPILOGUE>(place, p, {rest.tile.batch, rest.tile.row + row, column});
     }
   }
 }

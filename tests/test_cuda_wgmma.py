@@ -61,16 +61,13 @@ def test_every_instance_fits_every_type(tile, dtype, out):
     assert geometry.kernel.startswith("wgmma_epilogue_cluster<" if geometry.cluster > 1 else "wgmma_epilogue<")
 
 
-def test_an_instance_is_the_same_for_every_shape_and_epilogue_value():
-    """m, n, k, alpha, beta, a bias and the activation are values of the argument."""
+def test_an_instance_is_the_same_for_every_shape():
+    """m, n, k, alpha and beta are values of the argument; the steps after the product belong to an image."""
     config = {"bm": 128, "bn": 128, "stages": 4, "cm": 1, "cn": 1}
-    fused = [
-        launch(product(m, 264, 136, scaled=True, epilogue=epilogue), **config).kernel
-        for m, epilogue in itertools.product((1, 300), ("", "bias", "gelu", "bias+silu"))
-    ]
+    fused = [launch(product(m, 264, 136, scaled=True, epilogue="bias+silu"), **config).kernel for m in (1, 300)]
     plain = [launch(product(m, n, k), **config).kernel for m, n, k in [(1, 8, 8), (300, 520, 0), (77, 4096, 64)]]
     assert len(set(fused)) == len(set(plain)) == 1
-    assert fused[0] == plain[0].replace(", 0, ", ", 1, ", 1)
+    assert fused[0] == plain[0].replace(", 0, ", ", 15, ", 1)
 
 
 def test_boxes_are_what_a_block_brings():

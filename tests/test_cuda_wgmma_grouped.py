@@ -156,8 +156,8 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
         ("staged.cuh", "min(16, end - at.row)", "min(16, end - at.row + 1)"),
         ("staged.cuh", "if (P::GROUPED && threadIdx.x % 32 == 0)", "if (false)"),
         ("staged.cuh", "p.product.c_batch ? at.batch : 0", "at.batch"),
-        ("staged.cuh", "q.bias + group * q.bias_row", "q.bias"),
-        ("staged.cuh", "p.b_scale + group * p.b_scale_k", "p.b_scale"),
+        ("staged.cuh", "of_groups ? at.batch * q.bias_row : 0", "0"),
+        ("staged.cuh", "at.batch * p.b_scale_k", "0"),
     ],
 )
 def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):

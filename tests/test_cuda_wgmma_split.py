@@ -147,6 +147,7 @@ def scaled(shape, name="e4m3", out="f32", config=None, texts=None, across=False,
     [
         ((128, 128, 128), {"bm": 128, "bn": 128, "stages": 3}),
         ((200, 264, 1040), {"bm": 128, "bn": 128, "stages": 3, "blocks": 4}),  # ragged sides, 9 parts
+        ((64, 64, 2688), {"bm": 64, "bn": 64, "stages": 3}),  # 16 parts together, 4, and one
         ((72, 200, 400), {"bm": 64, "bn": 64, "stages": 3, "blocks": 2}),  # two tiles for a block of columns of B
         ((130, 72, 16), {"bm": 128, "bn": 128, "stages": 3}),  # less than a part
     ],

@@ -101,8 +101,10 @@ def _shared(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
     layouts = _LAYOUTS if copies_tensors(name) else ()
     for dtype, a, b, alignment in product(names, layouts, layouts, _ALIGNMENTS):
         plain = Problem(1, 1, 1, dtype, _OUT.get(dtype, dtype), a_layout=a, b_layout=b, device=name)
-        for m, n, k, epilogue in product(_MANY_SIDES, _MANY_SIDES, _MANY_SIDES, ("", "bias")):
-            problem = plain._replace(m=m, n=n, k=k, epilogue=epilogue, alignments=(alignment,) * 3)
+        floats = dtype in ("e4m3", "e5m2")  # which come with factors
+        finished = plain._replace(scales="outer") if floats else plain._replace(epilogue="bias")
+        for m, n, k, steps in product(_MANY_SIDES, _MANY_SIDES, _MANY_SIDES, (plain, finished)):
+            problem = steps._replace(m=m, n=n, k=k, alignments=(alignment,) * 3)
             with contextlib.suppress(RefusedError):
                 rung, config, _ = choice(problem)
                 assert rung.geometry is not None

@@ -42,7 +42,7 @@ __device__ __forceinline__ int end_of(const TmaProduct<T, Out>& p, int group) {
 }
 
 // gelu and silu by the approximations of the special function unit, within 16 u of the argument's size: a tile has
-// 32,768 arguments. Of gelu, log2(erfc(x / sqrt(2)) / 2) is a polynomial, a fit on 0 to 6 by least largest error, within
+// 32,768 arguments. Of gelu, log2(erfc(x / sqrt(2)) / 2) is a polynomial, fitted on 0 to 6 for a small error, within
 // 11 u of x and, down to x = -5, 2e-4 of gelu; beyond 6 it falls. One exponential is all that remains.
 __device__ __forceinline__ float gelu(float x) {
   const float size = fabsf(x);
@@ -257,7 +257,7 @@ template <class P> struct Staging {
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
     // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map.
-    if (Tiles::BM == 192 || (p.mapped & 1 && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
+    if (Tiles::BM == 192 || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {

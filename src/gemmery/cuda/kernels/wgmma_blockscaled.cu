@@ -85,14 +85,17 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
     add(parts[(TOGETHER - 1) % 2], next);
   }
 
+  // As many parts together as are left; after them, nothing is under way for the time of a product.
+  template <int TOGETHER> __device__ __forceinline__ void multiply_all(BlockScales& scales, int& steps) {
+#pragma unroll 1
+    for (; steps >= TOGETHER; steps -= TOGETHER) multiply_parts<TOGETHER>(scales);
+  }
+
   __device__ __forceinline__ void multiply_tile(BlockScales scales, int steps) {
-    constexpr int TOGETHER = 16;
     this->clear();
-    int step = 0;
-#pragma unroll 1
-    for (; step + TOGETHER <= steps; step += TOGETHER) multiply_parts<TOGETHER>(scales);
-#pragma unroll 1
-    for (; step < steps; ++step) multiply_parts<1>(scales);
+    multiply_all<16>(scales, steps);
+    multiply_all<4>(scales, steps);
+    multiply_all<1>(scales, steps);
   }
 };
 

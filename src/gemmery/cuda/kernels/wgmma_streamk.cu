@@ -94,7 +94,7 @@ template <class Tiles, class P, int SPLITS> struct Meeting {
     const bool second = at.column + 1 < p.product.n;
     if (at.row >= p.product.m || at.column >= p.product.n) return;
     Out* c = p.product.c_at(at.batch, at.row, at.column);
-    if ((p.mapped & 1) && second) {  // what tensor copies can write is aligned
+    if (p.mapped && second) {  // what tensor copies can write is aligned
       *reinterpret_cast<Chunk<Out, 2>*>(c) = pair;
     } else {
       c[0] = pair.of[0];

@@ -223,6 +223,14 @@ def test_operands_are_not_copied(monkeypatch, expression, a, b):
     assert np.array_equal(out, np.einsum(expression, a, b))
 
 
+def test_rows_and_columns_are_those_that_end_the_result():
+    """Where one stride does not walk all of them: the elements of C are then adjacent in rows or in columns."""
+    labels = Labels(("i", "k", "j"), ("k", "l"), ("i", "l", "j"))
+    form = one_product(labels, (90, 6, 3), (144, 24, 8), (6, 5), (40, 8), (90, 5, 3))
+    assert (form.a.shape, form.b.shape, form.c.shape) == ((90, 3, 6), (1, 6, 5), (90, 3, 5))
+    assert form.c.axes == (0, 2, 1)
+
+
 def test_the_smaller_operand_is_copied_where_one_must_be(monkeypatch):
     small, large = np.ones((3, 4, 2)), np.ones((4, 3, 50))
     x, y, _ = passed(monkeypatch, lambda: gm.tensordot(small, large, axes=([0, 1], [1, 0])))
@@ -285,6 +293,9 @@ def test_lists_buffers_subclasses_and_exporters():
         result = gm.einsum("ij,kj->ki", obj, a)
         assert np.array_equal(np.asarray(result), expected)
         assert isinstance(result, memoryview) == isinstance(obj, memoryview)
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert type(gm.tensordot(Exporter(a), torch.from_numpy(a.T), 1)) is np.ndarray
+    assert type(gm.tensordot(a, torch.from_numpy(a.T), 1)) is torch.Tensor
     assert type(gm.tensordot(a.view(Own), a.T, 1)) is Own
     half = a.astype(ml_dtypes.bfloat16)
     assert gm.tensordot(half, half.T, 1).dtype == half.dtype

@@ -113,6 +113,22 @@ def test_gradients(a, b, name):
         assert (difference <= 64 * unit * np.asarray(size)).all()
 
 
+@pytest.mark.parametrize("turned", [0, A_TRANSPOSED, B_TRANSPOSED, A_TRANSPOSED | B_TRANSPOSED])
+def test_gradients_of_products_of_transposed_operands(turned):
+    """Those that gradients of gradients need."""
+    a = random((2, 7, 5) if turned & A_TRANSPOSED else (2, 5, 7), "f64", 1)
+    b = random((3, 7) if turned & B_TRANSPOSED else (7, 3), "f64", 2)
+
+    def theirs(a, b):
+        return (a.mT if turned & A_TRANSPOSED else a) @ (b.mT if turned & B_TRANSPOSED else b)
+
+    def gradients(product):
+        return jax.grad(lambda a, b: (product(a, b) ** 2).sum(), (0, 1))(jnp.asarray(a), jnp.asarray(b))
+
+    for one, other in zip(gradients(lambda a, b: traced._product(a, b, turned, "f64")), gradients(theirs), strict=True):
+        assert np.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_gradients_of_narrow_types_and_of_gradients():
     a, b = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16)
     da, db = jax.grad(lambda a, b: matmul(a, b, preferred_element_type="float32").sum(), (0, 1))(a, b)
@@ -233,6 +249,14 @@ def test_another_number_of_threads_gives_the_same_bits():
         gm.set_num_threads(None)
 
 
+def test_a_batch_of_vectors_is_one_job_on_exchanged_operands():
+    """The batch is more columns, and C is column-major: the kernel computes C' = B' A'."""
+    a, b = random((5, 7), "f64", 1), random((6, 7, 1), "f64", 2)
+    product = StaticProduct(a.shape, b.shape, "f64", "f64", 0)
+    assert static.job(product, static.prepared(product), 1).swapped
+    assert np.allclose(matmul(a, b), a @ b, rtol=1e-13, atol=1e-13)
+
+
 def test_a_kernel_for_one_shape_takes_its_place_in_the_background():
     a, b = (jnp.asarray(random((8, 8), "f32", seed)) for seed in (1, 2))
     product = StaticProduct((8, 8), (8, 8), "f32", "f32", 0)
@@ -258,6 +282,22 @@ def test_a_table_without_a_free_slot_asks_python_each_time(monkeypatch):
     words = np.frombuffer(table, np.int64)[xla.SLOTS_AT // 8 :].reshape(-1, 2)
     assert [tuple(word) for word in words[5 : 5 + xla.PROBES]] == [(key, 8 * key) for key in keys[:-1]]
     assert not words[5 + xla.PROBES :].any()
+
+
+def test_a_key_whose_slot_is_taken_is_in_one_of_the_next(monkeypatch):
+    a = jnp.asarray(random((11, 19), "f32", 1))
+    product = jax.jit(lambda a: matmul(a, a.T))
+    expected = np.asarray(product(a))
+    key = StaticProduct((11, 19), (19, 11), "f32", "f32", 0).key
+    handler._forget()
+    for i in range(1, xla.PROBES):
+        handler._store(handler.register(), key ^ i * xla.SLOTS, 0)
+    handler.know(StaticProduct((11, 19), (19, 11), "f32", "f32", 0))
+    monkeypatch.setattr(handler, "know", None)
+    try:
+        assert np.array_equal(product(a), expected)
+    finally:
+        handler._forget()
 
 
 def test_a_product_that_cannot_be_prepared_is_an_error_of_jax(monkeypatch, capfd):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
 import struct
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -30,15 +30,23 @@ _MESSAGES = (
     b"gemmery could not prepare a product; the reason is on stderr",
     b"gemmery has no memory for the packed panels of a product",
 )
+_lock = threading.RLock()  # a signal handler may multiply meanwhile
+_tables: list[int] = []
 _entries: dict[tuple[StaticProduct, int], int] = {}  # by product and number of threads; the addresses stay valid
 
 
-@functools.cache
 def register() -> int:
-    """Register the handler with JAX, and return the address of its table.
+    """Register the handler with JAX, once, and return the address of its table.
 
     Raises DeviceError on systems without the compiled workers that run products there.
     """
+    with _lock:  # two threads would make two tables, of which the handler reads one
+        if not _tables:
+            _tables.append(_registered())
+    return _tables[0]
+
+
+def _registered() -> int:
     if not pool.address():
         raise DeviceError(
             f"gemmery.jax runs products by compiled workers, which {sys.platform} on {host().machine} does not have: "

@@ -263,7 +263,27 @@ def test_strides_between_elements_are_refused(monkeypatch):
     odd = Interface((4, 4), strides=(18, 4))
     with pytest.raises(gm.LayoutError, match=r"\(18, 4\) of elements of 4 bytes.*multiples"):
         gm.matmul(odd, odd)
-    assert device_types.located(View(1, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+    assert device_types.located(View(4, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: gm.matmul(Matrix(pointer=4098), Matrix()), "address 0x1012 of elements of 4 bytes"),
+        (lambda: gm.matmul(half(), Matrix(element=(2, 16), pointer=4097)), "address 0x1011 of elements of 2 bytes"),
+        (lambda: gm.matmul(Matrix(), Matrix(), bias=Matrix((4,), pointer=4097)), "0x1011 of elements of 4 bytes"),
+        (lambda: gm.matmul(half(), half(), scale_a=Matrix((4,), pointer=4098)), "0x1012 of elements of 4 bytes"),
+        (
+            lambda: gm.grouped_matmul(half(), half(3, 4, 4), offsets=Matrix((3,), element=(0, 32), pointer=4097)),
+            "address 0x1011 of elements of 4 bytes",
+        ),
+    ],
+)
+def test_addresses_between_elements_are_refused(call, words):
+    """A kernel that reads them ends with an error of the device, which no later call survives."""
+    with pytest.raises(gm.LayoutError, match=rf"{words}.*copy the array"):
+        call()
+    assert device_types.located(View(4098, (0, 4), (16, 4), "f32", "cuda:0")).pointer == 4098  # no element
 
 
 @pytest.fixture

@@ -18,13 +18,19 @@ ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with
 def located(z: View) -> View:
     """Return the view with the number of its device, which `__cuda_array_interface__` does not contain.
 
-    Raises LayoutError for strides that are no multiples of the element size.
+    Raises LayoutError for an address or strides that are no multiples of the element size: a kernel that reads such
+    elements ends with an error after which the process cannot use the device.
     """
     if z.device == "cpu":
         return z
+    size = dtypes.get(z.dtype).size
+    if z.pointer % size and 0 not in z.shape:
+        raise LayoutError(
+            f"address {z.pointer:#x} of elements of {size} bytes: it must be a multiple of the element size on a "
+            "device; copy the array first"
+        )
     for step, length in zip(z.strides, z.shape, strict=True):
-        if length > 1 and step % dtypes.get(z.dtype).size:
-            size = dtypes.get(z.dtype).size
+        if length > 1 and step % size:
             raise LayoutError(
                 f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
                 "on a device; copy the array first"

@@ -214,3 +214,14 @@ def test_a_model_is_compiled_without_a_graph_break():
     replace_linear(plain)
     torch.compile(plain, fullgraph=True, backend="aot_eager")(x).sum().backward()
     assert all(bool(p.grad.abs().sum() > 0) for p in plain.parameters())
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_torch_fx_records_a_layer_as_one_step(bits):
+    model = nn.Sequential(nn.Linear(K, N), nn.ReLU())
+    replace_linear(model, bits, group=16)
+    traced = torch.fx.symbolic_trace(model)
+    names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
+    assert names == ["_precision", "linear" if bits is None else "quantized_linear"]
+    x = random(5, K)
+    assert torch.equal(traced(x), model(x))

@@ -13,6 +13,9 @@ from gemmery.torch.quantization import dequantize, quantize
 if TYPE_CHECKING:
     from gemmery.api.types import Activation, Precision
 
+for _name in ("linear", "quantized_linear", "_precision"):
+    torch.fx.wrap(_name)  # torch.fx.symbolic_trace records a call of it, as it does of nn.Linear
+
 
 class Linear(nn.Linear):
     """A layer y = activation(x Wᵀ + bias) in the place of nn.Linear, computed by gemmery.

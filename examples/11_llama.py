@@ -158,12 +158,12 @@ def main():
     run = record.Run(machine, record.now(), ())
     for mode in options.modes:
         for phase in options.phases:
-            run = dataclasses.replace(
-                run, measurements=(*run.measurements, *measured(runners, apart, phase, mode, options))
-            )
+            print(f"timing {phase}, {mode} ...", flush=True)
+            rows = tuple(measured(runners, apart, phase, mode, options))
+            run = dataclasses.replace(run, measurements=run.measurements + rows)
+            if options.store:
+                record.append(record.path(options.store, machine.name), dataclasses.replace(run, measurements=rows))
     terminal.show(run, (), Console())
-    if options.store:
-        record.append(record.path(options.store, machine.name), run)
 
 
 def measured(runners, apart, phase, mode, options):

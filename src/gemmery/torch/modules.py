@@ -71,7 +71,7 @@ class QuantizedLinear(nn.Module):
 
     The layer is for inference: the input and the bias have gradients, the weight has none.
 
-    Raises ArgumentError for `bits` other than 8 or 4 and for a `group` that does not divide `in_features`.
+    Raises ArgumentError for `bits` other than 8 or 4, ShapeError for a `group` that does not divide `in_features`.
     """
 
     bias: Tensor | None

@@ -7,8 +7,10 @@
 #include "wgmma_specialized.cu"
 
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of
-// p.band rows of tiles, down each column of a band.
-template <class Tiles> struct Bands {
+// p.band rows of tiles, down each column of a band. A row or column of a tile that is beyond the edge is copied slower
+// than one of the matrix: where tiles may OVERLAP, the last ones end at the edge. An element of two tiles has the same
+// bits in both, unless they add to C.
+template <class Tiles, bool OVERLAP = false> struct Bands {
   static constexpr bool GROUPED = false;
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
   const int m, n, batch, band;  // of the argument, which costs no registers
@@ -44,6 +46,10 @@ template <class Tiles> struct Bands {
     unsigned column = within / height, row = first + within - column * height;
     const Cluster<Tiles::CM, Tiles::CN> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM), int((column * Tiles::CN + place.n) * Tiles::BN)};
+    if constexpr (OVERLAP) {  // boxes begin at multiples of 16 bytes
+      tile.row = min(tile.row, max(m - Tiles::BM + 7, 0) / 8 * 8);
+      tile.col = min(tile.col, max(n - Tiles::BN + 7, 0) / 8 * 8);
+    }
   }
 };
 

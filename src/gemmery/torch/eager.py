@@ -1,7 +1,7 @@
 """The short way of a product that nothing in PyTorch watches: gemmery's own call, without the dispatcher.
 
-An operator with gradients takes 5 us to call (PyTorch 2.13), in Python functions for autograd and for the device; a
-product of tiny matrices takes 1.5 us.
+The dispatcher takes 4 us, and 6 us where gradients are recorded (PyTorch 2.13), for it calls Python functions for
+autograd and for the device. A product of tiny matrices takes 1 us, and torch.nn.functional.linear as long as `linear`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemmery import api
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may define their own arithmetic
 
-_autocast = torch.is_autocast_enabled
+_autocast = _C._is_any_autocast_enabled
 _tracing, _functions, _dispatches = _C._is_tracing, _C._len_torch_function_stack, _C._len_torch_dispatch_stack
 _transforms = _C._are_functorch_transforms_active
 is_compiling = torch.compiler.is_compiling
@@ -25,8 +25,7 @@ is_compiling = torch.compiler.is_compiling
 def watched() -> bool:
     """Return True if a mode or transform of PyTorch must see the operators: it then gets them from the dispatcher."""
     return (
-        _autocast("cpu")
-        or _autocast("cuda")
+        _autocast()
         or _functions() > 0
         or _dispatches() > 0
         or _transforms()

@@ -40,6 +40,7 @@ class Chapter:
     beside: str  # definitions of other files that only one of the two uses
     plots: tuple[Plot, ...]
     charts: Sequence[tuple[str, list[Chart]]]
+    published: Sequence[str]  # tables of figures that are known from elsewhere
     sides: str  # the option of `gemmery inspect` for a rung, or a parent, that takes only small products
 
 
@@ -59,6 +60,7 @@ def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pic
         beside="\n".join(lines[first:]),
         plots=drawn(rung) if pictures and part.on_gpu else (),
         charts=records.charts(rung, rungs),
+        published=records.published.get(rung.name, ()),
         sides=f" --n {SMALL}" if any(only_small(row) for row in rungs if row.name in (rung.name, rung.parent)) else "",
     )
 

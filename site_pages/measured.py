@@ -12,6 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
+from gemmery.report.ladder_text import published
 from gemmery.report.problems import Group, gain, groups
 from gemmery.report.stored import Stored, query
 
@@ -54,6 +55,7 @@ class Records:
 
     def __init__(self, root: Path) -> None:
         stored = Stored(root)
+        self.published = published(root / "docs" / "published.toml")
         self._runs = {kind: stored.newest_of_each_type(query(f"ladder machine={kind}")) for kind in ("cpu", "gpu")}
 
     def charts(self, rung: Rung, rungs: Sequence[Rung]) -> list[tuple[str, list[Chart]]]:

@@ -220,8 +220,8 @@ def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
     packed = text[text.index("## packed\n") : text.index("## packed_threaded")]
     assert "GFLOP/s | % of peak | × parent |" in packed
     assert "| n = 1024, f32 | 106 | 91.1% | 7.11× |" in packed
-    assert "- Published. On an old chip: 1,234 ms at n = 512." in packed
-    assert "- Parameter `kc`: 128, 256, 512, 1024." in packed
+    assert "| Published, an old chip | n = 512 |\n| :--- | ---: |\n| ms | 1,234 |\n" in packed
+    assert "\n| `kc` | 128, 256, 512, 1024 |\n" in packed
 
 
 def on_a_gpu(dtype, started, rate=1000.0, **more):

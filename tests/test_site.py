@@ -72,6 +72,15 @@ def test_a_chapter_says_what_the_registry_says(rung, pages):
         assert f"gemmery inspect {rung.name}" in text
 
 
+def test_a_chapter_shows_bars_and_published_figures(pages):
+    texts, _ = pages
+    text = texts["tutorial/memory-order/simd_row.md"]
+    assert '<li class="own"><span>simd_row</span><i style="--length:' in text
+    assert '<li class="parent"><span>scalar_reordered</span>' in text
+    assert "| Published, the same 4-core laptop chip of 2019, vectors of 8 floats | n = 512 |" in text
+    assert "There are no records" not in text
+
+
 def test_templates_name_commands_that_exist(pages):
     texts, _ = pages
     own = [text for page, text in texts.items() if page.startswith("tutorial/") or page in ("index.md", "measuring.md")]

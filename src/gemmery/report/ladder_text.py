@@ -15,7 +15,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
 from gemmery.report.problems import Group, gain, groups
-from gemmery.report.sheet import rate, share, tabulate
+from gemmery.report.sheet import Cell, Sheet, rate, share, tabulate
 from gemmery.report.text import table
 from gemmery.report.tree import tree, walk
 
@@ -38,13 +38,27 @@ def tree_lines(rungs: Sequence[Rung]) -> list[str]:
 
 
 def published(file: Path) -> dict[str, list[str]]:
-    """Return sentences on published figures, by rung; none without the file."""
-    sentences: dict[str, list[str]] = {}
+    """Return tables of published figures, by rung; none without the file."""
+    tables: dict[str, list[str]] = {}
     rows = tomllib.loads(file.read_text(encoding="utf-8"))["figure"] if file.exists() else []
     for row in rows:
-        figures = ", ".join(f"{time:,} ms at {row['by']} = {at}" for at, time in row["milliseconds"].items())
-        sentences.setdefault(row["rung"], []).append(f"On {row['source']}: {figures}.")
-    return sentences
+        columns = [(f"{row['by']} = {at}", f"{time:,}") for at, time in row["milliseconds"].items()]
+        tables.setdefault(row["rung"], []).append(_row_of_figures(f"Published, {row['source']}", "ms", columns))
+    return tables
+
+
+def _row_of_figures(title: str, unit: str, columns: Sequence[tuple[str, str]]) -> str:
+    """A table of one row: heads and their figures."""
+    heads, figures = zip(*columns, strict=True)
+    return table(Sheet("", (title, *heads), (tuple(map(Cell, (unit, *figures))),))).rstrip()
+
+
+def parameters(rung: Rung) -> str:
+    """Return a table of the parameters of a rung and their values, "" where it has none."""
+    if not rung.space:
+        return ""
+    rows = (f"| `{name}` | {', '.join(map(str, values))} |" for name, values in rung.space.items())
+    return "\n".join(["| parameter | values |", "| :--- | :--- |", *rows])
 
 
 def refusals(rung: Rung) -> tuple[str, ...]:
@@ -82,10 +96,10 @@ def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source
         f"**{sentence(rung.idea)}.**".replace(" * ", " \\* "),
         rung.lesson,
         " ".join(filter(None, facts)),
-        "\n".join(f"- Parameter `{name}`: {', '.join(map(str, values))}." for name, values in rung.space.items()),
+        parameters(rung),
         "\n".join(f"- Refuses: {reason}." for reason in refusals(rung)),
         *(_step(rung, run, problems) for run, problems in measured),
-        "\n".join(f"- Published. {sentence}" for sentence in known),
+        *known,
     ]
     return "\n\n".join(filter(None, parts))
 

@@ -37,6 +37,10 @@ SIZES = {
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }  # fmt: skip
 MODES = ("eager", "graph", "compiled")
+SAME = {
+    torch.bfloat16: 0.2,
+    torch.float32: 1e-4,
+}  # of the logits' length: 32 layers that round elsewhere, not a wrong layer
 TORCH = "torch"
 
 
@@ -57,19 +61,22 @@ class Runner:
         self.logits = model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         self.token.copy_(self.logits.argmax(-1, keepdim=True))
 
-    def rewind(self, length):
-        """Forget what follows the first tokens."""
+    def begin(self, phase):
+        """Forget what follows the first tokens: all of them, or the prompt."""
         for layer in self.cache.layers:
-            layer.cumulative_length.fill_(length)
+            layer.cumulative_length.fill_(0 if phase == "prefill" else self.options.prompt)
+        self.token.copy_(self.prompt[:, -1:])
 
-    def prefill(self, step):
-        self.rewind(0)
-        step()
-
-    def decode(self, step):
-        self.rewind(self.options.prompt)
-        for _ in range(self.options.tokens):
+    def run(self, phase, step, steps):
+        self.begin(phase)
+        for _ in range(steps):
             step()
+        if self.options.device == "cuda":
+            torch.cuda.synchronize()
+
+    def logits_of(self, phase, step):
+        self.run(phase, step, 1)
+        return self.logits.double()
 
     def step(self, phase, mode):
         """What one step of this phase runs in this mode."""
@@ -81,11 +88,11 @@ class Runner:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(4):  # kernels and libraries choose and load what the graph will hold
-                self.rewind(0)
+                self.begin(phase)
                 step()
         torch.cuda.current_stream().wait_stream(side)
         tiers.wait()
-        self.rewind(0)
+        self.begin(phase)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
@@ -130,12 +137,9 @@ def build(options):
     return models
 
 
-def differences(runners):
-    """How far the logits after the prompt are from those of PyTorch's layers, as a part of their length."""
-    for runner in runners.values():
-        runner.prefill(functools.partial(runner.call, runner.model, runner.prompt))
-    exact = runners[TORCH].logits.double()
-    return {name: float((r.logits.double() - exact).norm() / exact.norm()) for name, r in runners.items()}
+def apart(x, y):
+    """How far x is from y, as a part of the length of y."""
+    return float((x - y).norm() / y.norm())
 
 
 def linear_cost(model, rows, batch):
@@ -153,34 +157,31 @@ def main():
     options = parse()
     torch._dynamo.config.recompile_limit = 64  # all models and phases share the code of one class
     runners = {name: Runner(model, options) for name, model in build(options).items()}
-    apart = differences(runners)
     machine = fingerprint.gpu() if options.device == "cuda" else fingerprint.cpu()
     run = record.Run(machine, record.now(), ())
     for mode in options.modes:
         for phase in options.phases:
             print(f"timing {phase}, {mode} ...", flush=True)
-            rows = tuple(measured(runners, apart, phase, mode, options))
+            rows = tuple(measured(runners, phase, mode, options))
             run = dataclasses.replace(run, measurements=run.measurements + rows)
             if options.store:
                 record.append(record.path(options.store, machine.name), dataclasses.replace(run, measurements=rows))
     terminal.show(run, (), Console())
 
 
-def measured(runners, apart, phase, mode, options):
+def measured(runners, phase, mode, options):
     """The records of one phase in one mode, for which the models take turns."""
     steps = 1 if phase == "prefill" else options.tokens
 
+    eager = {name: runner.logits_of(phase, runner.step(phase, "eager")) for name, runner in runners.items()}
+
     def contestant(name, runner):
         step = runner.step(phase, mode)
-
-        def run():
-            getattr(runner, phase)(step)
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-
-        run()  # compiles, and loads kernels
-        run()
-        return timing.Contestant(name, timing.calls(run))
+        difference = apart(runner.logits_of(phase, step), eager[name])
+        if not difference <= SAME[runner.model.dtype]:
+            raise SystemExit(f"{name}, {phase}, {mode}: the logits differ from eager ones by {difference:.2g}")
+        runner.run(phase, step, steps)
+        return timing.Contestant(name, timing.calls(functools.partial(runner.run, phase, step, steps)))
 
     contestants = [contestant(name, runner) for name, runner in runners.items()]
     tiers.wait()
@@ -190,7 +191,7 @@ def measured(runners, apart, phase, mode, options):
         operations, size = linear_cost(runner.model, tokens, options.batch)
         dtype = {torch.bfloat16: "bf16", torch.float32: "f32"}[runner.model.dtype]
         each, versus = results.timings[name], {} if name == TORCH else {TORCH: results.ratios(name)[TORCH]}
-        note = f"PyTorch {torch.__version__}" if name == TORCH else f"logits {apart[name]:.2g} from PyTorch's"
+        note = f"logits {apart(eager[name], eager[TORCH]):.2g} from PyTorch's"
         yield record.Measurement(
             f"llama_{options.size}", name, tokens, config.hidden_size, config.hidden_size, dtype, dtype, 1,
             0 if options.device == "cuda" else torch.get_num_threads(),
@@ -201,7 +202,7 @@ def measured(runners, apart, phase, mode, options):
                     "tokens": options.tokens},
             versus={rival: ratio.median for rival, ratio in versus.items()},
             spread={rival: ratio.spread for rival, ratio in versus.items()},
-            note=note,
+            note=f"PyTorch {torch.__version__}" if name == TORCH else note,
         )  # fmt: skip
 
 

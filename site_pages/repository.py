@@ -35,7 +35,8 @@ class Repository:
         """Return the Markdown of the page of a document."""
         text = self.file(document).read_text(encoding="utf-8")
         parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-        return "".join(part if part.startswith("```") else self._prose(document, part) for part in parts)
+        blocks = (part.replace("```python\n>>>", "```pycon\n>>>", 1) for part in parts)
+        return "".join(part if part.startswith("```") else self._prose(document, part) for part in blocks)
 
     def _prose(self, document: str, text: str) -> str:
         folder = PurePosixPath(document).parent

@@ -125,12 +125,23 @@ def test_public_names_are_read_from_source(tmp_path):
     assert reference.public(tmp_path / "two") == []
 
 
+def test_the_site_needs_no_other_versions_than_the_library():
+    versions = [
+        dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "requirements-docs.lock")
+    ]
+    shared = versions[0].keys() & versions[1].keys()
+    assert "jinja2" in shared
+    assert [name for name in shared if versions[0][name] != versions[1][name]] == [], "run `make lock`"
+
+
 def test_the_documents_are_pages_and_keep_their_links(pages):
     texts, _ = pages
     documents = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert {name for name in documents if not re.search(r"\.zh\.md$", name)} <= texts.keys()
     assert "source/src/gemmery/cuda/kernels/simt_naive.cu.md" in texts
     assert "[source](" not in texts["design.md"]
+    assert "```pycon\n>>> import numpy" in texts["emulator.md"]
 
 
 def test_lists_examples_and_drawings_become_what_the_site_understands():

@@ -1,0 +1,99 @@
+"""The API's own way to a device, from arrays to results, on the emulator: what only a GPU showed otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from emulated_card import installed
+
+pytest.importorskip("cuda.bindings")
+ENDS = [3, 3, 40]
+
+
+@pytest.fixture(scope="module")
+def module_card():
+    with pytest.MonkeyPatch.context() as patch:
+        yield installed(patch)
+
+
+@pytest.fixture
+def card(module_card):
+    """A card on which nothing has run; a fault of any launch of the test fails it."""
+    module_card.launched.clear()
+    module_card.findings.clear()
+    yield module_card
+    assert module_card.findings == []
+
+
+@pytest.fixture
+def whole():
+    """Small whole numbers, whose sums are exact in any order."""
+    rng = np.random.default_rng(12)
+    return lambda *shape: rng.integers(-3, 4, shape).astype(np.float64)
+
+
+def test_layouts_alignments_and_batches(card, whole):
+    x, y = whole(3, 40, 64), whole(3, 64, 48)
+    a, b = card.put(x, "bf16"), card.put(y.swapaxes(1, 2), "bf16").T
+    out = card.empty((3, 40, 48), "bf16")
+    assert gm.matmul(a, b, out) is out
+    assert np.array_equal(out.numbers, x @ y)
+    turned = card.empty((3, 48, 40), "bf16").T  # of C' = B' A'
+    gm.matmul(a, b, turned)
+    assert np.array_equal(turned.numbers, x @ y)
+    assert card.launched == ["wgmma_epilogue"] * 2
+    one = card.put(y[0].T, "bf16", beside=2).T  # of the whole batch, from an address that no tensor map has
+    gm.matmul(a, one, out)
+    assert np.array_equal(out.numbers, x @ y[0])
+    assert card.launched[2:] == ["wgmma_pack", "wgmma_epilogue"]
+
+
+def test_out_may_overlap_an_operand(card, whole):
+    x, y = whole(48, 48), whole(48, 48)
+    memory, b = card.put(np.vstack([x, x[:1]]), "bf16"), card.put(y.T, "bf16").T
+    gm.matmul(memory.rows(0, 48), b, memory.rows(1, 49))
+    assert np.array_equal(memory.numbers[1:], x @ y)
+    assert np.array_equal(memory.numbers[0], x[0])
+    assert card.launched == ["copy", "wgmma_epilogue"]
+
+
+def test_factors_bias_and_beta(card, whole):
+    x, y, bias = whole(40, 64), whole(64, 48), whole(48)
+    rows, columns = (2.0 ** np.arange(-2, 2))[np.arange(40) % 4], (2.0 ** np.arange(3))[np.arange(48) % 3]
+    a, b = card.put(x, "bf16"), card.put(y.T, "bf16").T
+    vectors = {"scale_b": card.put(columns, "f32"), "bias": card.put(bias, "f32"), "activation": "relu"}
+    for out in (card.empty((40, 48), "bf16"), card.empty((48, 40), "bf16").T):
+        for factors in (rows, rows[:1]):
+            gm.matmul(a, b, out, scale_a=card.put(factors, "f32"), **vectors)
+            want = np.maximum((x * factors[:, None]) @ (y * columns) + bias, 0)
+            assert np.array_equal(out.numbers, want.astype(out.numbers.dtype))
+    old = whole(40, 48)
+    c = card.put(old, "bf16")
+    gm.gemm(2.0, a, b, -1.0, c, out=c)
+    assert np.array_equal(c.numbers, (2 * x @ y - old).astype(c.numbers.dtype))
+    nothing = card.empty((40, 48), "bf16")  # NaN, which beta = 0 does not read
+    gm.gemm(0.5, a, b, 0.0, nothing, out=nothing)
+    assert np.array_equal(nothing.numbers, (0.5 * x @ y).astype(nothing.numbers.dtype))
+
+
+@pytest.mark.parametrize("on_the_card", [True, False])
+def test_groups(card, whole, on_the_card):
+    x, y, bias = whole(44, 64), whole(3, 64, 48), whole(3, 48)
+    a, b = card.put(x, "bf16"), card.put(y.swapaxes(1, 2), "bf16").T
+    rows, columns = np.where(np.arange(44) % 2, 0.5, 2.0), np.array([1.0, 4.0, 0.25])
+    vectors = {"scale_a": card.put(rows, "f32"), "scale_b": card.put(columns, "f32"), "bias": card.put(bias, "f32")}
+    want = [(x[s:e] * rows[s:e, None]) @ (y[g] * columns[g]) + bias[g] for g, s, e in ((0, 0, 3), (2, 3, 40))]
+    out = card.empty((44, 48), "bf16")
+    gm.grouped_matmul(a, b, offsets=card.put(ENDS, "i32") if on_the_card else ENDS, out=out, **vectors)
+    assert np.array_equal(out.numbers[:40], np.concatenate(want).astype(out.numbers.dtype))
+    assert np.isnan(out.numbers[40:].astype(np.float32)).all()  # rows of no group
+    assert card.launched == ["wgmma_grouped"]
+
+
+def test_no_groups(card, whole):
+    a, b = card.put(whole(44, 64), "bf16"), card.empty((0, 48, 64), "bf16").T
+    out = card.empty((44, 48), "bf16")
+    assert gm.grouped_matmul(a, b, offsets=card.empty((0,), "i32"), out=out) is out
+    assert np.isnan(out.numbers.astype(np.float32)).all()

@@ -105,7 +105,7 @@ def test_what_the_rungs_do_not_take_is_named():
     assert "precision='tf32'" in LIBRARY.refuses(product(64, 64, 64, "f32")._replace(precision=""))
     assert "plain product of i8" in LIBRARY.refuses(product(64, 64, 64, "i8", "i32", epilogue="relu"))
     assert "not f64" in LIBRARY.refuses(product(64, 64, 64, "f16", "f64"))
-    assert "another rung" in LIBRARY.refuses(product(64, 64, 64, "e4m3", "bf16", scales="blocks"))
+    assert "wgmma_blockscaled applies" in LIBRARY.refuses(product(64, 64, 64, "e4m3", "bf16", scales="blocks"))
     below = find(WGMMA, "wgmma_tma")
     assert "a tensor map needs 16" in below.refuses(product(64, 64, 63, alignments=(2, 2, 16)))
     assert "wgmma_epilogue has" in below.refuses(product(64, 64, 64, epilogue="relu"))

@@ -188,6 +188,7 @@ def test_the_report_is_short_and_cannot_be_changed(model):
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.bits = 4
     assert report._repr_html_().count("<tr>") == 5
+    assert " -&gt; " in report._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,7 +67,7 @@ class Replacement:
         return "\n".join([self._summary(), *(f"  {'  '.join(row)}".rstrip() for row in _aligned(self._rows()))])
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._summary()}</p>{display.table(self._rows(), ('layer', 'times', 'what became of it'))}"
+        return f"<p>{escape(self._summary())}</p>{display.table(self._rows(), ('layer', 'times', 'what became of it'))}"
 
     def _summary(self) -> str:
         count, every = len(self.replaced), len(self.replaced) + len(self.skipped)

@@ -121,7 +121,7 @@ def test_rivals_and_gemmery_agree_on_types_factors_and_groups_of_hopper(stream, 
             raise
     bound = (lambda k: 2.0**8 * k) if work.dtype == "e4m3" else lambda k: 4.0 * k + 8
     for name, put in puts.items():
-        if name != "gemmery" and work.groups:
+        if name != "gemmery" and (work.groups or work.scales == "blocks"):
             put(0)  # PyTorch allocates its result
             continue
         assert check.error(resident, lambda put=put: put(0), bound) <= 1, name
@@ -219,7 +219,8 @@ def test_calls_and_compilations_are_counted():
     work, labels = Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64")
     call = launches.call(session, Task("mine", work, (), 0, able(session), 0.05))
     made = launches.compilations(session, Task("mine", work, labels, 0, (), 0.05))
-    assert all(m.seconds > 0 for m in call)
+    assert all(m.seconds > 0 for m in call if not m.refused)
+    assert not call[0].refused
     assert [(m.kernel, m.case) for m in made if not m.refused] == [("simt_naive", case) for case in launches.COMPILED]
     assert made[-1].kernel == "mma_f64"
     assert made[-1].refused

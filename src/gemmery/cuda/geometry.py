@@ -23,6 +23,7 @@ C_NAMES = {
     "i32": "int",
 }
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
+ACTIVATION = 12  # their bits
 BAND = 8
 LAYOUTS = {"row": "ROW", "col": "COL", "any": "ANY"}
 LARGEST_SIDE = 2_000_000_000  # kernels index rows and columns by 32 bits, and step beyond the end by less than 2^27

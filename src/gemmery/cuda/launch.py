@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.cuda import driver, ordered, tensormaps
-from gemmery.cuda.geometry import BAND, LARGEST_SIDE, Geometry, GeometryOf, refusal
+from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, epilogue, refusal
 from gemmery.cuda.tensormaps import Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
@@ -316,10 +316,13 @@ def mapped_argument(
     transposed = problem.c_layout == "col"
     a_row, a_k, b_k, b_col = (0, 0, 0, 0) if scaling is None else scaling[1:]
     steps = (b_col, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_col)
+    activation = epilogue(problem) & ACTIVATION
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
     argument[:_EXTRA_AT] = product
-    _REST.pack_into(argument, _EXTRA_AT, *_in_order(extra or (0, 0, 0), transposed), *steps, 0, mapped, 0, band)
+    _REST.pack_into(
+        argument, _EXTRA_AT, *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, band
+    )
     for each in maps:
         place = _MAPS_AT[each.operand]
         argument[place : place + tensormaps.BYTES] = encode(each.shape, addresses[each.operand])

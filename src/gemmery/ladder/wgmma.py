@@ -36,6 +36,7 @@ _SHARED = 232_448  # bytes that a block of sm_90 may have
 _WIDTHS = (112, 144)  # of tiles, beside multiples of 32
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _OVERLAPPED = 128 * 288  # most sums of a tile that stays in registers, packed, while the next one is multiplied
+_FACTORS, _ASKED = 16, 32  # of the EPILOGUE of staged.cuh
 _KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
@@ -185,12 +186,19 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def steps(problem: Problem) -> int:
-    """Return the EPILOGUE of staged.cuh: that of epilogue.cuh, and FACTORS of rows and columns.
+    """Return the EPILOGUE of staged.cuh: a bias and an activation, or FACTORS, have an image; all else is ASKED.
 
-    >>> steps(Problem(1, 1, 1, "e4m3", "bf16", epilogue="bias+relu", scales="outer"))
-    22
+    Factors of blocks are not among these steps.
+
+    >>> plain = Problem(1, 1, 1, "e4m3", "bf16")
+    >>> steps(plain), steps(plain._replace(epilogue="bias+relu")), steps(plain._replace(scales="outer"))
+    (0, 6, 16)
+    >>> steps(plain._replace(epilogue="bias+relu", scales="outer"))
+    32
     """
-    return epilogue(problem) | 16 * (problem.scales == "outer")
+    if problem.scales == "outer":
+        return _ASKED if problem.epilogue or problem.scaled else _FACTORS
+    return _ASKED if problem.scaled and not problem.scales else epilogue(problem)
 
 
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
@@ -396,8 +404,8 @@ WGMMA = (
             "The end of a tile is time in which tensor cores wait. Packed to 16 bits, the finished sums fit in "
             "registers beside those of the next tile, and leave while it is multiplied: stmatrix arranges rows, and a "
             "tensor copy writes them, swizzled so that neither meets a bank conflict. Since a copy leaves out what is "
-            "beyond the edges, no element is tested. Bias, factors and activation are steps that an image has or has "
-            "not: jumps over the steps of other products alone cost 3 % at n = 4096. Each image serves every shape."
+            "beyond the edges, no element is tested. The usual steps after it, a bias, an activation, factors, "
+            "have images of their own: to jump over the steps of other products alone costs 3 % at n = 4096."
         ),
     ),
 )

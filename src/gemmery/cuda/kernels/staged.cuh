@@ -75,8 +75,9 @@ __device__ __forceinline__ void load_columns(float (&x)[COUNT], const float* fro
   }
 }
 
-// Beside the steps of Epilogue: factors of rows of A and columns of B, or of whole tensors.
-constexpr int FACTORS = 16;
+// Beside the steps of Epilogue: factors of rows of A and columns of B, or of whole tensors; and all steps, of which the
+// argument asks for some.
+constexpr int FACTORS = 16, ASKED = 32;
 
 // Multiplies the sums of a piece by factors; one of all of A and one of all of B are one.
 template <bool GROUPED, int COUNT, class T, class Out>
@@ -141,18 +142,24 @@ __device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, 
   }
 }
 
-// The steps of EPILOGUE on the sums of a piece. They are those of the image: a jump over steps that another product
-// needs costs the fetch of instructions, 3 % of a product of 4096 squared for all that there are.
+// The steps of EPILOGUE on the sums of a piece. The usual ones have images of their own: to jump over the steps of other
+// products costs the fetch of instructions, 3 % of a product of 4096 squared.
 template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
 __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
-  if constexpr (EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
-  if constexpr (EPILOGUE & SCALED) apply_scalars<GROUPED>(v, p, at);
-  if constexpr (EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
+  constexpr bool ASKS = EPILOGUE & ASKED;
+  if (ASKS ? p.a_scale || p.b_scale : EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
+  if (ASKS ? p.product.alpha != 1 || p.product.beta != 0 : EPILOGUE & SCALED) apply_scalars<GROUPED>(v, p, at);
+  if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
+  const int activation = ASKS ? p.activation : EPILOGUE & ACTIVATION;
+  if (activation == RELU) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    if constexpr ((EPILOGUE & ACTIVATION) == RELU) v[i] = activate<RELU>(v[i]);
-    if constexpr ((EPILOGUE & ACTIVATION) == GELU) v[i] = gelu(v[i]);
-    if constexpr ((EPILOGUE & ACTIVATION) == SILU) v[i] = silu(v[i]);
+    for (int i = 0; i < COUNT; ++i) v[i] = activate<RELU>(v[i]);
+  } else if (activation == GELU) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) v[i] = gelu(v[i]);
+  } else if (activation == SILU) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) v[i] = silu(v[i]);
   }
 }
 

@@ -13,7 +13,7 @@ template <class T, class Out> struct TmaProduct {
   const float* b_scale;
   const int* offsets;    // where groups end, of a grouped product
   long long a_scale_row, a_scale_k, b_scale_k, b_scale_col;  // in elements; 0: the same factor for all
-  int spare;
+  int activation;        // the bits RELU, GELU, SILU of epilogue.cuh
   int mapped;            // 1: C is written by tensor copies; 0: by ordinary stores, of any strides
   int blocks;            // of the grid that was asked for; 0: all that run at a time
   int band;              // rows of tiles in a band of the order in which they are taken

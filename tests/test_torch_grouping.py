@@ -40,6 +40,16 @@ def test_values_and_gradients_of_both_orders(ends, multiply):
     assert torch.autograd.gradgradcheck(inside, (a, b), fast_mode=True)
 
 
+def test_forward_mode():
+    a, b, offs = draw(ROWS, 4), draw(3, 4, 5), torch.tensor([2, 2, 7])
+    for argument in (0, 1):
+        results = [
+            torch.func.hessian(lambda a, b: multiply(a, b, offs).sin().sum(), argument)(a, b)  # noqa: B023
+            for multiply in (gemmery.torch.grouped_mm, by_loop)
+        ]
+        assert close(*results)
+
+
 def test_rows_of_no_group_have_no_gradient():
     a, b = draw(ROWS, 4, grad=True), draw(3, 5, 4, grad=True)
     gemmery.torch.grouped_mm(a, b.mT, torch.tensor([1, 2, 4])).sum().backward()

@@ -179,16 +179,25 @@ def test_second_derivatives_by_transforms_of_transforms():
         assert close(transforms(layer, weight), transforms(plain, weight), 4, size=50.0)
 
 
-def test_forward_mode_is_refused():
-    a, weight = draw(3, 4), draw(5, 4)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_forward_mode_and_batches_of_gradients(activation):
+    x, weight, bias = draw(3, 4, grad=True), draw(2, 4, grad=True), draw(2, grad=True)
+    layer = lambda *inputs: gemmery.torch.linear(*inputs, activation)  # noqa: E731
+    modes = {"check_forward_ad": True, "check_batched_grad": True, "fast_mode": False}
+    assert torch.autograd.gradcheck(layer, (x, weight, bias), **modes)
+    plain = lambda *inputs: ACTIVATIONS[activation](functional.linear(*inputs))  # noqa: E731
+    for transform in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacfwd(f))):
+        mixed, expected = (transform(lambda w: f(x, w, bias).sin().sum())(weight.detach()) for f in (layer, plain))  # noqa: B023
+        assert close(mixed, expected, 4, size=50.0)
+
+
+def test_forward_mode_of_matmul_keeps_gradients():
+    a, b = draw(2, 3, 4, grad=True), draw(4)
     with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(a, a)
-        with pytest.raises(LayoutError, match="forward-mode"):
-            gemmery.torch.linear(dual, weight)
-        assert close(gemmery.torch.linear(a, weight), a @ weight.T, 4)
-    for transform in (torch.func.jacfwd, torch.func.hessian):
-        with pytest.raises(LayoutError, match="forward-mode"):
-            transform(lambda a: gemmery.torch.matmul(a, weight.T).sum())(a)
+        dual = torch.autograd.forward_ad.make_dual(a, a.detach() + 1)
+        result = torch.autograd.forward_ad.unpack_dual(gemmery.torch.matmul(dual, b))
+        assert close(result.tangent.detach(), (a.detach() + 1) @ b, 4)
+        assert close(torch.autograd.grad(result.primal.sum(), a)[0], b.expand(2, 3, 4), 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -13,6 +13,7 @@ from torch import _C  # type: ignore[attr-defined,unused-ignore]
 from torch.autograd import forward_ad
 
 from gemmery import api
+from gemmery.errors import LayoutError
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may define their own arithmetic
 
@@ -40,4 +41,7 @@ def multiply(a: Any, b: Any, precision: str | None = None) -> Any:
     if by_operator or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return torch.ops.gemmery.matmul(a, b, precision)
     product: Any = api.matmul  # an attribute that the first product replaces
-    return product(a, b) if precision is None else product(a, b, precision=precision)
+    try:
+        return product(a, b) if precision is None else product(a, b, precision=precision)
+    except LayoutError:  # such as of the batches of torch.autograd.grad(is_grads_batched=True)
+        return torch.ops.gemmery.matmul(a, b, precision)

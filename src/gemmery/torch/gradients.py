@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from gemmery.torch import tangents
 from gemmery.torch.eager import multiply
 from gemmery.tuples import NamedTuple
 
 
 class Formula(NamedTuple):
-    """What an operator keeps for its backward pass, and that pass."""
+    """What an operator keeps for its backward pass, that pass, and its result in forward mode."""
 
     setup_context: Callable[..., None]
     backward: Callable[..., tuple[Any, ...]]
+    forward: tangents.Forward
 
 
 def rows(x: Any) -> Any:
     """Return a tensor (..., k) as a matrix (rows, k)."""
-    return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -86,5 +89,5 @@ def before_activation(ctx: Any, grad: Any, output: Any, product: Callable[[], An
     return grad * gate * (1 + before * (1 - gate))
 
 
-MATMUL = Formula(_keep_operands, _matmul_backward)
-LINEAR = Formula(_keep_layer, _linear_backward)
+MATMUL = Formula(_keep_operands, _matmul_backward, tangents.bilinear)
+LINEAR = Formula(_keep_layer, _linear_backward, tangents.layer)

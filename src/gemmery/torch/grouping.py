@@ -13,6 +13,7 @@ from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, ShapeError
 from gemmery.torch.gradients import Formula
 from gemmery.torch.operators import check_types, define, result_type
+from gemmery.torch.tangents import bilinear
 
 
 def products(a: Any, b: Any, offs: Any) -> Any:
@@ -127,7 +128,7 @@ def _chained(ends: Any, rows: int) -> Any:
     return (ends + first[:, None]).flatten()
 
 
-GROUPED_MM = Formula(_keep, _products_backward)
+GROUPED_MM = Formula(_keep, _products_backward, bilinear)
 
 grouped_mm = define(
     "grouped_mm(Tensor a, Tensor b, Tensor offs) -> Tensor", products, _fake_products, GROUPED_MM, _batch_of_products
@@ -136,6 +137,7 @@ grouped_mm_weights = define(
     "grouped_mm_weights(Tensor a, Tensor grad, Tensor offs) -> Tensor",
     _weights,
     _fake_weights,
-    Formula(_keep, _weights_backward),
+    Formula(_keep, _weights_backward, bilinear),
     _batch_of_weights,
+    tags=(torch.Tag.cudagraph_unsafe,),  # it reads the offsets on the host
 )

@@ -30,6 +30,7 @@ def define(
     fake: Callable[..., Any],
     formula: Formula,
     rule: Callable[..., Any],
+    tags: tuple[Any, ...] = (),
 ) -> Any:
     """Define an operator and return it.
 
@@ -37,7 +38,7 @@ def define(
     whose sizes may be symbols, `formula` has its gradients and `rule` is its torch.func.vmap.
     """
     name = schema.partition("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     library.impl(name, kernel, "CPU")
     library.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)

@@ -135,7 +135,12 @@ def _batch(
     return batching.linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
 
 
-QUANTIZED_LINEAR = Formula(_keep, _backward)
+def _forward(operator: Any, inputs: tuple[Any, ...]) -> Any:
+    x, packed, scales, *rest = inputs
+    return linear(x, unpacked(packed, scales, x.dtype), *rest)
+
+
+QUANTIZED_LINEAR = Formula(_keep, _backward, _forward)
 
 quantized_linear = define(
     "quantized_linear(Tensor input, Tensor packed, Tensor scales, Tensor? bias=None, str? activation=None, "

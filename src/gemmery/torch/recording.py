@@ -9,24 +9,13 @@ from typing import Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
-from gemmery.errors import LayoutError
+from gemmery.torch import tangents
 from gemmery.torch.gradients import Formula
 
 _C: Any = torch._C
-_unpack: Any = forward_ad.unpack_dual
-
-
-def check_tangents(name: str, inputs: tuple[Any, ...]) -> None:
-    """Raise LayoutError if an operand has a tangent of forward-mode differentiation, which would be lost."""
-    if any(isinstance(x, torch.Tensor) and _unpack(x).tangent is not None for x in inputs):
-        raise LayoutError(
-            f"an operand of gemmery::{name} has a tangent of forward-mode differentiation (torch.func.jvp, jacfwd, "
-            "hessian), and gemmery computes none: use torch.func.vjp or jacrev, which go backward"
-        )
 
 
 def register(library: Any, name: str, formula: Formula) -> None:
@@ -51,8 +40,8 @@ def register(library: Any, name: str, formula: Formula) -> None:
 
     def kernel(keys: Any, *inputs: Any) -> Any:
         keys &= _C._after_autograd_keyset
-        if forward_ad._current_level >= 0:
-            check_tangents(name, inputs)
+        if tangents.present(inputs):
+            return formula.forward(operator, inputs)
         if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
             missing = count - len(inputs)  # the dispatcher leaves out arguments that have their default, None
             inputs = (*inputs, *(None,) * missing, keys)

@@ -107,8 +107,8 @@ def test_what_the_rungs_do_not_take_is_named():
     assert "not f64" in LIBRARY.refuses(product(64, 64, 64, "f16", "f64"))
     assert "wgmma_blockscaled applies" in LIBRARY.refuses(product(64, 64, 64, "e4m3", "bf16", scales="blocks"))
     below = find(WGMMA, "wgmma_tma")
-    assert "a tensor map needs 16" in below.refuses(product(64, 64, 63, alignments=(2, 2, 16)))
-    assert "wgmma_epilogue has" in below.refuses(product(64, 64, 64, epilogue="relu"))
+    assert "a tensor map needs 16; wgmma_epilogue packs" in below.refuses(product(64, 64, 63, alignments=(2, 2, 16)))
+    assert "wgmma_epilogue has it" in below.refuses(product(64, 64, 64, epilogue="relu"))
 
 
 def test_other_generations_are_refused():

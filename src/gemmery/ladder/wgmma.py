@@ -70,10 +70,11 @@ def refuses_maps(problem: Problem) -> str:
     """Refuse what a tensor map cannot describe, and what only the last of these rungs has."""
     rows = problem.by_rows()
     if problem.epilogue:
-        return f"it multiplies and scales, and has no {problem.epilogue}: wgmma_epilogue has"
+        return f"it multiplies and scales, and has no {problem.epilogue}; wgmma_epilogue has it"
     if problem.out not in (*_HALF, "f32"):
         return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
-    return describable(rows, "a") or describable(rows, "b")
+    reason = describable(rows, "a") or describable(rows, "b")
+    return f"{reason}; wgmma_epilogue packs such operands" if reason else ""
 
 
 def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn: int = 1) -> str:

@@ -1,11 +1,10 @@
-// The PTX instructions that kernels use, as functions with their names in the PTX ISA; ptx_hopper.cuh has those for
-// mbarriers, clusters, tensor copies and warpgroups.
+// PTX instructions as functions with their names in the PTX ISA; those that sm_90 added are in ptx_hopper.cuh.
 // Reference: NVIDIA, Parallel Thread Execution ISA 9.0.
 #pragma once
 
 namespace ptx {
 
-// ---- conversions, and functions of the special function unit ----
+// ---- conversions ----
 
 __device__ __forceinline__ float cvt_f32_f16(unsigned short x) {
   float y;
@@ -30,32 +29,6 @@ __device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float x) {
   if (x != x) return 0x7fff;
   return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 #endif
-}
-
-// Two floats rounded to 16 bits; `low` is the first in memory. sm_80 (f16x2: sm_53).
-__device__ __forceinline__ unsigned cvt_rn_f16x2_f32(float low, float high) {
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-__device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-// 1 / x and 2^x of the special function unit, to about 2 u; subnormal results are 0.
-__device__ __forceinline__ float rcp_approx_ftz(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float ex2_approx_ftz(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // ---- asynchronous copies, sm_80 ----
@@ -274,6 +247,36 @@ __device__ __forceinline__ void st_shared_v4(unsigned shared, const unsigned (&x
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
+
+// ---- conversions to pairs, and functions of the special function unit ----
+
+// Two floats rounded to 16 bits; `low` is the first in memory. sm_80 (f16x2: sm_53).
+__device__ __forceinline__ unsigned cvt_rn_f16x2_f32(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+__device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// 1 / x and 2^x of the special function unit, to about 2 u; subnormal results are 0.
+__device__ __forceinline__ float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- barriers of some threads ----
 
 // One of the barriers 1 to 15 of a block, for some of its threads: whole warps.
 __device__ __forceinline__ void bar_sync(int barrier, int threads) {

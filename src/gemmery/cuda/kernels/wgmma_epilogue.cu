@@ -1,7 +1,7 @@
 // Idea: C is written while the next tile is multiplied. Finished sums are rounded and packed, half as many registers,
 // and leave during the first stages of the next tile, piece by piece: stmatrix to shared memory, and a tensor copy from
 // there to C, by each warp for its own 16 rows. alpha, beta C, bias, factors of rows and columns and an activation are
-// applied to the sums before that. The usual steps have images of their own, all others share one, each for every shape.
+// applied to the sums before that. The usual steps have images of their own, all others share one, for every shape.
 // Parent: wgmma_cluster, which stores sums from registers while the tensor cores wait. Sums of 32 bits have no room
 // beside those of the next tile: they are stored after theirs, but also by tensor copies.
 // Measured on an H200, bf16: 817 TFLOP/s at n = 4096 and 837 at 8192, 1.03 and 1.05 of cuBLAS in the same run.

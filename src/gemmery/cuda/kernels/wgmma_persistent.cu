@@ -47,8 +47,8 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
     const Cluster<Tiles::CM, Tiles::CN> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM), int((column * Tiles::CN + place.n) * Tiles::BN)};
     if constexpr (OVERLAP) {  // boxes begin at multiples of 16 bytes
-      tile.row = min(tile.row, max(m - Tiles::BM + 7, 0) / 8 * 8);
-      tile.col = min(tile.col, max(n - Tiles::BN + 7, 0) / 8 * 8);
+      tile.row = max(tile.row - (max(tile.row + Tiles::BM - m, 0) & ~7), 0);
+      tile.col = max(tile.col - (max(tile.col + Tiles::BN - n, 0) & ~7), 0);
     }
   }
 };

@@ -89,6 +89,16 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
     return device_memory.finished(a, array)
 
 
+def write(x: View, y: View, target: View) -> None:
+    """Write a product to `target`; the views name the device, and their stream is the one on which it runs.
+
+    Raises DTypeError for element types that the device does not multiply.
+    """
+    common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
+    check_capability(common, False, x.device)
+    _compute(None, Inputs(x, y, None, "", []), None, target._replace(dtype=result), None, NO_OPTIONS)
+
+
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
     x, y = located(x), located(y)

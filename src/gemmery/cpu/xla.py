@@ -19,9 +19,9 @@ from gemmery.cpu.target import Target
 EXTENSION, API, ARGS, RESULTS, ATTRIBUTES = 8, 16, 72, 112, 160
 BUFFER_DTYPE, BUFFER_DATA, BUFFER_RANK, BUFFER_DIMS = 16, 24, 32, 40
 SCALAR_VALUE = 8
-_EXTENSION_TYPE, _METADATA_TYPE, _METADATA, _MAJOR, _MINOR = 8, 1, 24, 24, 28
-_ERROR_CREATE, _ERROR_BYTES, _ERROR_MESSAGE, _ERROR_CODE = 48, 28, 16, 24
-_NO_MEMORY, _INTERNAL = 8, 13
+EXTENSION_TYPE, METADATA_TYPE, METADATA, MAJOR, MINOR = 8, 1, 24, 24, 28
+ERROR_CREATE, ERROR_BYTES, ERROR_MESSAGE, ERROR_CODE = 48, 28, 16, 24
+NO_MEMORY, INTERNAL = 8, 13
 
 # The table: a head, then slots of a key and the address of an entry. A key is looked for in PROBES slots.
 HEAD = (
@@ -72,11 +72,11 @@ def _failed(module: Module) -> None:
     params = (("ptr", "frame"), ("ptr", "message"), ("i64", "code"))
     with module.function("failed", *params, local=True, returns="ptr") as f:
         arguments = f.buffer(32)
-        f.store(f.index(_ERROR_BYTES), arguments)
+        f.store(f.index(ERROR_BYTES), arguments)
         f.store(_null(f), arguments + EXTENSION)
-        f.store(f["message"], arguments + _ERROR_MESSAGE)
-        f.store(f["code"], arguments + _ERROR_CODE)
-        create = f.load("ptr", f.load("ptr", f["frame"] + API) + _ERROR_CREATE)
+        f.store(f["message"], arguments + ERROR_MESSAGE)
+        f.store(f["code"], arguments + ERROR_CODE)
+        create = f.load("ptr", f.load("ptr", f["frame"] + API) + ERROR_CREATE)
         error = f.call_address(create, "ptr", arguments)
         assert error is not None
         f.ret(error)
@@ -117,11 +117,11 @@ def _handle(module: Module) -> None:
         answer, asks = f.var(_null(f)), f.var(f.const("i1", 0))
         extension = f.load("ptr", frame + EXTENSION)
         with f.if_(f.is_null(extension) ^ True):
-            asks.value = f.load("i32", extension + _EXTENSION_TYPE).equals(_METADATA_TYPE)
+            asks.value = f.load("i32", extension + EXTENSION_TYPE).equals(METADATA_TYPE)
             with f.if_(asks.value):
-                metadata = f.load("ptr", extension + _METADATA)
-                f.store(f.const("i32", 0), metadata + _MAJOR)
-                f.store(f.convert("trunc", head.minor, "i32"), metadata + _MINOR)
+                metadata = f.load("ptr", extension + METADATA)
+                f.store(f.const("i32", 0), metadata + MAJOR)
+                f.store(f.convert("trunc", head.minor, "i32"), metadata + MINOR)
         with f.if_(asks.value ^ True):
             attribute = f.load("ptr", f.load("ptr", frame + ATTRIBUTES))
             key = f.load("i64", f.load("ptr", attribute + SCALAR_VALUE))
@@ -131,11 +131,11 @@ def _handle(module: Module) -> None:
                 assert prepared is not None
                 entry.value = prepared
             with f.if_(f.is_null(entry.value)):
-                code = f.index(_INTERNAL)
+                code = f.index(INTERNAL)
                 answer.value = atomics.call(f, "ptr", "failed", frame, head.unprepared, code)
             with f.else_():
                 error = atomics.call(f, "i64", "run_entry", table, frame, entry.value)
                 with f.if_(error.differs(0)):
-                    code = f.index(_NO_MEMORY)
+                    code = f.index(NO_MEMORY)
                     answer.value = atomics.call(f, "ptr", "failed", frame, head.no_memory, code)
         f.ret(answer.value)

@@ -1,9 +1,9 @@
-"""Products for JAX on the CPU: `gemmery.jax.matmul`, under `jit`, `grad` and `vmap`.
+"""Products for JAX: `gemmery.jax.matmul`, under `jit`, `grad` and `vmap`.
 
-A product is a custom call through XLA's foreign function interface. Its handler is compiled code (`cpu/xla.py`) and no
-ctypes callback: XLA runs it on threads of its own, where a callback would wait for the interpreter, up to 5 ms while
-another thread runs Python. Shapes are known when JAX traces a function, so products are planned and compiled then. A
-call looks up its job, sets three pointers and runs it.
+A product is a custom call through XLA's foreign function interface. On the CPU its handler is compiled (`cpu/xla.py`)
+and no ctypes callback: XLA runs it on threads of its own, where a callback would wait for the interpreter, up to 5 ms
+while another thread runs Python. Shapes are known when JAX traces a function, so products are planned and compiled
+then. A call looks up its job, sets three pointers and runs it. For CUDA devices the handler is Python, as launches are.
 """
 
 try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import struct
 import sys
 import threading
 import traceback
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 
@@ -17,15 +16,11 @@ from gemmery.api.cpu_call import Prepared
 from gemmery.cpu import jit, pool, threads, workspace, xla
 from gemmery.cpu.target import host
 from gemmery.errors import DeviceError
-from gemmery.jax import static
+from gemmery.jax import device_handler, frame, static
 from gemmery.jax.static import StaticProduct
 
 TARGET = "gemmery_matmul"
 
-_DTYPES = {
-    2: "i8", 3: "i16", 4: "i32", 5: "i64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
-    10: "f16", 11: "f32", 12: "f64", 15: "c64", 16: "bf16", 18: "c128",
-}  # fmt: skip
 _MESSAGES = (
     b"gemmery could not prepare a product; the reason is on stderr",
     b"gemmery has no memory for the packed panels of a product",
@@ -54,25 +49,22 @@ def _registered() -> int:
         )
     table = workspace.pages(xla.TABLE_BYTES)
     messages = [ctypes.create_string_buffer(text) for text in _MESSAGES]
-    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_prepare)
-    for thing in (*messages, callback):
-        workspace.forever(thing)
-    function = ctypes.cast(callback, ctypes.c_void_p).value or 0
-    head = (_minor_version(), function, pool.entries()["run"], *map(ctypes.addressof, messages))
+    for message in messages:
+        workspace.forever(message)
+    head = (frame.minor_version(), _address(_prepare), pool.entries()["run"], *map(ctypes.addressof, messages))
     ctypes.memmove(table, struct.pack(f"<{len(head)}q", *head), 8 * len(head))
     address = jit.load(host(), "xla", lambda: xla.module(host()), table)["handle"]
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(device_handler.handle)), platform="CUDA")
     threads.at_change.append(_forget)
     return table
 
 
-def _minor_version() -> int:
-    """Return the minor version of the interface of this JAX, whose major version is 0."""
-    text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
-    major, minor = (int(re.findall(rf"#define XLA_FFI_API_{name} (\d+)", text)[0]) for name in ("MAJOR", "MINOR"))
-    if major:
-        raise DeviceError(f"version {major}.{minor} of XLA's interface is not supported: gemmery.jax knows version 0")
-    return minor
+def _address(function: Callable[[int], int]) -> int:
+    """Return the address at which XLA can call a Python function."""
+    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(function)
+    workspace.forever(callback)
+    return ctypes.cast(callback, ctypes.c_void_p).value or 0
 
 
 def know(product: StaticProduct) -> int:
@@ -127,31 +119,10 @@ def _forget() -> None:
     ctypes.memset(register() + xla.SLOTS_AT, 0, xla.TABLE_BYTES - xla.SLOTS_AT)
 
 
-def _prepare(frame: int) -> int:
+def _prepare(address: int) -> int:
     """Prepare the product of a call that the handler does not know; 0 where that fails."""
     try:
-        return know(_product(frame))
+        return know(frame.product(address))
     except BaseException:  # nothing may be raised into XLA
         traceback.print_exc()
         return 0
-
-
-def _word(at: int) -> int:
-    return ctypes.c_int64.from_address(at).value
-
-
-def _product(frame: int) -> StaticProduct:
-    """Return the product that a call is for."""
-    operands, results, attributes = (_word(frame + at) for at in (xla.ARGS, xla.RESULTS, xla.ATTRIBUTES))
-    a, b, c = _word(operands), _word(operands + 8), _word(results)
-    transposed = _word(_word(_word(attributes + 8) + xla.SCALAR_VALUE))
-    return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), transposed)
-
-
-def _dims(buffer: int) -> tuple[int, ...]:
-    at = _word(buffer + xla.BUFFER_DIMS)
-    return tuple(_word(at + 8 * i) for i in range(_word(buffer + xla.BUFFER_RANK)))
-
-
-def _element(buffer: int) -> str:
-    return _DTYPES[ctypes.c_int32.from_address(buffer + xla.BUFFER_DTYPE).value]

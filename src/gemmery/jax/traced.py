@@ -21,7 +21,7 @@ from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 @functools.partial(jax.jit, static_argnames=("preferred_element_type",))
 def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
-    """Return the matrix product of two JAX arrays on the CPU, with the semantics of `jax.numpy.matmul`.
+    """Return the matrix product of two JAX arrays, with the semantics of `jax.numpy.matmul`.
 
     >>> import jax, jax.numpy as jnp
     >>> from gemmery.jax import matmul
@@ -33,9 +33,10 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
            [1., 1., 1.]], dtype=float32)
 
     `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast, without copies. Element types
-    are promoted by JAX's rules; all that `gemmery.matmul` multiplies on the CPU are supported except bool. With
-    `preferred_element_type` sums are returned in a wider type: float32 for bfloat16, int32 for int8. Accuracy and
-    determinism are those of `gemmery.matmul`, but XLA treats subnormal numbers as zero.
+    are promoted by JAX's rules; all that `gemmery.matmul` multiplies on the same device are supported, except bool and
+    8-bit floating point. With `preferred_element_type` sums are returned in a wider type: float32 for bfloat16, int32
+    for int8. Accuracy and determinism are those of `gemmery.matmul`, but on the CPU XLA treats subnormal numbers as
+    zero.
 
     It works under `jit`, `grad` (reverse mode, of any order) and `vmap`, which makes one product of a batch. The
     gradients are products of the same kind, of operands that are not transposed in memory. Forward-mode
@@ -43,7 +44,7 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
 
     Raises ShapeError for shapes that cannot be multiplied and for dimensions unknown when JAX traces, DTypeError for
     element types that are not supported, and DeviceError on systems other than Linux. They are raised when JAX traces
-    the call.
+    the call, apart from those for element types that only the CPU multiplies.
     """
     x, y = jnp.asarray(a), jnp.asarray(b)
     for name, z in (("a", x), ("b", y)):
@@ -154,7 +155,9 @@ def _called(a: jax.Array, b: jax.Array, transposed: int, out: str) -> jax.Array:
         return jnp.zeros(shape, dtype)
     source, kernel_out = kernel_types(product.dtype, out)
     assert source == product.dtype
-    handler.know(product._replace(out=kernel_out))
+    handler.register()
+    if jax.default_backend() == "cpu":  # else the handler prepares what runs on the CPU all the same
+        handler.know(product._replace(out=kernel_out))
     call = jax.ffi.ffi_call(handler.TARGET, jax.ShapeDtypeStruct(shape, dtype))
     result: jax.Array = call(a, b, key=np.int64(product._replace(out=kernel_out).key), transposed=np.int64(transposed))
     return result

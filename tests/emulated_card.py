@@ -6,6 +6,7 @@ All above the driver is as on a GPU: arrays, plans, tensor maps, the bytes of ar
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -168,10 +169,17 @@ class Card:
         return DONE
 
 
+@functools.cache
+def only_card():
+    """Return the card of this process, and what is known of it: launches that are prepared once refer to both."""
+    return Card(), replace(driver.find(NAME), ordinal=ORDINAL)
+
+
 def installed(patch):
     """Make a card the only device, cuda:99, for the products of a `pytest.MonkeyPatch`."""
-    card = Card()
-    device = replace(driver.find(NAME), ordinal=ORDINAL)
+    card, device = only_card()
+    card.launched.clear()
+    card.findings.clear()
     known = driver.find
     patch.setattr(driver, "api", lambda: card)
     patch.setattr(driver, "check", lambda result: result[1] if len(result) > 1 else None)

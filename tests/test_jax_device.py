@@ -1,0 +1,109 @@
+"""The handler of gemmery.jax for CUDA devices, called as XLA calls it: also on a card whose launches are emulated."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from emulated_card import ORDINAL, installed
+from gemmery.api import on_device
+from gemmery.cuda import ordered
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+from gemmery.jax import device_handler, frame  # after the skip
+from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED
+
+
+class Frame:
+    """A call of XLA on a CUDA device, and the functions of XLA that its handler uses."""
+
+    def __init__(self, a, b, c, transposed=0):
+        self.errors, self.owners = [], []
+        callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+        create, get = callback(self.create), callback(self.stream)
+        self.owners += [create, get]
+        functions = [ctypes.cast(function, ctypes.c_void_p).value for function in (create, get)]
+        api = self.words(*[0] * 6, functions[0], 0, 0, 0, functions[1])
+        codes = {name: code for code, name in frame.DTYPES.items()}
+        operands = [
+            self.words(48, 0, codes[name], address, len(shape), self.words(*shape))
+            for address, shape, name in (a, b, c)
+        ]
+        scalars = [self.words(self.words(0, self.words(x))) for x in (12345, transposed)]
+        values = self.words(*(ctypes.c_int64.from_address(scalar).value for scalar in scalars))
+        args, results = self.words(*operands[:2]), self.words(operands[2])
+        self.address = self.words(
+            168, 0, api, 777, 3, *(40, 0, 2, 0, args), *(40, 0, 1, 0, results), *(48, 0, 2, 0, 0, values), 0
+        )
+
+    def words(self, *values):
+        block = (ctypes.c_int64 * len(values))(*values)
+        self.owners.append(block)
+        return ctypes.addressof(block)
+
+    def create(self, arguments):
+        message, code = (ctypes.c_int64.from_address(arguments + at).value for at in (16, 24))
+        self.errors.append((ctypes.string_at(message).decode(), code))
+        return 4242
+
+    def stream(self, arguments):
+        words = (ctypes.c_int64 * 4).from_address(arguments)
+        assert words[2] == 777  # the context
+        words[3] = 888
+
+
+def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
+    launched = []
+    monkeypatch.setattr(ordered, "where", lambda pointer: 3)
+    monkeypatch.setattr(on_device, "write", lambda *views: launched.append(views))
+    call = Frame((4096, (2, 7, 5), "bf16"), (8192, (7, 4), "bf16"), (16384, (2, 5, 4), "f32"), A_TRANSPOSED)
+    assert device_handler.handle(call.address) == 0
+    ((x, y, c),) = launched
+    assert [z.pointer for z in (x, y, c)] == [4096, 8192, 16384]
+    assert (x.shape, x.strides, x.dtype) == ((2, 5, 7), (70, 2, 10), "bf16")
+    assert (y.shape, y.strides, y.dtype) == ((7, 4), (8, 2), "bf16")
+    assert (c.shape, c.strides, c.dtype) == ((2, 5, 4), (80, 16, 4), "f32")
+    assert {(z.device, z.stream) for z in (x, y, c)} == {("cuda:3", 888)}
+
+
+def test_the_handler_of_devices_returns_errors_to_xla(monkeypatch):
+    monkeypatch.setattr(ordered, "where", lambda pointer: 0)
+    call = Frame((4096, (2, 2), "i32"), (8192, (2, 2), "i32"), (16384, (2, 2), "i32"))
+    assert device_handler.handle(call.address) == 4242
+    ((message, code),) = call.errors
+    assert "DTypeError: int32 on cuda:0: devices multiply float64" in message
+    assert code == 13
+
+
+@pytest.fixture
+def card(monkeypatch):
+    pytest.importorskip("cuda.bindings", reason="NVIDIA's bindings are not installed")
+    monkeypatch.setattr(ordered, "where", lambda pointer: ORDINAL)
+    return installed(monkeypatch)
+
+
+@pytest.mark.parametrize("transposed", [0, A_TRANSPOSED, A_TRANSPOSED | B_TRANSPOSED])
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("bf16", "f32")])
+def test_products_on_an_emulated_card(card, dtype, out, transposed):
+    """Small whole numbers, whose sums are exact in any order."""
+    draw = np.random.default_rng(1)
+    a, b = draw.integers(-3, 4, (2, 1, 16, 24)), draw.integers(-3, 4, (3, 24, 8))
+    x = card.put(a.swapaxes(-1, -2) if transposed & A_TRANSPOSED else a, dtype)
+    y = card.put(b.swapaxes(-1, -2) if transposed & B_TRANSPOSED else b, dtype)
+    c = card.empty((2, 3, 16, 8), out)
+    call = Frame(*((z.memory.pointer, z.memory.shape, z.dtype) for z in (x, y, c)), transposed)
+    assert device_handler.handle(call.address) == 0, call.errors
+    assert np.array_equal(c.numbers, a @ b)
+    assert card.launched
+    assert card.findings == []
+
+
+def test_a_question_about_the_handler_is_answered_with_the_version_of_the_header():
+    metadata = (ctypes.c_int64 * 6)()
+    extension = (ctypes.c_int64 * 4)(32, 1, 0, ctypes.addressof(metadata))
+    question = (ctypes.c_int64 * 22)(168, ctypes.addressof(extension))
+    assert device_handler.handle(ctypes.addressof(question)) == 0
+    assert metadata[3] == frame.minor_version() << 32

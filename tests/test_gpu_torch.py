@@ -267,6 +267,28 @@ def test_the_gradient_of_matrices_in_a_graph_needs_offsets_on_the_host():
         torch.ops.gemmery.grouped_mm_weights(a, grad, on_device)
 
 
+def test_second_derivatives():
+    x, weight = draw(5, 8, dtype=torch.float64), draw(3, 8, dtype=torch.float64)
+
+    def hessian(layer):
+        return torch.func.hessian(lambda weight: layer(x, weight).square().sin().sum())(weight)
+
+    exact = hessian(lambda x, weight: functional.silu(functional.linear(x, weight)))
+    assert near(hessian(lambda x, weight: gemmery.torch.linear(x, weight, None, "silu")), exact)
+
+
+def test_experts_are_trained_in_a_compiled_step():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    a, b = draw(64, 40, dtype=torch.bfloat16), draw(3, 40, 48, dtype=torch.bfloat16, grad=True)
+    offs = torch.tensor([16, 16, 64], dtype=torch.int32, device="cuda")
+    step = lambda a, b, offs: gemmery.torch.grouped_mm(a, b, offs).float().square().sum()  # noqa: E731
+    compiled = torch.compile(step, fullgraph=True, mode="reduce-overhead")
+    exact = torch.autograd.grad(step(a, b, offs), b)[0].double()
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert near(torch.autograd.grad(compiled(a, b, offs), b)[0].clone(), exact)
+
+
 def test_operands_on_different_devices_are_refused():
     with pytest.raises(DeviceError):
         gemmery.torch.matmul(draw(4, 4), torch.ones(4, 4))

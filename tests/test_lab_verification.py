@@ -36,7 +36,7 @@ def expected(p, a, b, c, vectors):
     if p.activation == "relu":
         result = np.maximum(result, 0)
     with np.errstate(over="ignore"):
-        c[...] = (
+        c[..., : result.shape[-2], :] = (
             result.astype(np.int64).astype(np.int32) if p.out == "i32" else result.astype(np.float32).astype(c.dtype)
         )
 
@@ -88,6 +88,20 @@ def test_an_unwritten_result_and_a_byte_beyond_it_fail(on_a_gpu, monkeypatch):
 
     monkeypatch.setattr(verification, "_call", expected)
     assert verification._tried(product, beyond)[0] == "memory around C was written"
+
+
+def test_a_row_of_no_group_that_is_written_fails(on_a_gpu, monkeypatch):
+    def beyond(p, a, b, c, vectors):
+        expected(p, a, b, c, vectors)
+        c[-1] = 0
+
+    products = [p for p in on_a_gpu if p.ends and p.ends[-1] < p.m]
+    assert products
+    monkeypatch.setattr(verification, "_call", beyond)
+    for product in products:
+        assert verification._tried(product, verification.on_host)[0] == (
+            "memory around C or a row of no group was written"
+        )
 
 
 def test_the_seed_and_the_type_alone_repeat_a_product():

@@ -137,9 +137,10 @@ def _results(dtype: str, scales: str, function: str) -> list[str]:
 
 
 def _ends(draw: np.random.Generator, rows: int) -> tuple[int, ...]:
-    """Return where the groups of all rows end; some groups have no rows."""
-    cuts = draw.integers(0, rows + 1, int(draw.integers(0, 8)))
-    return (*sorted(int(cut) for cut in cuts), rows)
+    """Return where groups end; some groups have no rows, and the last rows sometimes belong to no group."""
+    cuts = sorted(int(cut) for cut in draw.integers(0, rows + 1, int(draw.integers(0, 8))))
+    last = rows if draw.random() < 0.7 else int(draw.integers(max([1, *cuts]), rows + 1))
+    return (*cuts, last)
 
 
 def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.random.Generator) -> Array:

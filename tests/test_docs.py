@@ -191,7 +191,7 @@ def typed_figures(text: str) -> list[str]:
     return re.findall(MEASURED, own) + [cell for cell in cells if re.fullmatch(r"[*~]*[\d.,]+\D{0,12}", cell)]
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/") or name == "README.md"])
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("docs/", "README"))])
 def test_no_figure_of_speed_is_typed(name):
     if name not in PLANS:
         assert typed_figures((ROOT / name).read_text()) == []

@@ -14,8 +14,9 @@
 
 Each block covers every machine that has a file of records: `machine=cpu` selects the CPUs, `machine=gpu` the GPUs,
 `machine=NAME` or `machine=first` one machine. Fields of a measurement narrow the selection: `n=1024 dtype=f32
-kernel='packed kc=256'`; `precision=` excludes tf32. A block without records says so. `python -m
-gemmery.report.documents` in a checkout rewrites every document; a test checks that they are up to date.
+kernel='packed kc=256'`; `precision=` excludes tf32. A block without records says so. README.zh.md has
+the blocks of README.md in the words of docs/zh.toml. `python -m gemmery.report.documents` in a checkout rewrites every
+document; a test checks that they are up to date.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import html
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,10 +65,20 @@ class Documents:
         def replaced(marked: re.Match[str]) -> str:
             kind, marker = marked[1], marked[2] or ""
             opening = f"<!-- {kind}{': ' if marker else ''}{marker} -->"
-            body = BLOCKS[kind](self, path, marker)
+            body = self._in_language_of(path, BLOCKS[kind](self, path, marker))
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
 
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
+
+    def _in_language_of(self, path: Path, text: str) -> str:
+        """A generated block in the words of docs/XX.toml, for a document README.XX.md."""
+        phrases = self.root / "docs" / f"{path.stem.partition('.')[2]}.toml"
+        if not phrases.exists():
+            return text
+        known: dict[str, str] = tomllib.loads(phrases.read_text(encoding="utf-8"))["phrases"]
+        for english in sorted(known, key=len, reverse=True):
+            text = text.replace(english, known[english])
+        return text
 
     def _ladder(self, path: Path, marker: str) -> str:
         selection = query(f"ladder {marker}")

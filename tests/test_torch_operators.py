@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -235,6 +236,16 @@ def test_errors_of_the_library_pass():
         torch.ops.gemmery.matmul(torch.empty(2, 3, 4, device="meta"), torch.empty(3, 4, 4, device="meta"))
     with pytest.raises(ArgumentError, match="CUDA device only"):
         gemmery.torch.matmul(x, x.T, precision="tf32")
+
+
+def test_the_example_of_the_document_runs():
+    names: dict[str, object] = {}
+    document = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text()
+    exec(document.partition("```python\n")[2].partition("```")[0], names)
+    assert names["each"].shape == (5, 3, 32)
+    exact = names["weight"].detach().double().requires_grad_()
+    functional.gelu(functional.linear(names["x"].double(), exact)).sum().backward()
+    assert close(names["weight"].grad, exact.grad, 64, torch.float32, 100.0)
 
 
 WITHOUT_TORCH = """

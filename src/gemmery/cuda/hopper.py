@@ -70,9 +70,9 @@ LAST = 0.033  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.009, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
 EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.24  # adding up the parts of a tile in a cluster
-# Of few rows, B comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile and 8 stages, in
-# which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9 TB/s.
-STREAMED = 128  # rows of C
+# Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile
+# and 8 stages, in which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9.
+STREAMED = 128  # rows or columns of C
 LATENCY = 2400  # cycles from the request for a stage to its products
 MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
@@ -256,8 +256,8 @@ def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
 
 
 def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
-    """Return the cycles of a step: until its products are done, its lines have come from the L2 cache, and those of B
-    from memory, where it is read for few rows of C.
+    """Return the cycles of a step: until its products are done, its lines have come from the L2 cache, and, where C has
+    few rows (columns), those of B (A) from memory.
 
     >>> demand = demand_of(Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"))
     >>> [round(step_cycles(demand, Instance(64, 32, stages, 1, 1, 74), 128)) for stages in (8, 16)]
@@ -266,11 +266,15 @@ def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
     bm, bn, stages, cm, cn, speed = tile
     wide = -(-bn // 64) * 64 if demand.boxed else bn
     multiplied = bm * bn * 100 / (STEP_AREA * speed)
+    wide = wide if demand.boxed else min(wide, demand.n)
     brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
-    if demand.m > STREAMED:
+    if min(demand.m, demand.n) > STREAMED:
         return max(multiplied, brought)
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
-    read = blocks * bn / -(-demand.m // bm) * ROW / MEMORY_RATE
+    long = (
+        bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
+    )  # of the longer side, for a block
+    read = blocks * long * ROW / MEMORY_RATE
     queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
     return max(multiplied, brought, queued)
 

@@ -86,13 +86,14 @@ def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn
 def operand_boxes(problem: Problem, bm: int, bn: int, cm: int = 1, cn: int = 1) -> tuple[MapBox, MapBox]:
     """Return the boxes of A and of B that one copy moves: 128 bytes along the adjacent side.
 
-    Blocks that share an operand copy parts of the other side of it. The box of A has no more rows than A: a copy takes
-    five times as long for a row beyond the edge as for one of the matrix.
+    Blocks that share an operand copy parts of the other side of it. A box has no more rows than A, or columns than B: a
+    copy takes five times as long for one beyond the edge as for one of the matrix.
     """
     bk = _ROW // dtypes.get(problem.dtype).size
     rows = min(bm, problem.m) if cn == 1 else bm // cn
     a = (64, bk // cn) if problem.a_layout == "col" else (bk, rows)
-    b = (bk, bn // cm) if problem.b_layout == "col" else (64, bk // cm)
+    columns = min(bn, problem.n) if cm == 1 else bn // cm
+    b = (bk, columns) if problem.b_layout == "col" else (64, bk // cm)
     return MapBox("a", a), MapBox("b", b)
 
 

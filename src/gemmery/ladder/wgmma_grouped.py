@@ -33,6 +33,8 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     a, b = wgmma.operand_boxes(problem, _BM, bn)
     if problem.a_layout != "col":
         a = MapBox("a", (a.box[0], _BLOCK))
+    if problem.b_layout == "col":
+        b = MapBox("b", (b.box[0], bn))
     tiles = wgmma.wgmma_tiles(problem, _BM, bn, stages)
     return Geometry(
         f"{name}.cu",

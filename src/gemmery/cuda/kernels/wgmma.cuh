@@ -63,24 +63,35 @@ __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, i
                                                 p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
-// Rows of the tiles of an A that has fewer rows than a tile, which its box does not have either: a copy takes five
-// times as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py has the same
-// rule.
+// Rows of the tiles of an A that has fewer rows than a tile, and columns of B, which their boxes do not have either: a
+// copy takes five times as long for a row beyond the edge as for one of the matrix. `operand_boxes` of ladder/wgmma.py
+// has the same rule.
 template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const P& p) {
   return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
 }
+template <class Tiles, class P> __device__ __forceinline__ int absent_columns(const P& p) {
+  return Tiles::B_K_MAJOR && Tiles::CM == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
+}
 
-// Makes them zeros in all stages, once, by all warpgroups that multiply, while the first stages come.
-template <class Tiles, class P>
-__device__ __forceinline__ void clear_absent_rows(const P& p, unsigned ring, int warpgroup) {
+// The bytes that copies bring to a stage.
+template <class Tiles, class P> __device__ __forceinline__ int stage_bytes(const P& p) {
+  return Tiles::STAGE - 128 * (absent_rows<Tiles>(p) + absent_columns<Tiles>(p));
+}
+
+// Makes what is absent zeros in all stages, once, by all warpgroups that multiply, while the first stages come.
+template <class Tiles, class P> __device__ __forceinline__ void clear_absent(const P& p, unsigned ring, int warpgroup) {
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
-  if (absent_rows<Tiles>(p) == 0) return;
+  if (stage_bytes<Tiles>(p) == Tiles::STAGE) return;
+  auto clear = [&](unsigned rows, int count, int absent) {  // the last ones of `count`
+    for (int chunk = (count - absent) * 8 + warpgroup * 128 + threadIdx.x % 128; chunk < count * 8; chunk += THREADS) {
+      ptx::st_shared_v4(rows + chunk * 16, {0, 0, 0, 0});
+    }
+  };
 #pragma unroll 1
   for (int stage = 0; stage < Tiles::STAGES; ++stage) {
-#pragma unroll 1
-    for (int chunk = p.product.m * 8 + warpgroup * 128 + threadIdx.x % 128; chunk < Tiles::BM * 8; chunk += THREADS) {
-      ptx::st_shared_v4(ring + stage * Tiles::STAGE + chunk * 16, {0, 0, 0, 0});
-    }
+    const unsigned begin = ring + stage * Tiles::STAGE;
+    clear(begin, Tiles::BM, absent_rows<Tiles>(p));
+    clear(begin + Tiles::A_BYTES, Tiles::BN, absent_columns<Tiles>(p));
   }
   ptx::fence_proxy_async();
   ptx::bar_sync(1, THREADS);

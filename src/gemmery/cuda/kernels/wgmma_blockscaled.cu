@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     }
   } else {
     pipe.begin_consumer();
-    clear_absent_rows<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
     ScaledConsumer<Tiles> consumer(pipe);
     const int warp = threadIdx.x / 32 - 4;
     Staging<P> staging(pipe.ring + Tiles::RING, warp);

@@ -120,7 +120,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char*
     }
   } else {
     pipe.begin_consumer();
-    if constexpr (!Order::GROUPED) clear_absent_rows<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    if constexpr (!Order::GROUPED) clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();

@@ -70,7 +70,7 @@ template <class Tiles> struct Producer {
     for (int step = first; step < first + steps; ++step) {
       unsigned to = ring + now.stage * Tiles::STAGE, barrier = full + 8 * now.stage;
       ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(barrier, Tiles::STAGE - absent_rows<Tiles>(p) * 128);
+      ptx::mbarrier_arrive_expect_tx(barrier, stage_bytes<Tiles>(p));
       bring_a<Tiles>(p, to, tile, step, barrier, n, row_mask);
       bring_b<Tiles>(p, to, tile, step, barrier, m, column_mask);
       now.next();
@@ -174,7 +174,7 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
     }
   } else {
     pipe.begin_consumer();
-    clear_absent_rows<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
     Consumer<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Tiles::WARPGROUPS * 128, 1)
 
   auto bring_stage = [&](int step) {
     unsigned to = ring + step % STAGES * Tiles::STAGE, barrier = full + step % STAGES * 8;
-    ptx::mbarrier_arrive_expect_tx(barrier, Tiles::STAGE - absent_rows<Tiles>(p) * 128);
+    ptx::mbarrier_arrive_expect_tx(barrier, stage_bytes<Tiles>(p));
     bring_a<Tiles>(p, to, tile, step, barrier);
     bring_b<Tiles>(p, to, tile, step, barrier);
   };
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Tiles::WARPGROUPS * 128, 1)
     ptx::fence_mbarrier_init();
     for (int step = 0; step < min(STAGES, steps); ++step) bring_stage(step);
   }
-  clear_absent_rows<Tiles>(p, ring, warpgroup);
+  clear_absent<Tiles>(p, ring, warpgroup);
   __syncthreads();
 
   Warpgroup<Tiles> products(ring, warpgroup);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,11 @@ class Writer:
             "inline": inline,
             "sentence": sentence,
             "told": self._told,
+            "phrase": self._phrase,
         }
         self.titles: Mapping[str, str] = json.loads((self.texts / "titles.json").read_text(encoding="utf-8"))
-        rungs = self.texts / "rungs.json"  # rung -> its "idea" and "lesson" in this language
-        self._rungs = json.loads(rungs.read_text(encoding="utf-8")) if rungs.exists() else {}
+        self._rungs = self._toml("rungs")  # rung -> its "idea" and "lesson" in this language
+        self._phrases: Mapping[str, str] = self._toml("phrases").get("phrases", {})
 
     @property
     def labels(self) -> dict[str, str]:
@@ -89,6 +91,14 @@ class Writer:
     def _told(self, rung: Rung, field: str) -> str:
         """The idea or the lesson of a rung."""
         return str(self._rungs.get(rung.name, {}).get(field) or getattr(rung, field))
+
+    def _phrase(self, english: str) -> str:
+        """A line that the library says, in this language where it has a translation."""
+        return self._phrases.get(english, english)
+
+    def _toml(self, name: str) -> dict[str, Any]:
+        file = self.texts / f"{name}.toml"
+        return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
     def write(self) -> Navigation:
         """Write every page and return the navigation."""

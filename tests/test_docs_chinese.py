@@ -1,11 +1,19 @@
-"""README.zh.md says what README.md says: the same names, commands, links, code and figures, and it is not stale."""
+"""The Chinese texts have the names, commands, links, code and figures of the English ones, and none is stale.
+
+They are README.zh.md, and site_pages/text/zh for the chapters of the ladder.
+"""
 
 import hashlib
+import json
 import re
+import tomllib
 
 import pytest
 
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.report.documents import MARKER
+from gemmery.report.ladder_text import refusals
 from test_docs import ROOT, code
 
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
@@ -91,3 +99,85 @@ def test_generated_blocks_are_in_chinese():
 def test_the_readmes_lead_to_each_other():
     assert "](README.zh.md)" in ENGLISH
     assert "](README.md)" in CHINESE
+
+
+RUNGS = {rung.name: rung for rung in (*CPU, *CUDA)}
+EN, ZH = (ROOT / "site_pages" / "text" / language for language in ("en", "zh"))
+TRANSLATED = tomllib.loads((ZH / "rungs.toml").read_text(encoding="utf-8"))
+PHRASES = tomllib.loads((ZH / "phrases.toml").read_text(encoding="utf-8"))["phrases"]
+FINGERPRINTS = tomllib.loads((ZH / "english.toml").read_text(encoding="utf-8"))  # file -> of its English text
+TEXTS = sorted(path.relative_to(EN).as_posix() for path in EN.rglob("*.*"))
+LATIN = r"[A-Za-z][\w.]*\w|[A-Za-z]"
+
+
+def latin(text: str) -> set[str]:
+    """Words in Latin letters, without the endings of lanes, XORed and swizzled."""
+    return {re.sub(r"s$|(?<=[A-Z])ed$|(?<=e)d$", "", word).lower() for word in re.findall(LATIN, text, re.ASCII)}
+
+
+def own_numbers(text: str) -> list[str]:
+    """Numbers in digits that are no part of a name, with the unit % and the count of each."""
+    return sorted(re.findall(r"(?<![A-Za-z\d_.])\d(?:[\d.,]*\d)?", text))
+
+
+def differs(english: str, chinese: str) -> list[str]:
+    """Numbers, identifiers and other Latin words that a translation lacks, or that only it has."""
+    said = latin(english)
+    wrong = [f"{word}: not in the English text" for word in sorted(latin(chinese) - said)]
+    wanted = {word for word in re.findall(LATIN, english, re.ASCII) if re.search(r"\w[\d_.A-Z]", word)}
+    wrong += [f"{word}: missing" for word in sorted(wanted) if not latin(word) <= latin(chinese)]
+    counts = own_numbers(english), own_numbers(chinese)
+    return wrong + ([f"numbers: {counts[0]} in English, {counts[1]} in Chinese"] if counts[0] != counts[1] else [])
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_rung_is_translated_with_its_names_and_numbers(name):
+    rung, own = RUNGS[name], TRANSLATED.get(name, {})
+    new = fingerprint(f"{rung.idea} {rung.lesson}")
+    advice = f'translate the idea and the lesson of {name} in {ZH / "rungs.toml"}, then write english = "{new}" there'
+    assert own.get("english") == new, advice
+    assert differs(rung.idea, own["idea"]) == []
+    assert differs(rung.lesson, own["lesson"]) == []
+
+
+def test_translations_are_of_rungs_that_exist():
+    assert list(TRANSLATED) == list(RUNGS)
+
+
+def test_every_refusal_is_translated():
+    english = {reason for rung in RUNGS.values() for reason in refusals(rung)}
+    assert sorted(english - PHRASES.keys()) == [], "translate these in site_pages/text/zh/phrases.toml"
+    assert {key: wrong for key in PHRASES if (wrong := differs(key, PHRASES[key]))} == {}
+
+
+def test_every_text_of_the_site_is_translated():
+    chinese = {path.relative_to(ZH).as_posix() for path in ZH.rglob("*.*")}
+    assert chinese == {*TEXTS, "rungs.toml", "phrases.toml", "english.toml"}
+    assert list(FINGERPRINTS) == TEXTS
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_of_the_site_is_stale(name):
+    english, chinese = ((folder / name).read_text(encoding="utf-8") for folder in (EN, ZH))
+    new = fingerprint(english)
+    assert FINGERPRINTS[name] == new, f'translate what changed in {name}, then write {name!r} = "{new}" in english.toml'
+    code_of = [re.findall(r"`([^`\n]+)`", text) for text in (english, chinese)]
+    assert sorted(code_of[0]) == sorted(code_of[1])
+    assert blocks(english) == blocks(chinese)
+    if name.startswith("parts/"):
+        assert differs(english, chinese) == []
+
+
+def test_titles_have_the_same_keys():
+    english, chinese = (json.loads((folder / "titles.json").read_text(encoding="utf-8")) for folder in (EN, ZH))
+    assert list(english) == list(chinese)
+
+
+def test_a_wrong_translation_is_caught():
+    assert differs("`ldmatrix` gives 8 x 8, one row", "ldmatrix 交出 8 x 8") == []
+    assert differs("mma.sync has 16 lanes of f32", "mma 有 8 个 lane") == [
+        "mma: not in the English text",
+        "f32: missing",
+        "mma.sync: missing",
+        "numbers: ['16'] in English, ['8'] in Chinese",
+    ]

@@ -168,7 +168,7 @@ def test_a_language_is_a_folder_of_texts(tmp_path, monkeypatch):
     titles = json.loads((english / "titles.json").read_text())
     chinese = shutil.copytree(english, tmp_path / "zh")
     (chinese / "titles.json").write_text(json.dumps({**titles, "tutorial": "T in zh"}))
-    (chinese / "rungs.json").write_text('{"packed": {"idea": "I in zh", "lesson": "L in zh"}}')
+    (chinese / "rungs.toml").write_text('[packed]\nidea = "I in zh"\nlesson = "L in zh"\n')
     monkeypatch.setattr(write, "TEXTS", tmp_path)
     writer = write.Writer(ROOT, tmp_path / "pages", "zh", pictures=False)
     assert writer.labels["tutorial"] == "T in zh"

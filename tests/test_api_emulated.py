@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from emulated_card import installed
+from emulated_card import OnCard, installed
 
 pytest.importorskip("cuda.bindings")
 ENDS = [3, 3, 40]
@@ -76,6 +76,16 @@ def test_factors_bias_and_beta(card, whole):
     nothing = card.empty((40, 48), "bf16")  # NaN, which beta = 0 does not read
     gm.gemm(0.5, a, b, 0.0, nothing, out=nothing)
     assert np.array_equal(nothing.numbers, (0.5 * x @ y).astype(nothing.numbers.dtype))
+
+
+def test_tiles_that_add_to_c_share_no_element(card, whole):
+    """The last tile of a row may begin within the one before, whose elements it would add to C again."""
+    x, y, old = whole(16, 64), whole(64, 80), whole(16, 80)
+    a, b, wide = card.put(x, "bf16"), card.put(y.T, "bf16").T, card.empty((16, 160), "bf16")
+    c = OnCard(card, wide.memory.pointer, (16, 80), (320, 4), "bf16")  # every second column: no tensor copies
+    c.numbers[...] = old
+    gm.gemm(1.0, a, b, 2.0, c, out=c)
+    assert np.array_equal(c.numbers, (x @ y + 2 * old).astype(c.numbers.dtype))
 
 
 @pytest.mark.parametrize("on_the_card", [True, False])

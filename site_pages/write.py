@@ -19,6 +19,7 @@ from site_pages import reference
 from site_pages.chapters import chapter, code_html
 from site_pages.course import RUNGS, Part, course
 from site_pages.measured import Records
+from site_pages.phrases import translated
 from site_pages.repository import Repository, fenced, inline, source_page, source_text
 
 HERE = Path(__file__).parent
@@ -80,7 +81,7 @@ class Writer:
             "phrase": self._phrase,
         }
         self.titles: Mapping[str, str] = json.loads((self.texts / "titles.json").read_text(encoding="utf-8"))
-        self._rungs = self._toml("rungs")  # rung -> its "idea" and "lesson" in this language
+        self._rungs = self._toml("rungs")  # rung -> its "idea", "lesson" and "opening" in this language
         self._phrases: Mapping[str, str] = self._toml("phrases").get("phrases", {})
 
     @property
@@ -89,12 +90,11 @@ class Writer:
         return {**self.titles, **{part.name: self._title(part) for part in course()}}
 
     def _told(self, rung: Rung, field: str) -> str:
-        """The idea or the lesson of a rung."""
-        return str(self._rungs.get(rung.name, {}).get(field) or getattr(rung, field))
+        """The idea or the lesson of a rung, or the opening of its source."""
+        return str(self._rungs.get(rung.name, {}).get(field) or getattr(rung, field, ""))
 
     def _phrase(self, english: str) -> str:
-        """A line that the library says, in this language where it has a translation."""
-        return self._phrases.get(english, english)
+        return translated(english, self._phrases)
 
     def _toml(self, name: str) -> dict[str, Any]:
         file = self.texts / f"{name}.toml"

@@ -6,6 +6,7 @@ They are README.zh.md, and site_pages/text/zh for the chapters of the ladder.
 import hashlib
 import json
 import re
+import sys
 import tomllib
 
 import pytest
@@ -15,6 +16,11 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.report.documents import MARKER
 from gemmery.report.ladder_text import refusals
 from test_docs import ROOT, code
+
+sys.path.insert(0, str(ROOT))
+
+from site_pages.chapters import opening
+from site_pages.phrases import translated
 
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
 TITLES = [part.partition("\n")[0].strip("# ") for part in re.split(r"^(?=## )", ENGLISH, flags=re.MULTILINE)]
@@ -140,6 +146,17 @@ def test_a_rung_is_translated_with_its_names_and_numbers(name):
     assert differs(rung.lesson, own["lesson"]) == []
 
 
+@pytest.mark.parametrize("name", RUNGS)
+def test_the_comment_of_a_kernel_is_translated(name):
+    english, own = opening(RUNGS[name]), TRANSLATED.get(name, {})
+    new = fingerprint(" ".join(english))
+    advice = f'translate the opening of {RUNGS[name].source} in {ZH / "rungs.toml"}, then write source = "{new}" there'
+    assert own.get("source") == new, advice
+    chinese = own["opening"].split("\n\n")
+    assert len(chinese) == len(english)
+    assert [wrong for texts in zip(english, chinese, strict=True) for wrong in differs(*texts)] == []
+
+
 def test_translations_are_of_rungs_that_exist():
     assert list(TRANSLATED) == list(RUNGS)
 
@@ -147,7 +164,26 @@ def test_translations_are_of_rungs_that_exist():
 def test_every_refusal_is_translated():
     english = {reason for rung in RUNGS.values() for reason in refusals(rung)}
     assert sorted(english - PHRASES.keys()) == [], "translate these in site_pages/text/zh/phrases.toml"
-    assert {key: wrong for key in PHRASES if (wrong := differs(key, PHRASES[key]))} == {}
+    assert [translated(reason, PHRASES) for reason in english] == [PHRASES[reason] for reason in english]
+
+
+@pytest.mark.parametrize("english", PHRASES)
+def test_a_phrase_keeps_its_numbers_and_holes(english):
+    holes = re.findall(r"\{\d\}", PHRASES[english])
+    assert sorted(holes) == [f"{{{number}}}" for number in range(english.count("{}"))]
+    assert differs(english, re.sub(r"\{\d\}", "", PHRASES[english])) == []
+
+
+def test_captions_of_pictures_are_translated():
+    """Those of a rung with tiles, banks and sectors, and what says how to read each kind."""
+    from gemmery.report.pictures import READINGS
+    from site_pages.chapters import drawn
+
+    texts = [*READINGS.values(), *(text for plot in drawn(RUNGS["simt_smem"]) for text in (plot.title, plot.caption))]
+    chinese = [re.sub("“.*?”", "", translated(text, PHRASES)) for text in texts]
+    assert len(texts) > 12
+    assert [left for text in chinese for left in re.findall(r"[a-z]+ [a-z]+ [a-z]+", text)] == [], "see phrases.toml"
+    assert translated("peak, 2 threads; 12.5% reached", PHRASES) == "峰值，2 线程; 达到 12.5%"
 
 
 def test_every_text_of_the_site_is_translated():

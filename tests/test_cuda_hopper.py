@@ -95,6 +95,12 @@ def test_few_rows_take_a_ring_that_keeps_enough_of_b_under_way():
         assert columns * config["stages"] * hopper.ROW >= 6 << 20  # bytes; 4 MB reach 3.2 TB/s, 8 MB 3.9
 
 
+@pytest.mark.parametrize(("m", "n"), [(0, 64), (64, 0), (0, 0)])
+def test_a_product_without_elements_has_a_configuration(m, n):
+    """Nothing is launched for it, but its geometry may be asked for."""
+    assert all(hopper.chosen(product(m, n, 64), H200).values())
+
+
 def test_no_block_of_a_cluster_lacks_rows():
     for m, n, k in itertools.product((1, 64, 100, 128, 200), range(512, 30000, 1536), (512, 4096)):
         config = hopper.chosen(product(m, n, k)._replace(invariant=True), H200)

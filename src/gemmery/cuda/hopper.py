@@ -269,7 +269,7 @@ def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
     multiplied = bm * bn * 100 / (STEP_AREA * speed)
     wide = wide if demand.boxed else min(wide, demand.n)
     brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
-    if min(demand.m, demand.n) > STREAMED:
+    if min(demand.m, demand.n) > STREAMED or 0 in (demand.m, demand.n):
         return max(multiplied, brought)
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
     long = (

@@ -60,8 +60,9 @@ def _few_tiles(problem: Problem, geometry: Geometry, config: Mapping[str, int]) 
     """The same product with a tile or two for each block of a cluster, and k for some rounds of the ring."""
     (bm, bn), step = geometry.tile, ROW // dtypes.get(problem.dtype).size
     wide = TILES if "blocks" in config else 1
-    sides = bm * config.get("cm", 1), wide * bn * config.get("cn", 1)
-    return problem._replace(m=sides[0], n=sides[1], k=ROUNDS * config.get("stages", 4) * step, batch=1)
+    # A 0 in the config leaves the choice to the rung.
+    cm, cn, stages = (config.get(key) or least for key, least in (("cm", 1), ("cn", 1), ("stages", 4)))
+    return problem._replace(m=bm * cm, n=wide * bn * cn, k=ROUNDS * stages * step, batch=1)
 
 
 def _traced(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, ahead: int) -> PipelineTrace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gemmery.report.ladder_text import sentence
 from gemmery.report.svg import PALETTE
 from gemmery.report.tree import tree, walk
 from site_pages import reference
-from site_pages.chapters import chapter, code_html
+from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course
 from site_pages.measured import Records
 from site_pages.phrases import translated
@@ -120,7 +121,7 @@ class Writer:
         ]
 
     def _tutorial(self) -> list[Any]:
-        parts, records = course(), Records(self.root)
+        parts = course()
         lines = [(depth, rung) for depth, rung in walk(tree(RUNGS))]
         places = {rung.name: f"{part.name}/{rung.name}.md" for part in parts for rung in part.rungs}
         titles = {part.name: self._title(part) for part in parts}
@@ -133,7 +134,7 @@ class Writer:
             text = self._render(
                 "chapter",
                 part=part,
-                chapter=chapter(rung, part, records, RUNGS, self.pictures),
+                chapter=_chapter(self.root, rung.name, self.pictures),
                 parent=places.get(rung.parent or ""),
                 children=[(child.name, places[child.name]) for child in RUNGS if child.parent == rung.name],
                 places=places,
@@ -190,6 +191,18 @@ class Writer:
         path = self.folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+@cache
+def _chapter(root: Path, name: str, pictures: bool) -> Chapter:
+    """The chapter of a rung, which every language shows."""
+    ((part, rung),) = [(part, rung) for part in course() for rung in part.rungs if rung.name == name]
+    return chapter(rung, part, _records(root), RUNGS, pictures)
+
+
+@cache
+def _records(root: Path) -> Records:
+    return Records(root)
 
 
 EXPLANATION = ("measuring.md", "promises.md", "gpu.md", "hopper.md", "emulator.md", "first_call.md")  # then the others

@@ -28,14 +28,21 @@ RUNGS = (*CPU, *CUDA)
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """Place in the site -> Markdown, without the emulator's pictures."""
-    folder = tmp_path_factory.mktemp("site")
-    config = write.write(ROOT, folder, pictures=False)
-    texts = {
-        path.relative_to(folder / "pages" / "en").as_posix(): path.read_text() for path in folder.rglob("en/**/*.md")
-    }
-    return texts, json.loads(config.read_text())
+def folder(tmp_path_factory):
+    """The pages of all languages, without the emulator's pictures."""
+    return write.write(ROOT, tmp_path_factory.mktemp("site"), pictures=False).parent
+
+
+@pytest.fixture(scope="module")
+def pages(folder):
+    """Place in the site -> Markdown, and the configuration."""
+    return written(folder, "en"), json.loads((folder / "mkdocs.yml").read_text())
+
+
+def written(folder, language):
+    """Place in the site -> Markdown, of one language."""
+    pages = folder / "pages" / language
+    return {path.relative_to(pages).as_posix(): path.read_text() for path in pages.rglob("*.md")}
 
 
 def leaves(navigation):
@@ -70,6 +77,22 @@ def test_a_chapter_says_what_the_registry_says(rung, pages):
         assert contents(rung.source).rstrip() in text
         assert '<div class="opening">\n<p>Idea: ' in text
         assert f"gemmery inspect {rung.name}" in text
+
+
+def test_a_chinese_chapter_has_the_code_and_the_figures_of_the_english_one(folder):
+    english, chinese = (written(folder, language) for language in ("en", "zh"))
+    parts = (
+        r"^````.*?^````",
+        r"<i style=[^>]*></i><b>[\d.,]+<",
+        r"^\| `\w+` \| [\d., ]+ \|",
+        r"`[^`\n]+`",
+    )
+    for rung in RUNGS:
+        (place,) = [page for page in english if page.startswith("tutorial") and page.endswith(f"/{rung.name}.md")]
+        assert rung.lesson not in chinese[place]
+        for part in parts:
+            own, other = (re.findall(part, text, re.MULTILINE | re.DOTALL) for text in (chinese[place], english[place]))
+            assert own == other, (rung.name, part)
 
 
 def test_a_chapter_shows_bars_and_published_figures(pages):

@@ -23,6 +23,9 @@ SEEN = (
     "tutorial/hopper/wgmma_specialized.html",
     "reference/products.html",
     "results.html",
+    "zh/index.html",
+    "zh/tutorial/index.html",
+    "zh/tutorial/hopper/wgmma_specialized.html",
 )
 SCHEMES = ("light", "dark")
 WIDTHS = (400, 1280)

@@ -747,7 +747,6 @@ MUTANTS = (
         ),
         ("staged.cuh", "      buffer = other - buffer;\n", "", "one buffer for all pieces"),
         ("wgmma_epilogue.cu", "      before = at;\n", "", "the tile is stored in the place of another"),
-        ("wgmma_persistent.cu", "Tiles::BM - m, 0)", "Tiles::BM + 8 - m, 0)", "tiles that end before the last rows"),
         (
             "wgmma_epilogue.cu",
             "piece < P::COUNT; ++piece) store(",

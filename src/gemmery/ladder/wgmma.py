@@ -188,19 +188,25 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def steps(problem: Problem) -> int:
-    """Return the EPILOGUE of staged.cuh: a bias and an activation, or FACTORS, have an image; all else is ASKED.
+    """Return the EPILOGUE of staged.cuh: FACTORS if there are any but of blocks, and what else follows the product.
 
-    Factors of blocks are not among these steps.
+    A bias and an activation of 16-bit types have an image for each kind. Other types have no general kernel that serves
+    while an image is compiled: there, as with alpha and beta, one image is ASKED for whatever follows.
 
-    >>> plain = Problem(1, 1, 1, "e4m3", "bf16")
-    >>> steps(plain), steps(plain._replace(epilogue="bias+relu")), steps(plain._replace(scales="outer"))
-    (0, 6, 16)
-    >>> steps(plain._replace(epilogue="bias+relu", scales="outer"))
-    32
+    >>> plain = Problem(1, 1, 1, "e4m3", "bf16", scales="outer")
+    >>> (
+    ...     steps(plain),
+    ...     steps(plain._replace(epilogue="relu")),
+    ...     steps(plain._replace(dtype="f16", scales="", epilogue="relu")),
+    ... )
+    (16, 48, 4)
     """
-    if problem.scales == "outer":
-        return _ASKED if problem.epilogue or problem.scaled else _FACTORS
-    return _ASKED if problem.scaled and not problem.scales else epilogue(problem)
+    factors = _FACTORS * (problem.scales == "outer")
+    if not problem.epilogue and not problem.scaled:
+        return factors
+    if problem.scaled or problem.scales or problem.dtype not in _HALF:
+        return factors | _ASKED
+    return epilogue(problem)
 
 
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:

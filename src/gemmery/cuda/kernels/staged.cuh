@@ -75,8 +75,8 @@ __device__ __forceinline__ void load_columns(float (&x)[COUNT], const float* fro
   }
 }
 
-// Beside the steps of Epilogue: factors of rows of A and columns of B, or of whole tensors; and all steps, of which the
-// argument asks for some.
+// Beside the steps of Epilogue: factors of rows of A and columns of B, or of whole tensors; and all other steps, of
+// which the argument asks for some.
 constexpr int FACTORS = 16, ASKED = 32;
 
 // Multiplies the sums of a piece by factors; one of all of A and one of all of B are one.
@@ -147,7 +147,7 @@ __device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, 
 template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
 __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   constexpr bool ASKS = EPILOGUE & ASKED;
-  if (ASKS ? p.a_scale || p.b_scale : EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
+  if constexpr (EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
   if (ASKS ? p.product.alpha != 1 || p.product.beta != 0 : EPILOGUE & SCALED) apply_scalars<GROUPED>(v, p, at);
   if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
   const int activation = ASKS ? p.activation : EPILOGUE & ACTIVATION;

@@ -103,8 +103,7 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
 }
 
 // A block's part of a product: the tiles that Order names, as Brings brings them.
-template <int EPILOGUE, class Tiles, class Order = Bands<Tiles, !(EPILOGUE & (SCALED | ASKED))>,
-          class Brings = Producer<Tiles>, class T, class Out>
+template <int EPILOGUE, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
   using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
   Pipeline<Tiles, P::BYTES> pipe(shared, p);

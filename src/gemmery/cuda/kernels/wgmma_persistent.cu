@@ -7,10 +7,8 @@
 #include "wgmma_specialized.cu"
 
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of
-// p.band rows of tiles, down each column of a band. A row or column of a tile that is beyond the edge is copied slower
-// than one of the matrix: where tiles may OVERLAP, the last ones end at the edge. An element of two tiles has the same
-// bits in both, unless they add to C.
-template <class Tiles, bool OVERLAP = false> struct Bands {
+// p.band rows of tiles, down each column of a band.
+template <class Tiles> struct Bands {
   static constexpr bool GROUPED = false;
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
   const int m, n, batch, band;  // of the argument, which costs no registers
@@ -46,10 +44,6 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
     unsigned column = within / height, row = first + within - column * height;
     const Cluster<Tiles::CM, Tiles::CN> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM), int((column * Tiles::CN + place.n) * Tiles::BN)};
-    if constexpr (OVERLAP) {  // boxes begin at multiples of 16 bytes
-      tile.row = max(tile.row - (max(tile.row + Tiles::BM - m, 0) & ~7), 0);
-      tile.col = max(tile.col - (max(tile.col + Tiles::BN - n, 0) & ~7), 0);
-    }
   }
 };
 

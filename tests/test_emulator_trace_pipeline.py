@@ -131,14 +131,14 @@ def test_an_inspection_draws_and_counts_them():
 
 
 def test_barriers_of_two_rungs_are_compared():
-    """Of a tile of 128 x 128, and of one of 128 x 256 in a cluster of two."""
+    """Of a tile of 128 x 128, and of one of 128 x 256 in a cluster of two, which share rows of four boxes of B."""
     pair = SideBySide(
         *(inspect_rung(f"wgmma_{name}", n=512, dtype="f16", device="h200") for name in ("tma", "cluster"))
     )
     (section,) = (part for part in side_by_side.sections(pair) if part.title == "Barriers of the first block")
     rows = {row[0]: row[1:] for row in section.rows}
     assert rows["products of warpgroups"] == ("64", "64", "")
-    assert rows["tensor copies"] == ("24", "40", "1.67×")
+    assert rows["tensor copies"] == ("24", "72", "3.00×")
 
 
 def test_an_inspection_tells_the_roles_of_warpgroups_and_their_cluster():

@@ -113,6 +113,7 @@ TRANSLATED = tomllib.loads((ZH / "rungs.toml").read_text(encoding="utf-8"))
 PHRASES = tomllib.loads((ZH / "phrases.toml").read_text(encoding="utf-8"))["phrases"]
 FINGERPRINTS = tomllib.loads((ZH / "english.toml").read_text(encoding="utf-8"))  # file -> of its English text
 TEXTS = sorted(path.relative_to(EN).as_posix() for path in EN.rglob("*.*"))
+MEASURING = "How speed is measured"  # a section of docs/design.md, which the page measuring.md shows
 LATIN = r"[A-Za-z][\w.]*\w|[A-Za-z]"
 
 
@@ -190,7 +191,7 @@ def test_captions_of_pictures_are_translated():
 def test_every_text_of_the_site_is_translated():
     chinese = {path.relative_to(ZH).as_posix() for path in ZH.rglob("*.*")}
     assert chinese == {*TEXTS, "rungs.toml", "phrases.toml", "english.toml"}
-    assert list(FINGERPRINTS) == TEXTS
+    assert list(FINGERPRINTS) == [*TEXTS, MEASURING]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -198,11 +199,27 @@ def test_no_text_of_the_site_is_stale(name):
     english, chinese = ((folder / name).read_text(encoding="utf-8") for folder in (EN, ZH))
     new = fingerprint(english)
     assert FINGERPRINTS[name] == new, f'translate what changed in {name}, then write {name!r} = "{new}" in english.toml'
+    if name == "measuring.md.jinja":
+        english = measuring() + english
     code_of = [re.findall(r"`([^`\n]+)`", text) for text in (english, chinese)]
     assert sorted(code_of[0]) == sorted(code_of[1])
     assert blocks(english) == blocks(chinese)
     if name.startswith("parts/"):
         assert differs(english, chinese) == []
+
+
+def measuring() -> str:
+    """That section in English."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    return text.partition(f"## {MEASURING}\n")[2].partition("\n## ")[0]
+
+
+def test_how_speed_is_measured_is_translated():
+    new = fingerprint(measuring())
+    advice = f'translate it in {ZH / "measuring.md.jinja"}, then write {MEASURING!r} = "{new}" in english.toml'
+    assert FINGERPRINTS[MEASURING] == new, advice
+    chinese = re.sub(r"\]\([^)]+\)", "", (ZH / "measuring.md.jinja").read_text(encoding="utf-8"))
+    assert differs(f"{measuring()} gemmery verify", chinese) == []
 
 
 def test_titles_have_the_same_keys():

@@ -84,7 +84,7 @@ def matmul(
       B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
       of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
     - `batch_invariant`, on a CUDA device: True gives a row of C the same bits whatever the number of rows of A: no
-      kernel is chosen by that number, and blocks never share k. Products of few rows are slower with it.
+      kernel is chosen by that number, and blocks never share k. Some products of few rows are slower with it.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.

@@ -265,17 +265,15 @@ def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
     [305, 253]
     """
     bm, bn, stages, cm, cn, speed = tile
-    wide = -(-bn // 64) * 64 if demand.boxed else bn
     multiplied = bm * bn * 100 / (STEP_AREA * speed)
-    wide = wide if demand.boxed else min(wide, demand.n)
+    wide = -(-bn // 64) * 64 if demand.boxed else min(bn, demand.n)
     brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
     if min(demand.m, demand.n) > STREAMED or 0 in (demand.m, demand.n):
         return max(multiplied, brought)
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
-    long = (
-        bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
-    )  # of the longer side, for a block
-    read = blocks * long * ROW / MEMORY_RATE
+    # Of the longer side, for a block: blocks of the same rows or columns share what they read.
+    lines = bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
+    read = blocks * lines * ROW / MEMORY_RATE
     queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
     return max(multiplied, brought, queued)
 

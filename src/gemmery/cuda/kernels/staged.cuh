@@ -143,7 +143,7 @@ __device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, 
 }
 
 // The steps of EPILOGUE on the sums of a piece. The usual ones have images of their own: to jump over the steps of
-// other products costs the fetch of instructions, 3 % of a product of 4096 squared.
+// other products costs the fetch of instructions.
 template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
 __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   constexpr bool ASKS = EPILOGUE & ASKED;

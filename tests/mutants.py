@@ -29,6 +29,7 @@ class Mutant:
     config: Mapping[str, int] = field(default_factory=dict)
     shape: tuple[int, int, int] = (40, 45, 43)  # m, n, k
     name: str = "f32"  # element type
+    out: str = ""  # that of the result, if another
     layouts: tuple[str, str, str] = ("row", "row", "row")
     batch: int = 1
     survives: str = ""  # why no run can distinguish it from the kernel
@@ -746,16 +747,36 @@ MUTANTS = (
             "a piece is staged over one that is still copied out",
         ),
         ("staged.cuh", "      buffer = other - buffer;\n", "", "one buffer for all pieces"),
-        ("wgmma_epilogue.cu", "      before = at;\n", "", "the tile is stored in the place of another"),
+        ("wgmma_epilogue.cu", "    before = at;\n", "", "the tile is stored in the place of another"),
         (
             "wgmma_epilogue.cu",
-            "piece < P::COUNT; ++piece) store(",
-            "piece < P::COUNT - 1; ++piece) store(",
+            "i < P::STAYING; ++i) store(",
+            "i < P::STAYING - 1; ++i) store(",
             "the last tile lacks a piece",
         ),
         config={"bm": 128, "bn": 64, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
         shape=(232, 72, 328),
         name="f16",
+        layouts=("row", "col", "row"),
+    ),
+    *_of(
+        "wgmma_epilogue",
+        (
+            "wgmma_epilogue.cu",
+            "pending) store(staying[i], P::LEAVING + i, before)",
+            "pending) store(staying[i], i, before)",
+            "pieces that stayed go to the places of those that left",
+        ),
+        (
+            "wgmma_epilogue.cu",
+            "pack_piece(staying[i], P::LEAVING + i, at)",
+            "pack_piece(staying[i], i, at)",
+            "pieces that left stay, too",
+        ),
+        config={"bm": 64, "bn": 256, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
+        shape=(40, 264, 40),
+        name="f16",
+        out="f32",
         layouts=("row", "col", "row"),
     ),
     *_of(

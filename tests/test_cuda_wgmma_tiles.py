@@ -49,10 +49,10 @@ def test_pieces_that_overlap_read_c_before_they_write_it(bn):
     assert run(EPILOGUE, a, b, c, alpha=0.5, beta=-1.5, epilogue="gelu", config=tile(128, bn, 2))
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-def test_four_buffers_of_c(stages):
-    """Results of 32 bits go out after their tile: six pieces of a warp here, and several tiles of a block."""
-    assert run(EPILOGUE, *matrices((300, 400, 72), "f16", out="f32", layouts=BY_K), config=tile(128, 192, stages))
+@pytest.mark.parametrize(("bm", "bn", "stages"), [(128, 192, 2), (128, 256, 3), (256, 192, 2)])
+def test_results_of_32_bits(bm, bn, stages):
+    """Of the pieces of a tile all, half or none stay in registers while the next one is multiplied."""
+    assert run(EPILOGUE, *matrices((300, 560, 72), "f16", out="f32", layouts=BY_K), config=tile(bm, bn, stages))
 
 
 @pytest.mark.parametrize(

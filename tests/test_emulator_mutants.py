@@ -24,7 +24,8 @@ def edited(mutant):
 
 def problem(mutant):
     """The rung, the product and the config of a mutant, which others share."""
-    return mutant.rung, problem_of(mutant.shape, mutant.name, mutant.layouts, mutant.batch), *mutant.config.items()
+    case = problem_of(mutant.shape, mutant.name, mutant.layouts, mutant.batch)
+    return mutant.rung, case._replace(out=mutant.out or case.out), *mutant.config.items()
 
 
 @cache

@@ -67,7 +67,7 @@ STEP_AREA = 32  # elements of C of a tile for which a step multiplies in a cycle
 LINE_RATE = 76  # bytes that the L2 cache delivers to a multiprocessor in a cycle
 START = 4150  # of a launch among others
 LAST = 0.033  # of an element of the last tile, whose end nothing hides
-FINISH = {2: 0.009, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
+FINISH = {2: 0.009, 4: 0.1}  # of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
 EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.24  # adding up the parts of a tile in a cluster
 # Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile
@@ -110,8 +110,6 @@ def chosen(problem: Problem, device: Device, split: bool = True) -> dict[str, in
 def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
     tile, splits = measured(problem, device, split) or modelled(problem, device, split)
-    if tile[:3] == (128, 256, 4) and dtypes.get(problem.out).size == 4:
-        tile = tile._replace(stages=3)  # sums of 32 bits leave sooner by twice as many buffers
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
     band, blocks = order(tile, rows, columns, problem.batch, device.sms)
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)

@@ -235,4 +235,9 @@ template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(float (&d)[
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(int (&d)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
 }  // namespace ptx

@@ -8,8 +8,9 @@
 template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> struct Pieces {
   static constexpr bool GROUPED = HAS_GROUPS;
   using Out = Output;
+  static constexpr int SUMS = Tiles::BLOCKS * Tiles::WN / 2;  // registers of a thread, as those below
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
-  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::WN <= 288;
+  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && SUMS <= 144;
   static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 && Tiles::WARPGROUPS < 3 ? 64 : 32;
   static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
@@ -17,6 +18,12 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   static constexpr int BYTES = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER;
   using Part = typename Select<PACKED, unsigned, Out>::type;
   static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
+
+  // Pieces, the last ones, that stay while the next tile is multiplied: all if packed, of 32 bits as many as fit.
+  static constexpr int FITTING = SUMS < 192 ? (192 - SUMS) / EACH : 0;
+  static constexpr int STAYING = PACKED ? (OVERLAPPED ? COUNT : 0) : FITTING < COUNT ? FITTING : COUNT;
+  static constexpr int LEAVING = COUNT - STAYING;
+  static constexpr int STEPS = STAYING > 1 ? STAYING : 1;  // that a tile has at least: one piece is stored in each
 
   // Where a piece begins in the warp's sums. The last one of a row of them ends with it, over a part of the one before.
   static constexpr __device__ int row(int piece) { return piece / ACROSS * 64; }

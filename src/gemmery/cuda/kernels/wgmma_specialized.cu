@@ -128,6 +128,8 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
   __device__ __forceinline__ void finish() {
     ptx::wgmma_wait_group<0>();
     release(before);
+#pragma unroll
+    for (int block = 0; block < Tiles::BLOCKS; ++block) ptx::wgmma_read_anew(this->sums[block]);
   }
 
   // Hands the stages of a tile back of which this warpgroup needs nothing.

@@ -110,7 +110,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
   using M = Meeting<Tiles, P, SPLITS>;
   extern __shared__ __align__(1024) char shared[];
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
-  const Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
+  const Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   const Steps all = steps_of<Tiles>(p.product.k, SPLITS);
   const int rank = ptx::cluster_ctarank(), first = all.steps * rank / SPLITS;
   const Steps part = {all.first + first, all.steps * (rank + 1) / SPLITS - first};

@@ -75,7 +75,13 @@ A, B, C, X, Y = draw(4, 5), draw(5, 6, seed=1), draw(4, 6, seed=2), draw(5, seed
         ((A, B), {"dtype": None, "bias": None, "activation": None, "threads": None, "precision": None, "out": None}),
         ((A, B), {"threads": 1}),
         ((A, B), {"threads": 0}),
+        ((A, B), {"threads": False}),
         ((A, B), {"precision": "tf32"}),
+        ((A, B), {"scale_a": None, "scale_b": 2.0}),
+        ((A, B), {"batch_invariant": None}),
+        ((A, B), {"batch_invariant": True}),
+        ((A, B), {"where": None}),
+        ((A, B), {"beta": None, "precision": None}),
         ((A, B), {"bias": B[0].copy()}),
         ((A, B), {"bias": B[0].astype("f8")}),
         ((A, B), {"bias": B[:1].copy()}),
@@ -108,6 +114,25 @@ A, B, C, X, Y = draw(4, 5), draw(5, 6, seed=1), draw(4, 6, seed=2), draw(5, seed
 )  # fmt: skip
 def test_spellings_of_matmul(args, options):
     agree("matmul", args, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "options"),
+    [
+        ("matmul", (A, B), {"threads": None, "precision": None, "scale_a": None, "scale_b": None}),
+        ("matmul", (A, B, C), {"batch_invariant": False, "bias": 1.5, "precision": None}),
+        ("gemm", (2.0, A, B), {"threads": None, "precision": None, "out": C}),
+        ("gemv", (A, X), {"precision": None, "alpha": 2.0, "threads": None}),
+    ],
+)
+def test_an_option_at_its_default_does_not_leave_compiled_code(monkeypatch, name, args, options):
+    if not entry.active():
+        pytest.skip("this interpreter has no compiled entry")
+    outcomes = [outcome(getattr(gm, name), args, options) for _ in range(REPEATS)]
+    monkeypatch.setattr(products, "view", None)  # Python's functions begin with it
+    outcomes.append(outcome(getattr(gm, name), args, options))
+    assert not issubclass(outcomes[0][0], Exception)
+    assert len(set(outcomes)) == 1
 
 
 NUMBERS = [

@@ -75,7 +75,7 @@ def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
         api.PyContextVar_Set, api.PyContextVar_Reset,
     )  # fmt: skip
     return [
-        *map(id, (np.ndarray, None, float, np.float64, np.float32, complex, int, *objects.ERROR_STATE)),
+        *map(id, (np.ndarray, None, False, float, np.float64, np.float32, complex, int, *objects.ERROR_STATE)),
         *map(id, functions),
         *map(id, objects.KEYWORDS),
         *map(id, objects.ACTIVATIONS),

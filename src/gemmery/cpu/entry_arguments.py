@@ -33,6 +33,18 @@ NAMES = {
     "gemm": {"beta": "beta", "c": "old", "out": "out"},
     "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out"},
 }
+# The other arguments, which the entry takes where they have their default: None, or False.
+DEFAULTS = {
+    "matmul": {
+        "threads": "none",
+        "precision": "none",
+        "scale_a": "none",
+        "scale_b": "none",
+        "batch_invariant": "false",
+    },
+    "gemm": {"threads": "none", "precision": "none"},
+    "gemv": {"threads": "none", "precision": "none"},
+}
 TENSOR = 2  # what `read` returns for a tensor
 _EXACT = 1 << 53  # integers up to this have a double
 
@@ -141,13 +153,18 @@ def parse(f: Function, head: Args, builtin: str, arguments: Value) -> Value:
 def _keyword(f: Function, head: Args, builtin: str, arguments: Value, i: Value, good: Var) -> None:
     """Put the keyword argument number i in its place."""
     name = f.load("ptr", f["names"] + objects.TUPLE_ITEMS + i * 8)
+    passed = f.load("ptr", f["args"] + (f["count"] + i) * 8)
     offset = f.index(-1)
     for keyword, slot in NAMES[builtin].items():
         offset = f.select(same(f, name, getattr(head, f"name_{keyword}")), f.index(at(ARGUMENTS, slot)), offset)
-    good.value = good.value & (offset >= 0)
-    with f.if_(good.value):
-        good.value = is_null(f, f.load("ptr", arguments + offset))
-        f.store(f.load("ptr", f["args"] + (f["count"] + i) * 8), arguments + offset)
+    with f.if_(offset >= 0):
+        good.value = good.value & is_null(f, f.load("ptr", arguments + offset))
+        f.store(passed, arguments + offset)
+    with f.else_():
+        default = f.const("i1", 0)
+        for keyword, value in DEFAULTS[builtin].items():
+            default = default | same(f, name, getattr(head, f"name_{keyword}")) & same(f, passed, getattr(head, value))
+        good.value = good.value & default
 
 
 def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Value, record: Value) -> Value:

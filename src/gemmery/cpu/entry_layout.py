@@ -33,11 +33,15 @@ def at(fields: Fields, name: str) -> int:
 
 # Python's functions for the calls that the entry passes on, in the order of the builtins.
 BUILTINS = ("matmul", "gemm", "gemv")
-KEYWORDS = ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")
+KEYWORDS = (
+    *("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype"),
+    *("threads", "precision", "scale_a", "scale_b", "batch_invariant"),
+)
 ACTIVATIONS = ("relu", "gelu", "silu")
 OBJECTS = (
     "array_type",
     "none",
+    "false",
     "float_type",
     "double_type",
     "single_type",

@@ -24,7 +24,15 @@ WRITEABLE = 0x400  # in FLAGS
 FLOAT_VALUE = 16  # of a float, a complex and NumPy's float64 and float32
 C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
 
-KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")))
+KEYWORDS = tuple(
+    map(
+        sys.intern,
+        (
+            *("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype"),
+            *("threads", "precision", "scale_a", "scale_b", "batch_invariant"),
+        ),
+    )
+)
 ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
 _DOUBLES: tuple[Any, ...] = (0.1, np.float64(0.2), 0.3 + 0.4j)
 _SINGLE = np.float32(0.5)

@@ -84,8 +84,6 @@ def layer(
     check_types(input, weight)
     check_weight(weight)
     multiply: Any = api.matmul
-    if precision is None:  # to name an option, even None, takes time: 150 us for one that the CPU does not have
-        return multiply(input, weight.t(), bias=bias, activation=activation)
     return multiply(input, weight.t(), bias=bias, activation=activation, precision=precision)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import gemmery
 import records
 from gemmery import dtypes, lab
 from gemmery.bench import suite, torch_operands
@@ -343,8 +344,9 @@ def test_integers_are_compared_though_minus_one_has_all_bits_set():
 
 def test_options_of_the_product_become_its_arguments():
     call = on_cuda.product(WORK, {"batch_invariant": 1, "bias": 1, "gelu": 1}, bias="a vector")
-    assert call.keywords == {"precision": None, "bias": "a vector", "activation": "gelu", "batch_invariant": True}
-    assert on_cuda.product(WORK).keywords == {"precision": None}
+    assert call.keywords == {"bias": "a vector", "activation": "gelu", "batch_invariant": True}
+    assert on_cuda.product(WORK) is gemmery.matmul
+    assert on_cuda.product(replace(WORK, precision="tf32")).keywords == {"precision": "tf32"}
     grouped = on_cuda.product(replace(WORK, groups=2), offsets=[1, 2])
     assert grouped.func.__name__ == "grouped_matmul"
     assert grouped.keywords == {"offsets": [1, 2]}

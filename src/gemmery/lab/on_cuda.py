@@ -176,9 +176,10 @@ def product(work: Work, config: Config = NO_OPTIONS, **arrays: Any) -> Any:
     options = {**arrays, **({"activation": activation} if activation else {})}
     if config.get("batch_invariant"):
         options["batch_invariant"] = True
-    if work.groups:
-        return functools.partial(gemmery.grouped_matmul, **options)
-    return functools.partial(gemmery.matmul, precision=work.precision or None, **options)
+    if work.precision and not work.groups:
+        options["precision"] = work.precision
+    function = gemmery.grouped_matmul if work.groups else gemmery.matmul
+    return functools.partial(function, **options) if options else function
 
 
 def build(rung: Rung, config: Config, resident: Resident) -> Put:

@@ -121,6 +121,9 @@ def vecdot(
     The vectors lie along `axis` of each operand; the other dimensions broadcast. Complex vectors of `a` are conjugated,
     which copies them; real operands are not copied. `out`, `dtype`, `threads` and `precision` are as in `matmul`.
 
+    Each pair of vectors is a product of its own. Of NumPy arrays, `numpy.vecdot` is faster for a few vectors, and for
+    any number of vectors of 32 to 128 elements.
+
     Raises the errors of `matmul`; ShapeError for vectors of different lengths, and for an `axis` that an operand does
     not have.
     """

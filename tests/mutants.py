@@ -40,6 +40,7 @@ class Mutant:
 
 VECTOR, LONG = (72, 1, 203), (9, 1, 2056)
 EVEN = (40, 48, 40)
+AS_COLUMNS = ("row", "col", "row")
 
 
 def _of(rung: str, *rows: tuple[str, str, str, str], **problem: Any) -> tuple[Mutant, ...]:
@@ -940,5 +941,43 @@ MUTANTS = (
         ("gemv_finish.cu", "sums[part + lane]", "sums[part]", "one part of k for all"),
         config={"split": 4},
         shape=VECTOR,
+    ),
+    *_of(
+        "gemv_quantized",
+        (
+            "gemv_quantized.cu",
+            "    __syncthreads();\n    finish",
+            "    finish",
+            "sums of warps read before they are stored",
+        ),
+        ("gemv_quantized.cu", "ahead + distance[i], inside", "ahead, inside", "one row of W for all eights"),
+        ("gemv_quantized.cu", "sum += of_warp[warp * SUMS + e]", "sum = of_warp[warp * SUMS + e]", "one warp's sum"),
+        ("gemv_quantized.cu", "if (row >= p.n || i >= p.m) continue;", "", "results beyond the last"),
+        ("gemv_quantized.cu", "k_of(step) < p.k)", "true)", "beyond the end of k"),
+        config={"warps": 4, "steps": 2},
+        shape=(5, 45, 328),
+        name="f16",
+        layouts=AS_COLUMNS,
+    ),
+    *_of(
+        "gemv_quantized",
+        ("gemv_quantized.cu", "8 * e * step : 0", "8 * e * step : 8 * e * step", "rows beyond the last are read"),
+        config={"warps": 4},
+        shape=(3, 41, 64),
+        name="f16",
+        layouts=AS_COLUMNS,
+    ),
+    *_of(
+        "gemv_quantized",
+        ("gemv_quantized.cu", "k + 2 * i + 1 < end", "k + 2 * i < end", "an element beyond the end of k"),
+        shape=(3, 20, 43),
+        name="f16",
+    ),
+    *_of(
+        "gemv_quantized",
+        ("gemv_quantized.cu", "if (INSIDE || k < end)", "if (INSIDE || k <= end)", "x beyond the end of k"),
+        shape=(1, 20, 40),
+        name="f16",
+        layouts=AS_COLUMNS,
     ),
 )

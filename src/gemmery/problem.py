@@ -36,6 +36,8 @@ class Problem(NamedTuple):
     scales: str = ""  # float32 factors: "outer" of rows of A and columns of B, "blocks" of 128 of k as well
     invariant: bool = False  # the bits of a row of C must not depend on m
     groups: int = 0  # products of one kind with rows of A of their own; 0: an ordinary product
+    bits: int = 0  # of an element of B, where B is packed with a factor for each group of a column; 0: of type dtype
+    group: int = 0  # elements of a column of B that share a factor
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""

@@ -78,6 +78,16 @@ def grouped(problem: Problem) -> Candidate:
     return candidate
 
 
+def quantized(problem: Problem) -> Candidate:
+    """Return the rung that multiplies packed weights. Raises RefusedError with the reason if none can."""
+    rung = _RUNGS["gemv_quantized"]
+    candidate = Candidate(rung, rung.default, "few rows and packed weights: mma takes them as they are unpacked")
+    reason = refusal(problem, candidate)
+    if reason:
+        raise RefusedError(f"{rung.name}: {reason}")
+    return candidate
+
+
 def refusal(problem: Problem, candidate: Candidate) -> str:
     """Return the reason why this rung refuses the problem on its device, or ""."""
     rung, config, _ = candidate

@@ -143,6 +143,8 @@ def _argument(problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mappi
         for name, array in gemm.arrays.items()
     }
     operands = views["A"], views["B"], views["C"]
+    if problem.bits:  # the factors of a packed B take the place of scratch memory
+        workspace = addresses["b_scale"]
     product = product_argument(
         problem, *operands, views.get("bias"), alpha=gemm.alpha, beta=gemm.beta, workspace=workspace
     )

@@ -30,7 +30,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
-BY_WARPS = ("mma_", "wmma_")  # of those that use them by warps alone
+BY_WARPS = ("mma_", "wmma_", "gemv_quantized")  # those that use them by warps alone
 NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
 EPILOGUES = ("bias", "relu", "gelu", "silu")  # options of gemmery's product in suites, as "gm.matmul bias=1 gelu=1"
 GROUPED = "gm.grouped_matmul"
@@ -144,8 +144,9 @@ class Cuda(Backend):
 
     def unit(self, kernel: str, dtype: str) -> tuple[str, str]:
         """Return the element type and the unit whose peak bounds a kernel."""
-        tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
-        return device_limits.unit(dtype, tensor, capability, not kernel.startswith(BY_WARPS))
+        by_warps, capability = kernel.startswith(BY_WARPS), driver.device(self.stream.ordinal).capability
+        tensor = by_warps or not kernel.startswith(ON_CUDA_CORES)
+        return device_limits.unit(dtype, tensor, capability, not by_warps)
 
     def blank(self, suite: str, kernel: str, work: Work, threads: int = 0, **known: Any) -> Measurement:
         """Return a record without times; it names the unit of the device that bounds the kernel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemmery.ladder.gemv import GEMV
+from gemmery.ladder.gemv_quantized import GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
 from gemmery.ladder.mma import MMA
 from gemmery.ladder.rung import Rung
@@ -13,4 +14,4 @@ from gemmery.ladder.wgmma import WGMMA
 from gemmery.ladder.wgmma_grouped import GROUPED
 from gemmery.ladder.wgmma_split import SPLIT
 
-CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *SPLIT, *GROUPED, *GENERAL, *GEMV)
+CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *SPLIT, *GROUPED, *GENERAL, *GEMV, *GEMV_QUANTIZED)

@@ -1,0 +1,54 @@
+"""Products of few rows and a packed matrix on a CUDA device: 8 or 4 bits an element, a factor for each group of k."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmery import arrays, dtypes
+from gemmery.arrays import View
+from gemmery.cuda.launch import CudaLaunch, Ready
+from gemmery.dispatch.cuda import quantized
+from gemmery.errors import RefusedError
+from gemmery.problem import Problem
+
+
+@lru_cache(maxsize=1024)
+def prepared(x: View, packed: View, scales: View, c: View, bits: int, epilogue: str) -> Ready | str:
+    """Return the launch of C = activation(x W' + bias), or why there is none.
+
+    W is packed as by `gemmery.torch.quantize`: `packed` is (n, k bits / 8) of bytes, `scales` (n, groups). x is (m, k)
+    and C (m, n), by rows. The pointers of the views are their lowest four bits. The launch takes the addresses of x,
+    `packed` and C, and that of the factors in the place of scratch memory; a bias is n adjacent float32.
+    """
+    (m, k), n, size = x.shape, c.shape[1], dtypes.get(x.dtype).size
+    if x.dtype not in ("f16", "bf16") or scales.dtype != x.dtype:
+        return (
+            f"x of {x.dtype} and factors of {scales.dtype}: a kernel multiplies f16 or bf16, with factors of the same"
+        )
+    if 0 in (m, n, k) or any(
+        z.strides != arrays.contiguous(z.shape, each) for z, each in ((packed, 1), (scales, size))
+    ):
+        return "a kernel reads packed weights and factors that are contiguous, and not empty"
+    if x.strides[1] != size or c.strides[1] != size:
+        return "a kernel reads and writes rows whose elements are adjacent"
+    group, of_row = k // scales.shape[1], k * bits // 8
+    steps = (x.strides[:1] if m > 1 else ()), (of_row,), (c.strides[:1] if m > 1 else ())
+    low = [arrays.alignment(z.pointer, step) for z, step in zip((x, packed, c), steps, strict=True)]
+    problem = Problem(
+        *(m, n, k, x.dtype, c.dtype, 1, "row", "col", "row"),
+        epilogue=epilogue,
+        device=c.device,
+        alignments=(low[0], low[1], low[2]),
+        bits=bits,
+        group=group,
+    )
+    try:
+        candidate = quantized(problem)
+    except RefusedError as refused:
+        return str(refused)
+    kernel = candidate.rung.build(problem, candidate.config)
+    assert isinstance(kernel, CudaLaunch)
+    bias = View(0, (n,), (4,), "f32") if "bias" in epilogue else None
+    a = View(0, (1, m, k), (0, *x.strides), x.dtype)
+    b = View(0, (1, k, n), (0, size, of_row), x.dtype)
+    return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)

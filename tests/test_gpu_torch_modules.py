@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason
 
 from torch import nn  # noqa: E402 # of the package that may be missing
 
-from gemmery.torch import replace_linear  # noqa: E402
+from gemmery.torch import packed_weights, quantize, quantized_linear, replace_linear  # noqa: E402
+from gemmery.torch.quantization import dequantize  # noqa: E402
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 BITS = pytest.mark.parametrize("bits", [None, 8, 4])
@@ -39,6 +40,8 @@ def test_a_layer_is_within_the_bound(bits, dtype, rows):
     exact, size = x.double() @ weight.T + layer.bias.double(), x.double().abs() @ weight.abs().T + layer.bias.abs()
     assert result.dtype is dtype
     tolerance = (2.5 * 640 + 4) * 2.0**-24 * size + 2 * ROUNDOFF[dtype] * exact.abs()
+    if bits:  # `weight` is rounded to its type, and the kernel's is not
+        tolerance += ROUNDOFF[dtype] * size
     assert bool(((result.double() - exact).abs() <= tolerance).all())
 
 
@@ -96,6 +99,43 @@ def test_a_graph_holds_a_whole_step(bits, rows):
         graph.replay()
         with torch.no_grad():
             assert torch.equal(y, model(x))
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(("bits", "group"), [(8, 64), (8, 128), (4, 128), (4, 256)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 4, 9, 16, 31, 64])
+def test_a_kernel_reads_packed_weights(rows, dtype, bits, group, activation):
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the kernel needs compute capability 8.0")
+    torch.manual_seed(rows)
+    x, bias = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((rows, 1280), (1000,)))
+    packed, scales = quantize(torch.randn(1000, 1280, device="cuda", dtype=dtype), bits, group)
+    result = quantized_linear(x, packed, scales, bias, activation)
+    assert torch.equal(result, packed_weights._by_kernel(x, packed, scales, bias, activation))
+    weight = dequantize(packed, scales, bits, group, torch.float64)
+    exact = x.double() @ weight.T + bias.double()
+    size = x.double().abs() @ weight.abs().T + bias.double().abs()
+    tolerance = (2.5 * 1280 + 4) * 2.0**-24 * size + ROUNDOFF[dtype] * exact.abs()
+    if activation:  # whose slope is at most 1.1
+        exact, tolerance = torch.nn.functional.silu(exact), 1.2 * tolerance
+    assert bool(((result.double() - exact).abs() <= tolerance).all())
+
+
+def test_packed_weights_that_no_kernel_reads_are_computed_first():
+    x = torch.randn(3, 1280, device="cuda", dtype=torch.bfloat16)
+    packed, scales = quantize(torch.randn(96, 1280, device="cuda", dtype=torch.bfloat16), 8, 64)
+    expected = x.double() @ dequantize(packed, scales, 8, 64, torch.float64).T
+    for factors, part in (
+        (scales.float(), x),
+        (scales, x.t().contiguous().t()),
+        (scales, x[:, None].expand(3, 30, 1280)),
+    ):
+        result = quantized_linear(part, packed, factors).double()
+        close = expected if part.ndim == 2 else expected[:, None]
+        assert bool(((result - close).abs() <= 0.02 * expected.abs().max()).all())
+    memory = torch.empty(96 * 1280 + 1, device="cuda", dtype=torch.int8)[1:].view(96, 1280).copy_(packed)
+    assert bool(((quantized_linear(x, memory, scales) - expected).abs() <= 0.02 * expected.abs().max()).all())
 
 
 @BITS

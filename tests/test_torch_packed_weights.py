@@ -131,3 +131,48 @@ def test_tensors_that_are_no_packed_weight_are_refused():
 def test_a_weight_is_unpacked_alike_for_all():
     packed, scales = gemmery.torch.quantize(draw(6, 8), 4, GROUP)
     assert torch.equal(dequantize(packed, scales, 4, GROUP, torch.float64), weight_of(packed, scales))
+
+
+class OnDevice:
+    """What `quantized_layer` sees of a tensor on a CUDA device, in the memory of an emulated one."""
+
+    is_cuda = True
+
+    def __init__(self, card, tensor, array=None):
+        words = torch.uint8 if tensor.itemsize == 1 else torch.int16
+        self.tensor, self.card, self.shape, self.ndim = tensor, card, tensor.shape, tensor.ndim
+        self.dtype, self.numel, self.stride = tensor.dtype, tensor.numel, tensor.stride
+        self.is_floating_point, self.is_neg = tensor.is_floating_point, tensor.is_neg
+        name = "u8" if tensor.itemsize == 1 else "f16"
+        self.array = array or card.put(tensor.view(words).numpy().view("u1" if name == "u8" else "f2"), name)
+
+    def get_device(self):
+        return int(self.array.memory.device.partition(":")[2])
+
+    def data_ptr(self):
+        return self.array.memory.pointer
+
+    def contiguous(self):
+        return self
+
+    def new_empty(self, shape):
+        return OnDevice(self.card, torch.empty(shape, dtype=self.dtype), self.card.empty(shape, "f16"))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_kernel_reads_packed_weights_on_a_device(bits, monkeypatch):
+    pytest.importorskip("cuda.bindings")
+    from emulated_card import installed
+
+    card = installed(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0, raising=False)
+    packed, scales = gemmery.torch.quantize(draw(40, 256, dtype=torch.float16), bits, 128)
+    x = draw(2, 3, 256, dtype=torch.float16)
+    for _ in range(2):  # the second launch is known
+        result = packed_weights.quantized_layer(*(OnDevice(card, z) for z in (x, packed, scales)), None, "relu")
+        exact, size = x.double() @ weight_of(packed, scales).T, x.double().abs() @ weight_of(packed, scales).abs().T
+        tolerance = (2.5 * 256 + 4) * 2.0**-24 * size + 2.0**-11 * exact.abs()
+        numbers = torch.tensor(result.array.numbers.astype("f8"))
+        assert bool(((numbers - exact.relu()).abs() <= tolerance).all())
+    assert card.launched == ["gemv_quantized"] * 2
+    assert card.findings == []

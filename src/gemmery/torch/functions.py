@@ -131,10 +131,12 @@ def quantized_linear(
     (out_features, groups). An element of the weight is its level times the factor of its group, in the input's element
     type. The other arguments and the result are as in `linear`. The input, the factors and the bias have gradients.
 
-    The weight is computed at each call. On the CPU, a product of at most 64 rows computes it in parts that stay in
-    cache. Inside torch.compile, torch.autocast and torch.func this is the operator
-    `torch.ops.gemmery.quantized_linear`; torch.compile for a CUDA device gets the weight's computation by itself, which
-    it makes one kernel of.
+    On a CUDA device of compute capability 8.0 or more, a kernel multiplies up to 64 rows of float16 or bfloat16 by the
+    packed weight, if the factors have the same type and the groups are multiples of 128 columns (of 64 for 8 bits).
+    Otherwise the weight is computed at each call; on the CPU, a product of at most 64 rows computes it in parts that
+    stay in cache. Inside torch.compile, torch.autocast and torch.func this is the operator
+    `torch.ops.gemmery.quantized_linear`; where no kernel reads packed weights, torch.compile for a CUDA device gets the
+    weight's computation by itself, which it makes one kernel of.
 
     Raises the errors of `gemmery.matmul`, DTypeError and ShapeError for tensors that are no packed weight.
     """
@@ -147,8 +149,9 @@ def quantized_linear(
     plain = {type(input), type(packed), type(scales)} <= PLAIN and (bias is None or type(bias) in PLAIN)
     if is_compiling() and input.is_cuda and not torch.is_autocast_enabled("cuda"):
         bits, group = packed_weights.weight_format(packed, scales)
-        weight = dequantize(packed, scales, bits, group, input.dtype)
-        return linear(input, weight, bias, activation, precision=precision)
+        if not packed_weights.reads_packed(input, scales, bits, group):
+            weight = dequantize(packed, scales, bits, group, input.dtype)
+            return linear(input, weight, bias, activation, precision=precision)
     if is_compiling() or not plain or watched():
         result: torch.Tensor = packed_weights.quantized_linear(input, packed, scales, bias, activation, precision)
     elif records:

@@ -1,7 +1,8 @@
 """The operator `gemmery::quantized_linear`: a layer whose weight has 8 or 4 bits an element.
 
-There is no kernel that reads packed weights. The weight is computed in the input's type: on a CUDA device the whole of
-it, on the CPU for few rows of input a part after the other, each of which is still in cache for its product.
+On a CUDA device a kernel multiplies few rows by the packed weight. Other products compute the weight in the input's
+type: on a CUDA device the whole of it, on the CPU for few rows of input a part after the other, each of which is still
+in cache for its product.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import Any
 import torch
 
 from gemmery import api
+from gemmery.api.quantized import prepared
+from gemmery.arrays import View
+from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
+from gemmery.ladder.gemv_quantized import MOST_ROWS, step
 from gemmery.torch import batching
 from gemmery.torch.eager import multiply
 from gemmery.torch.gradients import Formula, before_activation, rows
@@ -21,6 +26,10 @@ from gemmery.torch.quantization import dequantize
 BITS = {torch.int8: 8, torch.uint8: 4}  # of an element, by the type of the packed tensor
 _PART = 1 << 20  # bytes of the weight that are computed at a time
 _FEW = 64  # rows of the input; with more, a product of the whole weight takes longer than to compute it
+_HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}
+_ACTIVATIONS = (None, "relu", "gelu", "silu")
+_MOST_KEPT = 4096  # launches
+_launches: dict[tuple[Any, ...], Ready | str] = {}
 
 
 def weight_format(packed: Any, scales: Any) -> tuple[int, Any]:
@@ -47,6 +56,61 @@ def unpacked(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
     return dequantize(packed, scales, bits, packed.shape[-1] * 8 // bits // max(1, scales.shape[-1]), dtype)
 
 
+def reads_packed(input: Any, scales: Any, bits: int, group: int) -> bool:  # noqa: A002
+    """Return True for tensors that a kernel of a CUDA device, of sm_80 or more, multiplies by the packed weight."""
+    few = input.numel() <= MOST_ROWS * input.shape[-1]
+    return few and input.dtype in _HALVES and scales.dtype is input.dtype and group % step(bits) == 0
+
+
+def _by_kernel(input: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -> Any:  # noqa: A002
+    """Return the layer by the kernel that reads packed weights; None where there is none for these tensors."""
+    bits, n = BITS[packed.dtype], packed.shape[0]
+    k, device = packed.shape[1] * 8 // bits, input.get_device()
+    if input.shape[-1:] != (k,) or not 0 < input.numel() <= MOST_ROWS * k or activation not in _ACTIVATIONS:
+        return None
+    if packed.get_device() != device or scales.get_device() != device or input.is_neg():
+        return None
+    start = 0
+    if bias is not None:
+        if bias.shape != (n,) or bias.get_device() != device:
+            return None
+        bias = bias.float().contiguous()
+        start = bias.data_ptr()
+    x = input.contiguous()
+    p, q = x.data_ptr(), packed.data_ptr()
+    rows, layouts = x.numel() // k, (packed.shape, packed.stride(), scales.shape, scales.stride())
+    key = device, rows, x.dtype, packed.dtype, scales.dtype, layouts, bias is None, activation, (p | q) & 15
+    run = _launches.get(key)
+    if run is None:
+        if len(_launches) >= _MOST_KEPT:
+            _launches.clear()
+        run = _launches[key] = _prepare(x, packed, scales, bias is not None, activation, bits)
+    if isinstance(run, str):
+        return None
+    result = x.new_empty((*x.shape[:-1], n))
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    run(p, q, result.data_ptr(), stream, start, scales.data_ptr())
+    return result
+
+
+def _prepare(x: Any, packed: Any, scales: Any, biased: bool, activation: str | None, bits: int) -> Ready | str:
+    """Return what `prepared` does for these tensors."""
+    if x.dtype not in _HALVES or scales.dtype is not x.dtype:
+        return "the kernel multiplies half precision, with factors of the same type"
+    device, dtype = f"cuda:{x.get_device()}", _HALVES[x.dtype]
+    (n, columns), k = packed.shape, x.shape[-1]
+    rows = x.numel() // k
+    epilogue = "+".join(part for part in ("bias" if biased else "", activation or "") if part)
+    return prepared(
+        View(x.data_ptr() & 15, (rows, k), (2 * k, 2), dtype, device),
+        View(packed.data_ptr() & 15, (n, columns), packed.stride(), "u8", device),
+        View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, device),
+        View(0, (rows, n), (2 * n, 2), dtype, device),
+        bits,
+        epilogue,
+    )
+
+
 def quantized_layer(
     input: Any,  # noqa: A002
     packed: Any,
@@ -58,6 +122,10 @@ def quantized_layer(
     """Return activation(input @ weight.T + bias) for tensors with memory."""
     bits, _ = weight_format(packed, scales)
     n, k = packed.shape[0], packed.shape[1] * 8 // bits
+    if input.is_cuda and precision is None:
+        result = _by_kernel(input, packed, scales, bias, activation)
+        if result is not None:
+            return result
     part = max(1, _PART // max(1, k * input.element_size()))
     few = input.numel() <= _FEW * k and input.shape[-1:] == (k,) and (bias is None or bias.shape == (n,))
     if input.is_cuda or not few or n <= part or precision is not None:

@@ -1,6 +1,7 @@
 """The documents refer only to things that exist: links, commands and options, make targets, names of the library."""
 
 import ast
+import contextlib
 import re
 import subprocess
 from pathlib import Path
@@ -12,17 +13,17 @@ PLANS = {"docs/design.md"}  # also names planned files
 
 
 def tracked(*patterns: str) -> list[str]:
-    """Return the matching files under version control, or all matching files if there is no repository."""
-    try:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.split("\0")
-        return sorted(name for name in listed if name and (ROOT / name).exists())
-    except (OSError, subprocess.CalledProcessError):
-        places = [ROOT, *(ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks"))]
-        found = {path for pattern in patterns for top in places[1:] for path in top.rglob(pattern)}
-        found |= {path for pattern in patterns for path in ROOT.glob(pattern)}
-        return sorted(str(path.relative_to(ROOT)) for path in found)
+    """Return the matching files under version control, or all matching files if this is not the top of a repository."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        if (ROOT / ".git").exists():  # a source distribution may be unpacked inside a repository, which ignores it
+            listed = subprocess.run(
+                ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout.split("\0")
+            return sorted(name for name in listed if name and (ROOT / name).exists())
+    places = [ROOT, *(ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks"))]
+    found = {path for pattern in patterns for top in places[1:] for path in top.rglob(pattern)}
+    found |= {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 DOCUMENTS = tracked("*.md")

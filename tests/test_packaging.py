@@ -4,11 +4,13 @@ The conda recipe, the citation and the workflows say what pyproject.toml and the
 """
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import test_docs
 from test_docs import ROOT, tracked
 
 UNPUBLISHED = {".gitignore", "pyproject.toml", "PKG-INFO"}  # the last two are in every distribution
@@ -42,6 +44,15 @@ def test_everything_that_the_source_distribution_names_is_in_it(project):
 @pytest.mark.parametrize("pattern", ["*.toml", "*.css", "*.html", "*.cu", "*.cuh", "*py.typed"])
 def test_data_is_where_the_wheel_takes_it_from(pattern):
     assert [name for name in tracked(pattern) if name.startswith("src/gemmery/")]
+
+
+def test_files_are_listed_inside_a_repository_that_ignores_them(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    unpacked = tmp_path / "dist" / "unpacked"
+    (unpacked / "docs").mkdir(parents=True)
+    (unpacked / "docs" / "page.md").touch()
+    monkeypatch.setattr(test_docs, "ROOT", unpacked)
+    assert tracked("*.md") == ["docs/page.md"]
 
 
 def of_conda(requirements):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -63,11 +63,48 @@ def test_a_group_with_an_infinity_or_a_nan_spoils_itself_alone(bits):
     assert torch.equal(again[2], weight[2])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("size", [3e-3, 1e-4, 1e-6])
+def test_factors_that_are_subnormal_reach_the_weight(bits, size):
+    weight = (torch.randn(32, 64, generator=torch.Generator().manual_seed(3)) * size).half()
+    packed, scales = quantize(weight, bits, 16)
+    error = (dequantize(packed, scales, bits, 16, torch.float64) - weight.double()).abs()
+    assert bool((error <= scales.double().repeat_interleave(16, 1) * 0.5).all())
+
+
+def test_weights_that_only_float64_holds_are_quantised():
+    weight = torch.tensor([[2.0**900, -(2.0**899)]], dtype=torch.float64) * 7
+    assert torch.equal(dequantize(*quantize(weight * 127, 8, 2), 8, 2, torch.float64)[0, :1], weight[0, :1] * 127)
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "words"),
+    [
+        ([[1.0]], ArgumentError, "no tensor"),
+        (torch.ones(4), ShapeError, r"shape \(4,\)"),
+        (torch.ones(2, 2, 4), ShapeError, r"shape \(2, 2, 4\)"),
+        (torch.ones(2, 4).int(), DTypeError, r"weight is torch\.int32"),
+        (torch.ones(2, 4).cfloat(), DTypeError, r"weight is torch\.complex64"),
+        (torch.ones(2, 4).to_sparse(), LayoutError, "to_dense"),
+    ],
+)
+def test_what_is_no_weight_is_refused(weight, error, words):
+    with pytest.raises(error, match=words):
+        quantize(weight, 8, 4)
+
+
+def test_factors_are_floating_point():
+    with pytest.raises(DTypeError, match=r"dtype=torch\.int32"):
+        quantize(torch.ones(2, 4), 8, 4, torch.int32)
+
+
 @pytest.mark.parametrize(
     ("bits", "group", "error", "words"),
     [
         (2, 4, ArgumentError, "8 or 4 bits"),
         (True, 4, ArgumentError, "8 or 4 bits"),
+        (8.0, 4, ArgumentError, "8 or 4 bits"),
+        (8, True, ArgumentError, "at least 1"),
         (8, 0, ArgumentError, "at least 1"),
         (8, 4.0, ArgumentError, "at least 1"),
         (4, 3, ArgumentError, "two columns share a byte"),

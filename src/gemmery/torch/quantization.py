@@ -18,18 +18,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmery.errors import ArgumentError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
 
 BITS = (8, 4)
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of weights, and of factors
 
 
 def check_format(bits: Any, group: Any) -> None:
     """Raise ArgumentError unless weights can have so many bits and groups so many columns."""
-    if bits not in BITS or isinstance(bits, bool):
+    if not isinstance(bits, int) or bits not in BITS:
         raise ArgumentError(f"bits={brief(bits)}: weights have 8 or 4 bits; pass one of them")
-    if not isinstance(group, int) or group < 1 or (bits == 4 and group % 2):
+    if not isinstance(group, int) or isinstance(group, bool) or group < 1 or (bits == 4 and group % 2):
         even = "even, because two columns share a byte" if bits == 4 else "at least 1"
         raise ArgumentError(f"group={brief(group)}: a group is a number of columns, {even}; 128 is usual")
+
+
+def check_factors(dtype: Any) -> None:
+    """Raise DTypeError unless factors can have this element type."""
+    if dtype not in DTYPES:
+        raise DTypeError(
+            f"dtype={brief(dtype)}: weights that are quantised, and their factors, are {', '.join(map(str, DTYPES))}; "
+            "pass one of them"
+        )
+
+
+def check_input(dtype: torch.dtype) -> None:
+    """Raise DTypeError unless weights can be computed in the element type of an input."""
+    if not (dtype.is_floating_point or dtype.is_complex) or dtype.itemsize == 1:
+        raise DTypeError(
+            f"input is {dtype}, and a quantised weight is computed in the input's type, which must have fractions and "
+            "at least 16 bits: convert the input, for example with input.float()"
+        )
+
+
+def _check_weight(weight: Any) -> None:
+    """Raise ArgumentError, ShapeError, LayoutError or DTypeError unless a weight can be quantised."""
+    if not isinstance(weight, Tensor):
+        raise ArgumentError(f"weight is {brief(weight)}, and no tensor: pass torch.as_tensor(weight)")
+    if weight.ndim != 2:
+        raise ShapeError(
+            f"weight has shape {tuple(weight.shape)}; what is quantised is (out_features, in_features): pass one matrix"
+        )
+    if weight.layout is not torch.strided:
+        raise LayoutError(f"a weight of layout {weight.layout} is not dense: pass weight.to_dense()")
+    if weight.dtype not in DTYPES:
+        raise DTypeError(
+            f"weight is {weight.dtype}, and {', '.join(map(str, DTYPES))} are quantised: convert it to one of them"
+        )
 
 
 def quantize(weight: Tensor, bits: int, group: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -43,16 +78,22 @@ def quantize(weight: Tensor, bits: int, group: int, dtype: torch.dtype | None = 
     unless another is passed, before the levels are computed. A group that has an infinity or a NaN has no other numbers
     afterwards.
 
-    Raises ArgumentError for `bits` or `group` that no weight can have, ShapeError if `group` does not divide k.
+    Raises ArgumentError for `bits` or `group` that no weight can have and for what is no tensor, ShapeError if the
+    weight is not a matrix or `group` does not divide k, DTypeError for a weight or a `dtype` other than float64,
+    float32, float16 and bfloat16, LayoutError for a weight that is not dense.
     """
     check_format(bits, group)
+    _check_weight(weight)
+    dtype = weight.dtype if dtype is None else dtype
+    check_factors(dtype)
     rows, columns = weight.shape
     if columns % group:
         raise ShapeError(f"group={group} does not divide the {columns} columns of the weight: pass one that does")
     top = 2 ** (bits - 1) - 1
-    groups = weight.detach().float().reshape(rows, columns // group, group)
-    scales = (groups.abs().amax(-1) / top).to(dtype or weight.dtype)
-    steps = scales.float()[..., None]
+    wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
+    groups = weight.detach().to(wide).reshape(rows, columns // group, group)
+    scales = _rounded(groups.abs().amax(-1) / top, dtype)
+    steps = scales.to(wide)[..., None]
     levels = torch.where(steps > 0, groups / steps, 0).nan_to_num().round().clamp(-top, top)
     levels = levels.reshape(rows, columns).to(torch.int8)
     return (levels if bits == 8 else _in_pairs(levels)), scales
@@ -64,6 +105,7 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: tor
     >>> dequantize(*quantize(torch.tensor([[7.0, -3.0, 0.0, 14.0]]), 4, 2), 4, 2, torch.float32)
     tensor([[ 7., -3.,  0., 14.]])
     """
+    check_input(dtype)
     factors = scales.to(dtype)[..., None]
     groups = (*scales.shape, group)
     if bits == 8 and packed.is_cuda:
@@ -77,6 +119,16 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: tor
         weight -= 8
     weight.view(groups).mul_(factors)
     return weight
+
+
+def _rounded(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return factors in `dtype`, subnormal ones rounded up: rounded down, `top` of them would not reach the weight.
+
+    float16 has subnormal factors for every group below 0.0077.
+    """
+    limits = torch.finfo(dtype)
+    half_a_step = limits.smallest_normal * limits.eps / 2
+    return torch.where((scales > 0) & (scales < limits.smallest_normal), scales + half_a_step, scales).to(dtype)
 
 
 def _in_pairs(levels: Tensor) -> Tensor:

@@ -122,8 +122,16 @@ def test_tensors_that_are_no_packed_weight_are_refused():
             layer(draw(3, 8), packed.int(), scales)
         with pytest.raises(ShapeError, match="factors"):
             layer(draw(3, 8), packed, scales[:5])
+        for factors in (scales.repeat(1, 2)[:, :3], scales[:, :0], scales[0, 0]):
+            with pytest.raises(ShapeError, match="equally wide"):
+                layer(draw(3, 8), packed, factors)
         with pytest.raises(ShapeError, match="equally wide"):
-            layer(draw(3, 8), packed, scales.repeat(1, 2)[:, :3])
+            layer(draw(3, 8), packed[0, 0], scales)
+        for dtype in (torch.int32, torch.bool, torch.float8_e4m3fn):
+            with pytest.raises(DTypeError, match="convert the input"):
+                layer(draw(3, 8).to(dtype), packed, scales)
+            with pytest.raises(DTypeError, match="convert the input"):
+                layer(*(x.to("meta") for x in (draw(3, 8).to(dtype), packed, scales)))
         with pytest.raises(ArgumentError, match="relu, gelu, silu"):
             layer(draw(3, 8), packed, scales, None, "tanh")
 

@@ -21,7 +21,7 @@ from gemmery.torch import batching
 from gemmery.torch.eager import multiply
 from gemmery.torch.gradients import Formula, before_activation, rows
 from gemmery.torch.operators import define, layer, linear
-from gemmery.torch.quantization import dequantize
+from gemmery.torch.quantization import check_input, dequantize
 
 BITS = {torch.int8: 8, torch.uint8: 4}  # of an element, by the type of the packed tensor
 _PART = 1 << 20  # bytes of the weight that are computed at a time
@@ -40,9 +40,9 @@ def weight_format(packed: Any, scales: Any) -> tuple[int, Any]:
             "two columns a byte, and factors are floating-point numbers, as gemmery.torch.quantize returns them"
         )
     bits = BITS[packed.dtype]
-    columns = packed.shape[-1] * 8 // bits
-    groups = scales.shape[-1]
-    if packed.ndim != 2 or scales.ndim != 2 or packed.shape[0] != scales.shape[0] or (groups and columns % groups):
+    matrices = packed.ndim == scales.ndim == 2 and packed.shape[0] == scales.shape[0]
+    columns, groups = (packed.shape[-1] * 8 // bits, scales.shape[-1]) if matrices else (0, 0)
+    if not matrices or (columns % groups if groups else columns):
         raise ShapeError(
             f"packed has shape {tuple(packed.shape)} and scales {tuple(scales.shape)}: pass n rows of {8 // bits} "
             "columns an element, and n rows of factors, one for each group of columns, all groups equally wide"
@@ -128,7 +128,7 @@ def quantized_layer(
             return result
     part = max(1, _PART // max(1, k * input.element_size()))
     few = input.numel() <= _FEW * k and input.shape[-1:] == (k,) and (bias is None or bias.shape == (n,))
-    if input.is_cuda or not few or n <= part or precision is not None:
+    if not input.is_cpu or not few or n <= part or precision is not None:
         return layer(input, unpacked(packed, scales, input.dtype), bias, activation, precision)
     result = input.new_empty((*input.shape[:-1], n))
     for start in range(0, n, part):
@@ -147,6 +147,7 @@ def _fake(
     precision: str | None = None,
 ) -> Any:
     bits, _ = weight_format(packed, scales)
+    check_input(input.dtype)
     weight = input.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
     return linear(input, weight, bias, activation, precision)
 

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -189,6 +189,34 @@ def test_a_format_that_a_layer_cannot_have_is_refused():
         QuantizedLinear(K, N, bits=5)
     with pytest.raises(ShapeError, match="does not divide the 64 columns"):
         QuantizedLinear(K, N, bits=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"activation": "tanh"}, ArgumentError, "relu, gelu, silu"),
+        ({"activation": nn.ReLU()}, ArgumentError, "relu, gelu, silu"),
+        ({"precision": "bf16"}, ArgumentError, "precision='bf16'"),
+    ],
+)
+def test_options_that_no_layer_has_are_refused_at_once(options, error, words):
+    for build in (Linear, lambda *sizes, **options: QuantizedLinear(*sizes, bits=8, group=16, **options)):
+        with pytest.raises(error, match=words):
+            build(K, N, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "error", "words"),
+    [
+        ((-1, N), None, ArgumentError, "in_features=-1"),
+        ((K, 2.5), None, ArgumentError, r"out_features=2\.5"),
+        ((K, N), torch.complex64, DTypeError, r"dtype=torch\.complex64"),
+        ((K, N), torch.float8_e5m2, DTypeError, r"dtype=torch\.float8_e5m2"),
+    ],
+)
+def test_sizes_and_types_that_no_quantised_layer_has_are_refused(sizes, dtype, error, words):
+    with pytest.raises(error, match=words):
+        QuantizedLinear(*sizes, dtype=dtype, bits=8, group=1)
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])

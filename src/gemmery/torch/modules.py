@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gemmery.api.options import check_activation
+from gemmery.errors import ArgumentError, brief
 from gemmery.torch.functions import linear, quantized_linear
-from gemmery.torch.quantization import dequantize, quantize
+from gemmery.torch.quantization import check_factors, dequantize, quantize
 
 if TYPE_CHECKING:
     from gemmery.api.types import Activation, Precision
@@ -29,7 +31,7 @@ class Linear(nn.Linear):
     float32 operands to 10 bits of fraction. Autograd computes both gradients by gemmery too, and torch.compile keeps
     the layer in its graph.
 
-    Raises the errors of `gemmery.matmul` when it is called.
+    Raises ArgumentError for another `activation` or `precision`, and the errors of `gemmery.matmul` when it is called.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Linear(nn.Linear):
         activation: Activation | None = None,
         precision: Precision | None = None,
     ) -> None:
+        _check_options(activation, precision)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation: Activation | None = activation
         self.precision: Precision | None = precision
@@ -71,7 +74,8 @@ class QuantizedLinear(nn.Module):
 
     The layer is for inference: the input and the bias have gradients, the weight has none.
 
-    Raises ArgumentError for `bits` other than 8 or 4, ShapeError for a `group` that does not divide `in_features`.
+    Raises ArgumentError for `bits` other than 8 or 4 and for sizes and options that no layer has, ShapeError for a
+    `group` that does not divide `in_features`, DTypeError for a `dtype` that factors cannot have.
     """
 
     bias: Tensor | None
@@ -91,6 +95,14 @@ class QuantizedLinear(nn.Module):
         activation: Activation | None = None,
         precision: Precision | None = None,
     ) -> None:
+        _check_options(activation, precision)
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if not isinstance(size, int) or size < 0:
+                raise ArgumentError(
+                    f"{name}={brief(size)}: a layer has a whole number of features, 0 or more; pass one"
+                )
+        if dtype is not None:
+            check_factors(dtype)
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.activation: Activation | None = activation
@@ -168,6 +180,14 @@ def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> Precision | None:
     """The layer's precision where it means something: for float32 on a GPU, outside autocast."""
     applies = x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
     return layer.precision if applies else None
+
+
+def _check_options(activation: Any, precision: Any) -> None:
+    """Raise ArgumentError unless a layer can have these options."""
+    if activation is not None:
+        check_activation(activation, "f32")
+    if precision not in (None, "tf32"):
+        raise ArgumentError(f"precision={brief(precision)}: pass 'tf32', or None for the precision of the weights")
 
 
 def _options(layer: Linear | QuantizedLinear) -> str:

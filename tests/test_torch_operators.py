@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import gemmery as gm  # noqa: E402
 import gemmery.torch  # noqa: E402
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError  # noqa: E402
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, ShapeError  # noqa: E402
 
 functional = torch.nn.functional
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -236,6 +237,64 @@ def test_errors_of_the_library_pass():
         torch.ops.gemmery.matmul(torch.empty(2, 3, 4, device="meta"), torch.empty(3, 4, 4, device="meta"))
     with pytest.raises(ArgumentError, match="CUDA device only"):
         gemmery.torch.matmul(x, x.T, precision="tf32")
+
+
+@pytest.mark.parametrize("value", [None, 2, "x", [[1.0]], np.ones((4, 4))])
+def test_an_argument_that_is_no_tensor_is_named(value):
+    x, packed = draw(4, 4), gemmery.torch.quantize(draw(4, 4), 8, 4)
+    calls = {
+        "matmul": (x, x),
+        "linear": (x, x, draw(4)),
+        "quantized_linear": (x, *packed, draw(4)),
+        "grouped_mm": (x, x[None], torch.tensor([4])),
+    }
+    for function, arguments in calls.items():
+        for position in range(len(arguments) - (value is None and "linear" in function)):
+            inputs = [*arguments[:position], value, *arguments[position + 1 :]]
+            with pytest.raises(ArgumentError, match=rf"\w+ is .*, and gemmery\.torch\.{function} takes tensors"):
+                getattr(gemmery.torch, function)(*inputs)
+
+
+def test_objects_in_the_place_of_tensors_are_passed_on():
+    traced = torch.fx.symbolic_trace(lambda a, b: gemmery.torch.matmul(a, b).mT)
+    assert close(traced(draw(3, 4), draw(4, 5)), (draw(3, 4) @ draw(4, 5)).T, 4)
+
+
+def test_two_types_of_float8_are_refused_with_a_way_out():
+    a, b = draw(3, 4).to(torch.float8_e4m3fn), draw(4, 5).to(torch.float8_e5m2)
+    with pytest.raises(DTypeError, match=r"convert both to torch\.float16"):
+        gemmery.torch.matmul(a, b)
+    with pytest.raises(DTypeError, match="the type of the other") as error:
+        gemmery.torch.matmul(a, b.half())
+    assert "gemmery.matmul" not in str(error.value)  # which refuses them too
+
+
+def test_transforms_refuse_what_the_function_refuses():
+    x, weights = draw(3, 4), draw(2, 5, 4)
+    each = torch.func.vmap(gemmery.torch.linear, (None, 0, None, None))
+    moved = lambda *rest: torch.func.jvp(lambda x: gemmery.torch.linear(x, *rest), (x,), (x,))  # noqa: E731
+    for refused in (lambda: each(x, weights, None, "tanh"), lambda: moved(weights[0], None, "tanh")):
+        with pytest.raises(ArgumentError, match="relu, gelu, silu"):
+            refused()
+    for refused in (lambda: each(x, weights[None], None, None), lambda: moved(weights)):
+        with pytest.raises(ShapeError, match=r"\(out_features, in_features\)"):
+            refused()
+
+
+def test_tensors_without_memory_give_one():
+    x, weight, bias = draw(2, 3, 4).to("meta"), draw(5, 4).to("meta").requires_grad_(), draw(5).to("meta")
+    packed, offs = gemmery.torch.quantize(weight, 8, 4), torch.tensor([1, 3]).to("meta")
+    for result in (
+        gemmery.torch.linear(x, weight, bias, "gelu"),
+        gemmery.torch.matmul(x, weight.T),
+        gemmery.torch.quantized_linear(x, *packed, bias),
+        gemmery.torch.grouped_mm(x[0], weight.T.expand(2, 4, 5), offs)[None].expand(2, 3, 5),
+    ):
+        assert (result.shape, result.device.type, result.dtype) == ((2, 3, 5), "meta", x.dtype)
+    gemmery.torch.linear(x, weight, bias).sum().backward()
+    assert weight.grad.shape == weight.shape
+    with pytest.raises(DeviceError, match="has no memory"):
+        gemmery.torch.linear(x, draw(5, 4))
 
 
 def test_the_example_of_the_document_runs():

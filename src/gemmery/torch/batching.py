@@ -7,7 +7,28 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from gemmery.api.options import check_activation
+from gemmery.errors import ShapeError
+
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+
+
+def activated(x: Any, activation: Any) -> Any:
+    """Return activation(x), or x where there is none. Raises ArgumentError for an unknown one."""
+    if activation is None:
+        return x
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        check_activation(activation, "f32")  # raises
+    return ACTIVATIONS[activation](x)
+
+
+def check_weight(shape: Any) -> None:
+    """Raise ShapeError unless the weight of a linear layer is a matrix."""
+    if len(shape) != 2:
+        raise ShapeError(
+            f"weight has shape {tuple(shape)}; a linear layer's is (out_features, in_features): use "
+            "gemmery.torch.matmul for batches of matrices"
+        )
 
 
 def matmul(info: Any, dims: tuple[Any, ...], a: Any, b: Any, precision: str | None = None) -> tuple[Any, int]:
@@ -54,10 +75,11 @@ def linear(
         return torch.ops.gemmery.linear(input.movedim(of_input, 0), weight, bias, activation, precision), 0
     if of_weight is not None:
         weight, of_weight = weight.movedim(of_weight, 0), 0
+        check_weight(weight.shape[1:])
     result = matmul(info, (of_input, of_weight), input, weight.mT, precision)[0]
     if of_bias is not None:
         batched = of_input is not None or of_weight is not None
         bias = _aligned(bias.movedim(of_bias, 0), 0, bias.ndim - 1, result.ndim - batched)
     if bias is not None:
         result = result + bias
-    return result if activation is None else ACTIVATIONS[activation](result), 0
+    return activated(result, activation), 0

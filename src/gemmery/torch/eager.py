@@ -13,7 +13,7 @@ from torch import _C  # type: ignore[attr-defined,unused-ignore]
 from torch.autograd import forward_ad
 
 from gemmery import api
-from gemmery.errors import LayoutError
+from gemmery.errors import DeviceError, LayoutError
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may define their own arithmetic
 
@@ -43,5 +43,5 @@ def multiply(a: Any, b: Any, precision: str | None = None) -> Any:
     product: Any = api.matmul  # an attribute that the first product replaces
     try:
         return product(a, b) if precision is None else product(a, b, precision=precision)
-    except LayoutError:  # such as of the batches of torch.autograd.grad(is_grads_batched=True)
+    except (LayoutError, DeviceError):  # batches of torch.autograd.grad(is_grads_batched=True); tensors without memory
         return torch.ops.gemmery.matmul(a, b, precision)

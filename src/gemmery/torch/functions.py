@@ -8,11 +8,23 @@ from typing import Any, Literal
 import torch
 from torch.autograd.function import _SingleLevelFunction
 
+from gemmery.errors import ArgumentError, brief
 from gemmery.torch import grouping, operators, packed_weights
 from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.gradients import LINEAR, MATMUL, Formula
 from gemmery.torch.quantization import dequantize
+
+
+def check_tensors(function: str, **arguments: Any) -> None:
+    """Raise ArgumentError unless arguments are tensors, or objects that take the place of one; a bias may be None."""
+    for name, x in arguments.items():
+        if hasattr(type(x), "__torch_function__") or (name == "bias" and x is None):
+            continue
+        raise ArgumentError(
+            f"{name} is {brief(x)} ({type(x).__name__}), and gemmery.torch.{function} takes tensors: pass one, for "
+            f"example torch.as_tensor({name})"
+        )
 
 
 def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any]:
@@ -58,7 +70,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, precision: Literal["tf32"] | Non
 
     Raises the errors of `gemmery.matmul`, and DTypeError for two element types.
     """
-    if is_compiling() or type(a) not in PLAIN or type(b) not in PLAIN or watched():
+    plain = type(a) in PLAIN and type(b) in PLAIN
+    if not plain:
+        check_tensors("matmul", a=a, b=b)
+    if is_compiling() or not plain or watched():
         result: torch.Tensor = operators.matmul(a, b, precision)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         result = _recorded_product(a, b, precision)
@@ -93,6 +108,9 @@ def linear(
     Raises the errors of `gemmery.matmul`, DTypeError for two element types, and ShapeError for a weight that is not a
     matrix.
     """
+    plain = type(input) in PLAIN and type(weight) in PLAIN and (bias is None or type(bias) in PLAIN)
+    if not plain:
+        check_tensors("linear", input=input, weight=weight, bias=bias)
     records = torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
@@ -100,7 +118,6 @@ def linear(
         before = linear(input, weight, bias, None, precision=precision)
         activated: torch.Tensor = ACTIVATIONS[activation](before)
         return activated
-    plain = type(input) in PLAIN and type(weight) in PLAIN and (bias is None or type(bias) in PLAIN)
     if is_compiling() or not plain or watched():
         result: torch.Tensor = operators.linear(input, weight, bias, activation, precision)
     elif records:
@@ -140,13 +157,15 @@ def quantized_linear(
 
     Raises the errors of `gemmery.matmul`, DTypeError and ShapeError for tensors that are no packed weight.
     """
+    plain = {type(input), type(packed), type(scales)} <= PLAIN and (bias is None or type(bias) in PLAIN)
+    if not plain:
+        check_tensors("quantized_linear", input=input, packed=packed, scales=scales, bias=bias)
     needs_grad = input.requires_grad or scales.requires_grad or (bias is not None and bias.requires_grad)
     records = torch.is_grad_enabled() and needs_grad
     if records and activation in ("gelu", "silu"):
         before = quantized_linear(input, packed, scales, bias, None, precision=precision)
         activated: torch.Tensor = ACTIVATIONS[activation](before)
         return activated
-    plain = {type(input), type(packed), type(scales)} <= PLAIN and (bias is None or type(bias) in PLAIN)
     if is_compiling() and input.is_cuda and not torch.is_autocast_enabled("cuda"):
         bits, group = packed_weights.weight_format(packed, scales)
         if not packed_weights.reads_packed(input, scales, bits, group):
@@ -183,6 +202,8 @@ def grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Te
     Raises the errors of `gemmery.grouped_matmul`, and DTypeError for two element types.
     """
     plain = type(a) in PLAIN and type(b) in PLAIN and type(offs) in PLAIN
+    if not plain:
+        check_tensors("grouped_mm", a=a, b=b, offs=offs)
     if is_compiling() or not plain or watched():
         result: torch.Tensor = grouping.grouped_mm(a, b, offs)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):

@@ -12,18 +12,23 @@ from gemmery.api.grouped import grouped_matmul
 from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, ShapeError
 from gemmery.torch.gradients import Formula
-from gemmery.torch.operators import check_types, define, result_type
+from gemmery.torch.operators import check_types, define, result_type, without_memory
 from gemmery.torch.tangents import bilinear
 
 
 def products(a: Any, b: Any, offs: Any) -> Any:
     """Return each group's rows of a times the group's matrix of b, for tensors with memory."""
-    check_types(a, b)
-    return grouped_matmul(a, b, offsets=offs)
+    check_types(a, b, "gemmery.grouped_matmul")
+    try:
+        return grouped_matmul(a, b, offsets=offs)
+    except DeviceError:
+        if without_memory(a, b, offs):
+            return _fake_products(a, b, offs)
+        raise
 
 
 def _fake_products(a: Any, b: Any, offs: Any) -> Any:
-    check_types(a, b)
+    check_types(a, b, "gemmery.grouped_matmul")
     if a.ndim != 2 or b.ndim != 3:
         raise ShapeError(
             f"grouped_mm multiplies a of shape (rows, k) by b of shape (groups, k, n) (got {tuple(a.shape)} and "

@@ -14,8 +14,9 @@ import torch
 
 from gemmery import api
 from gemmery.arrange import result_shape
-from gemmery.errors import DTypeError, ShapeError
+from gemmery.errors import DeviceError, DTypeError
 from gemmery.torch import autocast, batching, gradients, recording
+from gemmery.torch.batching import check_weight
 from gemmery.torch.gradients import Formula
 
 _torch: Any = torch  # parts of PyTorch have no types
@@ -48,29 +49,40 @@ def define(
     return getattr(torch.ops.gemmery, name).default
 
 
-def check_types(a: Any, b: Any) -> None:
-    """Raise DTypeError unless both operands have the same element type, as PyTorch's products need."""
-    if a.dtype is not b.dtype:
-        raise DTypeError(
-            f"the operands are {a.dtype} and {b.dtype}, and an operator multiplies one element type: convert one of "
-            "them, or call gemmery.matmul, which promotes them but records no gradients"
-        )
+def check_types(a: Any, b: Any, promoting: str = "gemmery.matmul") -> None:
+    """Raise DTypeError unless both operands have the same element type, as PyTorch's products need.
+
+    `promoting` is the function that multiplies different types, other than float8.
+    """
+    if a.dtype is b.dtype:
+        return
+    eight = [x.dtype in EIGHT_BIT_FLOATS for x in (a, b)]
+    if all(eight):
+        instead = "convert both to torch.float16, which holds every value of float8"
+    elif any(eight):
+        instead = "convert the float8 one to the type of the other, or both to float32"
+    else:
+        instead = f"convert one of them, or call {promoting}, which promotes them but records no gradients"
+    raise DTypeError(
+        f"the operands are {a.dtype} and {b.dtype}, and an operator multiplies one element type: {instead}"
+    )
 
 
-def check_weight(weight: Any) -> None:
-    """Raise ShapeError unless the weight of a linear layer is a matrix."""
-    if weight.ndim != 2:
-        raise ShapeError(
-            f"weight has shape {tuple(weight.shape)}; a linear layer's is (out_features, in_features): use "
-            "gemmery.torch.matmul for batches of matrices"
-        )
+def without_memory(*tensors: Any) -> bool:
+    """Return True for tensors on the device meta, whose results have a shape and a type but no numbers."""
+    return all(x is None or x.is_meta for x in tensors)
 
 
 def product(a: Any, b: Any, precision: str | None = None) -> Any:
     """Return a @ b for tensors with memory."""
     check_types(a, b)
     multiply: Any = api.matmul  # an attribute that the first product replaces
-    return multiply(a, b) if precision is None else multiply(a, b, precision=precision)
+    try:
+        return multiply(a, b) if precision is None else multiply(a, b, precision=precision)
+    except DeviceError:
+        if without_memory(a, b):
+            return _fake_matmul(a, b)
+        raise
 
 
 def layer(
@@ -82,9 +94,14 @@ def layer(
 ) -> Any:
     """Return activation(input @ weight.T + bias) for tensors with memory."""
     check_types(input, weight)
-    check_weight(weight)
+    check_weight(weight.shape)
     multiply: Any = api.matmul
-    return multiply(input, weight.t(), bias=bias, activation=activation, precision=precision)
+    try:
+        return multiply(input, weight.t(), bias=bias, activation=activation, precision=precision)
+    except DeviceError:
+        if without_memory(input, weight, bias):
+            return _fake_linear(input, weight)
+        raise
 
 
 def result_type(a: Any) -> Any:
@@ -114,7 +131,7 @@ def _fake_linear(
     precision: str | None = None,
 ) -> Any:
     check_types(input, weight)
-    check_weight(weight)
+    check_weight(weight.shape)
     shape = _symbolic_shape(input.shape, weight.t().shape)
     return input.new_empty(shape, dtype=result_type(input))
 

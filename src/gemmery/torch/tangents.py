@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from gemmery.torch.batching import ACTIVATIONS
+from gemmery.torch.batching import activated, check_weight
 
 Forward = Callable[[Any, tuple[Any, ...]], Any]  # (operator, its inputs, of which some have a tangent) -> the result
 
@@ -34,6 +34,7 @@ def bilinear(operator: Any, inputs: tuple[Any, ...]) -> Any:
 def layer(operator: Any, inputs: tuple[Any, ...]) -> Any:
     """Return the result of `gemmery::linear`."""
     x, weight, bias, activation, precision = (*inputs, None, None, None)[:5]
+    check_weight(weight.shape)
     result = torch.ops.gemmery.matmul(x, weight.mT, precision)
     result = result if bias is None else result + bias
-    return result if activation is None else ACTIVATIONS[activation](result)
+    return activated(result, activation)

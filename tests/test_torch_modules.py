@@ -162,12 +162,34 @@ def test_a_plain_checkpoint_is_quantised_from_its_own_type(bits):
 
 
 def test_a_checkpoint_of_another_size_or_format_is_refused():
-    with pytest.raises(RuntimeError, match=r"size mismatch for weight: .*\(24, 32\)"):
+    with pytest.raises(RuntimeError, match=r"weight: size mismatch: .*\(24, 32\)"):
         layers(8)[1].load_state_dict({"weight": torch.ones(24, 32), "bias": torch.ones(24)})
     with pytest.raises(RuntimeError, match="size mismatch for packed"):
         layers(8)[1].load_state_dict(layers(4)[1].state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         layers(8)[1].load_state_dict({"bias": torch.ones(24)})
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (torch.ones(N, K).int(), r"0\.weight: weight is torch\.int32"),
+        (torch.ones(N, K).to_sparse(), r"0\.weight: .*to_dense"),
+        (torch.ones(N, K, device="meta"), r"0\.weight: .*without memory"),
+        (None, r"0\.weight: weight is None, and no tensor"),
+    ],
+)
+def test_a_checkpoint_without_a_weight_to_quantise_is_refused_by_name(weight, words):
+    model = nn.Sequential(layers(8)[1])
+    before = model(random(5, K))
+    with pytest.raises(RuntimeError, match=words):
+        model.load_state_dict({"0.weight": weight, "0.bias": model[0].bias})
+    assert torch.equal(model(random(5, K)), before)
+
+
+def test_the_weight_of_a_quantised_layer_cannot_be_tied():
+    with pytest.raises(ArgumentError, match="load_state_dict"):
+        layers(8)[1].weight = nn.Embedding(N, K).weight
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gemmery.api.options import check_activation
-from gemmery.errors import ArgumentError, brief
+from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
 from gemmery.torch.functions import linear, quantized_linear
 from gemmery.torch.quantization import check_factors, dequantize, quantize
 
@@ -96,11 +96,8 @@ class QuantizedLinear(nn.Module):
         precision: Precision | None = None,
     ) -> None:
         _check_options(activation, precision)
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(size, int) or size < 0:
-                raise ArgumentError(
-                    f"{name}={brief(size)}: a layer has a whole number of features, 0 or more; pass one"
-                )
+        _check_size("in_features", in_features)
+        _check_size("out_features", out_features)
         if dtype is not None:
             check_factors(dtype)
         super().__init__()
@@ -145,18 +142,36 @@ class QuantizedLinear(nn.Module):
         """Quantise the weight of a plain checkpoint before nn.Module looks for the packed one."""
         packed, scales, plain = f"{prefix}packed", f"{prefix}scales", f"{prefix}weight"
         if plain in state_dict and packed not in state_dict:
-            weight, shape = state_dict.pop(plain), (self.out_features, self.in_features)  # of nn.Module's own copy
-            if tuple(weight.shape) == shape:
-                here = weight if self.packed.is_meta else weight.to(self.packed.device)
-                state_dict[packed], state_dict[scales] = quantize(here, self.bits, self.group, self.scales.dtype)
-            else:
-                error_msgs.append(
-                    f"size mismatch for {plain}: the checkpoint has {tuple(weight.shape)}, the layer {shape}"
-                )
+            weight = state_dict.pop(plain)  # of nn.Module's own copy
+            try:
+                state_dict[packed], state_dict[scales] = self._quantized(weight)
+            except GemmeryError as error:
+                error_msgs.append(f"{plain}: {error}")
                 state_dict[packed], state_dict[scales] = self.packed, self.scales
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+    def _quantized(self, weight: Any) -> tuple[Tensor, Tensor]:
+        """Return another weight in the format of this one. Raises GemmeryError if the layer cannot have it."""
+        shape = (self.out_features, self.in_features)
+        if isinstance(weight, Tensor):
+            if tuple(weight.shape) != shape:
+                raise ShapeError(f"size mismatch: the checkpoint has {tuple(weight.shape)}, the layer {shape}")
+            if weight.is_meta and not self.packed.is_meta:
+                raise DeviceError("the checkpoint's weight is on the device meta, without memory: load it to another")
+            if not self.packed.is_meta:
+                weight = weight.to(self.packed.device)
+        return quantize(weight, self.bits, self.group, self.scales.dtype)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raises ArgumentError for `weight`, which is computed."""
+        if name == "weight":
+            raise ArgumentError(
+                "the weight of a QuantizedLinear is computed from packed and scales, and cannot be set or tied: call "
+                "load_state_dict({'weight': w}, strict=False) to quantise another"
+            )
+        super().__setattr__(name, value)
 
 
 def become_linear(layer: Any, precision: Precision | None) -> None:
@@ -180,6 +195,12 @@ def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> Precision | None:
     """The layer's precision where it means something: for float32 on a GPU, outside autocast."""
     applies = x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
     return layer.precision if applies else None
+
+
+def _check_size(name: str, size: Any) -> None:
+    """Raise ArgumentError unless a layer can have so many features."""
+    if not isinstance(size, int) or size < 0:
+        raise ArgumentError(f"{name}={brief(size)}: a layer has a whole number of features, 0 or more; pass one")
 
 
 def _check_options(activation: Any, precision: Any) -> None:

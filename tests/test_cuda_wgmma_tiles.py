@@ -43,6 +43,13 @@ def test_pieces_of_c_that_overlap(bm, bn):
     assert run(EPILOGUE, *matrices((300, 310, 72), "f16", layouts=BY_K), config=tile(bm, bn, 2))
 
 
+@pytest.mark.parametrize(("b", "shape", "stages"), [("col", (300, 712, 456), 2), ("row", (264, 654, 400), 2)])
+def test_some_pieces_leave_at_once_and_others_during_the_next_tile(b, shape, stages):
+    """Of ten pieces, there are registers for six; with a C that a tensor map describes and one without."""
+    config = {**tile(256, 160, stages, 1, 2), "blocks": 2}
+    assert run(EPILOGUE, *matrices(shape, "bf16", layouts=("row", b, "row")), config=config)
+
+
 @pytest.mark.parametrize("bn", [112, 144])
 def test_pieces_that_overlap_read_c_before_they_write_it(bn):
     a, b, c = matrices((130, 300, 72), "bf16", filled=True)

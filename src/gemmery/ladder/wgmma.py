@@ -230,9 +230,9 @@ def _overlapped(problem: Problem, bm: int, bn: int) -> bool:
     return dtypes.get(problem.out).size == 2 and bm * bn <= _OVERLAPPED
 
 
-def staging_bytes(bm: int) -> int:
-    """Return the bytes of all warps' pieces in shared memory: two of 16 rows of 128 bytes each, at most."""
-    return min(bm // 64, 2) * 4 * 2 * 16 * _ROW
+def staging_bytes(problem: Problem, bm: int, bn: int) -> int:
+    """Return the bytes of all warps' pieces in shared memory: two each, of 16 rows."""
+    return consumers(problem, bm) * 4 * 2 * 16 * piece_box(problem, bm, bn).swizzle
 
 
 def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
@@ -240,9 +240,10 @@ def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
 
     Sums of 32 bits get four buffers for each warp where they have room, the TURNS_OF of staged.cuh.
     """
-    shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
-    has_room = dtypes.get(problem.out).size == 4 and shared + staging_bytes(bm) <= _SHARED
-    return shared + staging_bytes(bm) * has_room
+    staging = staging_bytes(problem, bm, bn)
+    shared = ring_bytes(problem, bm, bn, stages) + staging + 16 * stages
+    has_room = dtypes.get(problem.out).size == 4 and shared + staging <= _SHARED
+    return shared + staging * has_room
 
 
 def clusters(blocks: int, cluster: int) -> int:

@@ -41,7 +41,7 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiles),
         (max(1, min(most_tiles(problem, bn), config["blocks"])), 1, 1),
         (384, 1, 1),
-        shared=wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(_BM) + 16 * stages,
+        shared=wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(problem, _BM, bn) + 16 * stages,
         needs=90,
         instructions="wgmma and tensor copies",
         alone=True,

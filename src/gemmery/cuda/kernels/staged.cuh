@@ -19,9 +19,9 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   using Part = typename Select<PACKED, unsigned, Out>::type;
   static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
 
-  // Pieces, the last ones, that stay while the next tile is multiplied: all if packed, of 32 bits as many as fit.
-  static constexpr int FITTING = SUMS < 192 ? (192 - SUMS) / EACH : 0;
-  static constexpr int STAYING = PACKED ? (OVERLAPPED ? COUNT : 0) : FITTING < COUNT ? FITTING : COUNT;
+  // Pieces, the last ones, that stay while the next tile is multiplied: as many as fit beside its sums.
+  static constexpr int ROOM = PACKED ? 208 : 192, FITTING = SUMS < 192 ? (ROOM - SUMS) / EACH : 0;
+  static constexpr int STAYING = OVERLAPPED || FITTING > COUNT ? COUNT : FITTING;
   static constexpr int LEAVING = COUNT - STAYING;
   static constexpr int STEPS = STAYING > 1 ? STAYING : 1;  // that a tile has at least: one piece is stored in each
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   Where before = {};
   bool pending = false;
   // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
-  constexpr bool AHEAD = Tiles::BM != 192;
+  constexpr bool AHEAD = Tiles::BM != 192 && (!P::PACKED || P::STAYING % P::COUNT == 0);
   while (order.more()) {
     Where at = {};
     if (AHEAD) at = place();

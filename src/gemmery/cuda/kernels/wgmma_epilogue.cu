@@ -29,6 +29,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
   bool pending = false;
+  // Whether the last step has 32 bytes of k at most, one product.
+  const bool brief = unsigned(p.product.k * int(sizeof(T)) % 128 - 1) < 32 && steps > P::STEPS;
   // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
   constexpr bool AHEAD = Tiles::BM != 192 && (!P::PACKED || P::STAYING % P::COUNT == 0);
   while (order.more()) {
@@ -47,8 +49,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       consumer.next_stage();
     }
 #pragma unroll 1
-    for (int step = P::STEPS; step < steps; ++step) {
+    for (int step = P::STEPS; step < steps - brief; ++step) {
       consumer.multiply_stage(false);
+      consumer.next_stage();
+    }
+    if (brief) {
+      consumer.template multiply_stage<1>(false);
       consumer.next_stage();
     }
     consumer.finish();

@@ -101,13 +101,13 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
     }
   }
 
-  // The first of the stage's products are a group of their own: while they are under way, those of the stage before
-  // end, and it is handed back early.
-  __device__ __forceinline__ void multiply_stage(bool begins) {
+  // The first of the stage's products is a group of its own: while it is under way, those of the stage before end, and
+  // it is handed back early. PARTS is less where the rest of the stage is zeros.
+  template <int PARTS = Tiles::PRODUCTS> __device__ __forceinline__ void multiply_stage(bool begins) {
     ptx::mbarrier_try_wait_parity(full + 8 * now.stage, now.parity);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < Tiles::PRODUCTS; ++part) {
+    for (int part = 0; part < PARTS; ++part) {
       this->multiply(now.stage, part, !(begins && part == 0));
       if (part == 0) {
         ptx::wgmma_commit_group();
@@ -117,7 +117,7 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
         }
       }
     }
-    ptx::wgmma_commit_group();
+    if (PARTS > 1) ptx::wgmma_commit_group();
   }
 
   __device__ __forceinline__ void next_stage() {

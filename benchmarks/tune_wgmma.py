@@ -53,13 +53,13 @@ LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT
 SPEEDS = {  # percent of the fastest while operands come in time, as in `hopper`, by rows and columns of a tile
     128: {32: 88, 64: 79, 96: 76, 112: 90, 128: 93, 144: 92, 160: 92, 192: 94, 224: 98, 256: 100},
     192: {128: 90, 192: 98},
-    256: {128: 97, 160: 89, 192: 100},
+    256: {128: 97, 160: 100, 192: 100},
     64: {32: 88, 64: 80, 96: 80, 128: 80, 160: 80, 192: 80, 224: 80, 256: 80},
 }
 TILES = tuple((bm, bn) for bm, row in SPEEDS.items() for bn in row)
-CLUSTERS = ((1, 1), (2, 1))
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
 SHARED = 227 << 10  # bytes of a block
-STAGING = 32 << 10  # of it for finished parts of C
+STAGING = 32 << 10  # of it for finished parts of C, half for those of a tile too large to stay packed
 MOST_STAGES = 8
 SPLITS = (1, 2, 4, 8)
 WHOLE, SPLIT, REORDERED = 14, 6, 2  # configurations timed for a product: k whole, k split, in other orders of the tiles
@@ -171,7 +171,8 @@ def tiles(problem: Problem) -> Iterator[Instance]:
         yield from hopper.INSTANCES
         return
     for (bm, bn), (cm, cn) in product(TILES, CLUSTERS):
-        most = min((SHARED - STAGING) // ((bm + bn) * hopper.ROW), MOST_STAGES)
+        staging = STAGING // 2 if bm * bn > hopper.WHOLE_TILE else STAGING
+        most = min((SHARED - staging) // ((bm + bn) * hopper.ROW), MOST_STAGES)
         yield Instance(bm, bn, most, cm, cn, SPEEDS[bm][bn] - 2 * (cm * cn > 1))
 
 

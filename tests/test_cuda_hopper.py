@@ -27,7 +27,7 @@ def instance(config):
 def test_every_shape_runs_one_of_few_instances(dtype, out, b):
     problems = [product(m, n, k, dtype, out, b=b) for m, n, k in itertools.product(SIDES, SIDES, (0, 64, 4096))]
     configs = [hopper.chosen(problem, H200) for problem in problems]
-    assert len({instance(config) for config in configs}) <= len(hopper.INSTANCES) <= 20
+    assert len({instance(config) for config in configs}) <= 20
     for config in configs:
         assert tuple(config) == hopper.KEYS
         assert all(value > 0 for key, value in config.items() if key != "blocks")
@@ -119,6 +119,19 @@ def test_the_table_comes_before_the_model(monkeypatch, unknown):
 
 def test_rows_of_an_order_are_not_more_than_there_are():
     assert hopper.order(hopper.INSTANCES[0], rows=3, columns=100, batch=1, sms=132)[0] == 3
+
+
+def test_bands_have_as_many_rows_as_each_other():
+    tile = hopper.Instance(192, 192, 4, 2, 1, 97)
+    assert [hopper.order(tile, rows, 16, 1, 132)[0] for rows in (16, 24, 26)] == [4, 6, 5]  # of clusters of two
+
+
+def test_a_ring_for_wide_boxes_has_fewer_stages():
+    demand = hopper.demand_of(product(5000, 5000, 5000)), hopper.demand_of(product(5000, 5000, 5000, b="row"))
+    deep, shallow = (tile for tile in hopper.INSTANCES if tile[:2] == (256, 160))
+    assert [hopper.has_room(deep, each, H200) for each in demand] == [True, False]
+    assert [hopper.has_room(shallow, each, H200) for each in demand] == [True, True]
+    assert not hopper.has_room(deep, hopper.demand_of(product(5000, 5000, 5000, "bf16", "f32")), H200)
 
 
 def test_what_may_be_split_is_known_without_the_model():

@@ -51,8 +51,9 @@ def test_every_product_has_a_launch(dtype, out):
 def test_every_instance_fits_every_type(tile, dtype, out):
     config = dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True))
     problem = product(4096, 4096, 4096, dtype, out)
-    if (tile.bm == 192 and not plain_halves(problem)) or (tile.bn % 32 and out in ("f32", "i32")):
-        with pytest.raises(RefusedError, match=r"plain products of halves|results of 16 bits"):
+    largest = tile[:3] == (256, 160, 4)
+    if (tile.bm == 192 and not plain_halves(problem)) or ((tile.bn % 32 or largest) and out in ("f32", "i32")):
+        with pytest.raises(RefusedError, match=r"plain products of halves|results of 16 bits|use fewer stages"):
             launch(problem, **config)
         return
     geometry = launch(problem, **config)

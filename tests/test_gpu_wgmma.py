@@ -47,7 +47,8 @@ def test_small_depths(name, out):
 @pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("bf16", "f32"), ("e4m3", "bf16"), ("i8", "i32")])
 def test_tiles_in_many_rounds(config, name, out):
     """Few blocks, so that the ring and the buffers of C go on from tile to tile."""
-    if (config["bm"] == 192 and (name, out) != ("bf16", "bf16")) or (config["bn"] % 32 and out in ("f32", "i32")):
+    narrow = config["bn"] % 32 or (config["bm"], config["bn"], config["stages"]) == (256, 160, 4)
+    if (config["bm"] == 192 and (name, out) != ("bf16", "bf16")) or (narrow and out in ("f32", "i32")):
         pytest.skip("no product of these types has such a tile")
     for shape, blocks in (((1100, 1304, 328), 4), ((700, 1000, 64), 2)):
         config = {**LIBRARY.default, **config, "band": 4, "blocks": blocks}

@@ -37,6 +37,8 @@ class Instance(NamedTuple):
 INSTANCES = (
     Instance(128, 256,    4, 1, 1, 100),
     Instance(256, 192,    3, 1, 1, 100),
+    Instance(256, 160,    4, 1, 2, 100),
+    Instance(256, 160,    3, 1, 2,  98),  # where boxes of B are wider
     Instance(192, 192,    4, 2, 1,  97),
     Instance(128, 224,    4, 1, 1,  98),
     Instance(128, 256,    4, 2, 1,  98),
@@ -47,17 +49,17 @@ INSTANCES = (
     Instance(128, 112,    6, 1, 1,  90),
     Instance(128, 128,    6, 2, 1,  91),
     Instance(128,  96,    6, 1, 1,  76),
-    Instance( 64, 128,    8, 1, 1,  80),
     Instance( 64, 128,    8, 2, 1,  78),
     Instance(128,  64,    8, 1, 1,  79),
     Instance( 64,  96,    8, 2, 1,  78),
     Instance( 64,  64,    8, 1, 1,  80),
     Instance( 64,  64,   12, 1, 1,  80),
+    Instance( 64,  64,   12, 2, 1,  80),
     Instance( 64,  32,    8, 1, 1,  74),
     Instance( 64,  32,   16, 1, 1,  74),
 )
 # fmt: on
-BESIDE_RING = 32768 + 1024  # bytes of shared memory: pieces of C on their way out, and mbarriers
+WHOLE_TILE = 36864  # sums that stay in registers, packed, while the next tile is multiplied
 DEEP = 1024  # k from which a split may pay
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
 SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
@@ -137,10 +139,14 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     return Instance(*winner[:5], 100), winner[5]
 
 
-def takes_boxes(tile: Instance, device: Device) -> bool:
-    """Return True if a tile has room for boxes of 64 columns of B, the last of which may extend beyond it."""
-    ring = tile.stages * (tile.bm + -(-tile.bn // 64) * 64) * ROW
-    return ring + BESIDE_RING <= device.limits.shared
+def has_room(tile: Instance, demand: Demand, device: Device) -> bool:
+    """Return True if shared memory has room for a tile's ring, mbarriers, and pieces of C on their way out.
+
+    Boxes of B that are 64 columns wide may extend beyond the tile.
+    """
+    wide = -(-tile.bn // 64) * 64 if demand.boxed else tile.bn
+    halves = demand.finish < FINISH[4] and tile.bm * tile.bn > WHOLE_TILE
+    return tile.stages * (tile.bm + wide) * ROW + (16384 if halves else 32768) + 1024 <= device.limits.shared
 
 
 def plain_halves(problem: Problem) -> bool:
@@ -158,8 +164,8 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
     whole = [tile for tile in INSTANCES if suits(problem, tile.bm, tile.bn)]
-    boxed = [tile for tile in whole if not demand.boxed or takes_boxes(tile, device)]
-    full = [tile for tile in boxed if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
+    roomy = [tile for tile in whole if has_room(tile, demand, device)]
+    full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
     choices = [(tile, 1) for tile in full or whole]  # a device that has room for none of them refuses the kernel
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
@@ -287,6 +293,7 @@ def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tupl
     """
     tiles, whole = rows * columns * batch, sms - sms % 16
     side = (sms * tile.bn / tile.bm) ** 0.5
-    band = 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
-    band = max(1, min(band, rows) // tile.cm)  # rows of clusters
+    most = 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
+    clusters = max(1, -(-rows // tile.cm))  # on top of each other
+    band = -(-clusters // -(-clusters * tile.cm // most))  # of equal bands: 3000 squared gains 0.7 %
     return band, whole if -(-tiles // whole) == -(-tiles // sms) else 0

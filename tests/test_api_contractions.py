@@ -337,6 +337,7 @@ ONES = np.ones((2, 2))
         ("i1,1k->ik", [ONES] * 2, "'1' in subscripts"),
         ("ij.,jk->ik", [ONES] * 2, r"'\.' in subscripts"),
         ("ij,jk->ik->", [ONES] * 2, "'-' in subscripts"),
+        ("ij,jk=>ik", [ONES] * 2, "'=' in subscripts"),
         ([ONES], [[0, 1]], "pass a string such as 'ij,jk->ik'"),
     ],
 )

@@ -56,6 +56,7 @@ def _check_term(term: str, subscripts: str) -> None:
                 f"{letter!r} in subscripts {brief(subscripts)}: use letters, a comma between the operands, one '...' "
                 "an operand and '->' before the result, as in '...ij,jk->...ik'"
             )
+    for letter in letters:
         if letters.count(letter) > 1:
             raise ArgumentError(
                 f"letter {letter!r} is repeated in {term!r}: that is a diagonal and no product; take it first with "

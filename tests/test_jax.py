@@ -114,6 +114,14 @@ def test_gradients(a, b, name):
         assert (difference <= 64 * unit * np.asarray(size)).all()
 
 
+@pytest.mark.parametrize(("a", "b"), [((3, 0), (0, 2)), ((3, 4), (4, 0)), ((2, 3, 0), (0, 4)), ((0, 3, 4), (4, 2))])
+def test_gradients_of_products_with_a_side_of_zero(a, b):
+    x, y = jnp.ones(a), jnp.ones(b)
+    for z, gradient in zip((x, y), jax.grad(lambda x, y: matmul(x, y).sum(), (0, 1))(x, y), strict=True):
+        assert gradient.shape == z.shape
+        assert not gradient.any()
+
+
 @pytest.mark.parametrize("turned", [0, A_TRANSPOSED, B_TRANSPOSED, A_TRANSPOSED | B_TRANSPOSED])
 def test_gradients_of_products_of_transposed_operands(turned):
     """Those that gradients of gradients need."""
@@ -207,7 +215,15 @@ def test_loops_conditions_and_donated_arrays():
         (lambda x: matmul(x > 0, x.T), None, ""),
         (lambda x: matmul(x > 0, x.T > 0), gm.DTypeError, "bool is not supported.*astype"),
         (lambda x: matmul(x.astype(jnp.float8_e4m3fn), x.T.astype(jnp.float8_e4m3fn)), gm.DTypeError, "float8_e4m3fn"),
-        (lambda x: matmul(x, x.T, preferred_element_type="int32"), gm.DTypeError, "cannot represent every float64"),
+        (
+            lambda x: matmul(x, x.T, preferred_element_type="int32"),
+            gm.DTypeError,
+            "preferred_element_type=int32 cannot represent every float64",
+        ),
+        (lambda x: matmul(x, x.T, preferred_element_type="foo"), gm.DTypeError, "preferred_element_type='foo' is no"),
+        (lambda x: matmul(x, x.T, preferred_element_type=3), gm.DTypeError, "preferred_element_type=3 is no element"),
+        (lambda x: matmul(x, None), gm.ArgumentError, "b is None, and no array"),
+        (lambda x: matmul({}, x), gm.ArgumentError, "a is {}, and no array"),
     ],
 )
 def test_errors_are_raised_when_jax_traces(call, error, words):
@@ -216,6 +232,13 @@ def test_errors_are_raised_when_jax_traces(call, error, words):
         return
     with pytest.raises(error, match=words):
         jax.eval_shape(call, jnp.ones((2, 3)))
+
+
+def test_types_that_jax_does_not_compute_with_are_refused():
+    with jax.enable_x64(False):
+        x = jnp.ones((2, 3))
+        with pytest.raises(gm.DTypeError, match=r"preferred_element_type=float64.*jax_enable_x64"):
+            matmul(x, x.T, preferred_element_type="float64")
 
 
 def test_dimensions_that_are_unknown_when_traced_are_refused():

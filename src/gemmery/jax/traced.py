@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemmery import dtypes
-from gemmery.api.promote import kernel_types, widened
+from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import result_shape
-from gemmery.errors import DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.jax import handler
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
@@ -43,10 +43,10 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
     differentiation (`jvp`, `jacfwd`) is refused by JAX.
 
     Raises ShapeError for shapes that cannot be multiplied and for dimensions unknown when JAX traces, DTypeError for
-    element types that are not supported, and DeviceError on systems other than Linux. They are raised when JAX traces
-    the call, apart from those for element types that only the CPU multiplies.
+    element types that are not supported, ArgumentError for what is no array, and DeviceError on systems other than
+    Linux. They are raised when JAX traces the call, apart from those for element types that only the CPU multiplies.
     """
-    x, y = jnp.asarray(a), jnp.asarray(b)
+    x, y = _array("a", a), _array("b", b)
     for name, z in (("a", x), ("b", y)):
         if not all(isinstance(side, int) for side in z.shape):
             raise ShapeError(f"{name} has the shape {z.shape}: gemmery.jax needs dimensions that are known when traced")
@@ -58,6 +58,14 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
     kind = np.dtype(common) if source == _name(common) else _numpy(source)
     result = _product(rows.astype(kind), columns.astype(kind), 0, out)
     return result.reshape(shape)
+
+
+def _array(name: str, x: Any) -> jax.Array:
+    """Return an operand as an array of JAX. Raises ArgumentError for what is none."""
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} is {brief(x)}, and no array: pass one") from error
 
 
 def _name(dtype: Any) -> str:
@@ -80,9 +88,30 @@ def _types(common: Any, preferred: Any) -> tuple[str, str]:
     name = _name(common)
     if preferred is None:
         return name, name
-    wide = widened(name, _name(preferred))
+    wide = _preferred(preferred)
+    if not can_cast(name, wide, "safe"):
+        raise DTypeError(
+            f"preferred_element_type={dtypes.get(wide).numpy} cannot represent every {dtypes.get(name).numpy} value; "
+            "pass a wider type, or convert the operands first"
+        )
     source, _ = kernel_types(name, wide)
     return source, wide  # modulo 2**bits a result has the same bits with a sign and without
+
+
+def _preferred(preferred: Any) -> str:
+    """Return gemmery's name of `preferred_element_type`."""
+    try:
+        dtype = np.dtype(preferred)
+    except TypeError as error:
+        raise DTypeError(
+            f"preferred_element_type={brief(preferred)} is no element type; pass one such as jnp.float32"
+        ) from error
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise DTypeError(
+            f"preferred_element_type={dtype.name} has 64-bit numbers, which JAX does not compute with here: set "
+            "jax_enable_x64, or pass a narrower type"
+        )
+    return _name(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -110,7 +139,8 @@ def _backward(
     if b_turned:
         db = _product(c, x, A_TRANSPOSED | B_TRANSPOSED * a_turned, name)
     elif b.ndim == 2 and not a_turned:  # the batch is more rows
-        db = _product(x.reshape(-1, x.shape[-1]), c.reshape(-1, c.shape[-1]), A_TRANSPOSED, name)
+        rows = math.prod(x.shape[:-1])  # not -1, which has no value where a side is 0
+        db = _product(x.reshape(rows, x.shape[-1]), c.reshape(rows, c.shape[-1]), A_TRANSPOSED, name)
     else:
         db = _product(x, c, A_TRANSPOSED * (not a_turned), name)
     return _summed(da, a), _summed(db, b)

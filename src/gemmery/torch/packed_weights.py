@@ -29,7 +29,8 @@ _FEW = 64  # rows of the input; with more, a product of the whole weight takes l
 _HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _ACTIVATIONS = (None, "relu", "gelu", "silu")
 _MOST_KEPT = 4096  # launches
-_launches: dict[tuple[Any, ...], Ready | str] = {}
+_launches: dict[tuple[Any, ...], tuple[Ready, tuple[int, ...]] | str] = {}
+_stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
 
 
 def weight_format(packed: Any, scales: Any) -> tuple[int, Any]:
@@ -64,51 +65,52 @@ def reads_packed(input: Any, scales: Any, bits: int, group: int) -> bool:  # noq
 
 def _by_kernel(input: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -> Any:  # noqa: A002
     """Return the layer by the kernel that reads packed weights; None where there is none for these tensors."""
-    bits, n = BITS[packed.dtype], packed.shape[0]
-    k, device = packed.shape[1] * 8 // bits, input.get_device()
-    if input.shape[-1:] != (k,) or not 0 < input.numel() <= MOST_ROWS * k or activation not in _ACTIVATIONS:
-        return None
-    if packed.get_device() != device or scales.get_device() != device or input.is_neg():
-        return None
-    start = 0
-    if bias is not None:
-        if bias.shape != (n,) or bias.get_device() != device:
-            return None
-        bias = bias.float().contiguous()
-        start = bias.data_ptr()
-    x = input.contiguous()
-    p, q = x.data_ptr(), packed.data_ptr()
-    rows, layouts = x.numel() // k, (packed.shape, packed.stride(), scales.shape, scales.stride())
-    key = device, rows, x.dtype, packed.dtype, scales.dtype, layouts, bias is None, activation, (p | q) & 15
-    run = _launches.get(key)
-    if run is None:
+    x, device = input.contiguous(), input.get_device()
+    p, q, start = x.data_ptr(), packed.data_ptr(), 0
+    key = (
+        *(x.shape, packed.shape, scales.shape, packed.stride(), scales.stride(), x.dtype, packed.dtype, scales.dtype),
+        *(device, packed.get_device(), scales.get_device(), (p | q) & 15, activation),
+        None if bias is None else (bias.shape, bias.get_device()),
+    )
+    known = _launches.get(key)
+    if known is None:
         if len(_launches) >= _MOST_KEPT:
             _launches.clear()
-        run = _launches[key] = _prepare(x, packed, scales, bias is not None, activation, bits)
-    if isinstance(run, str):
+        known = _launches[key] = _prepare(x, packed, scales, bias, activation)
+    if isinstance(known, str) or input.is_neg():
         return None
-    result = x.new_empty((*x.shape[:-1], n))
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    run(p, q, result.data_ptr(), stream, start, scales.data_ptr())
+    run, shape = known
+    if bias is not None:
+        bias = bias.float().contiguous()
+        start = bias.data_ptr()
+    result = x.new_empty(shape)
+    run(p, q, result.data_ptr(), _stream_of(device), start, scales.data_ptr())
     return result
 
 
-def _prepare(x: Any, packed: Any, scales: Any, biased: bool, activation: str | None, bits: int) -> Ready | str:
-    """Return what `prepared` does for these tensors."""
-    if x.dtype not in _HALVES or scales.dtype is not x.dtype:
-        return "the kernel multiplies half precision, with factors of the same type"
-    device, dtype = f"cuda:{x.get_device()}", _HALVES[x.dtype]
-    (n, columns), k = packed.shape, x.shape[-1]
-    rows = x.numel() // k
-    epilogue = "+".join(part for part in ("bias" if biased else "", activation or "") if part)
-    return prepared(
-        View(x.data_ptr() & 15, (rows, k), (2 * k, 2), dtype, device),
-        View(packed.data_ptr() & 15, (n, columns), packed.stride(), "u8", device),
-        View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, device),
-        View(0, (rows, n), (2 * n, 2), dtype, device),
+def _prepare(
+    x: Any, packed: Any, scales: Any, bias: Any, activation: str | None
+) -> tuple[Ready, tuple[int, ...]] | str:
+    """Return the launch for tensors like these and the shape of its result, or why there is none."""
+    bits, _ = weight_format(packed, scales)
+    (n, columns), device = packed.shape, x.get_device()
+    k = columns * 8 // bits
+    if x.shape[-1:] != (k,) or not 0 < x.numel() <= MOST_ROWS * k or activation not in _ACTIVATIONS:
+        return "a kernel multiplies few rows of as many columns as the weight, with relu, gelu or silu"
+    if x.dtype not in _HALVES or scales.dtype is not x.dtype or (bias is not None and bias.shape != (n,)):
+        return "a kernel multiplies half precision, with factors of the same type and a bias for each column"
+    if any(z is not None and z.get_device() != device for z in (packed, scales, bias)):
+        return "the tensors are on several devices"
+    where, dtype, rows = f"cuda:{device}", _HALVES[x.dtype], x.numel() // k
+    run = prepared(
+        View(x.data_ptr() & 15, (rows, k), (2 * k, 2), dtype, where),
+        View(packed.data_ptr() & 15, (n, columns), packed.stride(), "u8", where),
+        View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
+        View(0, (rows, n), (2 * n, 2), dtype, where),
         bits,
-        epilogue,
+        "+".join(part for part in ("" if bias is None else "bias", activation or "") if part),
     )
+    return run if isinstance(run, str) else (run, (*x.shape[:-1], n))
 
 
 def quantized_layer(
@@ -120,12 +122,12 @@ def quantized_layer(
     precision: str | None = None,
 ) -> Any:
     """Return activation(input @ weight.T + bias) for tensors with memory."""
-    bits, _ = weight_format(packed, scales)
-    n, k = packed.shape[0], packed.shape[1] * 8 // bits
     if input.is_cuda and precision is None:
         result = _by_kernel(input, packed, scales, bias, activation)
         if result is not None:
             return result
+    bits, _ = weight_format(packed, scales)
+    n, k = packed.shape[0], packed.shape[1] * 8 // bits
     part = max(1, _PART // max(1, k * input.element_size()))
     few = input.numel() <= _FEW * k and input.shape[-1:] == (k,) and (bias is None or bias.shape == (n,))
     if not input.is_cpu or not few or n <= part or precision is not None:

@@ -150,6 +150,7 @@ def quantized_linear(
 
     On a CUDA device of compute capability 8.0 or more, a kernel multiplies up to 64 rows of float16 or bfloat16 by the
     packed weight, if the factors have the same type and the groups are multiples of 128 columns (of 64 for 8 bits).
+    It multiplies the sum of each group by its factor, in float32, so that no element of the weight is rounded.
     Otherwise the weight is computed at each call; on the CPU, a product of at most 64 rows computes it in parts that
     stay in cache. Inside torch.compile, torch.autocast and torch.func this is the operator
     `torch.ops.gemmery.quantized_linear`; where no kernel reads packed weights, torch.compile for a CUDA device gets the

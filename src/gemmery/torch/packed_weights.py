@@ -59,7 +59,7 @@ def unpacked(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
 
 def reads_packed(input: Any, scales: Any, bits: int, group: int) -> bool:  # noqa: A002
     """Return True for tensors that a kernel of a CUDA device, of sm_80 or more, multiplies by the packed weight."""
-    few = input.numel() <= MOST_ROWS * input.shape[-1]
+    few = input.ndim > 0 and input.numel() <= MOST_ROWS * input.shape[-1]
     return few and input.dtype in _HALVES and scales.dtype is input.dtype and group % step(bits) == 0
 
 

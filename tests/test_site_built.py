@@ -73,6 +73,13 @@ def test_a_page_fits_its_window_and_has_its_colours(name, width, scheme, page):
     assert (paper < 0.15 and ink > 0.5) if scheme == "dark" else (paper > 0.9 and ink < 0.5)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_of_a_wide_table_is_not_a_screen_high(width, page):
+    page.open(SITE / "results.html", width, "light")
+    heights = "[...document.querySelectorAll('tr')].map(row => row.getBoundingClientRect().height)"
+    assert 0 < page.value(f"Math.max(...{heights})") <= 300
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_drawing_is_in_the_colours_of_its_page(scheme, page):
     page.open(SITE / "tutorial/bank-conflicts/simt_padded.html", 1280, scheme)

@@ -378,8 +378,8 @@ def winners(rows: Sequence[Mapping[str, Any]], instances: Instances = OURS) -> d
 
     >>> line = {"m": 64, "n": 32, "k": 16, "dtype": "bf16", "out": "bf16", "layouts": "TN", "us": 2.0, "sms": 132}
     >>> config = {"bm": 64, "bn": 32, "stages": 8, "cm": 1, "cn": 1, "splits": 1}
-    >>> winners([line | {"config": config}, line | {"us": 1.0, "config": config | {"bn": 128}}])
-    {132: {(2, 2, 'TN', 1, 1, 16, True): (64, 128, 8, 1, 1, 1)}}
+    >>> winners([line | {"config": config}, line | {"us": 1.0, "config": config | {"bn": 64}}])
+    {132: {(2, 2, 'TN', 1, 1, 16, True): (64, 64, 8, 1, 1, 1)}}
     """
     table: dict[int, dict[SizeClass, Winner]] = {}
     for (sms, _), sizes in sorted(read(rows).items()):

@@ -152,7 +152,7 @@ def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
     >>> keys = ("bm", "bn", "stages", "band", "blocks")
     >>> case = Problem(8192, 8192, 8192, "e4m3", "bf16", b_layout="col", device="h200", scales="blocks")
     >>> _resolve_blockscaled(case, dict.fromkeys(keys, 0))
-    {'bm': 128, 'bn': 128, 'stages': 6, 'band': 12, 'blocks': 128}
+    {'bm': 128, 'bn': 128, 'stages': 6, 'band': 11, 'blocks': 128}
     """
     sms = target(problem).sms
     rounds = [-(-tiles(problem, tile.bm, tile.bn)[0] // sms) * tile.bm * tile.bn / tile.speed for tile in _SCALED_TILES]

@@ -141,7 +141,7 @@ def present(monkeypatch):
         driver, "function", lambda source, kernel, ordinal, shared=0: int(kernel.split("<")[2].split(",")[0])
     )
     monkeypatch.setattr(driver, "context", lambda ordinal: 77)
-    monkeypatch.setattr(driver, "api", lambda: type("Api", (), {"cuLaunchKernel": None, "cuCtxGetCurrent": None}))
+    monkeypatch.setattr(driver, "api", lambda: type("Api", (), {"cuLaunchKernelEx": None, "cuCtxGetCurrent": None}))
     monkeypatch.setattr(images.tiers, "aside", lambda key, make: aside.update({key[-1]: make}))
     monkeypatch.setattr(images, "_images", {})
     return aside
@@ -191,7 +191,7 @@ def test_the_argument_is_that_of_a_launch(present, name):
     )
     problem = Problem(5, 7, 3, name, name, b_layout="col")
     expected = launch.product_argument(problem, *views)
-    assert run._fixed == expected[struct.calcsize("=5Q") :]
+    assert run._argument[struct.calcsize("=5Q") :] == expected[struct.calcsize("=5Q") :]
 
 
 @pytest.mark.parametrize("c_layout", ["row", "col"])
@@ -207,5 +207,5 @@ def test_any_product_is_launched_as_by_its_rung(present, c_layout):
     run = general.launch(problem, *views, bias)
     geometry = rung_of("bf16").geometry(problem.by_rows(), {"tile": 64})
     assert run._launches == [(64, *geometry.grid, *geometry.block, geometry.shared)]
-    assert run._fixed == launch.product_argument(problem, *views, bias)[struct.calcsize("=5Q") :]
+    assert run._argument == launch.product_argument(problem, *views, bias)
     assert run._transposed == (c_layout == "col")

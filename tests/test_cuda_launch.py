@@ -38,21 +38,15 @@ class Driver:
         return 0, self.context
 
     def cuLaunchKernelEx(self, config, function, parameters, extra):
-        grid, block = (config.gridDimX, config.gridDimY, config.gridDimZ), (config.blockDimX, config.blockDimY, 1)
-        assert config.numAttrs == 1
-        (overlap,) = config.attrs
-        assert overlap.value.programmaticStreamSerializationAllowed == 1
-        self.early.append(function)
-        return self.cuLaunchKernel(
-            function, *grid, *block, config.sharedMemBytes, int(config.hStream), parameters, extra
-        )
-
-    def cuLaunchKernel(self, function, x, y, z, width, height, depth, shared, stream, parameters, extra):
+        grid, block = (tuple(getattr(config, f"{what}Dim{axis}") for axis in "XYZ") for what in ("grid", "block"))
+        assert config.numAttrs == len(config.attrs) <= 1
+        for overlap in config.attrs:
+            assert overlap.value.programmaticStreamSerializationAllowed == 1
+            self.early.append(function)
         at = c_void_p.from_address(parameters).value
         argument = bytes((c_char * self.bytes).from_address(at))
-        self.launches.append(
-            (function, (x, y, z), (width, height, depth), shared, stream, argument, threading.get_ident())
-        )
+        shared, stream = config.sharedMemBytes, int(config.hStream)
+        self.launches.append((function, grid, block, shared, stream, argument, threading.get_ident()))
         return (self.status,)
 
 
@@ -63,6 +57,7 @@ def fake(monkeypatch):
     @contextmanager
     def on(ordinal):
         made.pushed += 1
+        made.context = CONTEXT
         yield
 
     def check(result):
@@ -97,6 +92,14 @@ def test_a_call_packs_pointers_and_scalars_and_leaves_the_rest(fake):
     assert one[5:20] == two[5:20]
     assert one[16:20] == (5, 7, 3, 1)
     assert (one[-2:], two[-2:]) == ((1.0, 0.0), (2.0, -0.5))
+
+
+def test_scalars_of_one_call_do_not_reach_the_next(fake):
+    run = prepared()
+    run(1, 2, 3, 4, scalars=(2.0, 0.5))
+    run(1, 2, 3, 4)
+    run(1, 2, 3, 4, scalars=(1.0, 0.0))
+    assert [struct.unpack(FIELDS, each[5])[-2:] for each in fake.launches] == [(2.0, 0.5), (1.0, 0.0), (1.0, 0.0)]
 
 
 def test_columns_in_c_swap_the_operands(fake):
@@ -240,10 +243,10 @@ def test_an_error_of_the_driver_is_raised_and_the_launch_can_be_used_again(fake)
 
 def test_threads_do_not_share_an_argument(fake):
     run, inside, go_on = prepared(), threading.Barrier(2), threading.Event()
-    launched = fake.cuLaunchKernel
+    launched = fake.cuLaunchKernelEx
 
     def slowly(*given):
-        if given[8] == 1:  # the first thread waits within its launch while the second makes a whole one
+        if int(given[0].hStream) == 1:  # the first thread waits within its launch while the second makes a whole one
             inside.wait(5)
             assert go_on.wait(5)
         return launched(*given)

@@ -214,19 +214,22 @@ def captures(stream: int) -> bool:
     return int(status) == 0 and int(state) == 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
-def early_launch(x: int, y: int, z: int, width: int, height: int, depth: int, shared: int) -> Any:
-    """Return a launch config for `cuLaunchKernelEx`: the kernel may start before the previous launch on the stream has
-    ended, and waits by itself (CUDA guide, "Programmatic Dependent Launch and Synchronization").
+def launch_config(x: int, y: int, z: int, width: int, height: int, depth: int, shared: int, early: bool) -> Any:
+    """Return a launch config for `cuLaunchKernelEx`.
+
+    An `early` kernel may start before the previous launch on the stream has ended, and waits by itself (CUDA guide,
+    "Programmatic Dependent Launch and Synchronization").
     """
     driver = api()
-    overlap = driver.CUlaunchAttribute()
-    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    overlap.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
     config.blockDimX, config.blockDimY, config.blockDimZ = width, height, depth
     config.sharedMemBytes = shared
-    config.attrs, config.numAttrs = [overlap], 1
+    if early:
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [overlap], 1
     return config
 
 

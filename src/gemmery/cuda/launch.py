@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gemmery import dtypes
 from gemmery.arrays import View
@@ -17,8 +16,6 @@ from gemmery.problem import Config, Problem
 
 Scaling = tuple[str, int, int, int, int]  # Problem.scales; steps of factors: A's rows, A's k, B's k, B's columns
 FirstArguments = tuple[int, int, int, int, int, int, int, int]
-# An argument, as words of 8 bytes too, the address of the driver's array of pointers to it, and their owner.
-Buffer = tuple[bytearray, memoryview, int, Any]
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
@@ -32,17 +29,53 @@ MAPPED_BYTES = 640
 _ANYWHERE = 256  # bytes of scratch memory for maps of operands without elements
 _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
 _SCALARS[MAPPED_BYTES] = _SCALARS[_EXTRA_AT]
-_buffers: dict[int, list[Buffer]] = {size: [] for size in _SCALARS}  # of finished calls, by the argument's length
 
 
 def first_arguments(
     function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int
 ) -> FirstArguments:
-    """Return the first arguments of cuLaunchKernel.
+    """Return a kernel, its grid, its block and the bytes of its shared memory.
 
-    They are a plain tuple, because a named one takes 0.3 us to make and 0.1 us more to unpack at each launch.
+    They are a plain tuple, because a named one takes 0.3 us to make.
     """
     return (function, *grid, *block, shared)
+
+
+class ArgumentMemory:
+    """The memory of an argument, for one call at a time; `words` are its bytes, 8 at a time.
+
+    `parameters` is the address of the driver's list of arguments: one pointer, to `memory`, which follows it.
+    """
+
+    __slots__ = ("holds", "memory", "parameters", "words")
+
+    def __init__(self, size: int) -> None:
+        block = (ctypes.c_uint64 * (1 + size // 8))()
+        self.parameters = ctypes.addressof(block)
+        block[0] = self.parameters + 8
+        self.memory = memoryview(block).cast("B")[8:]
+        self.words = self.memory.cast("Q")
+        self.holds: Ready | None = None  # whose argument is there, but for its pointers
+
+
+_memories: dict[int, list[ArgumentMemory]] = {size: [] for size in _SCALARS}  # of finished calls, by length
+
+
+class LaunchRecords:
+    """The driver's records of the launches of a product, each with its kernel, for one call at a time."""
+
+    __slots__ = ("launches", "stream")
+
+    def __init__(self, launches: Sequence[FirstArguments], overlaps: tuple[bool, ...]) -> None:
+        early = overlaps or (False,) * len(launches)
+        self.launches = [(driver.launch_config(*each[1:], early[i]), each[0]) for i, each in enumerate(launches)]
+        self.stream = 0  # in all of them
+
+    def move(self, stream: int) -> None:
+        """Let them launch on this stream."""
+        for config, _ in self.launches:
+            config.hStream = stream
+        self.stream = stream
 
 
 class Ready:
@@ -64,19 +97,16 @@ class Ready:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
         self.maps = maps
-        self._launches = launches
-        self._overlaps = overlaps if any(overlaps) else ()
-        self._single = launches[0] if len(launches) == 1 and not self._overlaps else None  # no loop: 0.2 us less
-        self._fixed = argument[_POINTERS.size :]
+        self._launches, self._overlaps = launches, overlaps
+        self._argument = argument
         self._transposed = transposed
         self._scalars = _SCALARS[len(argument)]
-        self._free = _buffers[len(argument)]
+        self._free = _memories[len(argument)]
+        self._records: list[LaunchRecords] = []  # of finished calls
         self._context = int(driver.context(ordinal))
         api = driver.api()
-        self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
-        self._launch_early: Any = api.cuLaunchKernelEx if self._overlaps else None
-        # Of finished calls: the driver's record of each launch that overlaps, None of the others.
-        self._early: list[tuple[tuple[FirstArguments, Any], ...]] = []
+        # One record instead of 11 arguments: 0.2 us less than cuLaunchKernel.
+        self._launch, self._current = api.cuLaunchKernelEx, api.cuCtxGetCurrent
         packed = {each.operand: each.packed for each in maps}
         self._a_packed, self._b_packed = packed.get("a", -1), packed.get("b", -1)
         self._encodes = False  # whether a map is made anew for each address, instead of written into
@@ -97,78 +127,55 @@ class Ready:
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
-        `extra` are the addresses of the factors of A and of B and of offsets, where the product has any.
+        `scalars` are alpha and beta, 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
+        offsets, where the product has any.
         """
+        if int(self._current()[1]) != self._context:
+            with driver.on(self.ordinal):
+                return self(a, b, c, stream, bias, workspace, scalars, extra)
         try:
-            buffer = self._free.pop()
+            place = self._free.pop()
         except IndexError:
-            buffer = _buffer(_POINTERS.size + len(self._fixed))
-        memory, words, parameters, _ = buffer
+            place = ArgumentMemory(len(self._argument))
+        memory = place.memory
+        if place.holds is not self:
+            memory[:] = self._argument
+            place.holds = self
         if self._transposed:
             a, b = b, a
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
-        memory[_POINTERS.size :] = self._fixed
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
+            place.holds = None
         if self.maps:
             if extra:
                 _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
+                place.holds = None
+            words = place.words
             words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
             words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
             words[_C_WORD] = c
             if self._encodes:
                 self._encode(memory, words)
-        if int(self._current()[1]) == self._context:
-            self._run(stream, parameters)
-        else:
-            with driver.on(self.ordinal):
-                self._run(stream, parameters)
-        self._free.append(buffer)
-
-    def _run(self, stream: int, parameters: int) -> None:
-        launch = self._launch
-        if self._single is not None:
-            status = launch(*self._single, stream, parameters, 0)
-            if status[0]:
-                driver.check(status)
-            return
-        if self._overlaps:
-            self._run_early(stream, parameters)
-            return
-        for arguments in self._launches:
-            status = launch(*arguments, stream, parameters, 0)
-            if status[0]:
-                driver.check(status)
-
-    def _run_early(self, stream: int, parameters: int) -> None:
-        """Put launches on a stream some of which overlap with the previous ones."""
         try:
-            early = self._early.pop()
+            records = self._records.pop()
         except IndexError:
-            pairs = zip(self._launches, self._overlaps, strict=True)
-            early = tuple((launch, driver.early_launch(*launch[1:]) if over else None) for launch, over in pairs)
-        for launch, config in early:
-            if config is None:
-                status = self._launch(*launch, stream, parameters, 0)
-            else:
-                config.hStream = stream
-                status = self._launch_early(config, launch[0], parameters, 0)
+            records = LaunchRecords(self._launches, self._overlaps)
+        if records.stream != stream:
+            records.move(stream)
+        for config, function in records.launches:
+            status = self._launch(config, function, place.parameters, 0)
             if status[0]:
                 driver.check(status)
-        self._early.append(early)
+        self._records.append(records)
+        self._free.append(place)
+        return None
 
-    def _encode(self, memory: bytearray, words: memoryview) -> None:
+    def _encode(self, memory: memoryview, words: memoryview) -> None:
         """Make the maps again, for the addresses that are written where a map begins."""
         for each in self.maps:
             place = _MAPS_AT[each.operand]
             memory[place : place + tensormaps.BYTES] = tensormaps.encoded(each.shape, words[place // 8])
-
-
-def _buffer(size: int) -> Buffer:
-    """Return memory for an argument of this many bytes, used by one call at a time."""
-    memory = bytearray(size)
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof((ctypes.c_char * size).from_buffer(memory)))
-    return memory, memoryview(memory).cast("Q"), ctypes.addressof(pointers), pointers
 
 
 class CudaLaunch:

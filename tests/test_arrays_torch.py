@@ -224,7 +224,11 @@ class OnDevice:
 def fast_path(monkeypatch):
     """quick.py's fast path for a stand-in of PyTorch, operands that it knows, the stand-in's state and the launches."""
     state = SimpleNamespace(tracing=False, modes=0, transforms=False)
+    guards = SimpleNamespace(_empty_strided_cuda=lambda *_: OnDevice(8192))
+    state.current = 1
     c = SimpleNamespace(
+        _dynamo=SimpleNamespace(guards=guards),
+        _cuda_getDevice=lambda: state.current,
         _is_tracing=lambda: state.tracing,
         _len_torch_dispatch_stack=lambda: state.modes,
         _are_functorch_transforms_active=lambda: state.transforms,
@@ -251,8 +255,12 @@ def fast_path(monkeypatch):
     product = quick.KnownProduct(SimpleNamespace(countdown=0, run=launch), (3, 3), (3, 1), -36, 36, -36, 36)
     for target in (None, out):
         quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), product)
-    multiply = quick._torch_path(stand_in)
-    return lambda *tensors: multiply(*tensors, "matmul", None), (a, b, out), state, launches
+    paths = quick._torch_paths(stand_in)
+
+    def multiply(a, b, out):
+        return paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
+
+    return multiply, (a, b, out), state, launches
 
 
 def test_the_fast_path_tells_autograd_too(fast_path):
@@ -262,6 +270,13 @@ def test_the_fast_path_tells_autograd_too(fast_path):
     assert multiply(a, b, None).pointer == 4096
     assert launches == [(1024, 2048, 3072), (1024, 2048, 4096)]
     assert a.version == b.version == 0
+
+
+def test_the_fast_path_allocates_directly_on_the_current_device_alone(fast_path):
+    multiply, (a, b, _), state, launches = fast_path
+    for state.current in (1, 0):
+        multiply(a, b, None)
+    assert [launched[2] for launched in launches] == [4096, 8192]
 
 
 def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):

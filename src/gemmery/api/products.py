@@ -104,6 +104,11 @@ def matmul(
     """
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     if plain and scale_a is None and scale_b is None and batch_invariant is False:
+        paths = quick.FAST_PATHS.get(type(a))
+        if paths is not None:
+            done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
+            if done is not None:
+                return done
         return _entry(a, b, out)
     return _matmul(
         a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
@@ -135,9 +140,9 @@ def _matmul(
         )  # fmt: skip
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
-    way = quick.FAST_PATHS.get(type(a))
-    if way is not None and plain:
-        done = way(a, b, out, "matmul", None)
+    paths = quick.FAST_PATHS.get(type(a))
+    if paths is not None and plain:
+        done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
         if done is not None:
             return done
     options = NO_OPTIONS

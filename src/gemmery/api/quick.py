@@ -21,14 +21,24 @@ if TYPE_CHECKING:
     from gemmery.api.options import Options
     from gemmery.api.prepared import TieredLaunch
 
-# (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
-FastPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
-FAST_PATHS: dict[type, FastPath] = {}  # by the type of a
-OptionPath = Callable[[Any, Any, Any, "Options"], Any]  # a, b, out and options -> as a FastPath
+# (a, b, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
+NewPath = Callable[[Any, Any, str, tuple[float, float] | None], Any]
+IntoPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]  # the same with out after b
+OptionPath = Callable[[Any, Any, Any, "Options"], Any]  # a, b, out and options -> as those
 OPTION_PATHS: dict[type, OptionPath] = {}  # those of quick_options.py, for other products than those of FAST_PATHS
 # (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a product
 Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[TieredLaunch, Ints, Ints] | None"]
 _MOST = 4096  # products kept for each library
+
+
+class FastPaths(NamedTuple):
+    """The fast path of a library's products into new arrays, and that of products into `out`."""
+
+    new: NewPath
+    into: IntoPath
+
+
+FAST_PATHS: dict[type, FastPaths] = {}  # by the type of a
 
 
 class KnownProduct(NamedTuple):
@@ -53,12 +63,11 @@ def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View]
     if torch is not None and type(a) in tensor_types(torch) and type(b) in tensor_types(torch):
         if out is None or type(out) in tensor_types(torch):
             if torch.Tensor not in FAST_PATHS:
-                multiply = _torch_path(torch)
-                FAST_PATHS.update(dict.fromkeys(tensor_types(torch), multiply))
+                FAST_PATHS.update(dict.fromkeys(tensor_types(torch), _torch_paths(torch)))
             _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
             _serve(a.dtype, a.get_device(), x)
     elif cupy is not None and type(a) is type(b) is cupy.ndarray and type(out) in (cupy.ndarray, type(None)):
-        FAST_PATHS.setdefault(cupy.ndarray, _cupy_path(cupy))
+        FAST_PATHS.setdefault(cupy.ndarray, _cupy_paths(cupy))
         _keep(_ARRAYS, _array_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
         _serve(a.dtype, a.device.id, x)
 
@@ -80,14 +89,17 @@ def _serve(dtype: Any, ordinal: int, x: View) -> None:
 
 def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
     """alpha a b + beta out by the fast path, for scalars exact in float32; None for others and for unseen products."""
-    multiply = FAST_PATHS.get(type(a))
-    if multiply is None or type(alpha) is not float or type(beta) is not float:
+    paths = FAST_PATHS.get(type(a))
+    if paths is None or type(alpha) is not float or type(beta) is not float:
         return None
-    if alpha == 1 and beta == 0:
-        return multiply(a, b, out, PLAIN[name], None)
-    if 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (out is not None or beta == 0):
-        return multiply(a, b, out, name, (alpha, beta))
-    return None
+    scalars = None
+    if alpha != 1 or beta != 0:
+        if not (0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (out is not None or beta == 0)):
+            return None
+        scalars = alpha, beta
+    else:
+        name = PLAIN[name]
+    return paths.new(a, b, name, scalars) if out is None else paths.into(a, b, out, name, scalars)
 
 
 PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the keys when alpha is 1 and beta 0
@@ -129,7 +141,7 @@ def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> 
     return key if out is None else (*key, out.get_device(), out.dtype, out.shape, out.stride())
 
 
-def _new_oftensor_types(
+def _new_of_tensors(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
 ) -> KnownProduct | None:
     """Prepare and remember the product of two tensors, if api/fresh.py prepares it."""
@@ -144,14 +156,18 @@ def _new_oftensor_types(
     return product
 
 
-def _torch_path(torch: Any) -> FastPath:
-    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-    tensors, byte = tensor_types(torch), torch.uint8
-    tracing, modes, transforms = arrays.recorders(torch)
-    forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
-    products, strided = _TENSORS, torch.strided
+def _torch_paths(torch: Any) -> FastPaths:
+    return FastPaths(_torch_new(torch), _torch_into(torch))
 
-    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+
+def _torch_new(torch: Any) -> NewPath:
+    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
+    tensors = tensor_types(torch)
+    tracing, modes, transforms = arrays.recorders(torch)
+    forward, products, strided, byte = torch.autograd.forward_ad, _TENSORS, torch.strided, torch.uint8
+    empty, current = arrays.device_allocator(torch)
+
+    def multiply(a: Any, b: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         ordinal = a.get_device()
         if ordinal < 0 or type(b) not in tensors:
             return None
@@ -160,61 +176,65 @@ def _torch_path(torch: Any) -> FastPath:
         p, q = a.data_ptr(), b.data_ptr()
         if not p or not q:
             return None
-        bits = low_bits(p, q, 0) if (p | q) & 15 else 0
-        if out is None:
-            key = (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
-            product = products.get(key)
-            if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
-                return None
+        dtype, bits = a.dtype, low_bits(p, q, 0) if (p | q) & 15 else 0
+        key = (name, ordinal, b.get_device(), dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
+        product = products.get(key)
+        if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
+            return None
+        if product is None:
+            product = _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
             if product is None:
-                product = _new_oftensor_types(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
-                if product is None:
-                    return None
-            result = a.new_empty_strided(product.shape, product.strides)  # new_empty takes 0.6 us longer
-            r = result.data_ptr()
-        else:
-            if type(out) not in tensors:
                 return None
-            result, r = out, out.data_ptr()
-            product = products.get(
-                (
-                    name,
-                    ordinal,
-                    b.get_device(),
-                    a.dtype,
-                    b.dtype,
-                    a.shape,
-                    b.shape,
-                    a.stride(),
-                    b.stride(),
-                    bits | r & 15,
-                    out.get_device(),
-                    out.dtype,
-                    out.shape,
-                    out.stride(),
-                )
-            )
-            if (
-                product is None
-                or not r
-                or product.a_low < r - p < product.a_high
-                or product.b_low < r - q < product.b_high
-                or ((a.requires_grad or b.requires_grad or out.requires_grad) and recording())
-                or a.is_neg()
-                or b.is_neg()
-                or out.is_neg()
-            ):
-                return None
-        served = product.served
-        run = served.next(stream_of(ordinal)) if served.countdown else served.run
-        if run.workspace:
-            scratch = a.new_empty((run.workspace,), dtype=byte)
-            run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
+        if empty is not None and current() == ordinal:
+            result = empty(product.shape, product.strides, dtype)
         else:
-            run(p, q, r, stream_of(ordinal), 0, 0, scalars)
-        if out is not None:
-            written((out,))
+            result = a.new_empty_strided(product.shape, product.strides)  # new_empty takes 0.5 us longer
+        served, stream = product.served, stream_of(ordinal)
+        run = served.next(stream) if served.countdown else served.run
+        scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
+        run(p, q, result.data_ptr(), stream, 0, 0 if scratch is None else scratch.data_ptr(), scalars)
         return result
+
+    return multiply
+
+
+def _torch_into(torch: Any) -> IntoPath:
+    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
+    tensors, byte, products = tensor_types(torch), torch.uint8, _TENSORS
+    tracing, modes, transforms = arrays.recorders(torch)
+    forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
+
+    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+        ordinal = a.get_device()
+        if ordinal < 0 or type(b) not in tensors or type(out) not in tensors:
+            return None
+        if modes() or tracing() or transforms() or forward._current_level >= 0:
+            return None
+        p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        if not p or not q or not r:
+            return None
+        bits = low_bits(p, q, r) if (p | q | r) & 15 else 0
+        key = (
+            name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits,
+            out.get_device(), out.dtype, out.shape, out.stride(),
+        )  # fmt: skip
+        product = products.get(key)
+        if (
+            product is None
+            or product.a_low < r - p < product.a_high
+            or product.b_low < r - q < product.b_high
+            or ((a.requires_grad or b.requires_grad or out.requires_grad) and recording())
+            or a.is_neg()
+            or b.is_neg()
+            or out.is_neg()
+        ):
+            return None
+        served, stream = product.served, stream_of(ordinal)
+        run = served.next(stream) if served.countdown else served.run
+        scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
+        run(p, q, r, stream, 0, 0 if scratch is None else scratch.data_ptr(), scalars)
+        written((out,))
+        return out
 
     return multiply
 
@@ -244,49 +264,53 @@ def _new_of_arrays(
     return product
 
 
-def _cupy_path(cupy: Any) -> FastPath:
-    stream, current, ndarray, byte = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray, "u1"
+def _cupy_paths(cupy: Any) -> FastPaths:
+    return FastPaths(_cupy_new(cupy), _cupy_into(cupy))
+
+
+def _cupy_new(cupy: Any) -> NewPath:
+    stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray
     products = _ARRAYS
 
-    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+    def multiply(a: Any, b: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         if type(b) is not ndarray:
             return None
         p, q = a.data.ptr, b.data.ptr
-        if not p or not q:
+        if not p or not q or a.device.id != current():
             return None
-        result = out
-        if out is None:
-            key = _array_key(a, b, None, name, p, q, 0)
-            product = products.get(key)
-            if a.device.id != current():
-                return None
-            if product is None:
-                product = _new_of_arrays(a, b, key, p, q, scalars)
-                if product is None:
-                    return None
-            result = ndarray(product.shape, a.dtype)
-            r = result.data.ptr
-        else:
-            if type(out) is not ndarray:
-                return None
-            r = out.data.ptr
-            product = products.get(_array_key(a, b, out, name, p, q, r))
-            if (
-                product is None
-                or not r
-                or product.a_low < r - p < product.a_high
-                or product.b_low < r - q < product.b_high
-            ):
-                return None
-        served = product.served
-        run = served.next(stream(a.device.id).ptr) if served.countdown else served.run
-        if run.workspace:
-            if a.device.id != current():
-                return None
-            scratch = ndarray((run.workspace,), byte)
-            run(p, q, r, stream(a.device.id).ptr, 0, scratch.data.ptr, scalars)
-        else:
-            run(p, q, r, stream(a.device.id).ptr, 0, 0, scalars)
+        key = _array_key(a, b, None, name, p, q, 0)
+        product = products.get(key) or _new_of_arrays(a, b, key, p, q, scalars)
+        if product is None:
+            return None
+        result = ndarray(product.shape, a.dtype)
+        served, stream = product.served, stream_of(a.device.id).ptr
+        run = served.next(stream) if served.countdown else served.run
+        scratch = ndarray((run.workspace,), "u1") if run.workspace else None
+        run(p, q, result.data.ptr, stream, 0, 0 if scratch is None else scratch.data.ptr, scalars)
         return result
+
+    return multiply
+
+
+def _cupy_into(cupy: Any) -> IntoPath:
+    stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray
+    products = _ARRAYS
+
+    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+        if type(b) is not ndarray or type(out) is not ndarray:
+            return None
+        p, q, r = a.data.ptr, b.data.ptr, out.data.ptr
+        if not p or not q or not r:
+            return None
+        product = products.get(_array_key(a, b, out, name, p, q, r))
+        if product is None or product.a_low < r - p < product.a_high or product.b_low < r - q < product.b_high:
+            return None
+        served, stream = product.served, stream_of(a.device.id).ptr
+        run = served.next(stream) if served.countdown else served.run
+        if run.workspace and a.device.id != current():
+            return None
+        scratch = ndarray((run.workspace,), "u1") if run.workspace else None
+        run(p, q, r, stream, 0, 0 if scratch is None else scratch.data.ptr, scalars)
+        return out
 
     return multiply

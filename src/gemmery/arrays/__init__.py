@@ -18,7 +18,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
 """
 
-from gemmery.arrays.pytorch import recorders, version_bump
+from gemmery.arrays.pytorch import device_allocator, recorders, version_bump
 from gemmery.arrays.reading import view
 from gemmery.arrays.results import (
     allocates,
@@ -45,6 +45,7 @@ __all__ = [
     "astype",
     "contiguous",
     "converted",
+    "device_allocator",
     "empty",
     "kind",
     "numpy_dtype",

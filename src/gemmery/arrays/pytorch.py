@@ -97,6 +97,18 @@ def written(tensor: Any, torch: Any) -> None:
     torch.autograd.graph.increment_version(tensor)
 
 
+def device_allocator(torch: Any) -> tuple[Callable[..., Any] | None, Callable[[], int]]:
+    """Return a function (shape, strides, type) -> a tensor on the current CUDA device, and the number of that device.
+
+    It is what code of torch.compile allocates by, and takes 0.8 us less than `new_empty_strided`. None where this
+    PyTorch has none.
+    """
+    try:
+        return torch._C._dynamo.guards._empty_strided_cuda, torch._C._cuda_getDevice
+    except AttributeError:  # before 2.1, or built without CUDA
+        return None, lambda: -1
+
+
 def version_bump(torch: Any) -> Callable[[tuple[Any, ...]], Any]:
     """Return `written` for tuples of tensors, without the 60 ns of PyTorch's public function where that is possible."""
     direct: Callable[[tuple[Any, ...]], Any]

@@ -292,6 +292,30 @@ def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):
     assert launches == []
 
 
+@pytest.mark.parametrize(
+    ("alpha", "beta", "c", "asked"),
+    [
+        (1.0, 0.0, None, ("plain gemm", None)),
+        (1.0, 0.0, "out", ("plain gemm", None)),
+        (0.5, 0.0, None, ("gemm", (0.5, 0.0))),
+        (0.5, 2.0, "out", ("gemm", (0.5, 2.0))),
+        (0.5, 2.0, None, None),  # c is missing
+        (0.5, float("nan"), None, None),
+        (0.0, 0.0, "out", None),
+        (1e39, 0.0, None, None),
+        (1, 0, None, None),
+    ],
+)
+def test_a_gemm_into_out_is_asked_for_on_the_fast_path(monkeypatch, alpha, beta, c, asked):
+    paths = quick.FastPaths(lambda *_: "new", lambda _a, _b, _out, *rest: rest)
+    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, paths)
+    a, out = OnDevice(1024), OnDevice(2048)
+    assert quick.scaled(a, a, out if c else None, out, "gemm", alpha, beta) == asked
+    if asked and not beta:
+        assert quick.scaled(a, a, None, None, "gemm", alpha, beta) == "new"
+        assert gm.gemm(alpha, a, a, out=out) == asked
+
+
 def test_a_result_that_no_tensor_can_hold_is_refused():
     one = torch.ones(1, 1)
     for length in (2**21, 2**40):  # more than there is, and more bytes than 64 bits count

@@ -53,11 +53,13 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    short = options is NO_OPTIONS or (name != "matmul" and options.precision is None and options.old is out)
+    plain = options is NO_OPTIONS
     x, y = located(x), located(y)
     target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
     common, result, options = _types(x, y, old, target, options)
+    known = options.old is out or (options.old is None and result == x.dtype)
+    short = plain or (name != "matmul" and options.precision is None and known)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
         raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")

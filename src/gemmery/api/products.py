@@ -246,8 +246,8 @@ def _gemm(
     """Compute a gemm that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
         return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
-    if c is out and threads is None and precision is None:
-        done = quick.scaled(a, b, out, "gemm", alpha, beta)
+    if (c is out or c is None) and threads is None and precision is None:
+        done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
         if done is not None:
             return done
     x, y = view(a), view(b)
@@ -314,8 +314,8 @@ def _gemv(
     """Compute a gemv that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
-    if y is out and threads is None and precision is None:
-        done = quick.scaled(a, x, out, "gemv", alpha, beta)
+    if (y is out or y is None) and threads is None and precision is None:
+        done = quick.scaled(a, x, y, out, "gemv", alpha, beta)
         if done is not None:
             return done
     matrix, vector = view(a), view(x)

@@ -87,14 +87,16 @@ def _serve(dtype: Any, ordinal: int, x: View) -> None:
         _FRESH[dtype, ordinal] = partial(fresh.prepare, present)
 
 
-def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
-    """alpha a b + beta out by the fast path, for scalars exact in float32; None for others and for unseen products."""
+def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
+    """alpha a b + beta c by the fast path, where c is out or None, for scalars exact in float32; None for others and
+    for unseen products.
+    """
     paths = FAST_PATHS.get(type(a))
     if paths is None or type(alpha) is not float or type(beta) is not float:
         return None
     scalars = None
     if alpha != 1 or beta != 0:
-        if not (0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (out is not None or beta == 0)):
+        if not (0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)):
             return None
         scalars = alpha, beta
     else:

@@ -203,30 +203,6 @@ def operand_bytes(kind):
     return np.random.default_rng(4).integers(0, 256, BYTES).astype(np.uint8)
 
 
-def drawn_bytes(kind):
-    """64 KB of numbers of a type whose sums are rounded: of 8 bits any finite ones, else normal ones of many sizes."""
-    random = np.random.default_rng(6)
-    if kind in ("e4m3", "e5m2"):
-        codes = random.integers(0, 256, BYTES).astype(np.uint8)
-        endless = codes & 0x7F == 0x7F if kind == "e4m3" else codes & 0x7C == 0x7C
-        return np.where(endless, np.uint8(0x38), codes)
-    count = BYTES // SIZES[kind]
-    numbers = (random.standard_normal(count) * np.exp2(random.integers(-6, 7, count))).astype(np.float32)
-    if kind == "f16":
-        return numbers.astype(np.float16).view(np.uint8)
-    bits = numbers.view(np.uint32)
-    return ((bits >> 16).astype(np.uint16) if kind == "bf16" else bits).view(np.uint8)
-
-
-def rounded(kind):
-    """One product of 64 columns whose sums in f32 are rounded."""
-    case = Product("f32", kind, kind, 64).case
-    return replace(case, args=(drawn_bytes(kind), *case.args[1:]))
-
-
-ROUNDED = ("f16", "bf16", "tf32", "e4m3", "e5m2")
-
-
 # ---- boxes ----
 
 LOADING = """

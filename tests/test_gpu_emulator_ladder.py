@@ -1,11 +1,10 @@
-"""The same products on a GPU and on the emulator: equal bytes of C, or for tensor cores a C within the bound."""
+"""The same products on a GPU and on the emulator: equal bytes of C."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gemmery import dtypes, verify
 from gemmery.cuda import driver
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
@@ -19,12 +18,11 @@ SHAPES = [(1, 1, 1), (17, 19, 23), (64, 64, 64), (65, 127, 63), (136, 200, 72), 
 SMALL = [(5, 3, 0), (11, 23, 35), (31, 33, 32), (32, 32, 32), (24, 40, 48)]  # for the rung of one block
 VECTORS = [(1, 7, 0), (1, 259, 129), (259, 1, 129), (1, 256, 128), (128, 1, 200)]
 LAYOUTS = [("row", "row", "row"), ("row", "col", "row"), ("col", "row", "col")]
-ROUNDS_ITS_OWN_WAY = ("mma_", "wmma_", "wgmma_")  # of f16, bf16 and tf32: f64 is a chain of multiply-adds
 
 
 @pytest.mark.parametrize(("rung", "name"), EVERY)
 def test_a_product_is_the_gpus(rung, name):
-    """Bit for bit; sums of the tensor cores in f32 within the bound that holds for each of the two."""
+    """Bit for bit."""
     taken = [both(rung, name, shape, layouts) for shape in [*SHAPES, *SMALL, *VECTORS] for layouts in LAYOUTS]
     assert any(taken)
 
@@ -43,16 +41,5 @@ def both(rung, name, shape, layouts):
     given = Gemm(a.values, b.values, ours)
     case = problem_on(given, name, c.name, "h200", precision=precision)
     run_rung(rung, case, {}, given, EmulationOptions(driver.device().arch))
-    if name != "f64" and rung.name.startswith(ROUNDS_ITS_OWN_WAY):
-        apart = np.abs(theirs.astype(np.float64) - ours.astype(np.float64))
-        assert (apart <= allowed(rung, a.values, b.values, ours)).all(), f"{case}: {apart.max()}"
-    else:
-        assert theirs.tobytes() == ours.tobytes(), f"{case}: {np.argwhere(theirs != ours)[:3]}"
+    assert theirs.tobytes() == ours.tobytes(), f"{case}: {np.argwhere(theirs != ours)[:3]}"
     return True
-
-
-def allowed(rung, a, b, result):
-    """The bound of one sum, and the rounding of both; tf32 rounds the operands alike in both, and is not in it."""
-    unit = dtypes.get(result.dtype.name).unit_roundoff
-    growth = rung.bound_of(dtypes.get(a.dtype.name).name)
-    return verify.bound(a, b, growth, out=result.dtype.name) + 2 * unit * np.abs(result.astype(np.float64))

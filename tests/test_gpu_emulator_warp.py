@@ -1,4 +1,4 @@
-"""The emulator's matrix and warp instructions against the hardware's: equal, or for sums of floats within a bound."""
+"""The emulator's matrix and warp instructions against the hardware's: equal bits."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ OPS = MMA | ON_HOPPER
 REGISTERS = {"f32": "f32", "f64": "f64", "b64": "b64", "pred": "pred"}  # all others are of 32 bits
 SPREAD = {"redux.sync.and.b32": np.bitwise_or, "redux.sync.or.b32": np.bitwise_and}  # else all bits become alike
 HALVES = np.where(np.arange(32) < 16, 0xFFFF, 0xFFFF0000).astype(np.uint32)
-SIGNS = {"f16": 0x80008000, "bf16": 0x80008000, "e4m3": 0x80808080, "e5m2": 0x80808080}  # in a register
 
 # ---- operands: each (WARPS, 32)
 
@@ -150,32 +149,9 @@ def emulated(op, operands):
 # ---- tests
 
 
-@pytest.mark.parametrize("opcode", [o for o in OPS if o in WARP or PRODUCTS[o][3] in ("s32", "f64")])
-def test_integers_and_double_precision_are_equal(both, opcode):
-    """Votes, shuffles and reductions too: every bit of every lane, and so which lane holds what."""
+@pytest.mark.parametrize("opcode", OPS)
+def test_the_results_are_equal(both, opcode):
+    """Sums, votes, shuffles and reductions: every bit of every lane, and so which lane holds what."""
     _, theirs, ours = both[opcode]
     for x, y in zip(theirs, ours, strict=True):
         np.testing.assert_array_equal(x, np.broadcast_to(y, (WARPS, 32)))
-
-
-@pytest.mark.parametrize("opcode", [o for o in MMA if PRODUCTS[o][3] in ("f16", "f32")])
-def test_sums_of_floats_are_within_their_roundings(both, opcode):
-    """Each of k + 1 additions of |A| |B| + |C| may be cut at 24 bits; in f16, each of the sums written at 11 bits."""
-    operands, theirs, ours = both[opcode]
-    a, b, c, d = PRODUCTS[opcode]
-    kinds = [kind for kind, count in zip((a, b, c), cut(opcode), strict=True) for _ in range(count)]
-    sizes = emulated(MMA[opcode], [magnitude(x, kind) for x, kind in zip(operands, kinds, strict=True)])
-    roundings = (extents(opcode)[2] + 1) * 2.0**-23 + (MMA[opcode].issues * 2.0**-10 if d == "f16" else 0)
-    for registers in zip(theirs, ours, sizes, strict=True):
-        x, y, size = (floats(register, d) for register in registers)
-        assert (abs(x - y) <= roundings * size).all()
-        assert abs(y).max() > 0.1
-
-
-def magnitude(x, kind):
-    word = np.ascontiguousarray(x).view(np.uint32)
-    return (word & np.uint32(~SIGNS.get(kind, 0x80000000) & 0xFFFFFFFF)).view(x.dtype)
-
-
-def floats(x, kind):
-    return np.ascontiguousarray(x).view(np.float16 if kind == "f16" else np.float32).astype(np.float64)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import hopper
+import tensor_sums
 from gemmery.emulator.hopper.tensormap import TensorMap
-from gemmery.lab.kernel import emulate
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
@@ -112,10 +112,8 @@ def test_a_device_gives_what_is_recorded(name):
     assert digest(on_device(hopper.CASES[name])) == json.loads(DATA.read_text())[name]
 
 
-@pytest.mark.parametrize("kind", hopper.ROUNDED)
-def test_a_device_rounds_sums_as_the_emulator_does(kind):
-    """The bits of sums that no type of 4 bytes holds."""
-    case = hopper.rounded(kind)
-    ours = case.again()
-    emulate(ours.source, ours.kernel, 1, 128, ours.args, ours.shared, "sm_90a", device_sums=True)
-    assert on_device(case).tobytes() == ours.written.tobytes()
+@pytest.mark.parametrize("opcode", tensor_sums.opcodes())
+def test_a_device_adds_what_is_recorded(opcode):
+    """The bits of rounded sums, and so what the emulator adds."""
+    written = on_device(tensor_sums.case(opcode))
+    assert np.array_equal(tensor_sums.rows(written), tensor_sums.recorded()[opcode])

@@ -36,7 +36,6 @@ class LockStep:
         warp_order: np.random.Generator | None = None,
         max_steps: int = LIMIT,
         ahead: int = 0,
-        device_sums: bool = False,
     ) -> None:
         self.kernel = program.kernel
         self.launch = launch
@@ -55,7 +54,6 @@ class LockStep:
             self.registers[slot] = specials.value(self, name)
         self.places = Places(self.threads, program.stop)
         self.failed: Any = False
-        self.device_sums = device_sums
         self.changes = 0
         self.at_end: list[Callable[[], None]] = []
         self._units: dict[Callable[[Machine], Any], Any] = {}

@@ -61,7 +61,7 @@ class LoweredKernel:
 
 
 def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
-    """Prepare a kernel; `faster` may replace `exact.fma` and `exact.chain` by functions that give the same bits.
+    """Prepare a kernel; `faster` may replace functions, such as `exact.fma`, by others that give the same bits.
 
     Raises EmulationError for an instruction that is not modelled.
     """

@@ -56,7 +56,6 @@ class Machine(Protocol):
     parameters: NDArray[np.uint8]
     places: Places
     failed: Any  # the threads whose latest wait failed
-    device_sums: bool  # whether wgmma rounds sums in f32 as a device does
     changes: int  # of what threads sleep for; each one wakes them
     observers: Sequence[Observer]
     at_end: list[Callable[[], None]]  # called when all threads have ended

@@ -64,7 +64,7 @@ class Op(Traits):
     meaning: Meaning
     scope: str = "lane"  # or "warp"
     flops: int = 0  # floating-point operations of one thread ("lane") or of one warp ("warp")
-    chains: bool = False  # `meaning` has a parameter `chain`, which may be a faster exact.chain
+    core: Callable[..., Any] | None = None  # a function for which `meaning` takes a faster one as its parameter `core`
     carry: str = ""  # "in", "out", "in out": the thread's carry flag is the last operand, the last result, or both
     folds: bool = False  # for min and max: there may be a third operand, combined with the result of the first two
     complement: Meaning | None = None  # for setp: the function that gives q, if "p|q" is written

@@ -188,13 +188,12 @@ def emulated(
     max_steps: int = spinning.LIMIT,
     observers: Sequence[Observer] = (),
     ahead: int = 0,
-    device_sums: bool = False,
 ) -> EmulatedRun:
     """Run a kernel with all counters, and with `check` with all findings."""
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     every = (counters, *((findings,) if findings else ()), *observers)
-    run(program, launch, memory, every, seed=seed, max_steps=max_steps, ahead=ahead, device_sums=device_sums)
+    run(program, launch, memory, every, seed=seed, max_steps=max_steps, ahead=ahead)
     counters.forget_accesses()
     return EmulatedRun(program.kernel.name, launch, counters.counts, findings.sorted() if findings else (), merge)
 
@@ -209,7 +208,6 @@ def run(
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
     ahead: int = 0,
-    device_sums: bool = False,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
@@ -217,7 +215,7 @@ def run(
     barrier in another order: a result that depends on the order is a race. `max_steps` is the number of basic blocks
     (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it. `chunk` is the
     number of threads that run together; 0 for as many as suit the kernel. Without a seed the first `ahead` threads of
-    each block run whenever they can, before the others. With `device_sums` wgmma rounds sums in f32 as an H200 does.
+    each block run whenever they can, before the others.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
@@ -228,7 +226,7 @@ def run(
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
         for ids in cluster.in_order(launch, step, order):
-            LockStep(program, launch, memory, ids, observers, order, max_steps, ahead, device_sums).run()
+            LockStep(program, launch, memory, ids, observers, order, max_steps, ahead).run()
 
 
 def _chunk(kernel: PtxKernel, threads: int, shuffled: bool) -> int:

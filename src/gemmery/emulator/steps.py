@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import exact, specials
+from gemmery.emulator import specials
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op, Traits, pair
 from gemmery.emulator.ptx import (
@@ -177,8 +177,8 @@ class Lowering:
 
     def meaning(self, op: Op) -> Callable[..., Any]:
         """Return an op's function, or the faster one that this launch has for it."""
-        if op.chains and exact.chain in self.faster:
-            return partial(op.meaning, chain=self.faster[exact.chain])
+        if op.core is not None and op.core in self.faster:
+            return partial(op.meaning, core=self.faster[op.core])
         return self.faster.get(op.meaning, op.meaning)
 
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
-from gemmery.cpu import fused
+from gemmery.cpu import fused, tensor_sums
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.cuda.launch import mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
-from gemmery.emulator import exact
+from gemmery.emulator import exact, sums
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.hopper import tensormap
 from gemmery.emulator.lower import LoweredKernel, lowered
@@ -68,7 +68,6 @@ class EmulationOptions:
     seed: int | None = None  # shuffles blocks and warps
     observers: Sequence[Observer] = ()
     ahead: int = 0  # the first threads of each block that run whenever they can, before the others
-    device_sums: bool = False  # wgmma rounds sums in f32 as an H200 does
 
 
 def problem_of(
@@ -125,7 +124,6 @@ def run_rung(
             seed=options.seed,
             observers=options.observers,
             ahead=options.ahead,
-            device_sums=options.device_sums,
         )
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():
@@ -209,7 +207,11 @@ def prepared_anew(text: str, kernel: str) -> LoweredKernel:
 
 def faster() -> Mapping[Arithmetic, Arithmetic]:
     """Return compiled functions for those of `emulator.exact`, if the CPU has the instruction."""
-    pairs: tuple[tuple[Arithmetic, Arithmetic | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
+    pairs: tuple[tuple[Arithmetic, Arithmetic | None], ...] = (
+        (exact.fma, fused.fma()),
+        (exact.chain, fused.chain()),
+        (sums.added, tensor_sums.added()),
+    )
     return {slow: fast for slow, fast in pairs if fast is not None}
 
 

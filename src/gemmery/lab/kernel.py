@@ -49,7 +49,6 @@ def emulate(
     check: bool = True,
     seed: int | None = None,
     max_steps: int = LIMIT,
-    device_sums: bool = False,
 ) -> EmulatedRun:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
@@ -60,7 +59,7 @@ def emulate(
     struct. `variables` sets __device__ and __constant__ variables to arrays, by name. `merge` counts adjacent accesses
     as ptxas merges them; `check` looks for faults; `seed` shuffles the order of blocks and warps, to show results that
     depend on it. A kernel that does not end within `max_steps` basic blocks (counted over the thread blocks that run
-    together) is an error. With `device_sums` wgmma rounds its sums in f32 as an H200 does, which takes longer.
+    together) is an error.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)
@@ -94,7 +93,6 @@ def emulate(
         merge=merge,
         seed=seed,
         max_steps=max_steps,
-        device_sums=device_sums,
     )
     arguments.write_back()
     return replace(run, kernel=kernel or run.kernel)

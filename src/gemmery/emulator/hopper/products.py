@@ -1,25 +1,24 @@
 """Products of warpgroups under way: their sums reach the registers when a thread waits for them.
 
-PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Elements and products are exact, sums are of f32, as in
-ops/mma.py; the instructions before one wait form one product with a larger k, unless sums are to be a device's.
+PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Sums are rounded as sums.py says, those of integers are
+exact; the instructions before one wait are computed together.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.hopper import rounding
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import PIECE, ROWS, WgmmaOperand
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
+from gemmery.emulator.sums import NORMAL, Added, SumRule, chained
 
 THREADS = 128  # of a warpgroup
 DEPTH = 32  # bytes along k in one instruction
@@ -50,6 +49,15 @@ class WgmmaShape:
     def registers(self) -> int:
         """Registers of each thread for the sums."""
         return self.n // (4 if self.sums == "f16" else 2)
+
+    @property
+    def rule(self) -> SumRule:
+        """How floating-point sums are rounded."""
+        bits = (13, 13) if _SIZES[self.a] == 1 else (25, 23)
+        halves = self.sums == "f16"
+        return SumRule(
+            DEPTH // _SIZES[self.a], NORMAL[self.a], NORMAL[self.b], bits[0], 23 if halves else bits[1], halves
+        )
 
     @property
     def flops(self) -> int:
@@ -87,6 +95,7 @@ class WarpgroupProduct:
     adds: Flags  # for each warpgroup: whether it adds to the registers
     sign: int
     batch: Indices  # the commit group, for each warpgroup
+    core: Added  # sums.added, or a faster function with the same bits
 
     def only(self, some: Flags) -> WarpgroupProduct:
         """Return the selected warpgroups."""
@@ -208,14 +217,8 @@ class Products:
                     pieces = self._read(product, side.pieces(), base)
                     self._compare(product, side, pieces)
                 decoded.append(DECODED[side.type](side.words(shared, pieces)))
-        if machine.device_sums and first.shape.sums == "f32":
-            self._write(first, self._rounded(run, *sides), replaces=True)
-            return
         a, b = (decoded[0] if len(run) == 1 else np.concatenate(decoded, axis=2) for decoded in sides)
-        sums = _multiplied(a, b)
-        if first.sign < 0:
-            sums = -sums
-        self._write(first, sums)
+        self._write(first, _multiplied(a, b) if first.shape.sums == "s32" else self._rounded(first, a, b))
 
     def _read(self, product: WarpgroupProduct, offsets: Indices, base: Indices) -> Indices:
         """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""
@@ -245,35 +248,46 @@ class Products:
             )
             report_misuse(machine, product.index, product.groups[some], what)
 
-    def _rounded(self, run: list[WarpgroupProduct], a: list[Array], b: list[Array]) -> Array:
-        """Return the sums after each of several instructions has added to the registers, rounded as on a device."""
-        first, machine = run[0], self._machine
-        lanes = lanes_of(first.groups)
-        rows = [np.asarray(machine.spread(machine.registers[slot])[lanes]).view("f4") for slot in first.slots]
-        n = first.shape.n
-        parts = np.stack(rows).reshape(n // 8, 2, 2, -1, 4, 8, 4).transpose(3, 4, 1, 5, 0, 6, 2)
-        sums: Array = np.where(first.adds[:, None, None], parts.reshape(-1, ROWS, n), np.float32(0))
-        for rows_of_a, columns_of_b in zip(a, b, strict=True):
-            sums = rounding.added(sums, first.sign * rows_of_a, columns_of_b, first.shape.a, first.shape.b)
-        return sums
+    def _rounded(self, product: WarpgroupProduct, a: Array, b: Array) -> Array:
+        """Return the registers' sums after one or several instructions that add to them."""
+        shape, lanes = product.shape, lanes_of(product.groups)
+        words = np.stack(
+            [np.asarray(self._machine.spread(self._machine.registers[slot])[lanes]) for slot in product.slots]
+        )
+        if shape.sums == "f16":
+            before = np.moveaxis(words.view("f2").reshape(*words.shape, 2), 3, 1).astype("f4")
+        else:
+            before = words.view("f4")
+        parts = before.reshape(shape.n // 8, 2, 2, -1, 4, 8, 4).transpose(3, 4, 1, 5, 0, 6, 2)
+        start = np.where(product.adds[:, None, None], parts.reshape(-1, ROWS, shape.n), np.float32(0))
+        return chained(product.core, start, a if product.sign > 0 else -a, b, shape.rule)
 
-    def _write(self, product: WarpgroupProduct, sums: Array, replaces: bool = False) -> None:
-        """Add sums to the registers of all threads of the warpgroups, or put them there."""
+    def _write(self, product: WarpgroupProduct, sums: Array) -> None:
+        """Put sums into the registers of all threads of the warpgroups; those of integers are added there."""
         machine, lanes = self._machine, lanes_of(product.groups)
         n = product.shape.n
         # In D (warpgroup, warp, half, row, j, lane, pair) the registers of a lane are indexed by j, half, pair.
         parts = sums.reshape(-1, 4, 2, 8, n // 8, 4, 2).transpose(4, 2, 6, 0, 1, 3, 5)
         parts = parts.reshape(n // 2, -1, THREADS)
         registers = [machine.registers[slot] for slot in product.slots]
-        kind = "f4" if product.shape.sums == "f32" else "u4"
-        whole = np.stack([machine.spread(np.asarray(register)) for register in registers]).view(kind)
-        before = whole[:, lanes]
-        whole[:, lanes] = (
-            parts if replaces else _ADDED[product.shape.sums](product, parts, before, product.adds[:, None])
-        )
+        whole = np.stack([machine.spread(np.asarray(register)) for register in registers]).view("u4")
+        if product.shape.sums == "f16":
+            pairs = parts.reshape(-1, 2, *parts.shape[1:]).astype("f2").view("u2").astype("u4")
+            whole[:, lanes] = pairs[:, 0] | pairs[:, 1] << 16
+        elif product.shape.sums == "f32":
+            whole[:, lanes] = parts.view("u4")
+        else:
+            whole[:, lanes] = _s32(product, parts, whole[:, lanes])
         for slot, row, register in zip(product.slots, whole, registers, strict=True):
             machine.registers[slot] = row.view(register.dtype)
         self._latest[product.slots] = product.groups, [machine.registers[slot] for slot in product.slots]
+
+
+def _s32(product: WarpgroupProduct, sums: Array, before: Array) -> Array:
+    whole = sums.astype("i8") + np.where(product.adds[:, None], before.view("i4"), 0)
+    if product.shape.saturates:
+        whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
+    return whole.astype("i4").view("u4")
 
 
 def _multiplied(a: Array, b: Array) -> Array:
@@ -299,28 +313,6 @@ def _joins(first: WarpgroupProduct, other: WarpgroupProduct, count: int) -> bool
         and bool(other.adds.all())
         and np.array_equal(other.groups, first.groups)
     )
-
-
-def _f32(product: WarpgroupProduct, sums: Array, before: Array, adds: Array) -> Array:
-    return sums if not adds.any() else np.where(adds, before + sums, sums)
-
-
-def _f16(product: WarpgroupProduct, sums: Array, before: Array, adds: Array) -> Array:
-    pairs = sums.reshape(-1, 2, *sums.shape[1:])
-    sums_before = np.stack([before & 0xFFFF, before >> 16], axis=1).astype("u2").view("f2").astype("f4")
-    bits = np.where(adds, sums_before + pairs, pairs).astype("f2").view("u2").astype("u4")
-    packed: Array = bits[:, 0] | bits[:, 1] << 16
-    return packed
-
-
-def _s32(product: WarpgroupProduct, sums: Array, before: Array, adds: Array) -> Array:
-    whole = sums.astype("i8") + np.where(adds, before.view("i4"), 0)
-    if product.shape.saturates:
-        whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
-    return whole.astype("i4").view("u4")
-
-
-_ADDED: dict[str, Callable[[WarpgroupProduct, Array, Array, Array], Array]] = {"f32": _f32, "f16": _f16, "s32": _s32}
 
 
 def lanes_of(groups: Indices) -> Indices:

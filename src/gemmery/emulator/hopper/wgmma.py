@@ -15,6 +15,7 @@ from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
 from gemmery.emulator.steps import Handler, Lower, Lowering, Step, only_constant, refused
+from gemmery.emulator.sums import added as tensor_sums
 
 
 def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -52,6 +53,7 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     read_a = None if in_registers else lowering.read(a, "s64", instruction)
     read_b = lowering.read(b, "s64", instruction)
     early = _early(lowering, index, sums)
+    core = lowering.faster.get(tensor_sums, tensor_sums)
 
     def step(machine: Machine, mask: Mask) -> None:
         groups = _groups(machine, index, mask)
@@ -67,7 +69,7 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         side_b = WgmmaOperand(shape.b, shape.n, by_rows[1], machine.spread(read_b(registers))[groups])
         added = np.asarray(machine.spread(adds(registers))[groups])
         batch = np.zeros(0, np.int64)
-        product = WarpgroupProduct(index, shape, tuple(slots), groups, side_a, side_b, added, signs, batch)
+        product = WarpgroupProduct(index, shape, tuple(slots), groups, side_a, side_b, added, signs, batch, core)
         machine.unit(Products).add(product)
         if early is not None:
             what = f"uses a register that the wgmma at {instruction.line} may still write: wgmma.wait_group before"

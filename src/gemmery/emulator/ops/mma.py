@@ -1,25 +1,27 @@
 """Matrix instructions: mma.sync and wmma.mma.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions". Elements and products are exact, sums are
-of f32 (f64 for f64) in NumPy's order, C added last and rounded once more: the order, and the truncation, of a tensor
-core's sums are not modelled, so a result agrees within a bound of k roundings. Sums of integers are exact. On an H200
-all of integers is equal, f32 agrees to 2e-7 of the largest sum and f64 to 4e-16; fp8 summed in f16 is rounded once
-more there, between its two halves of k (1e-3). `issues` says how many machine instructions ptxas makes for sm_90.
+NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions". Sums of integers are exact, those of f64
+are chains of fused multiply-adds, and the others are rounded as sums.py says: all bits are those of an H200. `issues`
+says how many machine instructions ptxas makes for sm_90.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator import exact
+from gemmery.emulator import exact, sums
 from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
-from gemmery.emulator.op import Op
+from gemmery.emulator.op import Meaning, Op
+from gemmery.emulator.sums import NORMAL, Added, SumRule
 
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+
+EIGHT_BITS = ("e4m3", "e5m2")
 
 _HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % faster than a conversion, and it keeps NaNs
 _E5M2 = _HALF[:: 1 << 8].copy()  # the upper byte of an f16
@@ -53,7 +55,7 @@ def _halves(register: Array) -> Array:
     return _HALF.take(np.ascontiguousarray(register).view("u2")).reshape(*register.shape, 2)
 
 
-# C as the two neighbours that a lane holds of each pattern; then sums (warps, patterns, 32, 2) plus C as D's registers.
+# C as the two neighbours that a lane holds of each pattern of 8 x 8.
 
 
 def _to_pairs(c: Sequence[Array], kind: str) -> list[tuple[Array, Array]]:
@@ -62,72 +64,102 @@ def _to_pairs(c: Sequence[Array], kind: str) -> list[tuple[Array, Array]]:
     return list(zip(c[::2], c[1::2], strict=True))
 
 
-def _f16(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
-    for pattern, pair in enumerate(c):
-        for side in range(2):
-            sums[:, pattern, :, side] += pair[side]
-    packed = sums.astype("f2").view("u4")
-    return tuple(np.ascontiguousarray(packed[:, pattern, :, 0]) for pattern in range(len(c)))
+def _elements(a: Side, b: Side, operands: Sequence[Array], transposed: bool) -> tuple[Array, Array]:
+    """Return A (warps, rows, k) and B (warps, n, k) from registers in the order of PTX."""
+    of_b, of_c = a.registers, a.registers + b.registers
+    rows = DECODED[a.type](gathered(operands[:of_b], a))
+    columns = DECODED[b.type](gathered(operands[of_b:of_c], b))
+    return (columns, rows) if transposed else (rows, columns)
 
 
-def _float(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
-    return tuple(sums[:, pattern, :, side] + pair[side] for pattern, pair in enumerate(c) for side in range(2))
-
-
-def _s32(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
-    return _float(sums.astype("i4"), c)
-
-
-def _s32_saturated(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
+def _whole(a: Side, b: Side, saturates: bool, transposed: bool) -> Meaning:
+    """Compute D = A B + C in s32; `transposed` if patterns of C and D hold columns."""
     limits = np.iinfo("i4")
-    return tuple(np.clip(total, limits.min, limits.max).astype("i4") for total in _float(sums.astype("i8"), c))
-
-
-_ADDED = {"f16": _f16, "f32": _float, "f64": _float, "s32": _s32, "s32.satfinite": _s32_saturated}
-
-
-def _product(a: Side, b: Side, c_type: str, d_type: str, transposed: bool) -> Callable[..., tuple[Array, ...]]:
-    """Compute D = A B + C on registers in the order of PTX; `transposed` if patterns of C and D hold columns."""
 
     def meaning(_active: Array, *operands: Array) -> tuple[Array, ...]:
-        of_b, of_c = a.registers, a.registers + b.registers
-        rows = DECODED[a.type](gathered(operands[:of_b], a))
-        columns = DECODED[b.type](gathered(operands[of_b:of_c], b))
-        if transposed:
-            rows, columns = columns, rows
+        rows, columns = _elements(a, b, operands, transposed)
         warps, n, k = columns.shape
         # One product for each 8 columns: BLAS takes 0.25 us for 16 x 8 x 16, a quarter of the time of a loop over k.
-        sums = rows[:, None] @ columns.reshape(warps, n // 8, 8, k).transpose(0, 1, 3, 2)
-        return _ADDED[d_type](sums.reshape(warps, -1, 32, 2), _to_pairs(operands[of_c:], c_type))
+        products = rows[:, None] @ columns.reshape(warps, n // 8, 8, k).transpose(0, 1, 3, 2)
+        parts = products.reshape(warps, -1, 32, 2).astype("i8" if saturates else "i4")
+        c = operands[a.registers + b.registers :]
+        totals = (parts[:, i // 2, :, i % 2] + before for i, before in enumerate(c))
+        return tuple(np.clip(total, limits.min, limits.max).astype("i4") if saturates else total for total in totals)
 
     return meaning
 
 
-def _chained(a: Side, b: Side) -> Callable[..., tuple[Array, ...]]:
+def _rounded(a: Side, b: Side, c_type: str, d_type: str, rule: SumRule, transposed: bool) -> Meaning:
+    """Compute D = A B + C in f32 or f16; `transposed` if patterns of C and D hold columns."""
+    # Hopper has fp8 only in wgmma. For mma.sync ptxas converts to f16, makes two HMMA of it, one of the lower halves of
+    # all registers and one of the upper, and adds C last.
+    by_halves = a.type in EIGHT_BITS
+    order = np.argsort(np.arange(a.depth) % 4 // 2, kind="stable")
+
+    def meaning(_active: Array, *operands: Array, core: Added = sums.added) -> tuple[Array, ...]:
+        rows, columns = _elements(a, b, operands, transposed)
+        if by_halves:
+            rows, columns = rows[:, :, order], columns[:, :, order]
+        warps, n, k = columns.shape
+        pairs = _to_pairs(operands[a.registers + b.registers :], c_type)
+        patterns = np.empty((warps, len(pairs), 32, 2), np.float32)
+        for pattern, pair in enumerate(pairs):
+            patterns[:, pattern, :, 0], patterns[:, pattern, :, 1] = pair
+        c: Array = patterns.reshape(-1, rows.shape[1], 8)
+        rows = rows if n == 8 else np.repeat(rows, n // 8, axis=0)
+        total = sums.chained(core, np.zeros_like(c) if by_halves else c, rows, columns.reshape(-1, 8, k), rule)
+        if by_halves:
+            total = sums.usual(total + c)
+        parts = total.reshape(warps, -1, 32, 2)
+        if d_type == "f16":
+            packed = parts.astype("f2").view("u4")
+            return tuple(np.ascontiguousarray(packed[:, pattern, :, 0]) for pattern in range(len(pairs)))
+        return tuple(np.ascontiguousarray(parts[:, i // 2, :, i % 2]) for i in range(2 * len(pairs)))
+
+    return meaning
+
+
+def _chained(a: Side, b: Side) -> Meaning:
     """Compute D = A B + C in f64, four words along k after the other, on registers of 8 rows by 4 words."""
 
-    def meaning(_active: Array, *operands: Array, chain: Chain = exact.chain) -> tuple[Array, ...]:
-        sums = list(operands[a.registers + b.registers :])
+    def meaning(_active: Array, *operands: Array, core: Chain = exact.chain) -> tuple[Array, ...]:
+        totals = list(operands[a.registers + b.registers :])
         for chunk in range(a.chunks):
             for place, (pair, block) in enumerate(product(range(b.blocks), range(a.blocks))):
                 rows, columns = operands[a.register(block, chunk)], operands[a.registers + b.register(pair, chunk)]
                 both = slice(2 * place, 2 * place + 2)
-                sums[both] = chain(rows, columns, *sums[both])
-        return tuple(sums)
+                totals[both] = core(rows, columns, *totals[both])
+        return tuple(totals)
 
     return meaning
 
 
-def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = False) -> Op:
+def _meaning(
+    a: Side, b: Side, c: str, d: str, transposed: bool, depth: int
+) -> tuple[Meaning, Callable[..., Any] | None]:
+    """Return the function of an instruction, and the one that it takes as `core`."""
+    if a.type == "f64":
+        return _chained(a, b), exact.chain
+    if d.startswith("s32"):
+        return _whole(a, b, d == "s32.satfinite", transposed), None
+    by_halves = a.type in EIGHT_BITS
+    normal = NORMAL["f16" if by_halves else a.type]
+    rule = SumRule(depth or (a.depth // 2 if by_halves else a.depth), normal, normal, halves=c == d == "f16")
+    return _rounded(a, b, c, d, rule, transposed), sums.added
+
+
+def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = False, depth: int = 0) -> Op:
+    """Return the entry of an instruction; 0 for a `depth` that suits the type."""
     patterns = a.blocks * b.blocks
     word = "f64" if a.type == "f64" else "b32"
     count = {name: patterns if name == "f16" else 2 * patterns for name in (c, d)}
     types = {"f16": "b32", "s32.satfinite": "s32"}
+    meaning, core = _meaning(a, b, c, d, transposed, depth)
     return Op(
         results=(types.get(d, d),) * count[d],
         operands=(word,) * (a.registers + b.registers) + (types.get(c, c),) * count[c],
-        meaning=_chained(a, b) if a.type == "f64" else _product(a, b, c, d, transposed),
-        chains=a.type == "f64",
+        meaning=meaning,
+        core=core,
         scope="warp",
         kind="mma",
         lanes="warp",
@@ -156,7 +188,7 @@ def _mma() -> dict[str, Op]:
     for shape, a, b in product(((8, 8, 16), (16, 8, 16), (16, 8, 32)), ("s8", "u8"), ("s8", "u8")):
         add(shape, f"s32.{a}.{b}.s32", a, b, "s32")
         add(shape, f"satfinite.s32.{a}.{b}.s32", a, b, "s32.satfinite")
-    # Hopper has fp8 only in wgmma: for mma.sync ptxas converts to f16, with two HMMA of half the k.
+    # fp8 with two HMMA of half the k
     for k, a, b, c in product((16, 32), ("e4m3", "e5m2"), ("e4m3", "e5m2"), ("f16", "f32")):
         add((16, 8, k), f"{c}.{a}.{b}.{c}", a, b, c, issues=2)
     for shape, rounding in product(((8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)), ("", "rn.")):
@@ -174,7 +206,8 @@ def _wmma() -> dict[str, Op]:
     kinds += [("m8n8k4", f"{rounding}f64.f64.f64.f64", "f64", "f64", "f64", 1) for rounding in ("", "rn.")]
     table = {}
     for shape, types, a, c, d, issues in kinds:
-        op = _op(wmma_side("a", shape, a), wmma_side("b", shape, a), c, d, issues, shape in BY_COLUMNS)
+        sides = wmma_side("a", shape, a), wmma_side("b", shape, a)
+        op = _op(*sides, c, d, issues, shape in BY_COLUMNS, depth=4 if a == "tf32" else 0)
         for layouts in ("row.row", "row.col", "col.row", "col.col"):
             table[f"wmma.mma.sync.aligned.{layouts}.{shape}.{types}"] = op
     return table

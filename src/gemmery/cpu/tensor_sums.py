@@ -1,0 +1,200 @@
+"""Compiled sums of products as tensor cores add them, for the emulator: the bits of `emulator.sums.added`.
+
+A vector holds 8 neighbouring sums. Each number is taken apart into a significand in float32 and an exponent, so the
+product of two significands is exact, and cutting it where the largest exponent says is one conversion to int32.
+Products of f16 and fp8 are exact in float32 themselves, which saves half of the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gemmery.cpu import jit, target
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import vector
+from gemmery.cpu.target import Target
+from gemmery.dtypes import Array
+
+_LANES = 8
+_TURN = 4  # elements of k in a turn of the loops; a tensor core adds at least as many at once
+_FLOATS, _INTS, _WIDE, _LONG = (vector(_LANES, kind) for kind in ("float", "i32", "double", "i64"))
+_BIAS = 127
+_SPECIAL, _ZERO, _LEAST = 1 << 20, -(1 << 12), -133  # exponents of infinity and NaN, of zero; the least to align to
+_SIGNIFICAND = -(1 << 31) | (1 << 23) - 1  # the sign and the fraction of a float32
+_NAN = 0x7FFFFFFF
+_NEAR = -14  # least exponent of types whose products are normal numbers of float32
+
+
+@functools.cache
+def added() -> Callable[[Array, Array, Array, Any], Array]:
+    """Return a function that adds as the emulator's `sums.added` does, 20 times as fast."""
+    host = target.host()
+    entries = jit.load(host, "sums of tensor cores", lambda: _module(host))
+    prototype = ctypes.CFUNCTYPE(None, *_arguments(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32))
+    near, far = prototype(entries["near"]), prototype(entries["far"])
+
+    def compiled(before: Array, a: Array, b: Array, rule: Any) -> Array:
+        (groups, m, k), n = a.shape, b.shape[1]
+        a, b = (np.ascontiguousarray(x, np.float32) for x in (a, b.swapaxes(1, 2)))
+        before = np.ascontiguousarray(before, np.float32)
+        sums, parts = np.empty_like(before), np.empty(2 * (a.size + b.size), np.uint32)
+        lost = 52 - rule.result
+        (near if min(rule.a, rule.b) >= _NEAR else far)(
+            *(x.ctypes.data for x in (before, a, b, parts, sums)),
+            *(groups, m, n, k, rule.depth),
+            *((1 << lost) - 1, 1 << lost if rule.halves else 0),
+            *(rule.a, rule.b, rule.aligned),
+        )
+        return sums
+
+    return compiled
+
+
+def _arguments(pointer: Any, long: Any, number: Any) -> list[Any]:
+    """Return the types of the arguments, in order."""
+    return [pointer] * 5 + [long] * 7 + [number] * 3
+
+
+_NAMES = (
+    "before",
+    "a",
+    "b",
+    "parts",
+    "sums",
+    "groups",
+    "m",
+    "n",
+    "k",
+    "depth",
+    "lost",
+    "odd",
+    "a_normal",
+    "b_normal",
+    "aligned",
+)
+
+
+def _module(target: Target) -> Module:
+    module = Module(target)
+    params = tuple(zip(_arguments("ptr", "i64", "i32"), _NAMES, strict=True))
+    for name in ("near", "far"):
+        with module.function(name, *params) as f:
+            _define(f, name == "near")
+    return module
+
+
+def _define(f: Function, near: bool) -> None:
+    """Add to all sums; `near` if all products are normal numbers of float32."""
+    m, n, k = f["m"], f["n"], f["k"]
+    size_a, size_b = f["groups"] * m * k * 4, f["groups"] * n * k * 4
+    sides = [
+        _Side(f["a"], f["parts"], f["parts"] + size_a),
+        _Side(f["b"], f["parts"] + 2 * size_a, f["parts"] + 2 * size_a + size_b),
+    ]
+    for side, normal, size in zip(sides, ("a_normal", "b_normal"), (size_a, size_b), strict=True):
+        with f.loop(0, size, 4 * _LANES) as at:
+            significand, exponent = _apart(f, f.load(_FLOATS, side.numbers + at), f.broadcast(f[normal], _LANES))
+            f.store(exponent, side.exponents + at)
+            if not near:
+                f.store(significand, side.significands + at)
+    if near:
+        sides = [replace(side, significands=side.numbers) for side in sides]
+    with f.loop(0, f["groups"]) as group, f.loop(0, n, _LANES) as column, f.loop(0, m) as row:
+        line, place, at = (group * m + row) * k, group * n * k + column, ((group * m + row) * n + column) * 4
+        sums = f.var(f.load(_FLOATS, f["before"] + at))
+        with f.loop(0, k, f["depth"]) as start:
+            sums.value = _at_once(f, sums.value, sides, (line, place, start), near)
+        f.store(sums.value, f["sums"] + at)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The addresses of the elements of A or B, and of what they are taken apart into."""
+
+    numbers: Value
+    exponents: Value
+    significands: Value
+
+
+def _apart(f: Function, numbers: Value, normal: Value) -> tuple[Value, Value]:
+    """Return significands and exponents; those of numbers below the least normal one are of its exponent."""
+    bits = f.bitcast(numbers, _INTS)
+    field = (bits >> 23) & 255
+    exponent = field - _BIAS
+    usual = exponent >= normal
+    significand = f.bitcast((bits & _SIGNIFICAND) | (_BIAS << 23), _FLOATS)
+    grown = numbers * f.bitcast((_BIAS - normal) << 23, _FLOATS)
+    exponent = f.select(usual, exponent, normal)
+    exponent = f.select(numbers.equals(0.0), f.const(_INTS, _ZERO), exponent)
+    return f.select(usual, significand, grown), f.select(field.equals(255), f.const(_INTS, _SPECIAL), exponent)
+
+
+def _at_once(f: Function, before: Value, sides: list[_Side], at: tuple[Value, Value, Value], near: bool) -> Value:
+    """Add the products of `depth` elements of k from the last of `at` on to 8 sums."""
+    (a, b), (line, place, start), n = sides, at, f["n"]
+    stop = start + f["depth"]
+
+    def of_a(base: Value, k: Value, kind: str) -> Value:
+        return f.broadcast(f.load(kind, base + (line + k) * 4), _LANES)
+
+    def of_b(base: Value, k: Value, kind: str) -> Value:
+        return f.load(kind, base + (place + k * n) * 4)
+
+    def exponents(k: Value) -> Value:
+        return of_a(a.exponents, k, "i32") + of_b(b.exponents, k, _INTS)
+
+    significand, exponent = _apart(f, before, f.const(_INTS, 1 - _BIAS))
+    largest = f.var(f.overloaded("llvm.smax", exponent, f.const(_INTS, _LEAST)))
+    with f.loop(start, stop, _TURN) as first:
+        for i in range(_TURN):
+            largest.value = f.overloaded("llvm.smax", largest.value, exponents(first + i))
+    shift = f.broadcast(f["aligned"] + _BIAS, _LANES) - largest.value
+
+    def power(exponent: Value) -> Value:
+        field = f.overloaded("llvm.smax", exponent, f.zero(_INTS))
+        return f.bitcast(f.overloaded("llvm.smin", field, f.const(_INTS, 254)) << 23, _FLOATS)
+
+    scale = power(shift)  # where it is at its limits, all products are zero or cut to zero
+    # The 16 products below 2^27 and the sum before are too many for one int32.
+    halves = f.var(f.zero(_INTS)), f.var(f.convert("fptosi", significand * power(exponent + shift), "i32"))
+    with f.loop(start, stop, _TURN) as first:
+        for i in range(_TURN):
+            k, half = first + i, halves[i % 2]
+            product = of_a(a.significands, k, "float") * of_b(b.significands, k, _FLOATS)
+            scaled = product * (scale if near else power(exponents(k) + shift))
+            half.value = half.value + f.convert("fptosi", scaled, "i32")
+    whole, other = (f.convert("sitofp", half.value, "double") for half in halves)
+    aligned = f.broadcast(f.convert("sext", f["aligned"], "i64"), _LANES)
+    unit = (f.convert("sext", largest.value, "i64") - aligned + 1023) << 52
+    sums = f.var(_rounded(f, (whole + other) * f.bitcast(unit, _WIDE)))
+    special = largest.value > _SPECIAL // 2
+    with f.if_(f.intrinsic(f"llvm.vector.reduce.or.v{_LANES}i1", "i1", special)):
+        total = f.var(f.convert("fpext", before, "double"))
+        with f.loop(start, stop) as k:
+            pair = of_a(a.numbers, k, "float"), of_b(b.numbers, k, _FLOATS)
+            wide = [f.convert("fpext", value, "double") for value in pair]
+            total.value = total.value + wide[0] * wide[1]
+        usual = f.convert("fptrunc", total.value, "float")
+        usual = f.select(usual.differs(usual), f.bitcast(f.const(_INTS, _NAN), _FLOATS), usual)
+        sums.value = f.select(special, usual, sums.value)
+    return sums.value
+
+
+def _rounded(f: Function, sums: Value) -> Value:
+    """Cut toward zero to float32, or round to odd."""
+    bits, lost = f.bitcast(sums, _LONG), f.broadcast(f["lost"], _LANES)
+    cut = bits & (lost ^ -1)
+    odd = f.select((bits & lost).differs(0), f.broadcast(f["odd"], _LANES), f.zero(_LONG))
+    normal = f.convert("fptrunc", f.bitcast(cut | odd, _WIDE), "float")
+    # Below the least normal number of float32 the last bit of the result has a fixed place.
+    place = f.overloaded("llvm.ctpop", lost) - (126 + 52)
+    up, down = (f.bitcast((place * sign + 1023) << 52, _WIDE) for sign in (-1, 1))
+    small = f.overloaded("llvm.fabs", sums) < 2.0**-126
+    tiny = f.convert("fptrunc", f.overloaded("llvm.trunc", sums * up) * down, "float")
+    return f.select(small, tiny, normal) + 0.0  # never a negative zero

@@ -202,6 +202,16 @@ def test_forward_mode_of_matmul_keeps_gradients():
         assert close(torch.autograd.grad(result.primal.sum(), a)[0], b.expand(2, 3, 4), 4)
 
 
+def test_a_linearised_product():
+    """It is traced in forward mode, below autograd."""
+    a, b, change = draw(3, 4), draw(4, 5), draw(3, 4, seed=1)
+    for activation in (None, "gelu"):
+        result, move = torch.func.linearize(lambda a: gemmery.torch.linear(a, b.T, None, activation), a)  # noqa: B023
+        plain = lambda a: ACTIVATIONS[activation](a @ b)  # noqa: B023, E731
+        assert close(result, plain(a), 4)
+        assert close(move(change), torch.func.jvp(plain, (a,), (change,))[1], 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     x, weight, bias = draw(3, 4, dtype=torch.float32), draw(5, 4, dtype=torch.float32, grad=True), draw(5)

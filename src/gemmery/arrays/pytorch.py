@@ -130,8 +130,10 @@ def _in_bytes(
 
 
 def _in_dual_level(torch: Any) -> bool:
+    """Return True where a tensor may have a tangent; not inside an operator, whose tangents autograd has taken off."""
     level: int = torch.autograd.forward_ad._current_level
-    return level >= 0
+    c = torch._C
+    return level >= 0 and not c._dispatch_tls_is_dispatch_key_excluded(c.DispatchKey.AutogradFunctionality)
 
 
 def _row(tensor: Any) -> dtypes.DType:

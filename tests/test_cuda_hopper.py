@@ -121,6 +121,14 @@ def test_rows_of_an_order_are_not_more_than_there_are():
     assert hopper.order(hopper.INSTANCES[0], rows=3, columns=100, batch=1, sms=132)[0] == 3
 
 
+def test_eight_rows_take_a_ring_of_their_own():
+    few = product(8, 4096, 4096)
+    for case in (few, few._replace(m=1, invariant=True)):
+        assert instance(hopper.chosen(case, H200)) == (8, 32, 36, 1, 1)
+    for case in (few._replace(m=9), few._replace(b_layout="row"), few._replace(k=512), few._replace(a_layout="col")):
+        assert hopper.chosen(case, H200)["bm"] > 8
+
+
 def test_bands_have_as_many_rows_as_each_other():
     tile = hopper.Instance(192, 192, 4, 2, 1, 97)
     assert [hopper.order(tile, rows, 16, 1, 132)[0] for rows in (16, 24, 26)] == [4, 6, 5]  # of clusters of two

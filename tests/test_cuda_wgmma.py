@@ -50,7 +50,7 @@ def test_every_product_has_a_launch(dtype, out):
 @pytest.mark.parametrize(("dtype", "out"), TYPES)
 def test_every_instance_fits_every_type(tile, dtype, out):
     config = dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True))
-    problem = product(4096, 4096, 4096, dtype, out)
+    problem = product(8 if tile.bm == 8 else 4096, 4096, 4096, dtype, out)
     largest = tile[:3] == (256, 160, 4)
     if (tile.bm == 192 and not plain_halves(problem)) or ((tile.bn % 32 or largest) and out in ("f32", "i32")):
         with pytest.raises(RefusedError, match=r"plain products of halves|results of 16 bits|use fewer stages"):
@@ -86,7 +86,8 @@ def test_boxes_are_what_a_block_brings():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"bm": 96}, "bm=96.* 64, 128, 192 or 256 rows"),
+        ({"bm": 96}, "bm=96.* 8, 64, 128, 192 or 256 rows"),
+        ({"bm": 8}, "bm=8.* at most 8 rows, of A by rows"),
         ({"bm": 192, "bn": 96}, "192 rows has 64, 128 or 192 columns"),
         ({"bn": 40}, "bn=40.* 32, 64, 96, .* 256 columns"),
         ({"bm": 256, "bn": 256, "stages": 2}, "256 sums for each thread.* room for 192"),

@@ -57,6 +57,13 @@ def test_the_last_step_has_one_product_or_more(name, k):
     assert run(EPILOGUE, *matrices((70, 72, k), name, out=out, layouts=BY_K), config=tile(64, 64, 2))
 
 
+@pytest.mark.parametrize(("name", "m", "b"), [("bf16", 1, "col"), ("f16", 8, "row"), ("e4m3", 5, "col")])
+def test_eight_rows_are_all_that_shared_memory_has(name, m, b):
+    """64 are multiplied, each of the 8 eight times, and those that C has are stored."""
+    operands = matrices((m, 70, 400), name, out="bf16", layouts=("row", b, "row"))
+    assert run(EPILOGUE, *operands, config=tile(8, 32, 4))
+
+
 @pytest.mark.parametrize("bn", [112, 144])
 def test_pieces_that_overlap_read_c_before_they_write_it(bn):
     a, b, c = matrices((130, 300, 72), "bf16", filled=True)

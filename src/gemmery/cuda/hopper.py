@@ -57,6 +57,7 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 1,  80),
     Instance( 64,  32,    8, 1, 1,  74),
     Instance( 64,  32,   16, 1, 1,  74),
+    Instance(  8,  32,   36, 1, 1,   9),  # 64 rows are multiplied
 )
 # fmt: on
 WHOLE_TILE = 36864  # sums that stay in registers, packed, while the next tile is multiplied
@@ -80,6 +81,7 @@ LATENCY = 2400  # cycles from the request for a stage to its products
 MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
+FEW_DEPTH = 4096  # k from which 8 rows are known to gain from a ring of 36 stages
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 
@@ -119,6 +121,8 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
 
 def suits(problem: Problem, bm: int, bn: int) -> bool:
     """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
+    if bm == 8 and (problem.m > 8 or problem.a_layout == "col" or problem.k < FEW_DEPTH):
+        return False
     return (bm != 192 or plain_halves(problem)) and (bn % 32 == 0 or dtypes.get(problem.out).size == 2)
 
 

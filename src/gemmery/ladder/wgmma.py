@@ -222,7 +222,7 @@ def consumers(problem: Problem, bm: int) -> int:
 
     Of 192, two have all rows and half of the columns each, where a column of B is a row of its box; else three have 64.
     """
-    return 3 if bm == 192 and problem.b_layout == "row" else min(bm // 64, 2)
+    return 3 if bm == 192 and problem.b_layout == "row" else max(1, min(bm // 64, 2))
 
 
 def _overlapped(problem: Problem, bm: int, bn: int) -> bool:
@@ -255,10 +255,11 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
     """Return why a kernel cannot have this tile, ring and cluster for a problem; "" if it can."""
     if bm == 192 and (bn not in (64, 128, 192) or cn > 1):
         return f"bm={bm}, bn={bn}, cn={cn}: a tile of 192 rows has 64, 128 or 192 columns, and a cluster along m alone"
-    if bm not in (64, 128, 192, 256) or bn % 32 * (bn not in _WIDTHS) or not 32 <= bn <= 256:
-        return (
-            f"bm={bm}, bn={bn}: a tile has 64, 128, 192 or 256 rows and 32, 64, 96, 112, 128, 144, 160, ... 256 columns"
-        )
+    if bm == 8 and (problem.m > 8 or problem.a_layout == "col" or cm * cn > 1):
+        return f"bm=8, cm={cm}, cn={cn}: it takes at most 8 rows, of A by rows, by blocks alone; use 64"
+    if bm not in (8, 64, 128, 192, 256) or bn % 32 * (bn not in _WIDTHS) or not 32 <= bn <= 256:
+        sides = "8, 64, 128, 192 or 256 rows and 32, 64, 96, 112, 128, 144, 160, ... 256 columns"
+        return f"bm={bm}, bn={bn}: a tile has {sides}"
     if bn in _WIDTHS and not _overlapped(problem, bm, bn):
         return f"bm={bm}, bn={bn}: only tiles that leave packed, of results of 16 bits, are such; use 128 x 128"
     if bm * bn > _MOST_SUMS:
@@ -275,10 +276,8 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
 
 
 def _check_rows(bm: int) -> None:
-    if bm == 192:
-        raise RefusedError(
-            "bm=192: wgmma_epilogue alone lays two warpgroups beside each other; use 64, 128 or 256 rows"
-        )
+    if bm in (8, 192):
+        raise RefusedError(f"bm={bm}: wgmma_epilogue alone has such tiles; use 64, 128 or 256 rows")
 
 
 def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
@@ -399,7 +398,7 @@ WGMMA = (
         geometry=_epilogue,
         resolve=_resolve,
         space={
-            "bm": (0, 64, 128, 192, 256),
+            "bm": (0, 8, 64, 128, 192, 256),
             "bn": (0, 32, 64, 96, 128, 160, 192, 224, 256),
             "stages": (0, 2, 3, 4, 5, 6, 8),
             "cm": (0, 1, 2),

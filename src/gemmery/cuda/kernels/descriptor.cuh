@@ -12,9 +12,11 @@ template <bool K_MAJOR> __device__ __forceinline__ unsigned descriptor(unsigned 
   return (shared & 0x3FFFF) >> 4 | COLUMN << 16;
 }
 
+// Unless groups of 8 rows are APART, all of them are the same one.
+template <bool APART = true>
 __device__ __forceinline__ unsigned long long whole_descriptor(unsigned lower) {
   constexpr unsigned long long ROWS = 1024 >> 4, SWIZZLE_128 = 1;
-  return lower | ROWS << 32 | SWIZZLE_128 << 62;
+  return lower | (APART ? ROWS : 0) << 32 | SWIZZLE_128 << 62;
 }
 
 // From the k of one product, 32 bytes, to those of the next, in 16 bytes. The swizzle follows from the address, so a

@@ -43,11 +43,15 @@ struct WgmmaTiles {
   // columns are adjacent those begin within a box of 64: then three take 64 rows each.
   static constexpr bool BESIDE = BM == 192 && B_K_MAJOR;
   static constexpr int WARPGROUPS = BM == 192 && !BESIDE ? 3 : BM > 64 ? 2 : 1;
-  static constexpr int BLOCKS = BM / 64 / (BESIDE ? 1 : WARPGROUPS), WN = BESIDE ? BN / 2 : BN;  // of 64 rows x WN
+  // Of 8 rows, which are all that C has, 64 are multiplied; the others are the same ones, and are not stored.
+  static constexpr int ROWS_MULTIPLIED = BM == 8 ? 64 : BM;
+  static constexpr int BLOCKS = ROWS_MULTIPLIED / 64 / (BESIDE ? 1 : WARPGROUPS);  // of 64 rows x WN
+  static constexpr int WN = BESIDE ? BN / 2 : BN;
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
-  static_assert(BM == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS) && BN % 8 == 0 && BN <= 256, "wgmma has 64 rows");
+  static_assert(ROWS_MULTIPLIED == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS), "wgmma has 64 rows");
+  static_assert(BN % 8 == 0 && BN <= 256, "wgmma has 8 to 256 columns");
   static_assert(!BESIDE || WN % 8 == 0, "the second half of the columns begins at a row of B's tile");
 
   // Where the part of a warpgroup begins in the tile, counted from 0.
@@ -120,9 +124,9 @@ template <class Tiles> struct Warpgroup {
     unsigned at = stage * (Tiles::STAGE >> 4);
 #pragma unroll
     for (int block = 0; block < Tiles::BLOCKS; ++block) {
-      ptx::wgmma_mma_async<typename Tiles::Types>(
-          sums[block], whole_descriptor(a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4)),
-          whole_descriptor(b + at + part * NEXT_K<Tiles::B_K_MAJOR>), adds);
+      unsigned rows = a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4);
+      ptx::wgmma_mma_async<typename Tiles::Types>(sums[block], whole_descriptor<(Tiles::BM > 8)>(rows),
+                                                  whole_descriptor(b + at + part * NEXT_K<Tiles::B_K_MAJOR>), adds);
     }
   }
 

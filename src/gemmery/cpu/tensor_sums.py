@@ -11,6 +11,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gemmery.cpu.target import Target
 from gemmery.dtypes import Array
 
 _LANES = 8
+_ROWS = 4  # of sums that are computed together, so that the CPU need not wait for each result
 _TURN = 4  # elements of k in a turn of the loops; a tensor core adds at least as many at once
 _FLOATS, _INTS, _WIDE, _LONG = (vector(_LANES, kind) for kind in ("float", "i32", "double", "i64"))
 _BIAS = 127
@@ -41,7 +43,8 @@ def added() -> Callable[[Array, Array, Array, Any], Array]:
 
     def compiled(before: Array, a: Array, b: Array, rule: Any) -> Array:
         (groups, m, k), n = a.shape, b.shape[1]
-        a, b = (np.ascontiguousarray(x, np.float32) for x in (a, b.swapaxes(1, 2)))
+        panels = b.reshape(groups, n // _LANES, _LANES, k).swapaxes(2, 3)
+        a, b = (np.ascontiguousarray(x, np.float32) for x in (a, panels))
         before = np.ascontiguousarray(before, np.float32)
         sums, parts = np.empty_like(before), np.empty(2 * (a.size + b.size), np.uint32)
         lost = 52 - rule.result
@@ -105,12 +108,17 @@ def _define(f: Function, near: bool) -> None:
                 f.store(significand, side.significands + at)
     if near:
         sides = [replace(side, significands=side.numbers) for side in sides]
-    with f.loop(0, f["groups"]) as group, f.loop(0, n, _LANES) as column, f.loop(0, m) as row:
-        line, place, at = (group * m + row) * k, group * n * k + column, ((group * m + row) * n + column) * 4
-        sums = f.var(f.load(_FLOATS, f["before"] + at))
+    with f.loop(0, f["groups"]) as group, f.loop(0, n, _LANES) as column, f.loop(0, m, _ROWS) as row:
+        lines = [group * m + row + i for i in range(_ROWS)]
+        ats = [(line * n + column) * 4 for line in lines]
+        sums = [f.var(f.load(_FLOATS, f["before"] + at)) for at in ats]
         with f.loop(0, k, f["depth"]) as start:
-            sums.value = _at_once(f, sums.value, sides, (line, place, start), near)
-        f.store(sums.value, f["sums"] + at)
+            places = [(line * k + start) * 4 for line in lines], ((group * n + column) * k + start * _LANES) * 4
+            after = _at_once(f, [each.value for each in sums], sides, places, near)
+            for each, value in zip(sums, after, strict=True):
+                each.value = value
+        for each, at in zip(sums, ats, strict=True):
+            f.store(each.value, f["sums"] + at)
 
 
 @dataclass(frozen=True)
@@ -135,55 +143,61 @@ def _apart(f: Function, numbers: Value, normal: Value) -> tuple[Value, Value]:
     return f.select(usual, significand, grown), f.select(field.equals(255), f.const(_INTS, _SPECIAL), exponent)
 
 
-def _at_once(f: Function, before: Value, sides: list[_Side], at: tuple[Value, Value, Value], near: bool) -> Value:
-    """Add the products of `depth` elements of k from the last of `at` on to 8 sums."""
-    (a, b), (line, place, start), n = sides, at, f["n"]
-    stop = start + f["depth"]
+def _at_once(
+    f: Function, before: list[Value], sides: list[_Side], places: tuple[list[Value], Value], near: bool
+) -> list[Value]:
+    """Add the products of `depth` elements of k to 8 sums of each row; `places` are where these begin in A and in B."""
+    (a, b), (lines, panel) = sides, places
 
-    def of_a(base: Value, k: Value, kind: str) -> Value:
-        return f.broadcast(f.load(kind, base + (line + k) * 4), _LANES)
+    def of_a(base: Value, line: Value, k: Value, kind: str) -> Value:
+        return f.broadcast(f.load(kind, base + line + k * 4), _LANES)
 
     def of_b(base: Value, k: Value, kind: str) -> Value:
-        return f.load(kind, base + (place + k * n) * 4)
+        return f.load(kind, base + panel + k * (4 * _LANES))
 
-    def exponents(k: Value) -> Value:
-        return of_a(a.exponents, k, "i32") + of_b(b.exponents, k, _INTS)
-
-    significand, exponent = _apart(f, before, f.const(_INTS, 1 - _BIAS))
-    largest = f.var(f.overloaded("llvm.smax", exponent, f.const(_INTS, _LEAST)))
-    with f.loop(start, stop, _TURN) as first:
-        for i in range(_TURN):
-            largest.value = f.overloaded("llvm.smax", largest.value, exponents(first + i))
-    shift = f.broadcast(f["aligned"] + _BIAS, _LANES) - largest.value
+    def exponents(line: Value, k: Value) -> Value:
+        return of_a(a.exponents, line, k, "i32") + of_b(b.exponents, k, _INTS)
 
     def power(exponent: Value) -> Value:
         field = f.overloaded("llvm.smax", exponent, f.zero(_INTS))
         return f.bitcast(f.overloaded("llvm.smin", field, f.const(_INTS, 254)) << 23, _FLOATS)
 
-    scale = power(shift)  # where it is at its limits, all products are zero or cut to zero
+    starts = [_apart(f, each, f.const(_INTS, 1 - _BIAS)) for each in before]
+    largest = [f.var(f.overloaded("llvm.smax", exponent, f.const(_INTS, _LEAST))) for _, exponent in starts]
+    with f.loop(0, f["depth"], _TURN) as first:
+        for i, (line, most) in product(range(_TURN), zip(lines, largest, strict=True)):
+            most.value = f.overloaded("llvm.smax", most.value, exponents(line, first + i))
+    shifts = [f.broadcast(f["aligned"] + _BIAS, _LANES) - most.value for most in largest]
+    scales = [power(shift) for shift in shifts]  # at its limits all products are zero, or cut to zero
     # The 16 products below 2^27 and the sum before are too many for one int32.
-    halves = f.var(f.zero(_INTS)), f.var(f.convert("fptosi", significand * power(exponent + shift), "i32"))
-    with f.loop(start, stop, _TURN) as first:
-        for i in range(_TURN):
-            k, half = first + i, halves[i % 2]
-            product = of_a(a.significands, k, "float") * of_b(b.significands, k, _FLOATS)
-            scaled = product * (scale if near else power(exponents(k) + shift))
-            half.value = half.value + f.convert("fptosi", scaled, "i32")
-    whole, other = (f.convert("sitofp", half.value, "double") for half in halves)
+    halves = []
+    for (significand, exponent), shift in zip(starts, shifts, strict=True):
+        own = f.convert("fptosi", significand * power(exponent + shift), "i32")
+        halves.append((f.var(f.zero(_INTS)), f.var(own)))
+    with f.loop(0, f["depth"], _TURN) as first:
+        for i, row in product(range(_TURN), range(_ROWS)):
+            k, half = first + i, halves[row][i % 2]
+            term = of_a(a.significands, lines[row], k, "float") * of_b(b.significands, k, _FLOATS)
+            scale = scales[row] if near else power(exponents(lines[row], k) + shifts[row])
+            half.value = half.value + f.convert("fptosi", term * scale, "i32")
     aligned = f.broadcast(f.convert("sext", f["aligned"], "i64"), _LANES)
-    unit = (f.convert("sext", largest.value, "i64") - aligned + 1023) << 52
-    sums = f.var(_rounded(f, (whole + other) * f.bitcast(unit, _WIDE)))
-    special = largest.value > _SPECIAL // 2
-    with f.if_(f.intrinsic(f"llvm.vector.reduce.or.v{_LANES}i1", "i1", special)):
-        total = f.var(f.convert("fpext", before, "double"))
-        with f.loop(start, stop) as k:
-            pair = of_a(a.numbers, k, "float"), of_b(b.numbers, k, _FLOATS)
-            wide = [f.convert("fpext", value, "double") for value in pair]
-            total.value = total.value + wide[0] * wide[1]
-        usual = f.convert("fptrunc", total.value, "float")
-        usual = f.select(usual.differs(usual), f.bitcast(f.const(_INTS, _NAN), _FLOATS), usual)
-        sums.value = f.select(special, usual, sums.value)
-    return sums.value
+    sums = []
+    for most, pair in zip(largest, halves, strict=True):
+        whole, other = (f.convert("sitofp", half.value, "double") for half in pair)
+        unit = (f.convert("sext", most.value, "i64") - aligned + 1023) << 52
+        sums.append(f.var(_rounded(f, (whole + other) * f.bitcast(unit, _WIDE))))
+    for row, most in enumerate(largest):
+        special = most.value > _SPECIAL // 2
+        with f.if_(f.intrinsic(f"llvm.vector.reduce.or.v{_LANES}i1", "i1", special)):
+            total = f.var(f.convert("fpext", before[row], "double"))
+            with f.loop(0, f["depth"]) as k:
+                factors = of_a(a.numbers, lines[row], k, "float"), of_b(b.numbers, k, _FLOATS)
+                wide = [f.convert("fpext", value, "double") for value in factors]
+                total.value = total.value + wide[0] * wide[1]
+            usual = f.convert("fptrunc", total.value, "float")
+            usual = f.select(usual.differs(usual), f.bitcast(f.const(_INTS, _NAN), _FLOATS), usual)
+            sums[row].value = f.select(special, usual, sums[row].value)
+    return [each.value for each in sums]
 
 
 def _rounded(f: Function, sums: Value) -> Value:
@@ -191,10 +205,12 @@ def _rounded(f: Function, sums: Value) -> Value:
     bits, lost = f.bitcast(sums, _LONG), f.broadcast(f["lost"], _LANES)
     cut = bits & (lost ^ -1)
     odd = f.select((bits & lost).differs(0), f.broadcast(f["odd"], _LANES), f.zero(_LONG))
-    normal = f.convert("fptrunc", f.bitcast(cut | odd, _WIDE), "float")
-    # Below the least normal number of float32 the last bit of the result has a fixed place.
-    place = f.overloaded("llvm.ctpop", lost) - (126 + 52)
-    up, down = (f.bitcast((place * sign + 1023) << 52, _WIDE) for sign in (-1, 1))
-    small = f.overloaded("llvm.fabs", sums) < 2.0**-126
-    tiny = f.convert("fptrunc", f.overloaded("llvm.trunc", sums * up) * down, "float")
-    return f.select(small, tiny, normal) + 0.0  # never a negative zero
+    rounded = f.var(f.convert("fptrunc", f.bitcast(cut | odd, _WIDE), "float"))
+    small = (f.overloaded("llvm.fabs", sums) < 2.0**-126) & sums.differs(0.0)
+    with f.if_(f.intrinsic(f"llvm.vector.reduce.or.v{_LANES}i1", "i1", small)):
+        # Below the least normal number of float32 the last bit of the result has a fixed place.
+        place = f.overloaded("llvm.ctpop", lost) - (126 + 52)
+        up, down = (f.bitcast((place * sign + 1023) << 52, _WIDE) for sign in (-1, 1))
+        tiny = f.convert("fptrunc", f.overloaded("llvm.trunc", sums * up) * down, "float")
+        rounded.value = f.select(small, tiny + 0.0, rounded.value)  # never a negative zero
+    return rounded.value

@@ -43,6 +43,8 @@ class MapBox(NamedTuple):
     pitch: int = 0  # bytes between rows of the packed operand
     promotion: int = 256  # bytes fetched into L2 at a time: 0, 64, 128, 256
     required: bool = False  # of C: the kernel cannot write it otherwise
+    element: str = ""  # of the packed operand; "": the operand's own
+    parts: int = 1  # of which an element of the packed operand consists, each a matrix of its own
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
     batches = batch if view.strides[0] else 1
     if box.packed >= 0:
         outer, inner = (columns, rows) if box.operand == "b" else (rows, columns)
-        return _checked(box, view.dtype, (inner, outer, batches), (box.pitch, box.pitch * max(1, outer)))
+        extents = (inner, outer, batches * box.parts)
+        return _checked(box, box.element or view.dtype, extents, (box.pitch, box.pitch * max(1, outer)))
     by_columns = (problem.a_layout, problem.b_layout, problem.c_layout)["abc".index(box.operand)] == "col"
     outer, inner, step = (columns, rows, view.strides[2]) if by_columns else (rows, columns, view.strides[1])
     whole = -(-inner * size // ALIGNMENT) * ALIGNMENT

@@ -12,6 +12,19 @@ from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 from gemmery.ladder.wgmma import WGMMA
 from gemmery.ladder.wgmma_grouped import GROUPED
+from gemmery.ladder.split import SPLIT32
 from gemmery.ladder.wgmma_split import SPLIT
 
-CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *SPLIT, *GROUPED, *GENERAL, *GEMV, *GEMV_QUANTIZED)
+CUDA: tuple[Rung, ...] = (
+    *SIMT,
+    *TILED,
+    *TENSOR,
+    *MMA,
+    *WGMMA,
+    *SPLIT,
+    *SPLIT32,
+    *GROUPED,
+    *GENERAL,
+    *GEMV,
+    *GEMV_QUANTIZED,
+)

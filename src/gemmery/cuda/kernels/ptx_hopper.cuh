@@ -229,6 +229,10 @@ WGMMA(float, "+f", "256", 128, "128", "129", "130", "131", "132");
 WGMMA(int, "+r", "256", 128, "128", "129", "130", "131", "132");
 #undef WGMMA
 
+// No instruction: x is computed before it, and what is computed from x after it.
+__device__ __forceinline__ void computed_here(unsigned& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void computed_here(float& x) { asm volatile("" : "+f"(x)); }
+
 // No instruction: what follows reads sums after the wait before it, not earlier.
 template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(float (&d)[COUNT]) {
 #pragma unroll

@@ -60,15 +60,14 @@ template <class T, int SIDES, int BK, int PITCH, int THREADS> struct ElementCopy
   }
 };
 
-template <class T, class Out, int EPILOGUE, class Tiles, int WM, int WN, int STAGES>
-__global__ void __launch_bounds__(Tiles::THREADS) simt_general(const Product<T, Out> p) {
+template <int EPILOGUE, class Tiles, int WM, int WN, int STAGES, class T, class Out>
+__device__ __forceinline__ void general_product(const Product<T, Out>& p, unsigned char* memory) {
   constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK, TM = Tiles::TM, TN = Tiles::TN;
   using TileA = KMajor<BM + 4, BK>;
   using TileB = KMajor<BN + 4, BK>;
   using Tiling = WarpTiling<Tiles, WM, WN, T>;
   constexpr int ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   constexpr int STAGE = TileA::SIZE + TileB::SIZE;
-  extern __shared__ __align__(16) unsigned char memory[];
   T* ring = reinterpret_cast<T*>(memory);
   unsigned shared = ptx::shared_address(memory);
   Tile tile = tile_of_block<BM, BN>(p);
@@ -122,4 +121,10 @@ __global__ void __launch_bounds__(Tiles::THREADS) simt_general(const Product<T, 
   }
   __syncthreads();
   store_general<EPILOGUE, BM, BN, PITCH, Tiles::THREADS>(p, tile, ring);
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(Tiles::THREADS) simt_general(const Product<T, Out> p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  general_product<EPILOGUE, Tiles, WM, WN, STAGES>(p, memory);
 }

@@ -135,6 +135,7 @@ template <class Tiles> struct TwoPartsConsumer : PartsConsumer<Tiles, 2> {
     this->template multiply_parts<4>(high, 0, 0, 0, false);
     ptx::wgmma_commit_group();
     this->wait_for(1);
+    ptx::wgmma_fence();
     this->template multiply_parts<4>(corrections, 0, 1, 0, !begins);
     this->template multiply_parts<4>(corrections, 1, 0, 0, true);
     ptx::wgmma_commit_group();

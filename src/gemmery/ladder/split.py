@@ -12,7 +12,17 @@ from gemmery.ladder.general import GENERAL
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
 
-_TILE = hopper.Instance(128, 128, 6, 1, 1, 100)  # a thread has three sets of 64 sums
+# Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
+_TILES = (
+    hopper.Instance(128, 128, 6, 1, 1, 100),
+    hopper.Instance(64, 128, 6, 1, 1, 80),
+    hopper.Instance(64, 64, 6, 1, 1, 65),
+)
+_PAIRED_TILES = (
+    hopper.Instance(128, 96, 6, 1, 1, 100),
+    hopper.Instance(64, 96, 6, 1, 1, 80),
+    hopper.Instance(64, 64, 6, 1, 1, 65),
+)
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
 _PARTS = 3  # for which the workspace has room
@@ -92,22 +102,33 @@ def _plain(problem: Problem) -> Geometry:
     return replace(geometry, source="split_simt.cu", kernel=kernel, needs=90, overlaps=True)
 
 
+def _tile(problem: Problem, config: Config, tiled: tuple[hopper.Instance, ...]) -> hopper.Instance:
+    """Return the tile of a config, or that whose rounds take least time."""
+    sms = target(problem).sms
+    fits = [each for each in tiled if config["bm"] in (0, each.bm) and config["bn"] in (0, each.bn)]
+    if not fits:
+        shapes = ", ".join(f"{each.bm} x {each.bn}" for each in tiled)
+        raise RefusedError(f"bm={config['bm']}, bn={config['bn']}: its tiles are {shapes}; use one of them, or 0")
+    return min(fits, key=lambda t: -(-tiles(problem, t.bm, t.bn)[0] // sms) * t.bm * t.bn / t.speed)
+
+
 def _product(problem: Problem, config: Config, name: str, element: str, *parameters: object) -> Geometry:
     """The launch that multiplies parts."""
-    bm, bn, stages = _TILE[:3]
+    tile = _tile(problem, config, _PAIRED_TILES if name == "split_paired" else _TILES)
+    bm, bn, stages = tile[:3]
     a, b, end, pitch = _places(problem)
     sms = target(problem).sms
-    band, blocks = hopper.order(_TILE, -(-problem.m // bm), -(-problem.n // bn), problem.batch, sms)
+    band, blocks = hopper.order(tile, -(-problem.m // bm), -(-problem.n // bn), problem.batch, sms)
     tiling = template("WgmmaTiles", element, "ROW", "COL", bm, bn, stages)
     boxes = (
-        MapBox(operand, (_ROW // 2, min(bm, side)), packed=place, pitch=pitch, element="f16", parts=_PARTS)
-        for operand, side, place in (("a", problem.m, a), ("b", problem.n, b))
+        MapBox(operand, (_ROW // 2, min(rows, side)), packed=place, pitch=pitch, element="f16", parts=_PARTS)
+        for operand, side, rows, place in (("a", problem.m, bm, a), ("b", problem.n, bn, b))
     )
     return Geometry(
         f"{name}.cu",
         template(name, "float", C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters),
         (min(tiles(problem, bm, bn)[0], config["blocks"] or blocks or sms), 1, 1),
-        (384, 1, 1),
+        (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
         shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(bm) + 16 * stages,
         workspace=end,
         needs=90,
@@ -174,13 +195,19 @@ SPLIT32 = tuple(
         refuses=lambda problem: "",
         bound=bound,
         geometry=geometry,
-        space={"band": (0, 8, 16), "blocks": (0, 8)},
-        default={"band": 0, "blocks": 0},
+        space={"bm": (0, 64, 128), "bn": (0, 64, 96, 128), "band": (0, 8, 16), "blocks": (0, 8)},
+        default={"bm": 0, "bn": 0, "band": 0, "blocks": 0},
         expect={},
         lesson="",
     )
     for name, idea, parent, bound, geometry in (
-        ("split_fp16x3", "float32 as two halves: three products on tensor cores, as accurate as float32", "wgmma_epilogue", bound_fp16x3, _fp16x3),
+        (
+            "split_fp16x3",
+            "float32 as two halves: three products on tensor cores, as accurate as float32",
+            "wgmma_epilogue",
+            bound_fp16x3,
+            _fp16x3,
+        ),
         ("split_bf16x6", "float32 as three bfloat16, exactly", "split_fp16x3", bound_bf16x6, _bf16x6),
         ("split_paired", "sums in two numbers", "split_bf16x6", bound_paired, _paired),
     )

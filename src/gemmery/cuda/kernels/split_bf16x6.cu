@@ -4,14 +4,33 @@
 // Parent: split_fp16x3, with half as many products, whose two halves have too small a range for some operands.
 #include "split_fp16x3.cu"
 
-template <class Tiles, int DEPTH> struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
+// Sums of all k, to which those of a part of k are added.
+template <int SUMS> struct Plain {
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void add(float (&sums)[SUMS], const float (&part)[SUMS]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) sums[i] += part[i];
+  }
+  __device__ __forceinline__ float scaled(const float (&sums)[SUMS], int i, int e) const {
+    return scaled_by(sums[i], e);
+  }
+};
+
+template <class Tiles, int DEPTH, template <int> class Adding = Plain>
+struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
   using Base = PartsConsumer<Tiles, 3>;
   using Base::Base;
   using Sums = typename Base::Sums;
+  Adding<Base::SUMS> adding;
   static constexpr int COUNT = DEPTH / 16, UNITS = 64 / DEPTH;  // products of 16 of k, and parts of k in a step
 
-  // Two steps at a time: beyond the end of k there are zeros.
-  static __device__ __forceinline__ int steps(int k) { return (k + 2 * Tiles::BK - 1) / (2 * Tiles::BK) * 2; }
+  static constexpr int TOGETHER = UNITS > 2 ? UNITS : 2;  // units of a turn, an even number
+
+  // A whole number of turns: beyond the end of k there are zeros.
+  static __device__ __forceinline__ int steps(int k) {
+    constexpr int DEEP = TOGETHER * DEPTH;
+    return (k + DEEP - 1) / DEEP * (DEEP / Tiles::BK);
+  }
 
   __device__ __forceinline__ void wait_for_all() {
 #pragma unroll
@@ -29,36 +48,37 @@ template <class Tiles, int DEPTH> struct ThreePartsConsumer : PartsConsumer<Tile
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void add(const Sums& part, bool begins) {
+  // Two sets of sums take turns: while one is added, the products of the other are under way. Before and after all,
+  // none is.
+  __device__ __forceinline__ void multiply_together(Sums (&parts)[2]) {
 #pragma unroll
-    for (int i = 0; i < Base::SUMS; ++i) this->sums[0][i] = begins ? part[i] : this->sums[0][i] + part[i];
-  }
-
-  // Two steps, so that two sets of sums take turns. No product is under way before and after.
-  __device__ __forceinline__ void multiply_steps(bool begins) {
-    Sums parts[2];
-#pragma unroll
-    for (int unit = 0; unit < 2 * UNITS; ++unit) {
+    for (int unit = 0; unit < TOGETHER; ++unit) {
       if (unit % UNITS == 0) wait_for_all();
       multiply_unit(parts[unit % 2], unit % UNITS);
       if (unit > 0) {
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_read_anew(parts[(unit - 1) % 2]);
         if (unit == UNITS) this->release_all(this->before);
-        add(parts[(unit - 1) % 2], begins && unit == 1);
+        adding.add(this->sums[0], parts[(unit - 1) % 2]);
       }
       if (unit % UNITS == UNITS - 1) this->next_step();
     }
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_read_anew(parts[1]);
     this->release_all(this->before);
-    add(parts[1], false);
+    adding.add(this->sums[0], parts[1]);
   }
 
   __device__ __forceinline__ void multiply_tile(int steps) {
-    multiply_steps(true);
+    this->clear();
+    adding.begin();
+    Sums parts[2];
 #pragma unroll 1
-    for (int step = 2; step < steps; step += 2) multiply_steps(false);
+    for (int step = 0; step < steps; step += TOGETHER / UNITS) multiply_together(parts);
+  }
+
+  __device__ __forceinline__ void unscale(const SplitWork& work, Where at, int top) {
+    this->unscale_by(work, at, top, [&](int i, int e) { return adding.scaled(this->sums[0], i, e); });
   }
 };
 

@@ -28,9 +28,13 @@ template <class Tiles, int PARTS> struct PartsProducer : Producer<Tiles> {
   }
 };
 
+__device__ __forceinline__ float scaled_by(float x, int e) {
+  return e >= -126 && e <= 127 ? x * power_of_two(e) : ldexpf(x, e);
+}
+
 // A consumer that sums on CUDA cores, in `sums`, what tensor cores have summed over 64 of k or less.
 template <class Tiles, int PARTS> struct PartsConsumer : Consumer<Tiles> {
-  static_assert(Tiles::BLOCKS == 1 && Tiles::BN == 128 && Tiles::STAGES % PARTS == 0, "three sets of 64 sums a thread");
+  static_assert(Tiles::BLOCKS == 1 && Tiles::STAGES % PARTS == 0, "a thread has several sets of sums of 64 rows");
   using Consumer<Tiles>::Consumer;
   static constexpr int SUMS = Tiles::BN / 2;
   using Sums = float[SUMS];
@@ -64,7 +68,7 @@ template <class Tiles, int PARTS> struct PartsConsumer : Consumer<Tiles> {
   }
 
   // Takes the scales of rows and columns back; `at` is the warp's place.
-  __device__ __forceinline__ void unscale(const SplitWork& work, Where at, int top) {
+  template <class Scaled> __device__ __forceinline__ void unscale_by(const SplitWork& work, Where at, int top, Scaled scaled_sum) {
     const int lane = threadIdx.x % 32;
     const Split &a = work.of[0], &b = work.of[1];
     const unsigned* largest = a.largest + (a.matrices > 1 ? at.batch : 0) * a.sides;
@@ -80,11 +84,13 @@ template <class Tiles, int PARTS> struct PartsConsumer : Consumer<Tiles> {
       const int of_column = exponent_of(largest[min(column, b.sides - 1)]) - top;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int e = rows[half] + of_column;
-        float& x = this->sums[0][i / 2 * 4 + half * 2 + i % 2];
-        x = e >= -126 && e <= 127 ? x * power_of_two(e) : ldexpf(x, e);
+        const int place = i / 2 * 4 + half * 2 + i % 2;
+        this->sums[0][place] = scaled_sum(place, rows[half] + of_column);
       }
     }
+  }
+  __device__ __forceinline__ void unscale(const SplitWork& work, Where at, int top) {
+    unscale_by(work, at, top, [&](int i, int e) { return scaled_by(this->sums[0][i], e); });
   }
 };
 

@@ -1,49 +1,28 @@
 // Idea: sums in two numbers each. What an addition rounds off is known exactly, and is summed beside it: the error no
-// longer grows with k, only with the DEPTH of k that tensor cores sum. A thread has no registers for a second set of
-// their sums then; while one warpgroup adds, the other multiplies.
+// longer grows with k, only with the DEPTH of k that tensor cores sum. That takes a third as many registers again, so
+// the tile has 96 columns.
 // Parent: split_bf16x6, whose sums round once for every 64 of k.
 #include "split_bf16x6.cu"
 
-template <class Tiles, int DEPTH> struct PairedConsumer : ThreePartsConsumer<Tiles, DEPTH> {
-  using Base = ThreePartsConsumer<Tiles, DEPTH>;
-  using Base::Base;
-  typename Base::Sums low;
-
-  static __device__ __forceinline__ int steps(int k) { return (k + Tiles::BK - 1) / Tiles::BK; }
-
-  // The error of an addition, exact for any order of magnitude: Knuth, The Art of Computer Programming 2, 4.2.2.
-  __device__ __forceinline__ void add_pair(const typename Base::Sums& part) {
+// The error of an addition, exact for any order of magnitude: Knuth, The Art of Computer Programming 2, 4.2.2.
+template <int SUMS> struct Paired {
+  float low[SUMS];
+  __device__ __forceinline__ void begin() {
 #pragma unroll
-    for (int i = 0; i < Base::SUMS; ++i) {
-      float& high = this->sums[0][i];
-      const float sum = __fadd_rn(high, part[i]), added = __fsub_rn(sum, high);
-      low[i] = __fadd_rn(low[i], __fadd_rn(__fsub_rn(high, __fsub_rn(sum, added)), __fsub_rn(part[i], added)));
-      high = sum;
-      ptx::computed_here(high);  // one after the other: many at a time would have no registers
-      ptx::computed_here(low[i]);
+    for (int i = 0; i < SUMS; ++i) low[i] = 0;
+  }
+  __device__ __forceinline__ void add(float (&sums)[SUMS], const float (&part)[SUMS]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) {
+      const float sum = __fadd_rn(sums[i], part[i]), added = __fsub_rn(sum, sums[i]);
+      const float error = __fadd_rn(__fsub_rn(sums[i], __fsub_rn(sum, added)), __fsub_rn(part[i], added));
+      low[i] = __fadd_rn(low[i], error);
+      sums[i] = sum;
     }
   }
-
-  __device__ __forceinline__ void multiply_tile(int steps) {
-    this->clear();
-#pragma unroll
-    for (int i = 0; i < Base::SUMS; ++i) low[i] = 0;
-    typename Base::Sums part;
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      this->wait_for_all();
-#pragma unroll 1
-      for (int unit = 0; unit < Base::UNITS; ++unit) {
-        this->multiply_unit(part, unit);
-        ptx::wgmma_wait_group<0>();
-        ptx::wgmma_read_anew(part);
-        if (unit + 1 == Base::UNITS) this->release_all(this->now.stage);
-        add_pair(part);
-      }
-      this->next_step();
-    }
-#pragma unroll
-    for (int i = 0; i < Base::SUMS; ++i) this->sums[0][i] += low[i];
+  // Rounded once: a sum of two float32 and its scale are exact in float64, or the lower one no longer counts.
+  __device__ __forceinline__ float scaled(const float (&sums)[SUMS], int i, int e) const {
+    return float((double(sums[i]) + double(low[i])) * __longlong_as_double((e + 1023LL) << 52));
   }
 };
 
@@ -51,5 +30,5 @@ template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_paired(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_product<EPILOGUE, Tiles, ThreeParts, PairedConsumer<Tiles, DEPTH>>(p, shared, false, 0);
+  split_product<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH, Paired>>(p, shared, false, 0);
 }

@@ -70,7 +70,7 @@ def _largest(problem: Problem) -> tuple[Geometry, ...]:
     begin = _launch("split_parts", "split_begin", problem, -(-longest // _THREADS))
     rest = 3 - _held(problem)
     blocks = _BLOCKS * target(problem).sms
-    return (begin, _launch("split_parts", "split_largest", problem, blocks, rest)) if rest else (begin,)
+    return (begin, _launch("split_parts", "split_largest", problem, blocks * 3 // 2, rest)) if rest else (begin,)
 
 
 def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:

@@ -16,13 +16,28 @@ template <int SUMS> struct Plain {
   }
 };
 
-template <class Tiles, int DEPTH, template <int> class Adding = Plain>
+// Turns of two warpgroups: each begins its products when the first of the other's have ended, so that it multiplies
+// while the other adds. Named barriers from 2 on: each counts the threads that wait and those that let them go on.
+template <bool TAKEN> struct WarpgroupTurns {
+  int own, other;
+  __device__ __forceinline__ explicit WarpgroupTurns(int warpgroup) : own(2 + warpgroup), other(3 - warpgroup) {
+    if (TAKEN && warpgroup == 1) ptx::bar_arrive(other, 256);  // the first turn
+  }
+  __device__ __forceinline__ void begin() const { if (TAKEN) ptx::bar_sync(own, 256); }
+  __device__ __forceinline__ void pass() const { if (TAKEN) ptx::bar_arrive(other, 256); }
+  __device__ __forceinline__ void end() const { if (TAKEN && own == 2) ptx::bar_sync(own, 256); }
+};
+
+template <class Tiles, int DEPTH, template <int> class Adding = Plain, bool TURNS = false>
 struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
   using Base = PartsConsumer<Tiles, 3>;
-  using Base::Base;
   using Sums = typename Base::Sums;
   Adding<Base::SUMS> adding;
+  WarpgroupTurns<TURNS && Tiles::WARPGROUPS == 2> turns;
   static constexpr int COUNT = DEPTH / 16, UNITS = 64 / DEPTH;  // products of 16 of k, and parts of k in a step
+
+  template <class Pipe>
+  __device__ __forceinline__ explicit ThreePartsConsumer(const Pipe& pipe) : Base(pipe), turns(pipe.warpgroup - 1) {}
 
   static constexpr int TOGETHER = UNITS > 2 ? UNITS : 2;  // units of a turn, an even number
 
@@ -54,10 +69,12 @@ struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
 #pragma unroll
     for (int unit = 0; unit < TOGETHER; ++unit) {
       if (unit % UNITS == 0) wait_for_all();
+      if (unit == 0) turns.begin();
       multiply_unit(parts[unit % 2], unit % UNITS);
       if (unit > 0) {
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_read_anew(parts[(unit - 1) % 2]);
+        if (unit == 1) turns.pass();
         if (unit == UNITS) this->release_all(this->before);
         adding.add(this->sums[0], parts[(unit - 1) % 2]);
       }
@@ -76,6 +93,8 @@ struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
 #pragma unroll 1
     for (int step = 0; step < steps; step += TOGETHER / UNITS) multiply_together(parts);
   }
+
+  __device__ __forceinline__ void end() const { turns.end(); }
 
   __device__ __forceinline__ void unscale(const SplitWork& work, Where at, int top) {
     this->unscale_by(work, at, top, [&](int i, int e) { return adding.scaled(this->sums[0], i, e); });

@@ -67,6 +67,8 @@ template <class Tiles, int PARTS> struct PartsConsumer : Consumer<Tiles> {
     }
   }
 
+  __device__ __forceinline__ void end() const {}  // after all tiles
+
   // Takes the scales of rows and columns back; `at` is the warp's place.
   template <class Scaled> __device__ __forceinline__ void unscale_by(const SplitWork& work, Where at, int top, Scaled scaled_sum) {
     const int lane = threadIdx.x % 32;
@@ -123,6 +125,7 @@ __device__ __forceinline__ void split_product(const TmaProduct<T, Out>& p, const
       consumer.unscale(work, at, Scheme::TOP);
       store_pieces<EPILOGUE>(staging, consumer, p, at, shared, pipe.ring);
     }
+    consumer.end();
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
   }
 }

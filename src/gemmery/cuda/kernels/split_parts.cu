@@ -173,7 +173,7 @@ struct TilePlace {
 
 // The largest elements of all sides.
 template <class T, class Out, int OPERANDS>
-__global__ void __launch_bounds__(SPLIT_THREADS) split_largest(const TmaProduct<T, Out> p) {
+__global__ void __launch_bounds__(SPLIT_THREADS, 6) split_largest(const TmaProduct<T, Out> p) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitWork work(p.product);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_largest(const TmaProduct<
 }
 
 template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS>
-__global__ void __launch_bounds__(SPLIT_THREADS) split_tiles(const TmaProduct<T, Out> p) {
+__global__ void __launch_bounds__(SPLIT_THREADS, 4) split_tiles(const TmaProduct<T, Out> p) {
   __shared__ float tile[64][65];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
@@ -227,16 +227,23 @@ __global__ void __launch_bounds__(SPLIT_THREADS) split_tiles(const TmaProduct<T,
       for (int i = 0; i < 16; ++i) {
         if (at.by_k) tile[at.outer(i)][at.inner()] = v[i]; else tile[at.inner()][at.outer(i)] = v[i];
       }
+      // Pieces of 8 of k: those of 32 sides, then those of the others. What scales them comes with the tile.
+      const int k = threadIdx.x % 8 * 8;
+      const long long row = at.matrix * x.sides + at.side + threadIdx.x / 8;
+      unsigned most[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        most[i] = at.side + int(threadIdx.x) / 8 + 32 * i < x.sides ? x.largest[row + 32 * i] : 0;
+      }
       __syncthreads();
-#pragma unroll 1
-      for (int piece = threadIdx.x; piece < 512; piece += SPLIT_THREADS) {
-        const int side = piece / 8, k = piece % 8 * 8;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int side = threadIdx.x / 8 + 32 * i;
         if (at.side + side >= x.sides || at.k + k >= x.depth) continue;
-        const long long row = at.matrix * x.sides + at.side + side;
         float eight[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) eight[e] = tile[side][k + e];
-        split_eight<Scheme>(eight, Scale(Scheme::TOP - exponent_of(x.largest[row])), x, row, at.k + k);
+        split_eight<Scheme>(eight, Scale(Scheme::TOP - exponent_of(most[i])), x, row + 32 * i, at.k + k);
       }
       __syncthreads();
     }

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
+    from gemmery.api.precision import get_float32_precision as get_float32_precision
+    from gemmery.api.precision import set_float32_precision as set_float32_precision
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
     from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
@@ -51,6 +53,7 @@ _HOMES = {
     "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
+    "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery.emulator.hopper.tensormap": ("tensor_map",),
     "gemmery.errors": (

@@ -6,6 +6,7 @@
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
 | `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul`, `gemm` and `gemv` |
+| `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: how float32 products on a GPU may be computed |
 | `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 
@@ -18,6 +19,7 @@ import re
 from gemmery.errors import ArgumentError, brief
 
 ISAS = ("generic", "avx2", "avx512")
+FLOAT32_PRECISIONS = ("tf32", "f32_tensor", "f32_strict", "f32_plus")
 
 
 def num_threads() -> int | None:
@@ -53,6 +55,19 @@ def tiers() -> bool:
     if text not in ("", "on", "off"):
         raise ArgumentError(f"GEMMERY_TIERS={brief(text)}: it must be on or off; unset it for on")
     return text != "off"
+
+
+def float32_precision() -> str | None:
+    """Return the value of GEMMERY_FLOAT32_PRECISION, or None if it is not set."""
+    text = os.environ.get("GEMMERY_FLOAT32_PRECISION", "").strip().lower()
+    if not text:
+        return None
+    if text not in FLOAT32_PRECISIONS:
+        raise ArgumentError(
+            f"GEMMERY_FLOAT32_PRECISION={brief(text)}: it must be one of {', '.join(FLOAT32_PRECISIONS)}; unset it for "
+            "plain float32"
+        )
+    return text
 
 
 def cache_dir() -> str | None:

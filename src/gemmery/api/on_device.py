@@ -23,6 +23,7 @@ from gemmery.api.options import (
     invariance,
     scalar,
 )
+from gemmery.api.precision import resolved
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, specialised
 from gemmery.api.promote import promoted
 from gemmery.api.scales import NO_SCALES, OperandScales, scales
@@ -53,13 +54,13 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    plain = options is NO_OPTIONS
+    plain, asked = options is NO_OPTIONS, options.precision
     x, y = located(x), located(y)
     target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
     common, result, options = _types(x, y, old, target, options)
     known = options.old is out or (options.old is None and result == x.dtype)
-    short = plain or (name != "matmul" and options.precision is None and known)
+    short = plain or (name != "matmul" and asked is None and known)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
         raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
@@ -77,7 +78,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         _compute(a, operands, out, target, old, options)
         arrays.written(out)
         if short or as_before:
-            _remember(name, a, b, out, operands, target, options, short)
+            _remember(name, a, b, out, operands, target, options, asked, short)
         return out
     array, fresh = device_memory.new(a, shape, result, x)
     _compute(a, operands, array, fresh, old, options)
@@ -87,7 +88,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         return out
     short = short and result == x.dtype  # `quick` allocates results of a's element type
     if short or as_before:
-        _remember(name, a, b, None, operands, fresh, options, short)
+        _remember(name, a, b, None, operands, fresh, options, asked, short)
     return device_memory.finished(a, array)
 
 
@@ -156,11 +157,7 @@ def _types(x: View, y: View, old: View | None, target: View | None, options: Opt
         if old.dtype not in SERVED:
             raise unserved(old)
         result = promoted(common, old.dtype)
-    if options.precision is not None and (options.precision != "tf32" or (common, result) != ("f32", "f32")):
-        raise ArgumentError(
-            f"precision={brief(options.precision)} of a product of {dtypes.get(common).numpy} into "
-            f"{dtypes.get(result).numpy}: it can be 'tf32', for float32 products; leave it out for others"
-        )
+    precision = resolved(options.precision, common, result, x.device)
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:
         raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
@@ -169,7 +166,9 @@ def _types(x: View, y: View, old: View | None, target: View | None, options: Opt
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
         )
-    return common, result, options._replace(alpha=alpha, beta=beta, batch_invariant=invariance(options.batch_invariant))
+    invariant = invariance(options.batch_invariant)
+    options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
+    return common, result, options
 
 
 def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Inputs:
@@ -248,9 +247,20 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
 
 
 def _remember(
-    name: str, a: Any, b: Any, out: Any, operands: Inputs, target: View, options: Options, short: bool
+    name: str,
+    a: Any,
+    b: Any,
+    out: Any,
+    operands: Inputs,
+    target: View,
+    options: Options,
+    asked: str | None,
+    short: bool,
 ) -> None:
-    """Store the product for more products of operands like these: in `quick`, or `quick_options` if it is not short."""
+    """Store the product for more products of operands like these: in `quick`, or `quick_options` if it is not short.
+
+    `asked` is the precision that the call named, by which the next one looks it up.
+    """
     if 0 in target.shape or options.alpha == 0:
         return
     served = prepared(operands, target, options)
@@ -258,7 +268,8 @@ def _remember(
     if served.form.runs != 1 or any(z is not None and z.stream != operands.x.stream for z in views):
         return
     if not short:
-        quick_options.remember(a, b, out, options, target, served, (options.alpha.real, options.beta.real))
+        scalars = (options.alpha.real, options.beta.real)
+        quick_options.remember(a, b, out, options._replace(precision=asked), target, served, scalars)
     elif not operands.owners:
         if options.alpha == 1 and options.beta == 0:
             name = quick.PLAIN[name]

@@ -80,8 +80,11 @@ _FRESH: dict[tuple[Any, int], Fresh] = {}  # by a library's element type and the
 def _serve(dtype: Any, ordinal: int, x: View) -> None:
     """Let new products of this element type be prepared here, if its general kernel is there."""
     from gemmery.api import fresh
+    from gemmery.api.precision import get_float32_precision
     from gemmery.cuda import images
 
+    if x.dtype == "f32" and get_float32_precision() is not None:
+        return  # general kernels are plain float32
     present = images.present(x.dtype, ordinal)
     if present is not None:
         _FRESH[dtype, ordinal] = partial(fresh.prepare, present)
@@ -108,6 +111,12 @@ PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the 
 
 
 _LARGE = 1e38
+
+
+def forget() -> None:
+    """Forget all products: they were prepared with another precision of float32."""
+    for kept in (_TENSORS, _ARRAYS, _FRESH):
+        kept.clear()
 
 
 def counts() -> dict[str, tuple[int, int]]:

@@ -36,6 +36,11 @@ class KnownCall(NamedTuple):
 _CALLS: dict[tuple[Any, ...], KnownCall] = {}
 
 
+def forget() -> None:
+    """Forget all calls: they were prepared with another precision of float32."""
+    _CALLS.clear()
+
+
 def remember(
     a: Any, b: Any, out: Any, options: Options, target: View, served: TieredLaunch, scalars: tuple[float, float]
 ) -> None:

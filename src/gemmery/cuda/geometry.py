@@ -94,7 +94,7 @@ def epilogue(problem: Problem) -> int:
 
 def element(problem: Problem) -> str:
     """Return the C++ type of the elements of A and B."""
-    return problem.precision or C_NAMES[problem.dtype]
+    return "tf32" if problem.precision == "tf32" else C_NAMES[problem.dtype]
 
 
 def instance(name: str, problem: Problem, *parameters: object) -> str:

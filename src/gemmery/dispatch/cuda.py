@@ -10,6 +10,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
+from gemmery.ladder import split
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -111,6 +112,8 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     For an invariant problem the choice does not depend on m or the batch, and no rung of it adds in another order.
     """
     choices = []
+    if p.precision.startswith("f32_") and p.k and card.capability == 90:
+        choices += _by_parts(p)
     if (p.m == 1 or p.n == 1) and not p.invariant:
         vector = "one operand is a vector: the matrix is read once, at memory bandwidth"
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
@@ -131,6 +134,27 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     choices.append(("simt_smem", "no faster rung supports it; this one supports every layout"))
     choices.append(("simt_naive", "no faster rung supports it; this one supports every problem"))
     return choices
+
+
+def _by_parts(p: Problem) -> list[tuple[str, str]]:
+    """Return the rungs that multiply float32 in parts and suit a problem, each with the reason in words.
+
+    What is asked for by name is not a question of time.
+    """
+    if p.precision == "f32_plus":
+        return [("split_paired", "f32_plus: three bfloat16 for each float32, and sums in two numbers")]
+    strict = "three bfloat16 for each float32: no element's value changes how another is multiplied"
+    if p.precision == "f32_strict":
+        return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= split.SHALLOW else []
+    if p.k < split.DEEP or not (p.invariant or split.pays(p)):
+        return []
+    return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
+
+
+_GUARDED = (
+    "two halves for each float32, three products on tensor cores; the device takes three bfloat16 where the guard "
+    "finds elements too small for halves, and CUDA cores for Inf and NaN"
+)
 
 
 def _by_wgmma(p: Problem, card: Device) -> list[tuple[str, str]]:

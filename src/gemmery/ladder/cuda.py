@@ -8,11 +8,11 @@ from gemmery.ladder.general import GENERAL
 from gemmery.ladder.mma import MMA
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT
+from gemmery.ladder.split import SPLIT32
 from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 from gemmery.ladder.wgmma import WGMMA
 from gemmery.ladder.wgmma_grouped import GROUPED
-from gemmery.ladder.split import SPLIT32
 from gemmery.ladder.wgmma_split import SPLIT
 
 CUDA: tuple[Rung, ...] = (

@@ -26,8 +26,8 @@ _PAIRED_TILES = (
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
 _PARTS = 3  # for which the workspace has room
-_DEEP = 128  # k from which CUDA cores take sums over every 64 of k, below it every 16
-_SHALLOW = 16  # k below which float32 itself is as fast
+DEEP = 128  # k from which CUDA cores take sums over every 64 of k, below it every 16
+SHALLOW = 16  # k below which CUDA cores multiply float32 itself
 _HELD = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps that hold it, eights a thread
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 
@@ -142,7 +142,7 @@ def _product(problem: Problem, config: Config, name: str, element: str, *paramet
 
 
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
-    """Two parts; behind the guard, three of them, and float32 itself: the device chooses, by launches that do nothing."""
+    """Two parts; after the guard three, and float32 itself: the device chooses, by launches that do nothing."""
     before = (
         *_largest(problem),
         *_split(problem, "TwoParts", asked_for=True),
@@ -167,7 +167,7 @@ def _paired(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def _depth(k: int) -> int:
-    return 64 if k >= _DEEP else 16
+    return 64 if k >= DEEP else 16
 
 
 def bound_fp16x3(k: int) -> float:
@@ -184,6 +184,34 @@ def bound_bf16x6(k: int) -> float:
 def bound_paired(k: int) -> float:
     """Return f(k) for three parts and sums in pairs."""
     return 24 + 2.0**-24 * k / 32
+
+
+# Times on an H200, in microseconds and cycles of 1.7 GHz.
+_LAUNCHES = 10.0  # of eight launches, most of which do nothing
+_PRE_PASS = 3.6e6, 2.2e6  # bytes in a microsecond, of rows that stay in registers and of others
+_CYCLES, _END, _BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
+_SIMT, _SIMT_LEAST, _SIMT_END = 48e6, 4.0, 2.0  # operations in a microsecond, of whole rounds
+
+
+def pays(problem: Problem) -> bool:
+    """Return True if split_fp16x3 should take less time for a product than CUDA cores.
+
+    >>> case = Problem(4096, 4096, 4096, "f32", "f32", device="h200", precision="f32_tensor")
+    >>> pays(case), pays(case._replace(m=8))
+    (True, False)
+    """
+    p, sms = problem.by_rows(), target(problem).sms
+    tile = _tile(p, {"bm": 0, "bn": 0}, _TILES)
+    rounds = -(-tiles(p, tile.bm, tile.bn)[0] // sms)
+    step = 3 * tile.bm * tile.bn / 32 / _BUSY
+    product = rounds * (-(-p.k // 64) * step + _END) / _CYCLES
+    held = _held(p)
+    sides = ((p.m, held & 1), (p.n, held & 2))
+    pre_pass = sum(p.batch * side * p.k * (8 if fast else 12) / _PRE_PASS[not fast] for side, fast in sides)
+    rows, columns = -(-p.m // 64), -(-p.n // 64)
+    waves = rows * columns * p.batch / sms
+    simt = max(_SIMT_LEAST, p.flops / _SIMT * max(1.0, 1 / waves) + _SIMT_END)
+    return _LAUNCHES + pre_pass + product < simt
 
 
 SPLIT32 = tuple(

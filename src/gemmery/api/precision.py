@@ -1,0 +1,78 @@
+"""How a product of float32 on a device may be computed, for one call or for a process."""
+
+# No `from __future__ import annotations` here: help() would show annotations as strings.
+import sys
+from typing import Any, Literal
+
+from gemmery import config, dtypes
+from gemmery.cuda import driver
+from gemmery.errors import ArgumentError, RefusedError, brief
+
+_UNSET = "unset"  # the environment has not been asked
+_default: str | None = _UNSET
+
+
+def set_float32_precision(precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None) -> None:
+    """Set how float32 products on a device may be computed from now on; None restores the default.
+
+    >>> import gemmery as gm
+    >>> gm.set_float32_precision("f32_tensor")
+    >>> gm.get_float32_precision()
+    'f32_tensor'
+    >>> gm.set_float32_precision(None)
+
+    It applies where a call names no `precision`, to products of float32 into float32; `matmul` has the values. The
+    default is GEMMERY_FLOAT32_PRECISION, else plain float32. A product captured in a CUDA graph stays as it was.
+
+    Raises ArgumentError for any other value.
+    """
+    global _default
+    if precision is not None and precision not in config.FLOAT32_PRECISIONS:
+        raise ArgumentError(f"precision={brief(precision)}: {_CHOICES}, or None for the default")
+    _default = config.float32_precision() if precision is None else precision
+    for name in ("quick", "quick_options"):  # what they have kept was prepared with the precision of before
+        module = sys.modules.get(f"gemmery.api.{name}")
+        if module is not None:
+            module.forget()
+
+
+def get_float32_precision() -> str | None:
+    """Return how float32 products on a device may be computed; None for plain float32.
+
+    It is what was passed to `set_float32_precision`, else GEMMERY_FLOAT32_PRECISION, else None.
+
+    >>> import gemmery as gm
+    >>> gm.get_float32_precision() is None
+    True
+    """
+    global _default
+    if _default == _UNSET:
+        _default = config.float32_precision()
+    return _default
+
+
+def resolved(precision: Any, common: str, result: str, device: str) -> str | None:
+    """Return the precision of a product of `common` into `result` on a device: that of the call, or the default.
+
+    Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
+    """
+    float32 = (common, result) == ("f32", "f32")
+    if precision is None:
+        chosen = get_float32_precision() if float32 else None
+    elif not float32 or precision not in config.FLOAT32_PRECISIONS:
+        raise ArgumentError(
+            f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
+            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products; leave it out for others"
+        )
+    else:
+        chosen = str(precision)
+    if chosen == "f32_plus" and driver.find(device).capability != 90:
+        card = driver.find(device)
+        raise RefusedError(
+            f"precision='f32_plus' on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and this "
+            f"one has {card.capability // 10}.{card.capability % 10}; take 'f32_strict', or float64 operands"
+        )
+    return chosen
+
+
+_CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"

@@ -1,0 +1,176 @@
+"""How float32 products may be computed: for a call, for a process, by the environment; no GPU is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from emulated_card import installed
+from gemmery import config
+from gemmery.api import precision, quick, quick_options
+from gemmery.cuda.device import KNOWN
+from gemmery.dispatch import choice
+from gemmery.dispatch.cuda import ranking
+from gemmery.problem import Problem
+
+pytest.importorskip("cuda.bindings")
+RUNGS = {"f32_tensor": "split_fp16x3", "f32_strict": "split_bf16x6", "f32_plus": "split_paired"}
+SHAPE = (70, 40, 300)
+UNIT = 2.0**-24
+
+
+@pytest.fixture(scope="module")
+def module_card():
+    with pytest.MonkeyPatch.context() as patch:
+        yield installed(patch)
+
+
+@pytest.fixture
+def card(module_card):
+    """A card on which nothing has run; a fault of any launch of the test fails it."""
+    module_card.launched.clear()
+    module_card.findings.clear()
+    yield module_card
+    assert module_card.findings == []
+
+
+@pytest.fixture(autouse=True)
+def _default():
+    yield
+    gm.set_float32_precision(None)
+
+
+@pytest.fixture
+def operands(card):
+    m, n, k = SHAPE
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+    return card.put(x, "f32"), card.put(y.T, "f32").T, x.astype(np.float64), y.astype(np.float64)
+
+
+def multiplied(card, a, b, **options):
+    """The elements of the product, in memory of the card."""
+    out = card.empty((a.memory.shape[0], b.memory.shape[1]), a.dtype)
+    gm.matmul(a, b, out, **options)
+    return out.numbers
+
+
+def units(result, x, y):
+    """The largest error, in units of the rounding of float32 of |x| |y|."""
+    return float((np.abs(result - x @ y) / (np.abs(x) @ np.abs(y))).max() / UNIT)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Parts for every size: a small product would be left to CUDA cores."""
+    monkeypatch.setattr("gemmery.ladder.split.pays", lambda problem: True)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_each_precision_has_its_rung_and_bound(card, operands, always, name):
+    a, b, x, y = operands
+    result = multiplied(card, a, b, precision=name)
+    assert card.launched[-1] == RUNGS[name]
+    assert units(result, x, y) <= 3
+    assert not np.array_equal(result, (x @ y).astype(np.float32))  # it is not float64
+
+
+def test_steps_after_the_product(card, operands, always):
+    a, b, _, _ = operands
+    bias = np.linspace(-2, 2, SHAPE[1]).astype(np.float32)
+    plain = multiplied(card, a, b, precision="f32_strict")
+    fused = multiplied(card, a, b, bias=card.put(bias, "f32"), activation="relu", precision="f32_strict")
+    assert np.array_equal(fused, np.maximum(plain.astype(np.float32) + bias, 0))
+
+
+def test_a_default_holds_for_calls_that_name_none(card, operands, always):
+    a, b, _, _ = operands
+    gm.set_float32_precision("f32_strict")
+    assert gm.get_float32_precision() == "f32_strict"
+    first = multiplied(card, a, b)
+    assert card.launched[-1] == "split_bf16x6"
+    assert np.array_equal(first, multiplied(card, a, b, precision="f32_strict"))
+    multiplied(card, a, b, precision="f32_plus")
+    assert card.launched[-1] == "split_paired"
+    gm.set_float32_precision(None)
+    multiplied(card, a, b)
+    assert not card.launched[-1].startswith("split")
+
+
+def test_a_default_leaves_other_types_alone(card):
+    gm.set_float32_precision("f32_plus")
+    ones = card.put(np.ones((16, 16)), "f16")
+    assert (multiplied(card, ones, ones) == 16).all()
+    assert not any(name.startswith("split") for name in card.launched)
+    array = np.ones((4, 4), np.float32)
+    assert (gm.matmul(array, array) == 4).all()  # on the CPU it has no meaning
+
+
+def test_a_new_default_forgets_what_was_prepared(monkeypatch):
+    for module, name in ((quick, "_TENSORS"), (quick, "_ARRAYS"), (quick, "_FRESH"), (quick_options, "_CALLS")):
+        monkeypatch.setattr(module, name, {"key": "product"})
+    gm.set_float32_precision("tf32")
+    kept = (quick._TENSORS, quick._ARRAYS, quick._FRESH, quick_options._CALLS)
+    assert kept == ({}, {}, {}, {})
+
+
+def test_the_environment_has_a_default(monkeypatch):
+    monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", " F32_Tensor ")
+    gm.set_float32_precision(None)
+    assert gm.get_float32_precision() == "f32_tensor"
+    monkeypatch.setattr(precision, "_default", precision._UNSET)
+    assert gm.get_float32_precision() == "f32_tensor"
+    monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", "double")
+    with pytest.raises(gm.ArgumentError, match=r"GEMMERY_FLOAT32_PRECISION='double'.*tf32, f32_tensor.*unset it"):
+        config.float32_precision()
+    monkeypatch.delenv("GEMMERY_FLOAT32_PRECISION")
+
+
+@pytest.mark.parametrize("value", ["high", "", 1, "F32_TENSOR", ["tf32"]])
+def test_wrong_defaults_are_refused_and_change_nothing(value):
+    gm.set_float32_precision("tf32")
+    with pytest.raises(gm.ArgumentError, match="'tf32', 'f32_tensor', 'f32_strict' or 'f32_plus', or None"):
+        gm.set_float32_precision(value)
+    assert gm.get_float32_precision() == "tf32"
+
+
+def test_what_no_product_can_have(card):
+    halves, singles = card.put(np.ones((8, 8)), "f16"), card.put(np.ones((8, 8)), "f32")
+    with pytest.raises(gm.ArgumentError, match=r"float16.*'f32_plus', for float32 products"):
+        gm.matmul(halves, halves, precision="f32_plus")
+    with pytest.raises(gm.ArgumentError, match=r"precision='f32'.*'f32_strict'"):
+        gm.matmul(singles, singles, precision="f32")
+    with pytest.raises(gm.ArgumentError, match="leave it out on the CPU"):
+        gm.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), precision="f32_tensor")
+    with pytest.raises(gm.RefusedError, match=r"f32_plus.*9.0.*8.0.*f32_strict"):
+        precision.resolved("f32_plus", "f32", "f32", "a100")
+    assert precision.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
+
+
+def names(**fields):
+    """The rungs that a product on an H200 would take, best first."""
+    p = Problem(4096, 4096, 4096, "f32", "f32", device="h200")._replace(**fields)
+    return [name for name, _ in ranking(p, KNOWN["h200"])]
+
+
+def test_small_products_stay_on_cuda_cores():
+    assert names(precision="f32_tensor")[0] == "split_fp16x3"
+    for small in ({"m": 8}, {"k": 127}, {"m": 256, "n": 256, "k": 256}, {"k": 0}):
+        assert not names(precision="f32_tensor", **small)[0].startswith("split"), small
+    assert names(precision="f32_tensor", m=1)[0] == "gemv_vectorized"
+    assert names(precision="f32_strict", m=8)[0] == "split_bf16x6"  # by name: bits, not time
+    assert not names(precision="f32_strict", k=15)[0].startswith("split")
+    assert names(precision="f32_plus", m=1, k=1)[0] == "split_paired"
+    assert not names(precision="")[0].startswith("split")
+
+
+def test_an_invariant_product_is_chosen_without_m():
+    for m in (1, 8, 300, 8192):
+        assert names(precision="f32_tensor", invariant=True, m=m)[0] == "split_fp16x3"
+
+
+def test_other_devices_multiply_float32_itself():
+    for name in ("f32_tensor", "f32_strict"):
+        p = Problem(512, 512, 512, "f32", "f32", device="a100", precision=name)
+        assert choice(p).rung.name == "simt_pipelined"

@@ -111,8 +111,8 @@ def test_a_new_default_forgets_what_was_prepared(monkeypatch):
     for module, name in ((quick, "_TENSORS"), (quick, "_ARRAYS"), (quick, "_FRESH"), (quick_options, "_CALLS")):
         monkeypatch.setattr(module, name, {"key": "product"})
     gm.set_float32_precision("tf32")
-    kept = (quick._TENSORS, quick._ARRAYS, quick._FRESH, quick_options._CALLS)
-    assert kept == ({}, {}, {}, {})
+    caches = (quick._TENSORS, quick._ARRAYS, quick._FRESH, quick_options._CALLS)
+    assert caches == ({}, {}, {}, {})
 
 
 def test_the_environment_has_a_default(monkeypatch):

@@ -54,13 +54,13 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    plain, asked = options is NO_OPTIONS, options.precision
+    plain, requested = options is NO_OPTIONS, options.precision
     x, y = located(x), located(y)
     target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
     common, result, options = _types(x, y, old, target, options)
     known = options.old is out or (options.old is None and result == x.dtype)
-    short = plain or (name != "matmul" and asked is None and known)
+    short = plain or (name != "matmul" and requested is None and known)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
         raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
@@ -78,7 +78,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         _compute(a, operands, out, target, old, options)
         arrays.written(out)
         if short or as_before:
-            _remember(name, a, b, out, operands, target, options, asked, short)
+            _remember(name, a, b, out, operands, target, options, requested, short)
         return out
     array, fresh = device_memory.new(a, shape, result, x)
     _compute(a, operands, array, fresh, old, options)
@@ -88,7 +88,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         return out
     short = short and result == x.dtype  # `quick` allocates results of a's element type
     if short or as_before:
-        _remember(name, a, b, None, operands, fresh, options, asked, short)
+        _remember(name, a, b, None, operands, fresh, options, requested, short)
     return device_memory.finished(a, array)
 
 
@@ -254,12 +254,12 @@ def _remember(
     operands: Inputs,
     target: View,
     options: Options,
-    asked: str | None,
+    requested: str | None,
     short: bool,
 ) -> None:
     """Store the product for more products of operands like these: in `quick`, or `quick_options` if it is not short.
 
-    `asked` is the precision that the call named, by which the next one looks it up.
+    `requested` is the precision that the call named, by which the next one looks it up.
     """
     if 0 in target.shape or options.alpha == 0:
         return
@@ -269,7 +269,7 @@ def _remember(
         return
     if not short:
         scalars = (options.alpha.real, options.beta.real)
-        quick_options.remember(a, b, out, options._replace(precision=asked), target, served, scalars)
+        quick_options.remember(a, b, out, options._replace(precision=requested), target, served, scalars)
     elif not operands.owners:
         if options.alpha == 1 and options.beta == 0:
             name = quick.PLAIN[name]

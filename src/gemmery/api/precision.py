@@ -58,21 +58,21 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
     """
     float32 = (common, result) == ("f32", "f32")
     if precision is None:
-        chosen = get_float32_precision() if float32 else None
+        effective = get_float32_precision() if float32 else None
     elif not float32 or precision not in config.FLOAT32_PRECISIONS:
         raise ArgumentError(
             f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
             f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products; leave it out for others"
         )
     else:
-        chosen = str(precision)
-    if chosen == "f32_plus" and driver.find(device).capability != 90:
+        effective = str(precision)
+    if effective == "f32_plus" and driver.find(device).capability != 90:
         card = driver.find(device)
         raise RefusedError(
             f"precision='f32_plus' on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and this "
             f"one has {card.capability // 10}.{card.capability % 10}; take 'f32_strict', or float64 operands"
         )
-    return chosen
+    return effective
 
 
 _CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"

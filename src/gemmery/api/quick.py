@@ -115,8 +115,8 @@ _LARGE = 1e38
 
 def forget() -> None:
     """Forget all products: they were prepared with another precision of float32."""
-    for kept in (_TENSORS, _ARRAYS, _FRESH):
-        kept.clear()
+    for products in (_TENSORS, _ARRAYS, _FRESH):
+        products.clear()
 
 
 def counts() -> dict[str, tuple[int, int]]:

@@ -102,7 +102,7 @@ def test_make_targets_exist(name):
 def test_names_of_the_library_exist(name):
     import gemmery
 
-    named = {word for line in code((ROOT / name).read_text()) for word in re.findall(r"\bgm\.([A-Za-z_]+)", line)}
+    named = {word for line in code((ROOT / name).read_text()) for word in re.findall(r"\bgm\.([A-Za-z_]\w*)", line)}
     assert [word for word in named if not hasattr(gemmery, word)] == []
 
 

@@ -860,6 +860,27 @@ MUTANTS = (
         shape=VECTOR,
     ),
     *_of(
+        "split_fp16x3",
+        ("split_fp16x3.cu", "(corrections, 1, 0, 0, true)", "(corrections, 1, 1, 0, true)", "low times low for high"),
+        (
+            "split_fp16x3.cu",
+            "if (!begins) this->release_all(this->before);",
+            "this->release_all(this->now.stage);",
+            "stages are filled while corrections are read from them",
+        ),
+        shape=(40, 48, 328),
+    ),
+    *_of(
+        "split_bf16x6",
+        ("split_bf16x6.cu", "(part, 0, 1, unit", "(part, 1, 1, unit", "the middle parts twice, a high one never"),
+        shape=(40, 48, 136),
+    ),
+    *_of(
+        "split_paired",
+        ("split_paired.cu", "      sums[i] = sum;\n", "", "errors are summed, sums are not"),
+        shape=(40, 48, 136),
+    ),
+    *_of(
         "gemv_warp",
         ("gemv_warp.cu", "k < g.k; k += LANES", "k < g.k; k += 32", "elements are passed over"),
         config={"r": 2},

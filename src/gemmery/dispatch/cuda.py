@@ -10,7 +10,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import split
+from gemmery.ladder import float32_bounds, float32_parts
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -145,8 +145,8 @@ def _by_parts(p: Problem) -> list[tuple[str, str]]:
         return [("split_paired", "f32_plus: three bfloat16 for each float32, and sums in two numbers")]
     strict = "three bfloat16 for each float32: no element's value changes how another is multiplied"
     if p.precision == "f32_strict":
-        return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= split.SHALLOW else []
-    if p.k < split.DEEP or not (p.invariant or split.pays(p)):
+        return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= float32_bounds.SHALLOW else []
+    if p.k < float32_bounds.DEEP or not (p.invariant or float32_parts.pays(p)):
         return []
     return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
 

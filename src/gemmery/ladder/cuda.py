@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.gemv import GEMV
 from gemmery.ladder.gemv_quantized import GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
 from gemmery.ladder.mma import MMA
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT
-from gemmery.ladder.split import SPLIT32
 from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 from gemmery.ladder.wgmma import WGMMA
@@ -22,7 +22,7 @@ CUDA: tuple[Rung, ...] = (
     *MMA,
     *WGMMA,
     *SPLIT,
-    *SPLIT32,
+    *SPLIT_FLOAT32,
     *GROUPED,
     *GENERAL,
     *GEMV,

@@ -44,7 +44,7 @@ def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     )
 
 
-def _simt(name: str, problem: Problem, config: Config) -> Geometry:
+def on_cuda_cores(name: str, problem: Problem, config: Config) -> Geometry:
     """CUDA cores, from a ring of tiles copied element by element."""
     size = dtypes.get(problem.dtype).size
     tile = _known(SIMT_GENERAL, _resolve_simt(problem, config)["tile"])
@@ -124,7 +124,7 @@ GENERAL = (
         parent="simt_pipelined",
         dtypes=("f32", "f64"),
         refuses=_alike,
-        geometry=_simt,
+        geometry=on_cuda_cores,
         resolve=_resolve_simt,
         space={"tile": (0, *_sides(SIMT_GENERAL))},
         default={"tile": 0},

@@ -164,6 +164,9 @@ template <int COUNT> __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+// No instruction: x is computed before it, and what is computed from x after it.
+__device__ __forceinline__ void computed_here(unsigned& x) { asm volatile("" : "+r"(x)); }
+
 // Before the first product on sums that other instructions have written.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -228,10 +231,6 @@ WGMMA(int, "+r", "224", 112, "112", "113", "114", "115", "116");
 WGMMA(float, "+f", "256", 128, "128", "129", "130", "131", "132");
 WGMMA(int, "+r", "256", 128, "128", "129", "130", "131", "132");
 #undef WGMMA
-
-// No instruction: x is computed before it, and what is computed from x after it.
-__device__ __forceinline__ void computed_here(unsigned& x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void computed_here(float& x) { asm volatile("" : "+f"(x)); }
 
 // No instruction: what follows reads sums after the wait before it, not earlier.
 template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(float (&d)[COUNT]) {

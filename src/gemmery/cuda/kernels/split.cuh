@@ -38,7 +38,7 @@ struct Split {
   }
 };
 
-// The workspace, as ladder/split.py lays it out.
+// The workspace, as ladder/float32_parts.py lays it out.
 struct SplitWork {
   unsigned* status;
   Split of[2];

@@ -70,7 +70,8 @@ template <class Tiles, int PARTS> struct PartsConsumer : Consumer<Tiles> {
   __device__ __forceinline__ void end() const {}  // after all tiles
 
   // Takes the scales of rows and columns back; `at` is the warp's place.
-  template <class Scaled> __device__ __forceinline__ void unscale_by(const SplitWork& work, Where at, int top, Scaled scaled_sum) {
+  template <class Scaled>
+  __device__ __forceinline__ void unscale_by(const SplitWork& work, Where at, int top, Scaled scaled_sum) {
     const int lane = threadIdx.x % 32;
     const Split &a = work.of[0], &b = work.of[1];
     const unsigned* largest = a.largest + (a.matrices > 1 ? at.batch : 0) * a.sides;

@@ -1,6 +1,6 @@
 // Idea: sums in two numbers each. What an addition rounds off is known exactly, and is summed beside it: the error no
 // longer grows with k, only with the DEPTH of k that tensor cores sum. That takes a third as many registers again, so
-// the tile has 96 columns.
+// the tile has 96 columns; and it takes time, so one warpgroup multiplies while the other adds.
 // Parent: split_bf16x6, whose sums round once for every 64 of k.
 #include "split_bf16x6.cu"
 

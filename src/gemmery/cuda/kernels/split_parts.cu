@@ -22,7 +22,8 @@ __device__ __forceinline__ unsigned rounded_pair(float low, float high, bf16) {
 }
 
 // Writes the parts of eight adjacent scaled elements; what is left after one is split further, exactly.
-template <class Scheme> __device__ __forceinline__ void write_parts(float (&x)[8], unsigned short* to, long long apart) {
+template <class Scheme>
+__device__ __forceinline__ void write_parts(float (&x)[8], unsigned short* to, long long apart) {
   using E = typename Scheme::Element;
 #pragma unroll
   for (int part = 0; part < Scheme::PARTS; ++part) {
@@ -40,7 +41,8 @@ template <class Scheme> __device__ __forceinline__ void write_parts(float (&x)[8
 
 // Scales eight elements and keeps the weak ones of TwoParts in mind.
 template <class Scheme>
-__device__ __forceinline__ void split_eight(const float (&v)[8], const Scale& scale, const Split& x, long long side, int k) {
+__device__ __forceinline__ void split_eight(const float (&v)[8], const Scale& scale, const Split& x, long long side,
+                                            int k) {
   float scaled[8];
   bool weak = false;
 #pragma unroll
@@ -257,8 +259,8 @@ template <class T, class Out> __global__ void split_guard(const TmaProduct<T, Ou
   const SplitWork work(p.product);
   const int k = blockIdx.x * SPLIT_THREADS + threadIdx.x;
   if (k >= p.product.k) return;
-  const float a = __uint_as_float(work.of[0].smallest[k]), b = __uint_as_float(work.of[1].smallest[k]);
-  const float depth = p.product.k;
-  const bool enough = a >= 0x1p-9f / depth && b >= 0x1p-9f / depth && a * b >= 0x1p-23f / depth;
+  const double a = __uint_as_float(work.of[0].smallest[k]), b = __uint_as_float(work.of[1].smallest[k]);
+  const double depth = p.product.k;  // a b and what it is compared with must not be rounded to float32
+  const bool enough = a >= 0x1p-9 / depth && b >= 0x1p-9 / depth && a * b >= 0x1p-23 / depth;
   if (!enough) atomicOr(work.status, unsigned(INEXACT));
 }

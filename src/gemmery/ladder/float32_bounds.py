@@ -1,0 +1,65 @@
+"""The error bounds of float32 in parts: f(k) of |C - AB| <= f(k) u |A||B|, u = 2^-24.
+
+CUDA cores keep k u: three parts do so from 16 of k on, two from 87 on. Below 16, CUDA cores multiply. Pairs begin at 4
+of k, from where on their error is smaller than that of CUDA cores, if not their bound.
+"""
+
+from __future__ import annotations
+
+SHALLOW, PAIRED_SHALLOW = 16, 4  # k below which CUDA cores multiply
+DEEP = 128  # k from which three parts are summed over 64 of k in tensor cores, below it over 16
+PAIRED_DEPTH = 32  # the same for pairs, whatever k
+
+
+def depth_of(k: int) -> int:
+    """Return the k of three parts that tensor cores sum before CUDA cores add it."""
+    return 64 if k >= DEEP else 16
+
+
+def _in_core(depth: int) -> float:
+    """Return f of the sum of `depth` of k that tensor cores keep, of its own |A||B|.
+
+    A step adds 16 products to a sum. All 17 are aligned to the largest exponent and cut to 25 bits of fraction, which
+    costs each up to u / 2 of the largest; the result is cut to 24 bits, up to 2 u of it. That is 10.5 u a step.
+    """
+    return 10.5 * -(-depth // 16)
+
+
+def two_parts(k: int) -> float:
+    """Return f(k) of the bound f(k) u |A||B| of two halves, or of three bfloat16 where the guard takes those.
+
+    Two halves keep a scaled element x to 2 u |x| or 2^-36, and the product of low parts, which is left out, is below
+    4 u |a||b|, or more where an element is below 2^-13: 8 u, and what the guard limits to 3/8 k u. Tensor cores sum the
+    high products of 64 of k; CUDA cores round once for each such part. The two corrections stay in tensor cores: twice
+    as many steps, of sums below 2 x 2^-11 |A||B|. 1 % is for terms of second order.
+    """
+    if k < SHALLOW:
+        return float(k)
+    corrections = 2 * _in_core(k) * 2.0**-10
+    halves = 8 + 1.01 * (_in_core(min(64, k)) + -(-k // 64) + corrections) + 0.375 * k
+    return max(halves, three_parts(k))
+
+
+def three_parts(k: int) -> float:
+    """Return f(k) for three bfloat16.
+
+    They are the element, exactly. Of nine products two of those that are left out are below u |a||b|, and the third far
+    below: 2.1 u. Tensor cores sum the other six over a part of k, the smallest first: the sum they cut is below 3.1 x
+    2^-16 |A||B| in the first three, 2.1 x 2^-8 in the next two, and 1.02 in the last. The steps of all six cost 1.04
+    times those of one. CUDA cores round once for each part of k.
+    """
+    if k < SHALLOW:
+        return float(k)
+    depth = depth_of(k)
+    return 2.1 + 1.04 * _in_core(depth) + 1.01 * -(-k // depth)
+
+
+def pairs(k: int) -> float:
+    """Return f(k) for three bfloat16 that are summed in pairs: it hardly grows.
+
+    The errors of n = k / 32 additions are exact and below n u |A||B| together; only their own sum rounds, to a total of
+    n^2 u^2 / 2. What remains is what three parts leave out, the steps of 32 of k, and one rounding at the end.
+    """
+    if k < PAIRED_SHALLOW:
+        return float(k)
+    return 2.1 + 1.04 * _in_core(min(PAIRED_DEPTH, k)) + 1.01 + (k / PAIRED_DEPTH) ** 2 * 2.0**-25

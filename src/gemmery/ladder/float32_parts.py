@@ -1,0 +1,291 @@
+"""The rungs that multiply float32 on tensor cores, each element split into two or three numbers of 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from gemmery.cuda import hopper
+from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template, tiles
+from gemmery.cuda.hopper import Instance
+from gemmery.cuda.tiles import complete
+from gemmery.errors import RefusedError
+from gemmery.ladder import wgmma
+from gemmery.ladder.float32_bounds import (
+    PAIRED_DEPTH,
+    PAIRED_SHALLOW,
+    SHALLOW,
+    depth_of,
+    pairs,
+    three_parts,
+    two_parts,
+)
+from gemmery.ladder.general import GENERAL, on_cuda_cores
+from gemmery.ladder.gpu import gpu_rung
+from gemmery.problem import Config, Problem
+
+# Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
+_TILES = (Instance(128, 128, 6, 1, 1, 100), Instance(64, 128, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
+_PAIRED_TILES = (Instance(128, 96, 6, 1, 1, 100), Instance(64, 96, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
+_ROW = 128  # bytes of k in a stage
+_THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
+_PARTS = 3  # for which the workspace has room
+_IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
+_WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
+_, _CUDA_CORES = GENERAL
+
+
+# ---- launches ----
+
+
+def _refuses(problem: Problem) -> str:
+    """Refuse factors, groups, and results that these rungs do not write."""
+    if problem.groups:
+        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+    if problem.scales:
+        return "factors belong to products of 8 bits: multiply float32 by them first"
+    if problem.out not in ("f32", "f16", "bf16"):
+        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
+    return ""
+
+
+def _whole(count: int, multiple: int = _WHOLE) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _places(problem: Problem) -> tuple[int, int, int, int]:
+    """Return where parts of A, parts of B and the workspace end, and the bytes from one row of parts to the next."""
+    pitch = _whole(2 * problem.k, _ROW)
+    marks = sum(_whole(4 * problem.batch * side) + _whole(4 * problem.k) for side in (problem.m, problem.n))
+    start = _WHOLE + marks
+    a, b = (_whole(_PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
+    return start, start + a, start + a + b, pitch
+
+
+def _in_registers(problem: Problem) -> int:
+    """Return the operands of which a row stays in registers: bit 0 stands for A, bit 1 for B."""
+    if problem.k > _IN_REGISTERS[-1][0]:
+        return 0
+    return (problem.a_layout == "row") + 2 * (problem.b_layout == "col")
+
+
+def _launch(name: str, problem: Problem, grid: int, *parameters: object) -> Geometry:
+    """A launch of the pre-pass."""
+    return Geometry(
+        "split_parts.cu",
+        template(name, "float", C_NAMES[problem.out], *parameters),
+        (grid, 1, 1),
+        (_THREADS, 1, 1),
+        needs=90,
+        instructions="griddepcontrol",
+        overlaps=True,
+    )
+
+
+def _largest(problem: Problem) -> tuple[Geometry, ...]:
+    """The first launches: what later ones lower or raise, and the largest elements of rows not in registers."""
+    longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
+    begin = _launch("split_begin", problem, -(-longest // _THREADS))
+    rest, most = 3 - _in_registers(problem), _BLOCKS * target(problem).sms * 3 // 2
+    return (begin, _launch("split_largest", problem, min(_squares(problem), most), rest)) if rest else (begin,)
+
+
+def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
+    """The launches that write the parts of A and B; those not `asked_for` do nothing where two parts will do."""
+    operands, most = _in_registers(problem), _BLOCKS * target(problem).sms
+    rest, launches = 3 - operands, []
+    if operands:
+        warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
+        blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
+        launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
+    if rest:
+        launches.append(_launch("split_tiles", problem, min(_squares(problem), most), scheme, asked_for, rest))
+    return tuple(launches)
+
+
+def _squares(problem: Problem) -> int:
+    """Return the squares of 64 by 64 elements of the larger operand."""
+    return problem.batch * -(-max(problem.m, problem.n) // 64) * -(-problem.k // 64)
+
+
+def _not_finite(problem: Problem) -> Geometry:
+    """The product on CUDA cores, where an operand has Inf or NaN."""
+    return replace(on_cuda_cores("split_simt", problem, _CUDA_CORES.default), needs=90, overlaps=True)
+
+
+def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Instance:
+    """Return the tile of a config, or that whose rounds take least time."""
+    fits = [each for each in tiled if config["bm"] in (0, each.bm) and config["bn"] in (0, each.bn)]
+    if not fits:
+        shapes = ", ".join(f"{each.bm} x {each.bn}" for each in tiled)
+        raise RefusedError(f"bm={config['bm']}, bn={config['bn']}: its tiles are {shapes}; use one of them, or 0")
+    sms = target(problem).sms
+    return min(fits, key=lambda each: -(-tiles(problem, *each[:2])[0] // sms) * each.bm * each.bn / each.speed)
+
+
+def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced, by what suits the product's size."""
+    tile, sms = _tile(tiled, problem, config), target(problem).sms
+    band, blocks = hopper.order(tile, -(-problem.m // tile.bm), -(-problem.n // tile.bn), problem.batch, sms)
+    return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or sms})
+
+
+def _product(
+    name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
+) -> Geometry:
+    """The launch that multiplies parts, which lie in the workspace with k adjacent."""
+    config = _resolve(tiled, problem, config)
+    bm, bn, stages = _tile(tiled, problem, config)[:3]
+    a, b, end, pitch = _places(problem)
+    tiling = template("WgmmaTiles", element, "ROW", "COL", bm, bn, stages)
+    boxes = (
+        MapBox(operand, (_ROW // 2, min(rows, side)), packed=place, pitch=pitch, element=element, parts=_PARTS)
+        for operand, side, rows, place in (("a", problem.m, bm, a), ("b", problem.n, bn, b))
+    )
+    return Geometry(
+        f"{name}.cu",
+        template(name, "float", C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters),
+        (min(tiles(problem, bm, bn)[0], config["blocks"]), 1, 1),
+        (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
+        shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(bm) + 16 * stages,
+        workspace=end,
+        needs=90,
+        instructions="wgmma and tensor copies",
+        alone=True,
+        overlaps=True,
+        tile=(bm, bn),
+        maps=(*boxes, wgmma.piece_box(problem, bm, bn)),
+        band=config["band"],
+    )
+
+
+def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
+    """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
+    if problem.k < SHALLOW:
+        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+    three = SPLIT_FLOAT32[1].name
+    before = (
+        *_largest(problem),
+        *_split(problem, "TwoParts", asked_for=True),
+        _launch("split_guard", problem, -(-problem.k // _THREADS)),
+        *_split(problem, "ThreeParts", asked_for=False),
+        _product(three, "bf16", _TILES, problem, config, depth_of(problem.k), False),
+        _not_finite(problem),
+    )
+    return replace(_product(name, "f16", _TILES, problem, config), before=before)
+
+
+def _bf16x6(name: str, problem: Problem, config: Config) -> Geometry:
+    """Three parts, whatever the operands hold but Inf and NaN."""
+    product = partial(_product, name, "bf16", _TILES, problem, config, depth_of(problem.k), True)
+    return _always_three(problem, product, SHALLOW)
+
+
+def _paired(name: str, problem: Problem, config: Config) -> Geometry:
+    """Three parts, and sums in two numbers each."""
+    product = partial(_product, name, "bf16", _PAIRED_TILES, problem, config, PAIRED_DEPTH)
+    return _always_three(problem, product, PAIRED_SHALLOW)
+
+
+def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: int) -> Geometry:
+    if problem.k < shallow:
+        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+    before = (*_largest(problem), *_split(problem, "ThreeParts", asked_for=True), _not_finite(problem))
+    return replace(product(), before=before)
+
+
+# ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
+
+_LAUNCHES = 10.0  # of eight launches, most of which do nothing
+_PRE_PASS = 3.6e6, 2.2e6  # bytes in a microsecond, of rows that stay in registers and of others
+_CYCLES, _END, _BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
+_SIMT, _SIMT_LEAST, _SIMT_END = 48e6, 4.0, 2.0  # operations in a microsecond, of whole rounds
+
+
+def pays(problem: Problem) -> bool:
+    """Return True if split_fp16x3 should take less time for a product than CUDA cores.
+
+    >>> case = Problem(4096, 4096, 4096, "f32", "f32", device="h200", precision="f32_tensor")
+    >>> pays(case), pays(case._replace(m=8))
+    (True, False)
+    """
+    p, sms = problem.by_rows(), target(problem).sms
+    tile = _tile(_TILES, p, {"bm": 0, "bn": 0})
+    rounds = -(-tiles(p, tile.bm, tile.bn)[0] // sms)
+    step = 3 * tile.bm * tile.bn / 32 / _BUSY
+    product = rounds * (-(-p.k // 64) * step + _END) / _CYCLES
+    operands = _in_registers(p)
+    sides = ((p.m, operands & 1), (p.n, operands & 2))
+    pre_pass = sum(p.batch * side * p.k * (8 if fast else 12) / _PRE_PASS[not fast] for side, fast in sides)
+    rows, columns = -(-p.m // 64), -(-p.n // 64)
+    waves = rows * columns * p.batch / sms
+    simt = max(_SIMT_LEAST, p.flops / _SIMT * max(1.0, 1 / waves) + _SIMT_END)
+    return _LAUNCHES + pre_pass + product < simt
+
+
+# ---- rows ----
+
+_split_rung = partial(
+    gpu_rung,
+    dtypes=("f32",),
+    refuses=_refuses,
+    default=dict.fromkeys(("bm", "bn", "band", "blocks"), 0),  # chosen by the problem
+    expect={"local_requests": 0},
+)
+
+
+def _space(tiled: tuple[Instance, ...]) -> dict[str, tuple[int, ...]]:
+    sides = {key: (0, *sorted({getattr(tile, key) for tile in tiled})) for key in ("bm", "bn")}
+    return {**sides, "band": (0, 8, 16), "blocks": (0, 8)}
+
+
+SPLIT_FLOAT32 = (
+    _split_rung(
+        "split_fp16x3",
+        idea="float32 as two halves: three products on tensor cores, as accurate as float32",
+        parent="wgmma_epilogue",
+        bound=two_parts,
+        geometry=_fp16x3,
+        resolve=partial(_resolve, _TILES),
+        space=_space(_TILES),
+        lesson=(
+            "A float32 is the sum of two numbers of 11 bits, almost. Three of their four products count, and tensor "
+            "cores do 15 in half precision while CUDA cores do one. The low number is scaled by 2^11: otherwise it "
+            "would be too small for the exponents of half precision, and lose bits. Tensor cores cut their sums "
+            "towards zero instead of rounding them, and cuts of positive sums add up as k grows. So CUDA cores take "
+            "the sum over every 64 of k and add it to theirs, rounded. Small elements beside large ones still lose "
+            "bits: the pre-pass sees them, and the device takes three bfloat16 instead."
+        ),
+    ),
+    _split_rung(
+        "split_bf16x6",
+        idea="float32 as three bfloat16, exactly: six products, and no choice that depends on the values",
+        parent="split_fp16x3",
+        bound=three_parts,
+        geometry=_bf16x6,
+        resolve=partial(_resolve, _TILES),
+        space=_space(_TILES),
+        lesson=(
+            "Three numbers of 8 bits are the 24 bits of a float32, and bfloat16 has its exponents: nothing is lost. Of "
+            "the nine products, the three smallest are no larger than what float32 rounds off one product, so six "
+            "suffice. The smallest are added first, since a cut is relative to the sum so far. It takes twice as long "
+            "as two halves, and no element decides how another row is computed."
+        ),
+    ),
+    _split_rung(
+        "split_paired",
+        idea="sums in two float32 each: the error no longer grows with k",
+        parent="split_bf16x6",
+        bound=pairs,
+        geometry=_paired,
+        resolve=partial(_resolve, _PAIRED_TILES),
+        space=_space(_PAIRED_TILES),
+        lesson=(
+            "Seven additions in place of one give the sum of two float32 and what its rounding lost, exactly. The lost "
+            "parts have a sum of their own, and the two meet at the end, rounded once. What remains is the error of 32 "
+            "of k in tensor cores, whatever k is. The second number takes registers, so the tile has 96 columns; the "
+            "additions take time, so two warpgroups take turns: one multiplies while the other adds."
+        ),
+    ),
+)

@@ -1,0 +1,403 @@
+"""Float32 on tensor cores in parts: bit for bit as the rules say, for any operands; no GPU is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import split_rules
+from gemmery.cuda import nvrtc, tensormaps
+from gemmery.errors import EmulationError, RefusedError
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery.ladder import float32_bounds, float32_parts
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+from layouts import laid
+from split_rules import U, chain, enough, expected
+
+pytest.importorskip("cuda.bindings")
+
+NAMES = ("split_fp16x3", "split_bf16x6", "split_paired")
+RUNGS = {name: find(CUDA, name) for name in NAMES}
+BOUNDS = {"split_fp16x3": float32_bounds.two_parts, "split_bf16x6": float32_bounds.three_parts}
+BOUNDS["split_paired"] = float32_bounds.pairs
+
+
+def operands(m, n, k, seed=0):
+    draw = np.random.default_rng(seed)
+    return draw.standard_normal((m, k)).astype(np.float32), draw.standard_normal((k, n)).astype(np.float32)
+
+
+def multiplied(rung, a, b, layouts=("row", "row", "row"), config=None, texts=None, **options):
+    """A B by a rung on the emulator, whose tensor cores round as an H200's do."""
+    a, b = (x if x.ndim == 3 else x[None] for x in (a, b))
+    batch = max(a.shape[0], b.shape[0])
+    images = []
+    for x, layout in zip((a, b), layouts, strict=False):
+        shared = x.shape[0] < batch
+        images.append(laid(np.broadcast_to(x, (batch, *x.shape[1:])), layout, shared)[1])
+    c = laid(np.full((batch, a.shape[1], b.shape[2]), np.nan, np.float32), layouts[2])[1]
+    gemm = Gemm(*images, c, **{key: options.pop(key) for key in ("bias", "alpha", "beta") if key in options})
+    case = problem_of(gemm, "f32", "f32", "h200", **options)
+    runs = run_rung(rung, case, config or {"blocks": 3}, gemm, EmulationOptions(device_sums=True, texts=texts))
+    assert [str(each) for run in runs for each in run.findings] == []
+    return c[0] if batch == 1 else c
+
+
+def same(c, wanted):
+    """The same bits, where a NaN is as good as another."""
+    return np.array_equal(c, wanted, equal_nan=True)
+
+
+# ---- bits ----
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("k", [0, 1, 3, 4, 15, 16, 17, 63, 64, 65, 127, 128, 129])
+def test_each_k(name, k):
+    """Less than a step, whole steps, and one more; CUDA cores for the first."""
+    a, b = operands(24, 40, k)
+    assert same(multiplied(RUNGS[name], a, b), expected(name, a, b))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiles_of_a_ragged_product(name):
+    a, b = operands(200, 136, 328)
+    assert same(multiplied(RUNGS[name], a, b, ("row", "col", "row")), expected(name, a, b))
+
+
+def test_a_long_k():
+    """64 sums are added on CUDA cores; corrections are in tensor cores all the time."""
+    a, b = operands(64, 64, 4096)
+    assert same(multiplied(RUNGS["split_fp16x3"], a, b), expected("split_fp16x3", a, b))
+
+
+@pytest.mark.parametrize(("longest", "warps", "eights"), [(64, 1, 1), (600, 1, 3), (2048, 8, 1)])
+def test_rows_in_registers(longest, warps, eights, monkeypatch):
+    """Of one warp or of eight, one piece or several of a thread; longer rows are read by squares."""
+    a, b = operands(9, 10, 597)
+    monkeypatch.setattr(float32_parts, "_IN_REGISTERS", ((longest, warps, eights),))
+    c = multiplied(RUNGS["split_bf16x6"], a, b, ("row", "col", "row"))
+    assert same(c, expected("split_bf16x6", a, b))
+
+
+@pytest.mark.parametrize("k", [16, 1024, 1025, 4096, 4097, 8192, 8193, 16_384, 16_385])
+def test_registers_have_room_for_a_row(k):
+    """The instance of each k holds it, and no more eights of a thread than it has registers for."""
+    case = Problem(64, 64, k, "f32", "f32", b_layout="col", device="h200")
+    kernels = [launch.kernel for launch in RUNGS["split_bf16x6"].geometry(case, RUNGS["split_bf16x6"].default).before]
+    rows = [kernel for kernel in kernels if kernel.startswith("split_rows")]
+    assert len(rows) == (k <= 16_384)
+    assert any(kernel.startswith("split_tiles") for kernel in kernels) == (k > 16_384)
+    for kernel in rows:
+        warps, eights = map(int, kernel.strip(">").split(", ")[-2:])
+        assert warps * eights * 256 >= k
+        assert eights <= 8
+
+
+@pytest.mark.parametrize(
+    "layouts", [("odd", "padded col", "row"), ("strided", "reversed", "padded"), ("col", "one row", "col")]
+)
+def test_no_layout_shows(layouts):
+    a, b = operands(40, 24, 72)
+    if "one row" in layouts:
+        b[:] = b[:1]
+    assert same(multiplied(RUNGS["split_fp16x3"], a, b, layouts), expected("split_fp16x3", a, b))
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_batches(shared):
+    """Each matrix has its own scales; parts of one for all follow each other without gaps."""
+    pairs = [operands(24, 40, 80, seed) for seed in range(3)]
+    a, b = (np.stack(side) for side in zip(*pairs, strict=True))
+    a, b = np.ldexp(a[:1] if shared == "a" else a, 3), b[:1] if shared == "b" else b
+    c = multiplied(RUNGS["split_bf16x6"], a, b)
+    for at in range(3):
+        assert same(c[at], expected("split_bf16x6", a[at % len(a)], b[at % len(b)]))
+
+
+def test_steps_after_a_product_are_those_of_float32():
+    a, b = operands(24, 40, 80)
+    plain = expected("split_bf16x6", a, b)
+    bias = np.arange(40, dtype=np.float32) / 4 - 5
+    c = multiplied(RUNGS["split_bf16x6"], a, b, alpha=0.5, bias=bias, epilogue="bias+relu", scaled=True)
+    assert same(c, np.maximum(np.float32(0.5) * plain + bias, 0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_is_the_same_in_any_product(name):
+    a, b = operands(136, 40, 80)
+    alone = [multiplied(RUNGS[name], a[rows], b) for rows in (slice(0, 1), slice(70, 136))]
+    whole = multiplied(RUNGS[name], a, b)
+    assert same(np.concatenate(alone), np.concatenate([whole[:1], whole[70:]]))
+
+
+# ---- the guard ----
+
+
+def verdicts(a, b):
+    """What split_guard says of each k: its launch writes that into C."""
+    k = a.shape[1]
+    file, line = "split_parts.cu", "  if (!enough) atomicOr("
+    text = nvrtc.text(file)
+    assert text.count(line) == 1
+
+    def guard(problem, config):
+        whole = RUNGS["split_fp16x3"].geometry(problem, config)
+        kernels = [launch.kernel.split("<")[0] for launch in whole.before]
+        before, last = whole.before[: kernels.index("split_guard")], whole.before[kernels.index("split_guard")]
+        return replace(last, before=before, workspace=whole.workspace, maps=whole.maps)
+
+    rung = RUNGS["split_fp16x3"]._replace(geometry=guard)
+    c = np.full((1, a.shape[0], b.shape[1]), np.nan, np.float32)
+    gemm = Gemm(a[None], b[None], c)
+    texts = {file: text.replace(line, f"  p.product.c[k] = enough;\n{line}")}
+    runs = run_rung(rung, problem_of(gemm, "f32", "f32", "h200"), {}, gemm, EmulationOptions(texts=texts))
+    assert [str(each) for run in runs for each in run.findings] == []
+    return c.ravel()[:k] == 1
+
+
+def graded(spread):
+    """A and B whose columns and rows of k have opposite magnitudes."""
+    a, b = operands(16, 24, 200)
+    powers = np.random.default_rng(spread).integers(-spread, spread + 1, 200)
+    return np.ldexp(a, powers[None]), np.ldexp(b, -powers[:, None])
+
+
+def at_thresholds(k):
+    """Smallest elements just above, at and just below each limit, and pairs of them around that of their product."""
+    a, b = operands(16, 24, k)
+    a[:, 0], b[0] = 1, 1  # the largest of each row, with the others below it
+    a[:, 1:], b[1:] = a[:, 1:] / 8, b[1:] / 8
+    scale = 2.0**-14  # of the largest element
+    edge = np.float32(scale * 2.0**-9 / k)
+    near = [np.nextafter(edge, np.float32(0)), edge, np.nextafter(edge, np.float32(1))]
+    for at, value in enumerate(near):
+        a[at, 3 + at], b[9 + at, at] = value, value
+    draw = np.random.default_rng(k)
+    for at in range(20, min(k, 120)):
+        x = np.float32(scale * 2.0**-13 * draw.uniform(0.1, 1))
+        y = np.float32(scale * scale * 2.0**-23 / k / x)
+        for _ in range(at % 3):
+            y = np.nextafter(y, np.float32(at % 2))
+        a[at % 16, at], b[at, at % 24] = (-1) ** at * x, y
+    return a, b
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        operands(16, 24, 200),
+        *map(graded, (4, 16, 30)),
+        *map(at_thresholds, (128, 200, 1000 // 3)),
+        tuple(np.ldexp(x, np.random.default_rng(9).integers(-130, 100, x.shape)) for x in operands(16, 24, 96)),
+        tuple(x * (abs(x) > 0.5) for x in operands(16, 24, 96)),
+    ],
+    ids=["random", "slightly", "graded", "steeply", "128", "200", "333", "everything", "zeros"],
+)
+def test_the_guard(given):
+    """For each k, on random, graded and adversarial operands, and at its thresholds."""
+    a, b = given
+    wide = a.astype(np.float64), b.astype(np.float64)
+    assert np.array_equal(verdicts(a, b), enough(*wide))
+
+
+def test_cases_of_the_guard_differ():
+    """Both verdicts occur within a case at each threshold."""
+    for k in (128, 200, 333):
+        verdict = enough(*(x.astype(np.float64) for x in at_thresholds(k)))
+        assert 0.1 < verdict[20:120].mean() < 0.9
+        assert list(verdict[[3, 5, 9, 11]]) == [False, True, False, True]
+
+
+@pytest.mark.parametrize("spread", [4, 30])
+def test_the_device_chooses_by_the_guard(spread):
+    a, b = graded(spread)
+    wide = a.astype(np.float64), b.astype(np.float64)
+    other = split_rules.three_parts(*wide)
+    c = multiplied(RUNGS["split_fp16x3"], a, b)
+    assert same(c, expected("split_fp16x3", a, b))
+    assert same(c, other) == (spread == 30)
+
+
+# ---- values ----
+
+
+def with_values(name):
+    """Operands with special values of a kind."""
+    a, b = operands(24, 40, 80)
+    largest, tiny = np.finfo(np.float32).max, np.float32(1e-45)
+    if name == "infinite":
+        a[3, 5], b[7, 9] = np.inf, -np.inf
+    elif name == "nan":
+        a[3, 5] = np.nan
+    elif name == "largest":
+        a[2], b[:, 3] = largest, 2.0**-100
+    elif name == "subnormal":
+        a, b = np.ldexp(a, -135), np.ldexp(b, 100)
+    elif name == "of all sizes":
+        a[:8], a[8:16], b[:, ::2] = np.ldexp(a[:8], -140), np.ldexp(a[8:16], 120), np.ldexp(b[:, ::2], -60)
+    elif name == "rows of zeros":
+        a[5], b[:, 6], a[7, ::2] = 0, -0.0, tiny
+    elif name == "too large":
+        a, b = np.ldexp(a, 100), np.ldexp(b, 100)
+    elif name == "too small":
+        a, b = np.ldexp(a, -70), np.ldexp(b, -75)
+    return a, b
+
+
+KINDS = ("infinite", "nan", "largest", "subnormal", "of all sizes", "rows of zeros", "too large", "too small")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_values(name):
+    """With Inf or NaN CUDA cores multiply; results that are too large or small are those of one rounding."""
+    for kind in KINDS:
+        a, b = with_values(kind)
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(a).all() and np.isfinite(b).all()
+            wanted = expected(name, a, b) if finite else chain(a.astype(np.float64), b.astype(np.float64))
+        assert same(multiplied(RUNGS[name], a, b), wanted), kind
+
+
+def test_three_parts_of_an_identity_are_exact():
+    a, _ = operands(40, 40, 40)
+    identity = np.eye(40, dtype=np.float32)
+    assert np.array_equal(multiplied(RUNGS["split_bf16x6"], a, identity), a)
+
+
+# ---- bounds, refusals, memory ----
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bounds_hold(name):
+    """By the rules, on operands of which all but the first kind have sums that are cut in one direction."""
+    for k in (5, 16, 64, 200, 1100):
+        for kind in range(3):
+            a, b = operands(8, 9, k, seed=kind)
+            if kind:
+                a, b = abs(a) ** kind, abs(b)
+            wide = a.astype(np.float64), b.astype(np.float64)
+            error = abs(expected(name, a, b) - wide[0] @ wide[1]) / (abs(wide[0]) @ abs(wide[1])) / U
+            assert error.max() <= BOUNDS[name](k)
+
+
+def test_bounds_are_those_of_float32():
+    """CUDA cores add up to k roundings."""
+    for k in range(1, 5000):
+        assert float32_bounds.three_parts(k) <= k
+        assert k < 87 or float32_bounds.two_parts(k) <= k or k < 128
+        assert float32_bounds.pairs(k) <= 26
+    assert float32_bounds.two_parts(128) <= 128
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"groups": 3}, "wgmma_grouped"),
+        ({"scales": "outer"}, "8 bits"),
+        ({"out": "f64"}, "not f64"),
+    ],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_other_products_are_refused(name, options, reason):
+    case = Problem(64, 64, 256, "f32", "f32", device="h200")
+    assert reason in RUNGS[name].refuses(case._replace(**options))
+    for precision in ("", "f32_tensor", "f32_strict", "f32_plus"):
+        assert RUNGS[name].refuses(case._replace(precision=precision)) == ""
+        assert RUNGS[name].geometry(case._replace(precision=precision), RUNGS[name].default)
+
+
+def test_tiles_that_it_has_not_are_refused():
+    case = Problem(64, 64, 256, "f32", "f32", device="h200")
+    with pytest.raises(RefusedError, match="128 x 96"):
+        RUNGS["split_paired"].geometry(case, {**RUNGS["split_paired"].default, "bn": 128})
+
+
+@pytest.mark.parametrize("out", ["f16", "bf16"])
+def test_narrower_results(out):
+    """Rounded from the sums in float32, by all three ways."""
+    for k, planted in ((80, 0), (80, np.inf), (8, 0)):
+        a, b = operands(24, 40, k)
+        a[0, 0] += planted
+        c = np.zeros((1, 24, 40), np.uint16)
+        gemm = Gemm(a[None], b[None], c)
+        rung = RUNGS["split_bf16x6"]
+        run_rung(rung, problem_of(gemm, "f32", out, "h200"), {}, gemm, EmulationOptions(device_sums=True))
+        wanted = chain(a.astype(np.float64), b.astype(np.float64)) if planted else expected("split_bf16x6", a, b)
+        if out == "f16":
+            assert same(c[0].view(np.float16), wanted.astype(np.float16))
+        else:
+            bits = wanted.view(np.uint32).astype(np.uint64)
+            assert same(c[0][1:], ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)[1:])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_parts_fill_the_workspace(batch):
+    """It ends with the last part of B; without room for the last eight elements there is a fault."""
+    a, b = operands(24, 40, 80)
+    a, b = np.stack([a] * batch), np.stack([b] * batch)
+    gemm = Gemm(a, b, np.zeros((batch, 24, 40), np.float32))
+    case = problem_of(gemm, "f32", "f32", "h200")
+    geometry = RUNGS["split_bf16x6"].geometry(case, RUNGS["split_bf16x6"].default)
+    ends = [box.packed + 3 * batch * side * box.pitch for box, side in zip(geometry.maps, (24, 40), strict=False)]
+    assert ends[0] <= geometry.maps[1].packed
+    assert geometry.workspace - tensormaps.PACKED_APART < ends[1] <= geometry.workspace
+
+    def smaller(problem, config):
+        return replace(geometry, workspace=ends[1] - geometry.maps[1].pitch + 2 * 80 - 16)
+
+    with pytest.raises(EmulationError, match="map extends beyond its array"):
+        run_rung(RUNGS["split_bf16x6"]._replace(geometry=smaller), case, {}, gemm)
+
+
+# ---- wrong versions ----
+
+PARTS, TWO, THREE, PAIRED = "split_parts.cu", "split_fp16x3.cu", "split_bf16x6.cu", "split_paired.cu"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("split_fp16x3", TWO, "begins ? high[i] : this->sums[0][i] + high[i]", "high[i]"),  # the last part only
+        ("split_fp16x3", TWO, "(high, 0, 0, 0, false)", "(high, 0, 0, 0, !begins)"),  # sums kept in the core
+        ("split_fp16x3", TWO, "(corrections, 0, 1, 0, !begins)", "(corrections, 1, 1, 0, !begins)"),
+        ("split_fp16x3", TWO, "0x1p-11f", "0x1p-12f"),
+        ("split_fp16x3", TWO, "exponent_of(largest[min(column,", "exponent_of(largest[min(column + 1,"),
+        ("split_bf16x6", THREE, "(part, 0, 2, unit", "(part, 2, 2, unit"),
+        ("split_bf16x6", THREE, "(part, 0, 0, unit * COUNT, true)", "(part, 0, 0, unit * COUNT, false)"),
+        ("split_bf16x6", PARTS, "(s - s / 2)", "(s / 2)"),
+        ("split_bf16x6", PARTS, "atomicMax(to + at.inner(), all)", "atomicMax(to, all)"),
+        (
+            "split_fp16x3",
+            TWO,
+            "e >= -126 && e <= 127 ?",
+            "e < 10000 ?",
+        ),  # results that are too small for a power of two
+        ("split_paired", PAIRED, "low[i] = __fadd_rn(low[i], error);", "low[i] = error;"),
+        ("split_paired", PAIRED, "double(sums[i]) + double(low[i])", "double(sums[i])"),
+    ],
+)
+def test_a_wrong_kernel_shows(name, file, old, new):
+    text = nvrtc.headers().get(file) or nvrtc.text(file)
+    assert text.count(old) == 1
+    a, b = operands(24, 40, 136)
+    a, b = np.abs(a), np.abs(b)
+    a[4], b[:, ::3] = np.ldexp(a[4], -140), 8 * b[:, ::3]
+    c = multiplied(RUNGS[name], a, b, texts={file: text.replace(old, new)})
+    assert not same(c, expected(name, a, b))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("a >= 0x1p-9", "a > 0x1p-9"), ("a * b >=", "float(a * b) >="), ("v[e] != 0", "v[e] > 0")]
+)
+def test_a_wrong_guard_shows(old, new, monkeypatch):
+    text = nvrtc.text(PARTS)
+    assert old in text
+    monkeypatch.setattr(nvrtc, "text", lambda file: text.replace(old, new) if file == PARTS else text)
+    cases = [at_thresholds(128), at_thresholds(200), graded(30)]
+    right = [enough(a.astype(np.float64), b.astype(np.float64)) for a, b in cases]
+    assert any(not np.array_equal(verdicts(*case), verdict) for case, verdict in zip(cases, right, strict=True))

@@ -148,7 +148,7 @@ def _product(
         template(name, "float", C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters),
         (min(tiles(problem, bm, bn)[0], config["blocks"]), 1, 1),
         (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
-        shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(bm) + 16 * stages,
+        shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
         workspace=end,
         needs=90,
         instructions="wgmma and tensor copies",

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from gemmery.config import FLOAT32_PRECISIONS
 from gemmery.errors import ArgumentError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -116,6 +117,9 @@ def test_a_single_layer_is_replaced_where_it_stands():
     assert repr(layer) == "Linear(in_features=32, out_features=8, bias=True, precision='tf32')"
     assert layer(torch.ones(2, 32)).shape == (2, 8)  # where it means nothing, precision is ignored
     assert layer.training
+    for precision in FLOAT32_PRECISIONS:
+        replace_linear(nn.Linear(32, 8), precision=precision)
+        assert Linear(32, 8, precision=precision).precision == precision
 
 
 def hooked():

@@ -68,8 +68,8 @@ def matmul(
 
     `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,), of the same element type and on the same device; batch
     dimensions broadcast. Transposed, strided and broadcast tensors are not copied. The result is contiguous, of the
-    same element type (bfloat16 for float8). `precision="tf32"` allows a CUDA device to round float32 operands to 10
-    bits of fraction, in the backward pass too.
+    same element type (bfloat16 for float8). `precision` says how a CUDA device may multiply float32, as in
+    `gemmery.matmul`, in the backward pass too.
 
     Inside torch.compile, torch.autocast and torch.func it is the operator `torch.ops.gemmery.matmul`.
 

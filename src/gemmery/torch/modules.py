@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gemmery import config
 from gemmery.api.options import check_activation
 from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
 from gemmery.torch.functions import linear, quantized_linear
@@ -27,9 +28,9 @@ class Linear(nn.Linear):
     torch.Size([5, 2])
 
     `in_features`, `out_features`, `bias`, `device` and `dtype`, the parameters, their initial values and the state dict
-    are those of nn.Linear. `activation` is None, "relu", "gelu" (by erf) or "silu"; `precision="tf32"` lets a GPU round
-    float32 operands to 10 bits of fraction. Autograd computes both gradients by gemmery too, and torch.compile keeps
-    the layer in its graph.
+    are those of nn.Linear. `activation` is None, "relu", "gelu" (by erf) or "silu"; `precision` says how a GPU may
+    multiply float32, as in `gemmery.matmul`, and means nothing elsewhere. Autograd computes both gradients by gemmery
+    too, and torch.compile keeps the layer in its graph.
 
     Raises ArgumentError for another `activation` or `precision`, and the errors of `gemmery.matmul` when it is called.
     """
@@ -207,8 +208,16 @@ def _check_options(activation: Any, precision: Any) -> None:
     """Raise ArgumentError unless a layer can have these options."""
     if activation is not None:
         check_activation(activation, "f32")
-    if precision not in (None, "tf32"):
-        raise ArgumentError(f"precision={brief(precision)}: pass 'tf32', or None for the precision of the weights")
+    check_precision(precision)
+
+
+def check_precision(precision: Any) -> None:
+    """Raise ArgumentError unless float32 products can be computed so."""
+    if precision is not None and precision not in config.FLOAT32_PRECISIONS:
+        raise ArgumentError(
+            f"precision={brief(precision)}: pass one of {', '.join(config.FLOAT32_PRECISIONS)}, or None for float32 "
+            "itself"
+        )
 
 
 def _options(layer: Linear | QuantizedLinear) -> str:

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from gemmery import display
 from gemmery.errors import ArgumentError, brief
-from gemmery.torch.modules import Linear, become_linear, become_quantized
+from gemmery.torch.modules import Linear, become_linear, become_quantized, check_precision
 from gemmery.torch.quantization import check_format, quantize
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def replace_linear(
       2  replaced: 10 x 128, float32
 
     `bits=None` leaves the parameters as they are, in a `Linear`. `bits=8` and `bits=4` quantise each weight, `group`
-    columns with one factor, in a `QuantizedLinear`, which is for inference. `precision="tf32"` lets a GPU round float32
-    operands to 10 bits of fraction.
+    columns with one factor, in a `QuantizedLinear`, which is for inference. `precision` says how a GPU may multiply
+    float32: "tf32", "f32_tensor", "f32_strict" or "f32_plus", as in `gemmery.matmul`.
 
     A layer stays the same object, so a layer or a weight that stands in several places still does, and optimizers keep
     their parameters. Not replaced, with the reason in the report, are: subclasses of nn.Linear; layers with hooks,
@@ -141,8 +141,7 @@ def _check(model: nn.Module, bits: int | None, group: int, precision: Precision 
         raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose layers to replace")
     if bits is not None:
         check_format(bits, group)
-    if precision not in (None, "tf32"):
-        raise ArgumentError(f"precision={brief(precision)}: pass 'tf32', or None for the precision of the weights")
+    check_precision(precision)
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Linear]]:

@@ -42,7 +42,7 @@ def multiplied(rung, a, b, layouts=("row", "row", "row"), config=None, texts=Non
     c = laid(np.full((batch, a.shape[1], b.shape[2]), np.nan, np.float32), layouts[2])[1]
     gemm = Gemm(*images, c, **{key: options.pop(key) for key in ("bias", "alpha", "beta") if key in options})
     case = problem_of(gemm, "f32", "f32", "h200", **options)
-    runs = run_rung(rung, case, config or {"blocks": 3}, gemm, EmulationOptions(device_sums=True, texts=texts))
+    runs = run_rung(rung, case, config or {"blocks": 3}, gemm, EmulationOptions(texts=texts))
     assert [str(each) for run in runs for each in run.findings] == []
     return c[0] if batch == 1 else c
 
@@ -326,7 +326,7 @@ def test_narrower_results(out):
         c = np.zeros((1, 24, 40), np.uint16)
         gemm = Gemm(a[None], b[None], c)
         rung = RUNGS["split_bf16x6"]
-        run_rung(rung, problem_of(gemm, "f32", out, "h200"), {}, gemm, EmulationOptions(device_sums=True))
+        run_rung(rung, problem_of(gemm, "f32", out, "h200"), {}, gemm)
         wanted = chain(a.astype(np.float64), b.astype(np.float64)) if planted else expected("split_bf16x6", a, b)
         if out == "f16":
             assert same(c[0].view(np.float16), wanted.astype(np.float16))

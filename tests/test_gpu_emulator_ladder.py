@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gemmery import dtypes
 from gemmery.cuda import driver
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
@@ -29,7 +30,7 @@ def test_a_product_is_the_gpus(rung, name):
 
 def both(rung, name, shape, layouts):
     """Multiply twice and compare; return False if the rung refuses."""
-    a, b, c = matrices(shape, name, name, layouts)
+    a, b, c = matrices(shape, name, "i32" if name == "i8" else dtypes.written(name), layouts)
     precision = needed(rung, name)
     kernel = built(rung, problem(a, b, c, precision=precision))
     if kernel is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,6 +272,17 @@ def test_three_parts_of_an_identity_are_exact():
 
 
 # ---- bounds, refusals, memory ----
+
+
+def test_sums_kept_in_tensor_cores_have_a_bias():
+    """As benchmarks/float32_errors.py shows it: cuts of positive sums add up, until CUDA cores take them over."""
+    path = Path(__file__).parents[1] / "benchmarks" / "float32_errors.py"
+    spec = importlib.util.spec_from_file_location("float32_errors", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    a, b = script.KINDS["positive"](np.random.default_rng(0), 1024)
+    assert script.error("wgmma_epilogue", a, b) > 80
+    assert script.error("split_fp16x3", a, b) < 10
 
 
 @pytest.mark.parametrize("name", NAMES)

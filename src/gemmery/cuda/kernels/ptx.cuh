@@ -89,13 +89,6 @@ __device__ __forceinline__ unsigned ld_shared_b32(unsigned shared) {
   return x;
 }
 
-__device__ __forceinline__ void ld_shared_v4(unsigned (&x)[4], unsigned shared) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared)
-               : "memory");
-}
-
 // d = a b + d on a 16 x 16 and a 16 x 8 (in tf32 a 16 x 8 and an 8 x 8) matrix, summed in f32. sm_80.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -270,19 +263,6 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
   return both;
 }
 
-// x y + z on pairs of 16-bit elements. sm_80 (f16x2: sm_53).
-__device__ __forceinline__ unsigned fma_rn_f16x2(unsigned x, unsigned y, unsigned z) {
-  unsigned sums;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(x), "r"(y), "r"(z));
-  return sums;
-}
-
-__device__ __forceinline__ unsigned fma_rn_bf16x2(unsigned x, unsigned y, unsigned z) {
-  unsigned sums;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(x), "r"(y), "r"(z));
-  return sums;
-}
-
 // 1 / x and 2^x of the special function unit, to about 2 u; subnormal results are 0.
 __device__ __forceinline__ float rcp_approx_ftz(float x) {
   float y;
@@ -306,6 +286,28 @@ __device__ __forceinline__ void bar_sync(int barrier, int threads) {
 // Counts for those that wait there, and goes on.
 __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- packed weights ----
+
+__device__ __forceinline__ void ld_shared_v4(unsigned (&x)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// x y + z on pairs of 16-bit elements. sm_80 (f16x2: sm_53).
+__device__ __forceinline__ unsigned fma_rn_f16x2(unsigned x, unsigned y, unsigned z) {
+  unsigned sums;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(x), "r"(y), "r"(z));
+  return sums;
+}
+
+__device__ __forceinline__ unsigned fma_rn_bf16x2(unsigned x, unsigned y, unsigned z) {
+  unsigned sums;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(x), "r"(y), "r"(z));
+  return sums;
 }
 
 }  // namespace ptx

@@ -80,8 +80,8 @@ def matmul(
     - `precision`, of float32 on a CUDA device: "tf32" allows tensor cores to round operands to 10 bits of fraction.
       "f32_tensor" allows any method with the bound of float32, k u |A| |B|: on Hopper tensor cores, from operands that
       are split into halves. "f32_strict" splits in a way that does not depend on values: no element changes the bits of
-      another row. "f32_plus" also keeps sums in two numbers: at most 26 u |A| |B| up to k = 65536, on Hopper only. Where it
-      is None, `set_float32_precision` decides.
+      another row. "f32_plus" also keeps sums in two numbers: at most 26 u |A| |B| up to k = 65536, on Hopper only.
+      Where it is None, `set_float32_precision` decides.
     - `scale_a`, `scale_b`, on a CUDA device: factors of float8, int8, float16 or bfloat16 operands; C is the product of
       scale_a A and scale_b B, before bias and activation. A factor is a number, or a float32 array on the device whose
       shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of

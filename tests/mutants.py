@@ -30,6 +30,7 @@ class Mutant:
     shape: tuple[int, int, int] = (40, 45, 43)  # m, n, k
     name: str = "f32"  # element type
     out: str = ""  # that of the result, if another
+    epilogue: str = ""
     layouts: tuple[str, str, str] = ("row", "row", "row")
     batch: int = 1
     survives: str = ""  # why no run can distinguish it from the kernel
@@ -778,6 +779,28 @@ MUTANTS = (
         shape=(40, 264, 40),
         name="f16",
         out="f32",
+        layouts=("row", "col", "row"),
+    ),
+    *_of(
+        "wgmma_epilogue",
+        ("staged.cuh", "min(at.column + i, p.product.n - 1)", "(at.column + i)", "a bias beyond the last column"),
+        ("wgmma_epilogue.cu", "      ptx::cp_async_wait_group<0>();\n", "", "a bias is read before it has come"),
+        (
+            "wgmma_epilogue.cu",
+            "      ptx::bar_sync(2 + warp / 4, 128);\n    }",
+            "    }",
+            "a bias is read before other threads have brought it",
+        ),
+        (
+            "wgmma_epilogue.cu",
+            "      ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before\n",
+            "",
+            "a bias is brought over that of a tile which others still read",
+        ),
+        config={"bm": 64, "bn": 64, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
+        shape=(40, 184, 72),
+        name="bf16",
+        epilogue="bias",
         layouts=("row", "col", "row"),
     ),
     *_of(

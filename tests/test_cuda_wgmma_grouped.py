@@ -121,13 +121,14 @@ def test_offsets_that_are_wrong_touch_nothing_outside():
     assert np.array_equal(result, expected(a, b, [40, 40, 72, 72]))
 
 
-def test_bias_of_each_group_and_activation():
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_bias_of_each_group_and_activation(alpha):
     a, b = operands(80, 3, 40, 64)
     bias = np.arange(3 * 40, dtype="f4").reshape(3, 40) - 60
     ends = [1, 1, 70]
-    result, findings = emulated(a, b, ends, out="f32", epilogue="bias+relu", bias=bias, alpha=2.0)
+    result, findings = emulated(a, b, ends, out="f32", epilogue="bias+relu", bias=bias, alpha=alpha)
     assert findings == []
-    assert np.array_equal(result, expected(a, b, ends, lambda sums, group: np.maximum(2 * sums + bias[group], 0)))
+    assert np.array_equal(result, expected(a, b, ends, lambda sums, group: np.maximum(alpha * sums + bias[group], 0)))
 
 
 def test_a_result_that_no_tensor_copy_can_write():
@@ -156,7 +157,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
         ("staged.cuh", "min(16, end - at.row)", "min(16, end - at.row + 1)"),
         ("staged.cuh", "if (P::GROUPED && threadIdx.x % 32 == 0)", "if (false)"),
         ("staged.cuh", "p.product.c_batch ? at.batch : 0", "at.batch"),
-        ("staged.cuh", "of_groups ? at.batch * q.bias_row : 0", "0"),
+        ("staged.cuh", "of_groups ? batch * p.product.bias_row : 0", "0"),
         ("staged.cuh", "at.batch * p.b_scale_k", "0"),
     ],
 )

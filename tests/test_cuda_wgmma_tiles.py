@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checked_products import matrices, run
+from checked_products import matrices, place, random, run
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -74,6 +74,15 @@ def test_pieces_that_overlap_read_c_before_they_write_it(bn):
 def test_results_of_32_bits(bm, bn, stages):
     """Of the pieces of a tile all, half or none stay in registers while the next one is multiplied."""
     assert run(EPILOGUE, *matrices((300, 560, 72), "f16", out="f32", layouts=BY_K), config=tile(bm, bn, stages))
+
+
+@pytest.mark.parametrize("layout", ["row", "col"])
+@pytest.mark.parametrize(("bm", "bn", "name"), [(128, 64, "bf16"), (64, 112, "f16"), (256, 96, "bf16")])
+def test_a_bias_and_relu(bm, bn, name, layout):
+    """Of columns; and of rows, where C is by columns. Its last part is that of a tile beyond the edge."""
+    a, b, c = matrices((270, 250, 72), name, layouts=("row", "col", layout))
+    bias = place(random((1, 1, 250), "f32", 4), "f32", "odd")
+    assert run(EPILOGUE, a, b, c, bias=bias, epilogue="bias+relu", config=tile(bm, bn, 2))
 
 
 @pytest.mark.parametrize(

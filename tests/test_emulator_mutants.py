@@ -25,7 +25,7 @@ def edited(mutant):
 def problem(mutant):
     """The rung, the product and the config of a mutant, which others share."""
     case = problem_of(mutant.shape, mutant.name, mutant.layouts, mutant.batch)
-    return mutant.rung, case._replace(out=mutant.out or case.out), *mutant.config.items()
+    return mutant.rung, case._replace(out=mutant.out or case.out, epilogue=mutant.epilogue), *mutant.config.items()
 
 
 @cache

@@ -150,7 +150,7 @@ def has_room(tile: Instance, demand: Demand, device: Device) -> bool:
     """
     wide = -(-tile.bn // 64) * 64 if demand.boxed else tile.bn
     halves = demand.finish < FINISH[4] and tile.bm * tile.bn > WHOLE_TILE
-    return tile.stages * (tile.bm + wide) * ROW + (16384 if halves else 32768) + 1024 <= device.limits.shared
+    return tile.stages * (tile.bm + wide) * ROW + (16384 if halves else 32768) + 3072 <= device.limits.shared
 
 
 def plain_halves(problem: Problem) -> bool:

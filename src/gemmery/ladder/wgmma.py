@@ -33,6 +33,7 @@ _NEEDS = 90
 _INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128), "bn": (64, 128, 256), "stages": (2, 3, 4)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
+_BIAS = 2048  # bytes of the bias of a tile's columns, for each of two warpgroups
 _WIDTHS = (112, 144)  # of tiles, beside multiples of 32
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _OVERLAPPED = 128 * 288  # most sums of a tile that stays in registers, packed, while the next one is multiplied
@@ -230,9 +231,9 @@ def _overlapped(problem: Problem, bm: int, bn: int) -> bool:
     return dtypes.get(problem.out).size == 2 and bm * bn <= _OVERLAPPED
 
 
-def staging_bytes(problem: Problem, bm: int, bn: int) -> int:
-    """Return the bytes of all warps' pieces in shared memory: two each, of 16 rows."""
-    return consumers(problem, bm) * 4 * 2 * 16 * piece_box(problem, bm, bn).swizzle
+def staging_bytes(problem: Problem, bm: int, bn: int, buffers: int = 2) -> int:
+    """Return the bytes behind a ring: the buffers of all warps for pieces of C, of 16 rows, and a bias."""
+    return consumers(problem, bm) * 4 * buffers * 16 * piece_box(problem, bm, bn).swizzle + _BIAS
 
 
 def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
@@ -240,10 +241,9 @@ def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
 
     Sums of 32 bits get four buffers for each warp where they have room, the TURNS_OF of staged.cuh.
     """
-    staging = staging_bytes(problem, bm, bn)
-    shared = ring_bytes(problem, bm, bn, stages) + staging + 16 * stages
-    has_room = dtypes.get(problem.out).size == 4 and shared + staging <= _SHARED
-    return shared + staging * has_room
+    shared = ring_bytes(problem, bm, bn, stages) + 16 * stages
+    has_room = dtypes.get(problem.out).size == 4 and shared + staging_bytes(problem, bm, bn, 4) <= _SHARED
+    return shared + staging_bytes(problem, bm, bn, 4 if has_room else 2)
 
 
 def clusters(blocks: int, cluster: int) -> int:

@@ -270,6 +270,13 @@ __device__ __forceinline__ float rcp_approx_ftz(float x) {
   return y;
 }
 
+// The larger one; NaN if one is NaN. sm_80.
+__device__ __forceinline__ float max_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -3,6 +3,9 @@
 #pragma once
 #include "wgmma.cuh"
 
+// The bias of the columns of a tile, for each of two warpgroups.
+constexpr int BIAS_BYTES = 2 * 256 * 4;
+
 // Pieces of the sums of a warp. A thread has EACH registers of a piece: two elements of 16 bits in each, or one of 32.
 // Rows of C that follow those of a tile may be another group's where the product is GROUPED.
 template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> struct Pieces {
@@ -15,7 +18,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = TURNS;  // bytes; of a warp
-  static constexpr int BYTES = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER;
+  static constexpr int STAGING = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER, BYTES = STAGING + BIAS_BYTES;
   using Part = typename Select<PACKED, unsigned, Out>::type;
   static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
 
@@ -131,14 +134,43 @@ __device__ __forceinline__ void apply_scalars(float (&v)[COUNT], const TmaProduc
   }
 }
 
-// The bias of rows, or of columns; groups have one for their columns each.
-template <bool GROUPED, int COUNT, class T, class Out>
-__device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
-  const Product<T, Out>& q = p.product;
+// Whether there is a bias of columns and not of rows; groups have one for their columns each.
+template <bool GROUPED, class T, class Out>
+__device__ __forceinline__ bool biases_columns(const TmaProduct<T, Out>& p) {
+  return p.product.bias_col != 0 || (GROUPED && p.offsets);
+}
+
+template <bool GROUPED, class T, class Out>
+__device__ __forceinline__ const float* bias_of(const TmaProduct<T, Out>& p, int batch) {
   const bool of_groups = GROUPED && p.offsets;
-  if (q.bias_col != 0 || of_groups) {
+  return p.product.bias + (of_groups ? batch * p.product.bias_row : 0);
+}
+
+// A warpgroup copies the bias of its columns of a tile to shared memory while the tile is multiplied: at its end, loads
+// from there wait for nothing, and are the same for every alignment, step and edge.
+template <class P, int COLUMNS, class T, class Out>
+__device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>& p, Where at) {
+  if (!biases_columns<P::GROUPED>(p)) return;
+  const float* from = bias_of<P::GROUPED>(p, at.batch);
+  for (int i = threadIdx.x % 128; i < COLUMNS; i += 128) {
+    ptx::cp_async<4>(to + i * 4, from + min(at.column + i, p.product.n - 1) * p.product.bias_col, true);
+  }
+  ptx::cp_async_commit_group();
+}
+
+// `near` is a thread's part of the bias of the piece's columns in shared memory; without it, global memory has it.
+template <bool GROUPED, int COUNT, class T, class Out>
+__device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at,
+                                         const Chunk<float, 2>* near) {
+  const Product<T, Out>& q = p.product;
+  if (biases_columns<GROUPED>(p)) {
     float x[COUNT / 2];
-    load_columns(x, q.bias + (of_groups ? at.batch * q.bias_row : 0), q.bias_col, at.column, q.n);
+    if (near) {
+#pragma unroll
+      for (int i = 0; i < COUNT / 2; ++i) x[i] = near[i / 2 * 4].of[i % 2];
+    } else {
+      load_columns(x, bias_of<GROUPED>(p, at.batch), q.bias_col, at.column, q.n);
+    }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] += x[i / 4 * 2 + i % 2];
   } else {
@@ -152,15 +184,16 @@ __device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, 
 // The steps of EPILOGUE on the sums of a piece. The usual ones have images of their own: to jump over the steps of
 // other products costs the fetch of instructions.
 template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
-__device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
+__device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at,
+                                             const Chunk<float, 2>* near = nullptr) {
   constexpr bool ASKS = EPILOGUE & ASKED;
   if constexpr (EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
   if (ASKS ? p.product.alpha != 1 || p.product.beta != 0 : EPILOGUE & SCALED) apply_scalars<GROUPED>(v, p, at);
-  if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
+  if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at, near);
   const int activation = ASKS ? p.activation : EPILOGUE & ACTIVATION;
   if (activation == RELU) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = activate<RELU>(v[i]);
+    for (int i = 0; i < COUNT; ++i) v[i] = ptx::max_nan(v[i], 0);
   } else if (activation == GELU) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] = gelu(v[i]);
@@ -173,7 +206,7 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
 template <int EPILOGUE, class P, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
-                                     const TmaProduct<T, Out>& p, Where at) {
+                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, 2>* near = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -182,7 +215,7 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     float v[P::COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i]);
-    finish_piece<EPILOGUE, P::GROUPED>(v, p, at);
+    finish_piece<EPILOGUE, P::GROUPED>(v, p, at, near);
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {
       if constexpr (P::PACKED) part[i] = pair(v[2 * i], v[2 * i + 1], Out{}); else part[i] = v[i];
@@ -193,7 +226,7 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
 // Sums of 32 bits are stored while nothing is multiplied: where the ring leaves room, each warp has four buffers.
 template <class Tiles, class Out>
 constexpr int TURNS_OF =
-    sizeof(Out) == 4 && Tiles::RING + Tiles::WARPGROUPS * 4 * 4 * 2048 + 16 * Tiles::STAGES <= 232448 ? 4 : 2;
+    sizeof(Out) == 4 && Tiles::RING + Tiles::WARPGROUPS * 4 * 8192 + BIAS_BYTES + 16 * Tiles::STAGES <= 232448 ? 4 : 2;
 
 // A warp's buffers in shared memory, which take turns, also across tiles.
 template <class P> struct Staging {

@@ -19,12 +19,20 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     return Where{order.tile.batch, order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16,
                  order.tile.col + Tiles::column_of(warp / 4)};
   };
+  // The bias in shared memory, of which a thread has every fourth pair of columns.
+  constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED);
+  const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
+  auto bias = reinterpret_cast<const Chunk<float, 2>*>(shared + bias_at) + threadIdx.x % 4;
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
-    pack<EPILOGUE, P>(part, consumer, piece, p, of_piece);
+    if constexpr (NEAR) {
+      pack<EPILOGUE, P>(part, consumer, piece, p, of_piece, bias + P::column(piece) / 2);
+    } else {
+      pack<EPILOGUE, P>(part, consumer, piece, p, of_piece);
+    }
   };
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
@@ -48,6 +56,10 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       if (i < P::STAYING && pending) store(staying[i], P::LEAVING + i, before);
       consumer.next_stage();
     }
+    if constexpr (NEAR) {
+      ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before
+      bring_bias<P, Tiles::WN>(pipe.ring + bias_at, p, at);
+    }
 #pragma unroll 1
     for (int step = P::STEPS; step < steps - brief; ++step) {
       consumer.multiply_stage(false);
@@ -61,6 +73,10 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if (!AHEAD) {
       order.find();
       at = place();
+    }
+    if constexpr (NEAR) {
+      ptx::cp_async_wait_group<0>();
+      ptx::bar_sync(2 + warp / 4, 128);
     }
 #pragma unroll
     for (int piece = 0; piece < P::LEAVING; ++piece) {

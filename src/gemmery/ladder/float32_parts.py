@@ -197,7 +197,7 @@ def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: in
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
 
-_LAUNCHES = 10.0  # of eight launches, most of which do nothing
+_LAUNCHES, _HOST = 10.0, 40.0  # of eight launches, most of which do nothing: on the device, and on the host
 _PRE_PASS = 3.6e6, 2.2e6  # bytes in a microsecond, of rows that stay in registers and of others
 _CYCLES, _END, _BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
 _SIMT, _SIMT_LEAST, _SIMT_END = 48e6, 4.0, 2.0  # operations in a microsecond, of whole rounds
@@ -221,7 +221,7 @@ def pays(problem: Problem) -> bool:
     rows, columns = -(-p.m // 64), -(-p.n // 64)
     waves = rows * columns * p.batch / sms
     simt = max(_SIMT_LEAST, p.flops / _SIMT * max(1.0, 1 / waves) + _SIMT_END)
-    return _LAUNCHES + pre_pass + product < simt
+    return max(_HOST, _LAUNCHES + pre_pass + product) < simt
 
 
 # ---- rows ----

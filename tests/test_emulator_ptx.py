@@ -62,7 +62,8 @@ def operands(statement, **options):
 def statements(text):
     """Instructions counted another way: semicolons between the braces, less those of directives."""
     text = re.sub(r"//[^\n]*", "", text)
-    body = text[text.index("\n{\n") : text.rindex("\tret;") + 6]  # compilers end a kernel with ret
+    start = text.index("\n{\n")
+    body = text[start : text.index("\n}\n", start)]
     directives = re.findall(r"(?<!\w)\.(?:reg|shared|local|param|pragma)\b[^;]*;", body)
     return body.count(";") - len(directives)
 

@@ -107,6 +107,5 @@ template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH, bool ALWAYS>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_bf16x6(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_product<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH>>(p, shared, false,
-                                                                                         ALWAYS ? 0 : INEXACT);
+  split_product<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH>>(p, shared, ALWAYS ? 0 : INEXACT);
 }

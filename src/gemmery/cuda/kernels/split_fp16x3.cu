@@ -3,7 +3,7 @@
 // in tensor cores to the end. Tensor cores cut sums towards zero: over a long k that becomes a bias, which ends with
 // every sum that CUDA cores take over and round.
 // Parent: wgmma_epilogue, whose sums tensor cores keep to the end.
-// Measured on an H200: 206 TFLOP/s at n = 4096 and 236 at 8192 with the pre-pass, 4.0 and 4.5 times cuBLAS in float32.
+// Measured on an H200: 206 TFLOP/s at n = 4096 and 230 at 8192 with the pre-pass, 4.0 and 4.5 times cuBLAS in float32.
 #include "split.cuh"
 #include "wgmma_epilogue.cu"
 
@@ -100,15 +100,14 @@ template <class Tiles, int PARTS> struct PartsConsumer : Consumer<Tiles> {
 
 // The tiles of a block, if the status of the operands is that which this product is for.
 template <int EPILOGUE, class Tiles, class Scheme, class PartsOf, class T, class Out>
-__device__ __forceinline__ void split_product(const TmaProduct<T, Out>& p, const char* shared, bool always,
-                                              unsigned status) {
+__device__ __forceinline__ void split_product(const TmaProduct<T, Out>& p, const char* shared, unsigned status) {
   using P = Pieces<Tiles, Out>;
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   const int steps = PartsOf::steps(p.product.k);
   Bands<Tiles> order(p, pipe.place);
   pipe.wait_for_launches_before();
   const SplitWork work(p.product);
-  if (!always && *work.status != status) return;
+  if (*work.status != status) return;
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     if (threadIdx.x == 0) {
@@ -175,5 +174,5 @@ template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_fp16x3(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_product<EPILOGUE, Tiles, TwoParts, TwoPartsConsumer<Tiles>>(p, shared, false, 0);
+  split_product<EPILOGUE, Tiles, TwoParts, TwoPartsConsumer<Tiles>>(p, shared, 0);
 }

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402 # of the package that may be missing
 from torch.nn import functional  # noqa: E402
 
-from gemmery.torch import Linear, QuantizedLinear, replace_linear  # noqa: E402
+from gemmery.torch import Linear, QuantizedLinear, plain_state_dict, replace_linear  # noqa: E402
 
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 K, N = 64, 24
@@ -143,6 +143,23 @@ def test_a_packed_state_dict_is_saved_and_loaded(bits):
     empty = QuantizedLinear(K, N, bits=bits, group=16, device="meta")
     empty.load_state_dict(state, assign=True)
     assert torch.equal(empty(torch.ones(K)), layer(torch.ones(K)))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_state_dict_for_plain_layers_again(bits):
+    shared = layers(bits)[1]
+    model = nn.ModuleDict({"first": shared, "tied": shared, "plain": nn.Linear(K, N), "norm": nn.BatchNorm1d(N)})
+    other = nn.ModuleDict({key: nn.Linear(K, N) for key in ("first", "tied", "plain")} | {"norm": nn.BatchNorm1d(N)})
+    before = list(model.state_dict())
+    assert str(other.load_state_dict(plain_state_dict(model))) == "<All keys matched successfully>"
+    assert list(model.state_dict()) == before
+    for key in ("first", "tied"):
+        assert torch.equal(other[key].weight, shared.weight)
+        assert torch.equal(other[key].bias, shared.bias)
+    assert torch.equal(other["plain"].weight, model["plain"].weight)
+    assert list(plain_state_dict(shared)) == ["bias", "weight"]
+    with pytest.raises(ArgumentError, match=r"model=.* is not a torch\.nn\.Module"):
+        plain_state_dict({"weight": 1})
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
-from gemmery.torch.modules import Linear, QuantizedLinear
+from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
 from gemmery.torch.replacing import Replacement, replace_linear
 
@@ -30,6 +30,7 @@ __all__ = [
     "grouped_mm",
     "linear",
     "matmul",
+    "plain_state_dict",
     "quantize",
     "quantized_linear",
     "replace_linear",

@@ -175,6 +175,29 @@ class QuantizedLinear(nn.Module):
         super().__setattr__(name, value)
 
 
+def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's state dict with each packed weight expanded, as the model had it before `replace_linear`.
+
+    >>> model = nn.Sequential(QuantizedLinear(256, 8, bits=4))
+    >>> nn.Sequential(nn.Linear(256, 8)).load_state_dict(plain_state_dict(model))
+    <All keys matched successfully>
+
+    `weight` has the type of `scales` and takes the place of `packed` and `scales`; all else is as in
+    `model.state_dict()`. The weights hold what quantising left of the original ones.
+
+    Raises ArgumentError for a model that is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose weights to expand")
+    state: dict[str, Tensor] = model.state_dict()
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, QuantizedLinear):
+            prefix = f"{name}." if name else ""
+            del state[f"{prefix}packed"], state[f"{prefix}scales"]
+            state[f"{prefix}weight"] = layer.weight
+    return state
+
+
 def become_linear(layer: Any, precision: Precision | None) -> None:
     """Make an nn.Linear a `Linear` where it stands: whatever refers to it, refers to the new layer."""
     layer.__class__ = Linear

@@ -77,12 +77,20 @@ def test_results_of_32_bits(bm, bn, stages):
 
 
 @pytest.mark.parametrize("layout", ["row", "col"])
-@pytest.mark.parametrize(("bm", "bn", "name"), [(128, 64, "bf16"), (64, 112, "f16"), (256, 96, "bf16")])
-def test_a_bias_and_relu(bm, bn, name, layout):
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (tile(128, 64, 2), "bf16"),
+        (tile(64, 112, 2), "f16"),
+        (tile(256, 96, 2), "bf16"),
+        (tile(256, 160, 2, 1, 2), "bf16"),  # it looks up its place when the bias is brought
+    ],
+)
+def test_a_bias_and_relu(config, name, layout):
     """Of columns; and of rows, where C is by columns. Its last part is that of a tile beyond the edge."""
     a, b, c = matrices((270, 250, 72), name, layouts=("row", "col", layout))
     bias = place(random((1, 1, 250), "f32", 4), "f32", "odd")
-    assert run(EPILOGUE, a, b, c, bias=bias, epilogue="bias+relu", config=tile(bm, bn, 2))
+    assert run(EPILOGUE, a, b, c, bias=bias, epilogue="bias+relu", config=config)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def test_tiles_in_many_rounds(config, name, out):
         assert run(LIBRARY, *matrices(shape, name, out, ("row", "col", "row")), config=config)
 
 
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config["bm"] != 192], ids=str)
+def test_every_tile_has_its_own_bias(config):
+    """Also in later rounds of a block, and of a tile that is not the first of its row."""
+    m = 8 if config["bm"] == 8 else 700
+    for layout, epilogue in (("row", "bias"), ("col", "bias+relu"), ("row", "bias+gelu")):
+        a, b, c = matrices((m, 1000, 136), "bf16", "bf16", ("row", layout, "row"))
+        bias = place(random((1, 1, 1000), "f32", 4), "f32", "row")
+        rounds = {**LIBRARY.default, **config, "band": 4, "blocks": 2}
+        assert run(LIBRARY, a, b, c, epilogue=epilogue, bias=bias, config=rounds)
+
+
 @pytest.mark.parametrize(("name", "out"), [pair for pair in TYPES if pair[0] != "i8"])
 def test_epilogues(name, out):
     """Those of int8, which need factors, are in test_gpu_api_scales.py."""

@@ -16,6 +16,7 @@ HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
 
 _LONGEST, _LONGER = 700, 5000
 _MOST = 2e8  # multiplications
+_LARGE, _LARGE_MOST = 0.005, 2e9  # how many products have three long sides, and their multiplications
 _EXACT_K = 2000  # beyond it, sums of products of numbers up to 2 no longer fit the 13 bits that float8 sums have
 _KS = (0, 1, 8, 63, 64, 65)
 _STORED = ("row", "col", "padded", "padded col", "aligned", "odd", "strided")  # layouts that C may have
@@ -73,7 +74,8 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*EIGHT, "i8"))
     function = str(draw.choice(functions))
     batch = int(draw.integers(2, 6)) if draw.random() < 0.25 and function != "grouped_matmul" else 1
-    m, n, k = _sides(draw, batch)
+    large = np.random.default_rng([seed, 2]).random() < _LARGE  # their tiles differ from those of small ones
+    m, n, k = _sides(draw, batch, bool(large))
     scales = (
         ""
         if kind == "cpu" or function == "gemm" or dtype == "tf32"
@@ -106,17 +108,17 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     )
 
 
-def _sides(draw: np.random.Generator, batch: int) -> tuple[int, int, int]:
+def _sides(draw: np.random.Generator, batch: int, large: bool) -> tuple[int, int, int]:
     """Return m, n and k: mostly small, half of them multiples of 16, k often one at which loops begin or end."""
-    sides = []
+    sides: list[int] = []
     for _ in range(3):
-        low, high = (_LONGEST, _LONGER) if draw.random() < 0.02 else (1, _LONGEST)
+        low, high = (_LONGEST, _LONGER) if large or draw.random() < 0.02 else (1, _LONGEST)
         side = int(np.exp(draw.uniform(np.log(low), np.log(high + 1))))
         sides.append(-(-side // 16) * 16 if draw.random() < 0.5 else side)
     if draw.random() < 0.25:
         sides[2] = int(draw.choice(_KS))
-    while batch * sides[0] * sides[1] * max(1, sides[2]) > _MOST:
-        longest = sides.index(max(sides))
+    while batch * sides[0] * sides[1] * max(1, sides[2]) > (_LARGE_MOST if large else _MOST):
+        longest = 2 if large else sides.index(max(sides))
         sides[longest] //= 2
     return sides[0], sides[1], sides[2]
 

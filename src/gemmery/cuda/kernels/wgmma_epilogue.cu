@@ -58,7 +58,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     if constexpr (NEAR) {
       ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before
-      bring_bias<P, Tiles::WN>(pipe.ring + bias_at, p, at);
+      if (!AHEAD) order.find();
+      bring_bias<P, Tiles::WN>(pipe.ring + bias_at, p, AHEAD ? at : place());
     }
 #pragma unroll 1
     for (int step = P::STEPS; step < steps - brief; ++step) {

@@ -177,18 +177,21 @@ def ptx_alone(
     options: tuple[str, ...] = (),
     beside: Mapping[str, str] | None = None,
     toolkit: tuple[str, ...] = (),
+    first: str = "",
 ) -> Ptx:
     """Compile a kernel of anyone's source to PTX, or read it from the cache.
 
-    `name` is what lines and the compiler's messages call the source, `beside` are headers by name, and `toolkit` are
-    the folders of NVIDIA's headers. All functions of a source are compiled together, an instance of a template by
-    itself. A source that includes files of the user's is compiled each time, because they may have changed.
+    `name` is what lines and the compiler's messages call the source, `beside` are headers by name, `first` the one of
+    them that is included before the source, and `toolkit` are the folders of NVIDIA's headers. All functions of a
+    source are compiled together, an instance of a template by itself. A source that includes files of the user's which
+    `beside` lacks is compiled each time, because they may have changed.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    flags = (*PTX_OPTIONS, "-w", *options, *(f"-I{folder}" for folder in toolkit))
+    before = (f"--pre-include={first}",) if first else ()
+    flags = (*PTX_OPTIONS, "-w", *options, *before, *(f"-I{folder}" for folder in toolkit))
     sources = {**(beside or {}), name: text}
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
-    keeps = _stays(text, options)
+    keeps = _stays(text, options, beside or {})
 
     virtual = arch.replace("sm_", "compute_")
     if _PLAIN.fullmatch(kernel):
@@ -211,12 +214,14 @@ def symbol_of(kernel: str, ptx: str) -> str:
     return symbols[0] if len(symbols) == 1 else ""
 
 
-def _stays(text: str, options: tuple[str, ...]) -> bool:
-    """Whether a source includes only the compiler's own headers, which change only with its version."""
+def _stays(text: str, options: tuple[str, ...], beside: Mapping[str, str]) -> bool:
+    """Whether a source includes only headers of `beside` and the compiler's own, which change only with its version."""
     folders = [flag.partition("=")[2] or flag[2:] for flag in options if flag.startswith(("-I", "--include-path="))]
     if any(flag in ("-I", "--include-path") or flag.startswith(("-include", "--pre-include")) for flag in options):
         return False
     for line in re.findall(r"^[ \t]*(?:#|%:)[ \t]*include\b(.*)", text, re.MULTILINE):
+        if any(f"{before}{name}{after}" in line for before, after in ("<>", '""') for name in beside):
+            continue
         header = re.match(r"[ \t]*<([^<>]+)>", line)
         if not header or any(os.path.exists(os.path.join(folder, header[1])) for folder in folders):
             return False

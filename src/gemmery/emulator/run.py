@@ -22,6 +22,7 @@ from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import Line, PtxKernel
+from gemmery.emulator.trace import Trace
 
 # glibc maps allocations of 128 KiB and more anew each time, until one of this size is freed: from then on it keeps
 # freed memory. Without that, every 8-byte register gets new pages, which costs 2 to 9 times as much.
@@ -31,6 +32,15 @@ ALONE = 1 << 11  # threads in a random order: a step is of one warp, and costs a
 TOGETHER = 1 << 17  # threads of blocks that may wait for each other, which a device with room for them runs together
 
 Place = TypeVar("Place", Line, Frames)
+
+
+@dataclass(frozen=True)
+class Drawable:
+    """What pictures of a run are drawn from."""
+
+    trace: Trace
+    texts: Mapping[str, str]  # the source, by the name in its lines
+    steps: Mapping[str, tuple[int, int]]  # bytes between rows and between columns of the matrices among its arguments
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -46,6 +56,8 @@ class EmulatedRun:
     counted: Callable[[bool], Counts]  # merged or not; when first read, for it takes a tenth of a small run's time
     findings: tuple[Finding, ...] = ()
     merging: bool = True
+    left_out: tuple[str, ...] = ()  # of the source, because the kernel does not need it: "main() (line 40)"
+    drawable: Drawable | None = None  # None with check=False
 
     @cached_property
     def merged(self) -> Counts:
@@ -137,6 +149,8 @@ class EmulatedRun:
             sums.__getitem__,
             self.findings + other.findings,
             self.merging and other.merging,
+            other.left_out,
+            other.drawable,
         )
 
 
@@ -161,6 +175,8 @@ def _table(run: EmulatedRun) -> Iterator[str]:
     for line, counts in run.lines.items():
         if counts.shared.bank_conflicts:
             yield f"{line}: {counts.shared.bank_conflicts:,} bank conflicts"
+    if run.left_out:
+        yield f"not compiled, because the kernel does not need it: {', '.join(run.left_out)}"
     yield from map(str, run.findings or ("no findings",))
 
 

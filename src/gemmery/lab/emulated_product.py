@@ -215,20 +215,25 @@ def faster() -> Mapping[Arithmetic, Arithmetic]:
     return {slow: fast for slow, fast in pairs if fast is not None}
 
 
-def source_lines(drawn: Selection) -> Mapping[str, str]:
-    """Return the text of each line that a picture of these accesses names."""
+def source_lines(drawn: Selection, texts: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the text of each line that a picture of these accesses names; `texts` as in `source_line`."""
     accesses = [access for tile in drawn.tiles for access in (tile.store, tile.load) if access is not None]
     frames = [access.frames for access in (*accesses, *drawn.shared, *drawn.global_)]
     frames += [divergence.frames for divergence in drawn.divergences]
-    places = {calling(lines)[-1] for lines in frames}
+    places = {calling(lines)[-1] for lines in frames if lines}
     places |= {stretch.busiest or stretch.first for branch in drawn.divergences for stretch in branch.stretches}
-    return {str(place): source_line(place) for place in sorted(places, key=str)}
+    return {str(place): source_line(place, texts) for place in sorted(places, key=str)}
 
 
-def source_line(place: Line) -> str:
-    """Return a line of a kernel's source; "" for code that the compiler adds, at line 0."""
-    lines = nvrtc.text(place.file).splitlines() if place.number else []
-    return lines[place.number - 1].strip() if place.number <= len(lines) and lines else ""
+def source_line(place: Line, texts: Mapping[str, str] | None = None) -> str:
+    """Return a line of a kernel's source; "" for code that the compiler adds, at line 0.
+
+    `texts` holds the files of a kernel that is not a rung's, by name.
+    """
+    if not place.number or (texts is not None and place.file not in texts):
+        return ""
+    lines = (nvrtc.text(place.file) if texts is None else texts[place.file]).splitlines()
+    return lines[place.number - 1].strip() if place.number <= len(lines) else ""
 
 
 def _span(array: Array) -> tuple[NDArray[np.uint8], int]:

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
+from gemmery.cuda.device_part import device_part, kernels_of
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
 from gemmery.emulator.ptx import PtxKernel
-from gemmery.emulator.run import EmulatedRun, emulated
+from gemmery.emulator.run import Drawable, EmulatedRun, emulated
 from gemmery.emulator.spinning import LIMIT
+from gemmery.emulator.trace import Trace
 from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulated_product import parsed, prepared
 
@@ -26,9 +28,10 @@ Sides = int | Sequence[int]
 NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
 HOST_CODE = (
-    "only device code can be compiled here: put main() and headers of host code, such as <iostream>, under #ifndef "
-    "__CUDACC_RTC__, or pass the PTX that `nvcc -ptx` makes"
+    "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
+    "makes"
 )
+NAMED = 24  # kernels that a message lists
 BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
 CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
@@ -77,7 +80,8 @@ def emulate(
     reason = _type_error(kernel, args, shared, options, variables, seed, max_steps)
     if reason:
         raise ArgumentError(reason)
-    program = _program(source, kernel, arch, tuple(options), capability)
+    text, name, folder = read_source(source)
+    program, left_out = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
     clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
     launch = LaunchConfig(*dims, b"", shared, clustered)
     reason = _refusal(program.kernel, launch, capability)
@@ -85,6 +89,7 @@ def emulate(
         raise ArgumentError(f"kernel {kernel}: {reason}")
     arguments = bound(program.kernel, args, variables)
     launch = replace(launch, parameters=arguments.parameters)
+    trace = Trace() if check else None
     run = emulated(
         program,
         launch,
@@ -93,9 +98,17 @@ def emulate(
         merge=merge,
         seed=seed,
         max_steps=max_steps,
+        observers=(trace,) if trace else (),
     )
     arguments.write_back()
-    return replace(run, kernel=kernel or run.kernel)
+    drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
+    return replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable)
+
+
+def _steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:
+    """Return the strides of the matrices among a kernel's arguments."""
+    arrays = {f"argument {place}": value for place, value in enumerate(args) if isinstance(value, np.ndarray)}
+    return {name: (array.strides[0], array.strides[1]) for name, array in arrays.items() if array.ndim == 2}
 
 
 def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
@@ -117,38 +130,53 @@ def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: An
     return ""
 
 
-def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...], capability: int) -> LoweredKernel:
+def read_source(source: str | Path) -> tuple[str, str, Path | None]:
+    """Return the text of a source, its name in lines, and the folder of its file."""
     if isinstance(source, Path):
-        text, name = _read(source), source.name
-        options = (*options, f"-I{source.parent}")
-    elif hasattr(source, "encode") and "{" in source:
-        text, name = source, SOURCE
-    else:
-        raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
+        return _read(source), source.name, source.parent
+    if hasattr(source, "encode") and "{" in source:
+        return source, SOURCE, None
+    raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
+
+
+def compiled_kernel(
+    text: str, name: str, folder: Path | None, kernel: str, arch: str, options: tuple[str, ...] = ()
+) -> tuple[LoweredKernel, tuple[str, ...]]:
+    """Compile a kernel of CUDA C++ or read one of PTX; returns what was left out of the source, too."""
     if re.search(r"^\s*\.version\s", text, re.MULTILINE):
-        if options and not isinstance(source, Path):
-            raise ArgumentError(
-                f"options={options}: PTX is not compiled, so it takes no options; pass the CUDA C++ source instead"
-            )
-        module = parsed(text, NO_WRAPPERS)
-        target = re.match(r"sm_(\d+)", module.target)
-        if target and int(target[1]) > capability:
-            raise ArgumentError(
-                f"arch={arch!r}: this PTX is for {module.target}, and older devices cannot run it; "
-                f"pass arch={module.target!r}"
-            )
-        return prepared(text, _only(list(module.kernels), kernel), NO_WRAPPERS)
+        return _read_ptx(text, kernel, arch, options), ()
+    inside = options if folder is None else (*options, f"-I{folder}")
     headers = "#include" in re.sub(r"[ \t]", "", text)
     beside, toolkit = (include.STANDARD, include.folders()) if headers else ({}, ())
+    left_out: tuple[str, ...] = ()
     try:
-        ptx = nvrtc.ptx_alone(text, name, kernel, arch, options, beside, toolkit)
-    except CompileError as error:
-        if "cannot open source file" in str(error):
-            raise CompileError(f"{error}\n{HOST_CODE}") from None
-        if "nv_mangled_name" not in str(error):
-            raise
-        raise CompileError(f"{error}\n{_names(text)}") from None
-    return prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
+        ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, beside, toolkit)
+    except CompileError as as_it_is:
+        try:
+            part = device_part(text, name, kernel, arch, options, folder)
+        except CompileError as error:
+            if "nv_mangled_name" in str(error):
+                raise CompileError(f"{error}\n{_names(text)}") from None
+            if "cannot open source file" in str(as_it_is):
+                raise CompileError(f"{error}\n{HOST_CODE}") from None
+            raise error from None
+        ptx, left_out = part.ptx, part.left_out
+    return prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS), left_out
+
+
+def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> LoweredKernel:
+    if options:
+        raise ArgumentError(
+            f"options={options}: PTX is not compiled, so it takes no options; pass the CUDA C++ source instead"
+        )
+    module = parsed(text, NO_WRAPPERS)
+    target = re.match(r"sm_(\d+)", module.target)
+    if target and int(target[1]) > int(arch.removeprefix("sm_").rstrip("af")):
+        raise ArgumentError(
+            f"arch={arch!r}: this PTX is for {module.target}, and older devices cannot run it; "
+            f"pass arch={module.target!r}"
+        )
+    return prepared(text, _only(list(module.kernels), kernel), NO_WRAPPERS)
 
 
 def _read(path: Path) -> str:
@@ -268,3 +296,19 @@ def _refused_cluster(kernel: PtxKernel, launch: LaunchConfig, capability: int) -
 def _sides(numbers: tuple[int, ...]) -> Dims:
     x, y, z = (*numbers, 1, 1)[:3]
     return x, y, z
+
+
+def only_kernel(source: str | Path) -> str:
+    """Return the name of a source's only kernel, of a template the only instance that the source launches.
+
+    Raises ArgumentError, which lists them, if there are none or several.
+    """
+    text, name, folder = read_source(source)
+    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+        names = list(parsed(text, NO_WRAPPERS).kernels)
+    else:
+        names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
+    if len(names) != 1:
+        listed = ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")
+        raise ArgumentError(f"{name} has {f'the kernels {listed}: name one' if names else 'no __global__ function'}")
+    return names[0]

@@ -1,0 +1,287 @@
+"""Compile the device part of a whole program: what its kernels need, without main(), host functions and their headers.
+
+A compiler of device code stops at std::cout. So the text is split into declarations, those that no kernel reaches by
+name are left out, and so is each in which the compiler still has an error. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+
+from gemmery.cuda import include, nvrtc
+from gemmery.cuda.declarations import Declaration, Macro, Split, blanked, device_words, macros_of
+from gemmery.errors import CompileError
+
+_INCLUDE = re.compile(r"\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
+_ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
+_WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
+_MISSING = re.compile(r'cannot open source file "([^"]+)"')
+_BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
+_UP = 5  # folders above a file in which they are looked for
+_ROUNDS = 16
+PRELUDE = "gemmery_prelude.h"
+# Headers of host code that some device code includes; their packages bring them.
+_PACKAGES = {
+    "cutlass/": "nvidia-cutlass",
+    "cute/": "nvidia-cutlass",
+    "curand": "nvidia-curand",
+    "cufft": "nvidia-cufft",
+    "cub/": "nvidia-cuda-cccl",
+    "thrust/": "nvidia-cuda-cccl",
+}
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """The PTX of a program's kernels, and what was left out of its file: "main() (line 40)"."""
+
+    ptx: nvrtc.Ptx
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass
+class _Program:
+    """The texts of a file and of its own headers, by the names in #include, and what is left out of them."""
+
+    name: str
+    splits: dict[str, Split]
+    empty: list[str]  # headers without a file
+    broken: set[tuple[str, int]] = field(default_factory=set)  # declarations with an error: file, and where they start
+    words: dict[str, str] = field(default_factory=dict)  # names in those -> the first error
+
+    @property
+    def macros(self) -> Mapping[str, Macro]:
+        """The macros of all files."""
+        return self.splits[self.name].macros
+
+    def reached(self) -> dict[str, list[Declaration]]:
+        """The declarations of each file that its kernels need."""
+        every = [(file, each) for file, split in self.splits.items() for each in split.declarations]
+        every = [(file, each) for file, each in every if (file, each.start) not in self.broken]
+        by_name: dict[str, list[tuple[str, Declaration]]] = {}
+        for file, each in every:
+            for name in each.names:
+                by_name.setdefault(name, []).append((file, each))
+        kernels = device_words(self.macros, frozenset({"__global__"}))
+        marked = device_words(self.macros)
+        reached = {
+            (file, each.start): each
+            for file, each in every
+            if each.stays or each.head & kernels or ("operator" in each.names and each.head & marked)
+        }
+        followed: set[str] = set()
+        words = {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys()
+        while words - followed:
+            word = (words - followed).pop()
+            followed.add(word)
+            if word in self.macros:
+                words |= self.macros[word].words
+            for file, each in by_name.get(word, ()):
+                if (file, each.start) not in reached:
+                    reached[file, each.start] = each
+                    words |= each.uses
+        return {file: [each for (at, _), each in reached.items() if at == file] for file in self.splits}
+
+    def texts(self) -> dict[str, str]:
+        """The text of each file with spaces in place of what is left out."""
+        reached = self.reached()
+        texts = {}
+        for file, split in self.splits.items():
+            stays = {each.start for each in reached[file]}
+            parts = [(each.start, each.stop) for each in split.declarations if each.start not in stays]
+            inside = [
+                (member.start, member.stop)
+                for each in reached[file]
+                if each.body[1]
+                for member in split.members(each)
+                if (file, member.start) in self.broken
+            ]
+            texts[file] = blanked(split.text, parts + inside, split.directives)
+        return texts
+
+    def leave_out(self, errors: str) -> bool:
+        """Leave out what has errors, a struct's member rather than the struct; False if there is nothing more."""
+        reached, before = self.reached(), len(self.broken) + len(self.empty)
+        self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
+        for file, line, words in self._places(errors):
+            for each in reached.get(file, ()):
+                if not each.first <= line <= each.last:
+                    continue
+                members = self.splits[file].members(each) if each.body[1] else ()
+                inner = [it for it in members if it.first <= line <= it.last and (file, it.start) not in self.broken]
+                for it in inner or [each]:
+                    self.broken.add((file, it.start))
+                    self.words |= {name: words for name in it.names if it is each}
+        return len(self.broken) + len(self.empty) > before
+
+    def _places(self, errors: str) -> Iterator[tuple[str, int, str]]:
+        """The file, line and words of each error, and of the line of the program that led to one in a header."""
+        starts = [*(match.start() for match in _ERROR.finditer(errors)), len(errors)]
+        for start, stop in pairwise(starts):
+            part = errors[start:stop]
+            match = _ERROR.match(part)
+            if match is None:
+                continue
+            places = [(match[1], int(match[2]))]
+            places += [(at[2] or match[1], int(at[1])) for at in _WITHIN.finditer(part)]
+            for file, line in places:
+                known = file if file in self.splits else os.path.basename(file)
+                if known in self.splits:
+                    yield known, line, part.strip()
+                    break
+
+    def dropped(self) -> tuple[str, ...]:
+        """What of the file itself is left out, by title and line."""
+        split, reached = self.splits[self.name], self.reached()[self.name]
+        starts = {each.start for each in reached}
+        return tuple(
+            f"{each.title} (line {each.first})"
+            for each in split.declarations
+            if each.start not in starts and each.names and not each.title.startswith("static_assert")
+        )
+
+
+def device_part(
+    text: str, name: str, kernel: str, arch: str, options: tuple[str, ...] = (), folder: Path | None = None
+) -> DevicePart:
+    """Compile a program's kernel to PTX, without its host code; `folder` is that of its file.
+
+    Raises CompileError with the compiler's words where they concern the kernel, or where nothing more can be left out.
+    """
+    toolkit = include.folders()
+    program = _program(text, name, options, folder, toolkit)
+    if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for each in _all(program)):
+        raise CompileError(f"{name} has no kernel: it has no __global__ function")
+    function = re.match(r"(?:\w+::)*(\w+)", kernel)
+    for _ in range(_ROUNDS):
+        texts = program.texts()
+        whole = texts.pop(name)
+        beside = {**_standard(whole, texts), **dict.fromkeys(program.empty, ""), **texts, PRELUDE: _prelude()}
+        try:
+            ptx = nvrtc.ptx_alone(whole, name, kernel, arch, options, beside, toolkit, first=PRELUDE)
+        except CompileError as error:
+            changed = program.leave_out(str(error))
+            if changed and (function is None or function[1] not in program.words):
+                continue
+            words = _first_cause(program.words, function[1] if function else "")
+            text = f"kernel {kernel} of {name} did not compile for {arch}: {words}" if words else str(error)
+            raise CompileError(f"{text}{_package(program)}") from None
+        return DevicePart(ptx, program.dropped())
+    raise CompileError(f"{name}: after {_ROUNDS} attempts the compiler still has errors{_package(program)}")
+
+
+def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -> dict[str, tuple[str, ...]]:
+    """The kernels of a program by name; with a template its instances that the program launches.
+
+    >>> kernels_of("template <int N> __global__ void f(int* x) { *x = N; } int main() { f<4><<<1, 1>>>(0); }")
+    {'f': ('f<4>',)}
+    """
+    program = _program(text, name, (), folder, include.folders())
+    marks = device_words(program.macros, frozenset({"__global__"}))
+    whole = program.splits[name]
+    instances: dict[str, tuple[str, ...]] = {}
+    for each in whole.declarations:
+        if not each.head & marks or "()" not in each.title:
+            continue
+        called = each.title.removesuffix("()")
+        is_template = "template" in each.head and not re.search(r"\btemplate\s*<\s*>", text[each.start : each.stop])
+        if is_template:
+            launched = re.findall(rf"\b{called}\s*(<[^;{{}}()]*?>)\s*<<<", text)
+            instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
+        else:
+            instances.setdefault(called, (called,))
+    return instances
+
+
+def _first_cause(errors: Mapping[str, str], name: str) -> str:
+    """The error in what a name needs: of a function that was left out, not that its name is then unknown."""
+    cause = ""
+    while name in errors and errors[name] != cause:
+        cause = errors[name]
+        unknown = re.search(r'"(?:\w+::)*(\w+)(?:<.*>)?" is undefined', cause)
+        name = unknown[1] if unknown else ""
+    return cause
+
+
+def _all(program: _Program) -> Iterator[Declaration]:
+    for split in program.splits.values():
+        yield from split.declarations
+
+
+def _program(text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]) -> _Program:
+    """Read a file's own headers, and those of their own."""
+    folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
+    splits, empty = {name: Split(text)}, []
+    pending: list[tuple[str, Path | None]] = [(name, folder)]
+    while pending:
+        file, beside = pending.pop()
+        for directive in splits[file].directives:
+            included = _INCLUDE.match(directive.value)
+            if not included or included[2] in splits or included[2] in empty:
+                continue
+            header = included[2]
+            path = _first(header, ([beside] if beside else []) + folders)
+            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
+                continue
+            if path is None:
+                empty.append(header)
+                continue
+            splits[header] = Split(path.read_text(encoding="utf-8", errors="replace"))
+            pending.append((header, path.parent))
+    macros = macros_of([directive for split in splits.values() for directive in split.directives])
+    for split in splits.values():
+        split.macros = macros
+    return _Program(name, splits, empty)
+
+
+def _first(header: str, folders: Iterable[Path]) -> Path | None:
+    return next((path for folder in folders if (path := folder / header).is_file()), None)
+
+
+def _searched(folder: Path | None) -> list[Path]:
+    """The folders of a project's headers: beside its file, and in those above it."""
+    if folder is None:
+        return []
+    above = [folder.resolve(), *folder.resolve().parents][:_UP]
+    return [path for parent in above for part in _BESIDE if (path := parent / part).is_dir()]
+
+
+def _is_in(header: str, folders: tuple[str, ...]) -> bool:
+    return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
+
+
+def _standard(whole: str, texts: Mapping[str, str]) -> dict[str, str]:
+    """Headers of the C++ library: empty ones where the prelude has all that the text uses of std::."""
+    used = {name for text in (whole, *texts.values()) for name in re.findall(r"\bstd\s*::\s*(\w+)", text)}
+    enough = used <= _in_prelude()
+    return {
+        name: "" if enough or name in ("cfloat", "climits", "float.h", "limits.h", "string.h") else text
+        for name, text in include.STANDARD.items()
+    }
+
+
+@lru_cache
+def _in_prelude() -> frozenset[str]:
+    """The names of std:: that the prelude has."""
+    return frozenset(re.findall(r"\w+", _prelude()))
+
+
+@lru_cache
+def _prelude() -> str:
+    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8")
+
+
+def _package(program: _Program) -> str:
+    """What to install for headers that are missing."""
+    needed = {
+        package: header for header in program.empty for start, package in _PACKAGES.items() if header.startswith(start)
+    }
+    lines = (f"\n{header} is not here: pip install {package}" for package, header in needed.items())
+    return "".join(lines)

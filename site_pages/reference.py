@@ -14,13 +14,15 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.contractions": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
-    "gemmery.lab.kernel": "emulator",
+    "gemmery.inspection.kernel_run": "emulator",
     "gemmery.emulator.hopper.tensormap": "emulator",
     "gemmery.inspection.notebook": "inspect",
     "gemmery.errors": "errors",
 }
+DESCRIBED = {"gemmery.inspection.kernel_run": "gemmery.lab.kernel"}  # a home -> the module with the docstrings
 ALSO = {  # page -> what its functions return
     "emulator": (
+        "gemmery.inspection.kernel_run.KernelRun",
         "gemmery.emulator.run.EmulatedRun",
         "gemmery.emulator.counters.counts.Counts",
         "gemmery.emulator.findings.finding.Finding",
@@ -36,7 +38,7 @@ def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[st
     listed: dict[str, list[str]] = {}
     for home, names in homes.items():
         page = TITLES.get(home, home.removeprefix("gemmery.").replace(".", "-").replace("_", "-"))
-        listed.setdefault(page, []).extend(f"{home}.{name}" for name in names)
+        listed.setdefault(page, []).extend(f"{DESCRIBED.get(home, home)}.{name}" for name in names)
     for page, also in ALSO.items():
         listed[page] += also
     for module in MODULES:

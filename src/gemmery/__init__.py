@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
+    from gemmery.inspection.kernel_run import emulate as emulate
     from gemmery.inspection.notebook import inspect as inspect
-    from gemmery.lab.kernel import emulate as emulate
 
 __version__ = "0.1.0"
 
@@ -71,7 +71,7 @@ _HOMES = {
         "ShapeError",
     ),
     "gemmery.inspection.notebook": ("inspect",),
-    "gemmery.lab.kernel": ("emulate",),
+    "gemmery.inspection.kernel_run": ("emulate",),
 }
 
 

@@ -14,7 +14,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters.counts import Counts, Frames
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.ptx import calling
-from gemmery.emulator.run import emulated
+from gemmery.emulator.run import EmulatedRun, emulated
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import Selection, select
 from gemmery.inspection.barriers import empty_result, random_operand, trace_barriers
@@ -72,12 +72,23 @@ def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str
     return _described(Problem(1, n, 1, "f32", "f32"), run.counts, select(trace, {}, line))
 
 
-def _described(problem: Problem, counts: Counts, drawn: Selection) -> EmulatorCounts:
+def count_run(run: EmulatedRun, line: str = "") -> EmulatorCounts:
+    """Return the counters of a run of any kernel by line of its source. Raises ArgumentError as `count_rung` does."""
+    drawable = run.drawable
+    if drawable is None:
+        return _described(Problem(1, 1, 1, "f32", "f32"), run.counts, Selection(), {})
+    drawn = select(drawable.trace, drawable.steps, line)
+    return _described(Problem(1, 1, 1, "f32", "f32"), run.counts, drawn, drawable.texts)
+
+
+def _described(
+    problem: Problem, counts: Counts, drawn: Selection, texts: Mapping[str, str] | None = None
+) -> EmulatorCounts:
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
-    return EmulatorCounts(problem, tuple(_tree(counts)), total, kinds, drawn, source_lines(drawn))
+    return EmulatorCounts(problem, tuple(_tree(counts, texts)), total, kinds, drawn, source_lines(drawn, texts))
 
 
-def _tree(counts: Counts) -> Iterator[LineCounts]:
+def _tree(counts: Counts, texts: Mapping[str, str] | None) -> Iterator[LineCounts]:
     """The lines of the kernel's file, each followed by the lines inlined into it; a line includes all that it calls."""
     sums: dict[Frames, Counts] = {}
     for frames, here in counts.frames.items():
@@ -90,7 +101,7 @@ def _tree(counts: Counts) -> Iterator[LineCounts]:
         here, last = sums[place], place[-1]
         moves = here.shared.requests or here.global_.requests or here.flops or here.divergent_branches
         if len(place) == 1 or moves or sum(here.instructions.values()) >= least:
-            yield _line_counts(str(last), source_line(last), here, len(place) - 1)
+            yield _line_counts(str(last), source_line(last, texts), here, len(place) - 1)
 
 
 def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCounts:

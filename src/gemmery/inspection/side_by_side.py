@@ -87,10 +87,14 @@ def sections(pair: SideBySide) -> tuple[Section, ...]:
 
 
 def _section(pair: SideBySide, title: str, rows: Iterable[Row], note: str = "", costs: bool = False) -> Section:
-    """A section with the names of both as its head; `costs` tells which of two numbers is better."""
+    return _marked((pair.old.rung, pair.new.rung), title, rows, note, costs)
+
+
+def _marked(names: tuple[str, str], title: str, rows: Iterable[Row], note: str = "", costs: bool = False) -> Section:
+    """A section with two names as its head; `costs` tells which of two numbers is better."""
     rows = tuple(rows)
     numbers = any(len(row) > 3 and row[3] for row in rows)
-    head = ("", pair.old.rung, pair.new.rung, *([""] if numbers else []))
+    head = ("", *names, *([""] if numbers else []))
     marks = tuple(_mark(row[0], row[1], row[2], costs) for row in rows)
     return Section(title, tuple(row[: len(head)] for row in rows), head, (note,) if note else (), marks)
 
@@ -110,12 +114,17 @@ def _counters(pair: SideBySide) -> Section | None:
     if not before or not after:
         reasons = [(rung.rung, rung.not_emulated, "") for rung in (pair.old, pair.new) if rung.not_emulated]
         return _section(pair, "Not counted", reasons) if reasons else None
+    place = f"at {counters.size(before, pair.old.exhibit)}, on the emulator"
+    return counts_section((pair.old.rung, pair.new.rung), f"Counters, {place}", before, after)
+
+
+def counts_section(names: tuple[str, str], title: str, before: EmulatorCounts, after: EmulatorCounts) -> Section:
+    """The counters of two kernels, with the costs that differ marked."""
     old, new = ({text: getattr(run.total, name) for name, text in COUNTS.items()} for run in (before, after))
     means = zip(("bytes used per sector", "sectors per access"), _means(before), _means(after), strict=True)
     rows = (*_numbers(old, new, zeros=True), *((*mean, "") for mean in means if any(mean[1:])))
     note = words.IDEAL_WAVEFRONTS if before.total.wavefronts or after.total.wavefronts else ""
-    place = f"at {counters.size(before, pair.old.exhibit)}, on the emulator"
-    return _section(pair, f"Counters, {place}", rows, note, costs=True)
+    return _marked(names, title, rows, note, costs=True)
 
 
 def _means(counts: EmulatorCounts) -> tuple[str, str]:

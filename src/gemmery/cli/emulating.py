@@ -1,0 +1,143 @@
+"""The command that runs anyone's kernel without a GPU: emulate."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from gemmery.cli.app import Action, app
+from gemmery.cli.options import HtmlToo
+from gemmery.cli.showing import check_page, console, write_page
+from gemmery.errors import ArgumentError, CheckError
+
+if TYPE_CHECKING:
+    from gemmery.emulator.run import EmulatedRun
+
+
+@app.command(
+    short_help="Run a kernel of your own without a GPU: counters, faults, pictures.",
+    epilog="""\b
+    Examples:
+      gemmery emulate add.cu --grid 4 --block 256 --arg f32[1024]=random
+          --arg f32[1024]=zeros --arg n=1024
+      gemmery emulate gemm.cu -k "gemm<float, 32>" --grid 4,4 --block 32,8
+          --arg f32[128,128]=random --arg f32[128,128]=random
+          --arg f32[128,128] --arg 128 --check reference.py:gemm --html gemm.html
+      gemmery emulate old.cu --against new.cu --grid 8 --block 128 --arg x.npy
+
+    \b
+    An --arg for each parameter of the kernel, in their order:
+      f32[64,32]=random  an array: f16 f32 f64 bf16 i8 ... u64 bool, filled
+                         with zeros ones arange random nan or a number
+      x.npy, x.npz:key   an array from a file; the file stays as it is
+      n=64, 0.5          a number of the parameter's type; i64=3 of this one
+      null               a null pointer
+
+    \b
+    main() and other host code of the file is left out. The exit code is 1 for
+    a fault, and for a result that is not the reference's: FUNCTION takes the
+    arguments before the launch, and returns the arrays after it, or writes to
+    its own.""",
+)
+def emulate(
+    file: Annotated[Path, Argument(metavar="FILE", help="CUDA C++ or PTX.", show_default=False)],
+    grid: Annotated[str, Option(metavar="X,Y,Z", help="Blocks.")] = "1",
+    block: Annotated[str, Option(metavar="X,Y,Z", help="Threads of a block.")] = "32",
+    kernel: Annotated[
+        str, Option("--kernel", "-k", metavar="NAME", help='"add", "add<4>".', show_default="the only one")
+    ] = "",
+    arg: Annotated[
+        list[str] | None, Option("--arg", "-a", metavar="ARG", help="An argument; see below.", show_default="none")
+    ] = None,
+    shared: Annotated[int, Option(metavar="BYTES", min=0, help="Dynamic shared memory.")] = 0,
+    arch: Annotated[str, Option(metavar="NAME", help="sm_80, or a card: a100.")] = "sm_90",
+    option: Annotated[
+        list[str] | None,
+        Option("--option", "-o", metavar="FLAG", help="For the compiler: -o=-DN=4.", show_default="none"),
+    ] = None,
+    check: Annotated[
+        str, Option(metavar="FILE:FUNCTION", help="What the arrays are after.", show_default="not checked")
+    ] = "",
+    tolerance: Annotated[
+        float, Option(metavar="T", min=0, help="Of the check, of the largest element.", show_default="by type")
+    ] = 0,
+    seed: Annotated[
+        int | None, Option(metavar="S", min=0, help="Shuffle blocks and warps.", show_default="not")
+    ] = None,
+    against: Annotated[
+        Path | None, Option(metavar="FILE", help="Another kernel, side by side.", show_default=False)
+    ] = None,
+    line: Annotated[
+        str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
+    ] = "",
+    html: HtmlToo = None,
+) -> Action:
+    """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
+    from gemmery.cli import written_arguments
+
+    sizes = {"grid": written_arguments.sides("--grid", grid), "block": written_arguments.sides("--block", block)}
+    values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
+    expected = written_arguments.reference(check) if check else None
+    for path in (file, *([against] if against else [])):
+        if not path.is_file():
+            raise ArgumentError(f"{path}: there is no such file; give the path of a .cu or .ptx file")
+    if html is not None:
+        check_page(html, "jinja2", "matplotlib")
+    options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
+    return partial(
+        _emulate, [file, *([against] if against else [])], kernel, values, options, expected, tolerance, line, html
+    )
+
+
+def _emulate(
+    files: list[Path],
+    kernel: str,
+    values: list[Any],
+    options: dict[str, Any],
+    expected: Any,
+    tolerance: float,
+    line: str,
+    html: Path | None,
+) -> int:
+    from gemmery.inspection.console import show_run, show_runs
+    from gemmery.inspection.kernel_run import run_page
+
+    runs, wrong = [], []
+    for file in files:
+        run, complaint = _run(file, kernel, values, options, expected, tolerance)
+        show_run(run, console())
+        runs.append(run)
+        if complaint:
+            wrong.append(f"gemmery: {file}: {complaint}\n")
+        elif expected:
+            sys.stdout.write("checked: the arrays are as the reference has them\n")
+    if len(runs) > 1:
+        show_runs(runs[0], runs[1], console())
+    if html is not None:
+        sys.stdout.write(f"page: {write_page(html, run_page(runs[0], runs[1] if len(runs) > 1 else None, line))}\n")
+    sys.stderr.writelines(wrong)
+    return 1 if wrong or any(run.findings for run in runs) else 0
+
+
+def _run(
+    file: Path, kernel: str, values: list[Any], options: dict[str, Any], expected: Any, tolerance: float
+) -> tuple[EmulatedRun, str]:
+    """Run one file on copies of the arrays; returns what is wrong with the result, too."""
+    import numpy as np
+
+    from gemmery.cli.written_arguments import check
+    from gemmery.inspection.kernel_run import emulate
+    from gemmery.lab.kernel import only_kernel
+
+    arrays = [value.copy() if isinstance(value, np.ndarray) else value for value in values]
+    run = emulate(file, kernel or only_kernel(file), args=arrays, **options)
+    try:
+        if expected:
+            check(expected, values, arrays, tolerance)
+    except CheckError as error:
+        return run, str(error)
+    return run, ""

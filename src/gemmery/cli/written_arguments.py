@@ -1,0 +1,187 @@
+"""The arguments of a kernel as a command line writes them: arrays by element type and shape, files, numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.errors import ArgumentError, CheckError, brief
+
+TYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "bool": "bool"}
+TYPES |= {f"{name[0]}{bits}": f"{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)}
+FILLS = ("zeros", "ones", "arange", "random", "nan")
+FORMS = "write f32[64,32]=random, i32[64]=arange, x.npy, x.npz:key, n=64, f32=0.5 or null"
+_ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\](?:=(\S+))?")
+_TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-10}  # by bytes of a float: sums in another order differ by more than a rounding
+LARGEST = 1 << 30  # bytes of an array: the emulator holds a copy
+
+
+def argument(text: str, place: int = 0) -> Any:
+    """Return the value that a text stands for; `place` seeds random arrays, so that two differ.
+
+    >>> argument("f32[2,2]=arange").tolist(), argument("n=64"), argument("i64=3"), argument("null")
+    ([[0.0, 1.0], [2.0, 3.0]], 64, np.int64(3), None)
+
+    Raises ArgumentError for another form, an unknown type or fill, and a file that cannot be read.
+    """
+    text = text.strip()
+    if match := _ARRAY.fullmatch(text):
+        return _array(text, match[1], match[2], match[3] or "zeros", place)
+    if re.search(r"\.np[yz](:|$)", text):
+        return _file(text)
+    name, _, value = text.rpartition("=")
+    if value in ("null", "None", "nullptr"):
+        return None
+    if "[" in text:
+        raise ArgumentError(f"--arg {text}: {FORMS}")
+    if name in TYPES:
+        return np.dtype(TYPES[name]).type(_number(text, value))
+    return _number(text, value)
+
+
+def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[Any]:
+    if kind not in TYPES:
+        raise ArgumentError(f"--arg {text}: {kind!r} is no element type; known: {', '.join(TYPES)}")
+    shape = tuple(int(side) for side in sides.split(",") if side.strip())
+    dtype = np.dtype(TYPES[kind])
+    if not shape or min(shape) < 1 or np.prod([float(side) for side in shape]) * dtype.itemsize > LARGEST:
+        raise ArgumentError(f"--arg {text}: sides are whole numbers >= 1, and an array has at most 1 GiB; take fewer")
+    random = np.random.default_rng(place)
+    if fill == "random" and dtype.kind == "f":
+        return random.standard_normal(shape).astype(dtype)
+    if fill == "random" and kind == "bf16":
+        return (random.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if fill == "random":
+        return random.integers(0 if dtype.kind in "ub" else -10, 2 if dtype.kind == "b" else 10, shape).astype(dtype)
+    if fill == "nan" and dtype.kind == "f":
+        return np.full(shape, np.nan, dtype)
+    if fill == "arange":
+        return np.arange(np.prod(shape)).astype(dtype).reshape(shape)
+    if fill in ("zeros", "ones"):
+        return np.full(shape, fill == "ones", dtype)
+    if fill in FILLS or not re.fullmatch(r"[-+.\d][-+.\deE]*", fill):
+        raise ArgumentError(
+            f"--arg {text}: {fill!r} cannot fill an array of {kind}; take a number or {', '.join(FILLS)}"
+        )
+    return np.full(shape, _number(text, fill)).astype(dtype)
+
+
+def _file(text: str) -> NDArray[Any]:
+    path, _, key = text.partition(":")
+    try:
+        value = np.load(Path(path), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it holds no arrays of numbers"
+        raise ArgumentError(f"--arg {text}: {path} cannot be read ({reason}); save it with numpy.save") from None
+    if isinstance(value, np.ndarray):
+        return value
+    keys = list(value.files)
+    if key not in keys:
+        raise ArgumentError(f"--arg {text}: this file has {', '.join(keys)}; write {path}:{keys[0] if keys else 'key'}")
+    return np.asarray(value[key])
+
+
+def _number(text: str, value: str) -> int | float:
+    try:
+        return int(value, 0)
+    except ValueError:
+        try:
+            return float(value)
+        except ValueError:
+            raise ArgumentError(f"--arg {text}: {value!r} is no number; {FORMS}") from None
+
+
+def sides(option: str, text: str) -> tuple[int, ...]:
+    """Return the sides of a grid or block: "4,4". Raises ArgumentError for anything else."""
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    if not 1 <= len(parts) <= 3 or not all(part.isdecimal() and int(part) for part in parts):
+        raise ArgumentError(f"{option} {text}: write one to three whole numbers >= 1, such as {option} 4,4")
+    return tuple(map(int, parts))
+
+
+def reference(text: str) -> Callable[..., Any]:
+    """Return the function that `reference.py:function` names. Raises ArgumentError if it cannot be loaded."""
+    path, _, name = text.rpartition(":")
+    file = Path(path)
+    if not path or not name or file.suffix != ".py":
+        raise ArgumentError(f"--check {text}: write the file and a function in it, such as reference.py:add")
+    if not file.is_file():
+        raise ArgumentError(f"--check {text}: there is no file {path}; give the path of a Python file")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # any line of someone's file may fail
+        raise ArgumentError(f"--check {text}: {path} fails with {type(error).__name__}: {brief(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [known for known in vars(module) if callable(getattr(module, known)) and not known.startswith("_")]
+        raise ArgumentError(f"--check {text}: {path} has no function {name}; it has {', '.join(names) or 'none'}")
+    return function  # type: ignore[no-any-return]
+
+
+def check(function: Callable[..., Any], before: Sequence[Any], after: Sequence[Any], tolerance: float = 0) -> None:
+    """Compare the arrays after a launch with what a function makes of the arguments before it.
+
+    The function may write to its arrays and return None, or return what the written arrays are after the launch: one
+    array, or a tuple with an entry for each array argument, None for those that it does not tell. `tolerance` is
+    relative to the largest element; 0 chooses one by element type.
+
+    Raises CheckError for a difference, ArgumentError for a result that fits no array.
+    """
+    copies = [value.copy() if isinstance(value, np.ndarray) else value for value in before]
+    result = function(*copies)
+    places = [place for place, value in enumerate(after) if isinstance(value, np.ndarray)]
+    changed = [place for place in places if not _same(before[place], after[place])]
+    if result is None:
+        expected = {place: copies[place] for place in places}
+    elif isinstance(result, tuple | list):
+        if len(result) != len(places):
+            raise ArgumentError(
+                f"--check: it returns {len(result)} arrays, and the kernel has {len(places)} array arguments"
+            )
+        expected = {place: value for place, value in zip(places, result, strict=True) if value is not None}
+    else:
+        written = changed or places[-1:]
+        if len(written) != 1:
+            listed = ", ".join(map(str, written))
+            raise ArgumentError(
+                f"--check: it returns one array, and the kernel wrote arguments {listed}: return a tuple"
+            )
+        expected = {written[0]: result}
+    for place, value in expected.items():
+        _compare(place, np.asarray(value), after[place], tolerance)
+
+
+def _same(before: NDArray[Any], after: NDArray[Any]) -> bool:
+    return before.tobytes() == after.tobytes()
+
+
+def _compare(place: int, want: NDArray[Any], got: NDArray[Any], tolerance: float) -> None:
+    if want.size != got.size:
+        raise ArgumentError(f"--check: argument {place} has shape {got.shape}, and the reference {want.shape}")
+    want = want.reshape(got.shape)
+    if got.dtype.kind != "f":
+        wrong = want != got
+    else:
+        share = tolerance or _TOLERANCE[got.dtype.itemsize]
+        exact = got.astype(np.float64)
+        close = np.abs(exact - want) <= share * max(
+            1.0, float(np.max(np.abs(want), initial=0, where=np.isfinite(want)))
+        )
+        wrong = ~(close | (exact == want) | (np.isnan(exact) & np.isnan(want)))
+    if wrong.any():
+        at = tuple(int(index) for index in np.argwhere(wrong)[0])
+        count = f"{int(wrong.sum()):,} of {got.size:,} elements"
+        raise CheckError(
+            f"argument {place} is wrong in {count}; the first is {list(at)}: {got[at]}, "
+            f"and the reference has {want[at]}"
+        )

@@ -1,0 +1,122 @@
+"""`gemmery emulate`: arrays as a command line writes them, exit code, check, page, two runs side by side."""
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery import cli
+from gemmery.cli import written_arguments
+from gemmery.errors import ArgumentError, CheckError
+
+ADD = """#include <iostream>
+template <int N>
+__global__ void add(const float* a, const float* b, float* c, int n) {
+  __shared__ float tile[32 * N];
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  tile[threadIdx.x % 32 * N] = a[i];
+  BARRIER;
+  if (i < n) c[i] = tile[threadIdx.x % 32 * N] + b[i];
+}
+int main() { add<4><<<4, 32>>>(0, 0, 0, 0); std::cout << 1; }
+"""
+REFERENCE = """
+def add(a, b, c, n): return a + b
+def in_place(a, b, c, n): c[:] = a + b
+def wrong(a, b, c, n): return None, None, a - b
+"""
+LINE = ["--grid=4", "--block=32", "-af32[128]=random", "-af32[128]=arange", "-af32[128]=nan", "-a", "n=128"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "add.cu").write_text(ADD.replace("BARRIER", "__syncwarp()"))
+    (tmp_path / "padded.cu").write_text(ADD.replace("BARRIER", "__syncthreads()").replace("% 32 * N", "% 32"))
+    (tmp_path / "racy.cu").write_text(ADD.replace("BARRIER", "").replace("% 32 * N] + b[i]", "% 32 * N ^ N]"))
+    (tmp_path / "reference.py").write_text(REFERENCE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("function", ["add", "in_place"])
+def test_a_file_is_run_and_checked(folder, function, capsys):
+    assert cli.run(["emulate", "add.cu", *LINE, "--check", f"reference.py:{function}", "--html", "p.html"]) == 0
+    output = capsys.readouterr().out
+    for words in (
+        "add<4>: grid 4 x 1 x 1",
+        "no findings, 24 bank conflicts",
+        "main() (line 10)",
+        "checked:",
+        "page: p",
+    ):
+        assert words in output
+    page = (folder / "p.html").read_text()
+    assert "    8    if (i &lt; n)" in page
+    assert page.count("<svg") >= 2
+
+
+def test_a_wrong_array_and_a_finding_are_exit_code_1(folder, capsys):
+    assert cli.run(["emulate", "add.cu", *LINE, "--check", "reference.py:wrong"]) == 1
+    assert "add.cu: argument 2 is wrong in 127 of 128 elements; the first is [1]" in capsys.readouterr().err
+    assert cli.run(["emulate", "racy.cu", *LINE]) == 1
+    assert "racy.cu:8  race: thread" in capsys.readouterr().out
+
+
+def test_two_files_side_by_side(folder, capsys):
+    assert cli.run(["emulate", "add.cu", "--against", "padded.cu", *LINE, "--html", "p.html"]) == 0
+    assert "Counters of both" in capsys.readouterr().out
+    assert "add&lt;4&gt; of padded.cu" in (folder / "p.html").read_text()
+
+
+def test_the_kernel_is_named_where_there_are_several(folder, capsys):
+    (folder / "two.cu").write_text("__global__ void f() {}\n__global__ void g() {}")
+    assert cli.run(["emulate", "two.cu"]) == 2
+    assert "two.cu has the kernels f, g: name one" in capsys.readouterr().err
+    assert cli.run(["emulate", "two.cu", "-k", "g"]) == 0
+
+
+def test_a_run_draws_the_lines_of_its_source(folder):
+    arrays = [np.zeros(128, np.float32) for _ in range(3)]
+    run = gm.emulate(folder / "add.cu", "add<8>", 4, 32, [*arrays, 128])
+    assert "add.cu:6" in run.svg(line="add.cu:6")
+    assert run.html(folder / "own.html") == (folder / "own.html").read_text()
+    with pytest.raises(ArgumentError, match=r"line 'add.cu:1': it has no memory access(.|\n)*add.cu:6, add.cu:8"):
+        run.svg(line="add.cu:1")
+    unchecked = gm.emulate(folder / "add.cu", "add<8>", 4, 32, [*arrays, 128], check=False)
+    with pytest.raises(ArgumentError, match="nothing to draw"):
+        unchecked.svg()
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "values"),
+    [
+        ("i32[4]=arange", "int32", [0, 1, 2, 3]),
+        ("u8[2, 2]", "uint8", [[0, 0], [0, 0]]),
+        ("f64[3]=-1.5", "float64", [-1.5] * 3),
+        ("i64=3", "int64", 3),
+        ("f32=0.5", "float32", 0.5),
+    ],
+)
+def test_a_written_argument(text, dtype, values):
+    value = written_arguments.argument(text)
+    assert value.dtype == dtype
+    assert value.tolist() == values
+
+
+def test_numbers_files_and_null(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(3))
+    np.savez(tmp_path / "x.npz", key=np.ones(2))
+    assert written_arguments.argument(f"{tmp_path}/x.npy").tolist() == [0, 1, 2]
+    assert written_arguments.argument(f"{tmp_path}/x.npz:key").tolist() == [1, 1]
+    with pytest.raises(ArgumentError, match=r"this file has key; write .*x.npz:key"):
+        written_arguments.argument(f"{tmp_path}/x.npz:other")
+    assert [written_arguments.argument(text) for text in ("n=0x10", "7", "1e-3", "p=null")] == [16, 7, 1e-3, None]
+
+
+def test_a_check_tells_nan_from_a_number():
+    x, y = np.zeros(4, np.float32), np.full(4, np.nan, np.float32)
+    with pytest.raises(CheckError, match=r"argument 0 is wrong in 4 of 4 elements"):
+        written_arguments.check(lambda x: x, [x], [y])
+    written_arguments.check(lambda x: (np.full(4, np.nan),), [x], [y])
+    with pytest.raises(ArgumentError, match="return a tuple"):
+        written_arguments.check(lambda x, y: x, [x, x], [y, y])

@@ -155,7 +155,7 @@ class AtBarriers:
         if barrier.members is not None and machine.observers:
             convergence.check_barrier(machine, index, mask, barrier.members(machine.registers))
         number = self._numbers(barrier, mask)
-        if mask is None and not number.ndim and barrier.count is None:
+        if mask is None and not number.ndim and barrier.count is None and self._are_whole(barrier):
             if barrier.reduction is not None:
                 self._reduce(barrier.reduction, None)
             for observer in machine.observers:
@@ -172,6 +172,12 @@ class AtBarriers:
         self.parked[threads] = True
         self._at[threads] = index
         self._number[threads] = number[threads] if number.ndim else number
+
+    def _are_whole(self, barrier: LoweredBarrier) -> bool:
+        """Whether a barrier that all threads of the chunk reach together is one of whole warps, or of blocks."""
+        if barrier.members is None or not self._machine.observers:
+            return True
+        return bool((barrier.members(self._machine.registers) == np.uint32(0xFFFFFFFF)).all())
 
     def release(self, alive: Flags) -> bool:
         """Complete the barriers that all threads have reached; False if there is none."""

@@ -29,6 +29,9 @@ class Clocks:
         self.ticks = 0  # how often a clock or what is known has changed
         self.fenced = np.zeros_like(self.clock)  # the latest clock of each warp that a fence.proxy.async has seen
         self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
+        # The latest clock at which each lane has met each other one of its warp while others stayed away:
+        # (blocks, warps, lanes, others); None until some lanes of a warp meet.
+        self.lanes: Words | None = None
         # For each warp: the clocks known at its last fence, and those that its atomics have received since.
         self._at_fence, self._received = np.zeros((2, blocks, warps, warps), np.int64)
 
@@ -46,6 +49,7 @@ class Clocks:
             np.tile(clocks, (blocks, 1, 1)) for clocks in (self.known, self._at_fence, self._received)
         )
         self._released = {key: np.tile(clocks, (blocks, 1)) for key, clocks in self._released.items()}
+        self.lanes = None if self.lanes is None else np.tile(self.lanes, (blocks, 1, 1, 1))
         self.ticks += 1
 
     def meets(self, warps: Flags) -> None:
@@ -61,6 +65,27 @@ class Clocks:
         block, warp = np.nonzero(warps)
         self.known[block, warp, warp] = self.clock[block, warp]
         self._advance(warps)
+
+    def lanes_meet(self, lanes: Flags) -> None:
+        """Some lanes (blocks, warps, 32) of each warp meet: __syncwarp() with a mask of these."""
+        if self.lanes is None:
+            self.lanes = np.zeros((*lanes.shape, lanes.shape[-1]), np.int64)
+        latest = np.where(lanes[..., None], self.lanes, 0).max(axis=2)
+        latest = np.maximum(latest, np.where(lanes, self.clock[..., None], 0))
+        self.lanes = np.where(lanes[..., None], latest[:, :, None, :], self.lanes)
+        warps: Flags = np.any(lanes, axis=2)
+        self._advance(warps)
+
+    def lanes_have_met(self, threads: Words, others: Words, clocks: Words) -> Flags:
+        """Whether lanes have met others of their warp since they accessed something at these clocks.
+
+        `threads` are numbered through the blocks, `others` in their block.
+        """
+        assert self.lanes is not None
+        warps = self.lanes.reshape(-1, *self.lanes.shape[2:])
+        since: Flags = warps[threads >> 5, threads & 31, others & 31] >= clocks
+        since &= (threads >> 5) % self.clock.shape[1] == others >> 5
+        return since
 
     def fences(self, warps: Flags) -> None:
         """Asynchronous units see everything that these warps have seen: fence.proxy.async.

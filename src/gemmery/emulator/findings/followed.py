@@ -23,17 +23,19 @@ class Followed:
 
     def warps(self, mask: Mask) -> Flags:
         """The warps of a mask: (blocks, warps)."""
+        warps: Flags = np.any(self.lanes(mask), axis=2)
+        return warps
+
+    def lanes(self, mask: Mask) -> Flags:
+        """The lanes of a mask: (blocks, warps, 32)."""
         if mask is not None and self.alike > 1:
             rows = mask.reshape(self.alike, -1)
             if (rows == rows[0]).all():
                 mask = rows[0]
             else:
                 self._spread()
-        shape = self._clocks.clock.shape
-        warps: Flags = np.ones(shape, np.bool_)
-        if mask is not None:
-            warps = np.any(mask.reshape(*shape, WARP), axis=2)
-        return warps
+        shape = (*self._clocks.clock.shape, WARP)
+        return np.ones(shape, np.bool_) if mask is None else mask.reshape(shape)
 
     def warps_of(self, threads: Words) -> Flags:
         """The warps of these threads, numbered through the blocks that are followed."""

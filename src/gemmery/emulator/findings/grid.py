@@ -232,6 +232,9 @@ class GridHistory:
         known = self._clocks.known
         rows = own_block if len(known) > 1 else 0
         unordered: Flags = ~inside | (clock > known[rows, own_warp, np.where(inside, other, 0)])
+        if self._clocks.lanes is not None:
+            in_one = threads if len(known) > 1 else threads % self._threads
+            unordered &= ~(inside & self._clocks.lanes_have_met(in_one, fields.threads(then), clock))
         if self._cluster > 1:  # within a cluster its barriers may order blocks
             mate = (fields.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
             unordered &= inside | ~mate

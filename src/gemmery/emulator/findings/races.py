@@ -139,7 +139,10 @@ class History:
     def _unordered(self, then: Words, threads: Words, stamps: Words) -> Flags:
         """Which earlier accesses belong to other threads and have not been seen by this thread's warp."""
         known = self._known_by[(threads >> 5) * self._warps + ((then & THREAD) >> 5)]
-        unordered: Flags = ((then & ~UNDER_WAY) >> CLOCK_AT > known) & ((then ^ stamps) & THREAD != 0)
+        clock = (then & ~UNDER_WAY) >> CLOCK_AT
+        unordered: Flags = (clock > known) & ((then ^ stamps) & THREAD != 0)
+        if self._clocks.lanes is not None:
+            unordered &= ~self._clocks.lanes_have_met(threads, then & THREAD, clock)
         return unordered
 
     def _check_read(self, index: int, places: Words, threads: Words, stamps: Words) -> None:

@@ -113,12 +113,22 @@ class SharedRaces:
         """These threads leave a barrier."""
         warps = self.followed.warps(mask)
         if barrier < 0:
-            self.clocks.meets_itself(warps)
+            self._warps_meet(mask, warps)
         elif BARRIERS[self._opcodes[index].spelling].arrives:
             self.clocks.release(warps, barrier)
         else:
             self.clocks.acquire(warps, barrier)  # from threads that arrived and did not wait
             self.clocks.meets(warps)
+
+    def _warps_meet(self, mask: Mask, warps: Flags) -> None:
+        """These threads leave a barrier of their warps, all lanes of a warp that have not ended or some."""
+        if mask is not None:
+            running = self._machine.places.running().reshape(-1, WARP)
+            lanes = mask.reshape(-1, WARP)
+            if (running & ~lanes)[lanes.any(axis=1)].any():
+                self.clocks.lanes_meet(self.followed.lanes(mask))
+                return
+        self.clocks.meets_itself(warps)
 
     def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         """Threads arrive at mbarriers or pass them."""

@@ -58,7 +58,18 @@ def test_the_code_of_a_guide_runs(path, tmp_path, monkeypatch):
         if file:
             Path(file).write_text(code)
         if file.startswith("test_"):
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", file]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "gemmery.pytest",
+                "--strict-markers",
+                file,
+            ]
             environment = {**os.environ, "PYTHONWARNINGS": "error"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
             assert done.returncode == 0, done.stdout

@@ -21,6 +21,7 @@ OWNERS = {
     "matplotlib": ("report",),
     "ml_dtypes": ("bench", "lab"),
     "platformdirs": ("config.py",),
+    "pytest": ("pytest.py",),
     "rich": ("report", "inspection", "cli"),
     "threadpoolctl": ("bench", "lab"),
     "jax": ("jax",),

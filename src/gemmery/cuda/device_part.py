@@ -22,6 +22,8 @@ from gemmery.errors import CompileError
 _INCLUDE = re.compile(r"\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
 _ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
 _WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
+_OF_LIBRARY = re.compile(r'namespace "std" has no member|"(numeric_limits|is_same|enable_if|conditional)\w*" is undef')
+_LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "type_traits", "utility")
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
 _UP = 5  # folders above a file in which they are looked for
@@ -38,12 +40,17 @@ _PACKAGES = {
 }
 
 
+_WITH_HALF = ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl")
+_HALF = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+
+
 @dataclass(frozen=True)
 class DevicePart:
     """The PTX of a program's kernels, and what was left out of its file: "main() (line 40)"."""
 
     ptx: nvrtc.Ptx
     left_out: tuple[str, ...] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)  # of what does not compile, by name
 
 
 @dataclass
@@ -53,8 +60,10 @@ class _Program:
     name: str
     splits: dict[str, Split]
     empty: list[str]  # headers without a file
+    wheels: tuple[str, ...]  # folders of headers that packages of Python bring
     broken: set[tuple[str, int]] = field(default_factory=set)  # declarations with an error: file, and where they start
     words: dict[str, str] = field(default_factory=dict)  # names in those -> the first error
+    library: bool = False  # whether a kernel needs more of the C++ library than the prelude has
 
     @property
     def macros(self) -> Mapping[str, Macro]:
@@ -108,6 +117,9 @@ class _Program:
 
     def leave_out(self, errors: str) -> bool:
         """Leave out what has errors, a struct's member rather than the struct; False if there is nothing more."""
+        if not self.library and _OF_LIBRARY.search(errors):
+            self.library = True
+            return True
         reached, before = self.reached(), len(self.broken) + len(self.empty)
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
         for file, line, words in self._places(errors):
@@ -118,7 +130,7 @@ class _Program:
                 inner = [it for it in members if it.first <= line <= it.last and (file, it.start) not in self.broken]
                 for it in inner or [each]:
                     self.broken.add((file, it.start))
-                    self.words |= {name: words for name in it.names if it is each}
+                    self.words |= {name: words for name in it.names if it is each and name not in self.words}
         return len(self.broken) + len(self.empty) > before
 
     def _places(self, errors: str) -> Iterator[tuple[str, int, str]]:
@@ -136,6 +148,12 @@ class _Program:
                 if known in self.splits:
                     yield known, line, part.strip()
                     break
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The first error of each name that is left out, with no other declaration of that name."""
+        reached = {name for each in self.reached().values() for it in each for name in it.names}
+        return {name: words for name, words in self.words.items() if name not in reached}
 
     def dropped(self) -> tuple[str, ...]:
         """What of the file itself is left out, by title and line."""
@@ -160,20 +178,23 @@ def device_part(
     if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for each in _all(program)):
         raise CompileError(f"{name} has no kernel: it has no __global__ function")
     function = re.match(r"(?:\w+::)*(\w+)", kernel)
+    toolkit += program.wheels
     for _ in range(_ROUNDS):
         texts = program.texts()
         whole = texts.pop(name)
-        beside = {**_standard(whole, texts), **dict.fromkeys(program.empty, ""), **texts, PRELUDE: _prelude()}
+        beside = _standard(program.library) | {header: _stand_in(header) for header in program.empty}
+        beside |= texts | {PRELUDE: _prelude(program.library)}
         try:
             ptx = nvrtc.ptx_alone(whole, name, kernel, arch, options, beside, toolkit, first=PRELUDE)
         except CompileError as error:
             changed = program.leave_out(str(error))
-            if changed and (function is None or function[1] not in program.words):
+            errors = program.errors
+            if changed and (function is None or function[1] not in errors):
                 continue
-            words = _first_cause(program.words, function[1] if function else "")
+            words = _first_cause(errors, function[1] if function else "")
             text = f"kernel {kernel} of {name} did not compile for {arch}: {words}" if words else str(error)
             raise CompileError(f"{text}{_package(program)}") from None
-        return DevicePart(ptx, program.dropped())
+        return DevicePart(ptx, program.dropped(), program.errors)
     raise CompileError(f"{name}: after {_ROUNDS} attempts the compiler still has errors{_package(program)}")
 
 
@@ -218,7 +239,7 @@ def _all(program: _Program) -> Iterator[Declaration]:
 def _program(text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]) -> _Program:
     """Read a file's own headers, and those of their own."""
     folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
-    splits, empty = {name: Split(text)}, []
+    splits, empty, wheels = {name: Split(text)}, list[str](), set[str]()
     pending: list[tuple[str, Path | None]] = [(name, folder)]
     while pending:
         file, beside = pending.pop()
@@ -230,6 +251,9 @@ def _program(text: str, name: str, options: tuple[str, ...], folder: Path | None
             path = _first(header, ([beside] if beside else []) + folders)
             if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
                 continue
+            if path is None and include.wheel(header):
+                wheels.add(include.wheel(header))
+                continue
             if path is None:
                 empty.append(header)
                 continue
@@ -238,7 +262,7 @@ def _program(text: str, name: str, options: tuple[str, ...], folder: Path | None
     macros = macros_of([directive for split in splits.values() for directive in split.directives])
     for split in splits.values():
         split.macros = macros
-    return _Program(name, splits, empty)
+    return _Program(name, splits, empty, tuple(sorted(wheels)))
 
 
 def _first(header: str, folders: Iterable[Path]) -> Path | None:
@@ -257,25 +281,21 @@ def _is_in(header: str, folders: tuple[str, ...]) -> bool:
     return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
 
 
-def _standard(whole: str, texts: Mapping[str, str]) -> dict[str, str]:
-    """Headers of the C++ library: empty ones where the prelude has all that the text uses of std::."""
-    used = {name for text in (whole, *texts.values()) for name in re.findall(r"\bstd\s*::\s*(\w+)", text)}
-    enough = used <= _in_prelude()
-    return {
-        name: "" if enough or name in ("cfloat", "climits", "float.h", "limits.h", "string.h") else text
-        for name, text in include.STANDARD.items()
-    }
+def _standard(whole: bool) -> dict[str, str]:
+    """Headers of the C++ library: empty ones, because the prelude has most of what kernels use, or the `whole` ones."""
+    return include.STANDARD if whole else dict.fromkeys(include.STANDARD, "")
 
 
 @lru_cache
-def _in_prelude() -> frozenset[str]:
-    """The names of std:: that the prelude has."""
-    return frozenset(re.findall(r"\w+", _prelude()))
+def _prelude(whole: bool) -> str:
+    """What is included first; the `whole` library takes a second to compile."""
+    library = "".join(f"#include <{name}>\n" for name in _LIBRARY) if whole else ""
+    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + library
 
 
-@lru_cache
-def _prelude() -> str:
-    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8")
+def _stand_in(header: str) -> str:
+    """The text in place of a header that is not here: those of libraries bring the types of half precision."""
+    return _HALF if header.startswith(_WITH_HALF) else ""
 
 
 def _package(program: _Program) -> str:

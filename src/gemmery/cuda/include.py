@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def folders() -> tuple[str, ...]:
     []
     """
     return _bundled() or _installed()
+
+
+@lru_cache
+def wheel(header: str) -> str:
+    """Return the folder of a header that a wheel brings, of CUTLASS or cuRAND; "" if that wheel is not installed."""
+    folders = []
+    if header.startswith(("cutlass/", "cute/")) and (spec := find_spec("cutlass_library")):
+        folders = [Path(place, "source", "include") for place in spec.submodule_search_locations or ()]
+    elif header.startswith("curand") and (spec := find_spec("nvidia")):
+        folders = [path for place in spec.submodule_search_locations or () for path in Path(place).glob("*/include")]
+    return next((str(folder) for folder in folders if (folder / header).is_file()), "")
 
 
 def _bundled() -> tuple[str, ...]:

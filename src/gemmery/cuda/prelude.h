@@ -17,6 +17,12 @@ typedef unsigned long uint64_t;
 typedef unsigned long uintptr_t;
 typedef long intptr_t;
 #endif
+#define __linux__ 1
+#define __unix__ 1
+#define __x86_64__ 1
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUtexObject;
+typedef unsigned long long CUsurfObject;
 typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned uint;
@@ -53,6 +59,11 @@ typedef long ssize_t;
 #define DBL_MIN 2.2250738585072014e-308
 #define DBL_EPSILON 2.2204460492503131e-16
 #define MAXFLOAT FLT_MAX
+#define __FLT_MAX__ FLT_MAX
+#define __FLT_MIN__ FLT_MIN
+#define __FLT_EPSILON__ FLT_EPSILON
+#define __DBL_MAX__ DBL_MAX
+#define __INT_MAX__ INT_MAX
 #define RAND_MAX 2147483647
 #define M_E 2.7182818284590452354
 #define M_LOG2E 1.4426950408889634074

@@ -1,0 +1,103 @@
+"""Which public .cu files compile as they are, and which of their kernels the emulator understands.
+
+    python benchmarks/public_kernels.py FOLDER
+
+FOLDER holds checkouts as OWNER/NAME. benchmarks/results/public_kernels.json lists each file with a kernel: repository,
+path, whether it compiles as it is, its kernels that are understood, and the reason for each that is not; no code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+from gemmery.cuda.device_part import device_part, kernels_of
+from gemmery.emulator.lower import lowered
+from gemmery.emulator.ptx.module import parse
+from gemmery.errors import GemmeryError
+
+RESULTS = Path(__file__).parent / "results" / "public_kernels.json"
+INSTANCES = 2  # of each template that a file launches with literal arguments
+SECONDS = 120  # for a file
+
+
+def file_row(path: str) -> dict[str, Any]:
+    """Compile a file's kernels and read their PTX."""
+    file = Path(path)
+    text = file.read_text(encoding="utf-8", errors="replace")
+    kernels = kernels_of(text, file.name, file.parent)
+    if not kernels:
+        return {}
+    refused: dict[str, str] = {}
+    understood: set[str] = set()
+    compiled = True
+    try:
+        part = device_part(text, file.name, "", "sm_90a", (), file.parent)
+        broken = {name: reason(error) for name, error in part.errors.items() if name in kernels}
+        compiled, refused = not broken, refused | broken
+        read(part.ptx.text, understood, refused)
+    except GemmeryError as error:
+        compiled, refused = False, refused | {name: reason(str(error)) for name in kernels}
+    for name, instances in kernels.items():
+        for instance in instances[:INSTANCES] if name not in refused else ():
+            if "<" in instance and re.fullmatch(r"[\w\s<>,]*", instance):
+                try:
+                    read(
+                        device_part(text, file.name, instance, "sm_90a", (), file.parent).ptx.text, understood, refused
+                    )
+                except GemmeryError as error:
+                    if "undefined" not in str(error):  # an argument is a variable of a host function
+                        compiled, refused[instance] = False, reason(str(error))
+    return {"compiled": compiled, "understood": sorted(understood - refused.keys()), "refused": refused}
+
+
+def read(ptx: str, understood: set[str], refused: dict[str, str]) -> None:
+    """Read each kernel of a PTX text as the emulator does."""
+    for name in re.findall(r"\.entry (\w+)\(", ptx):
+        try:
+            lowered(parse(ptx, frozenset()).kernels[name])
+            understood.add(name)
+        except GemmeryError as error:
+            refused[name] = reason(str(error))
+
+
+def reason(error: str) -> str:
+    """The first error, in the compiler's or the emulator's words and without a line of the source."""
+    match = re.search(r"error:? ?(.*)", error)
+    return (match[1] if match else error.splitlines()[0])[:160].strip()
+
+
+def rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for each file with a kernel; each in a process of its own, which may take SECONDS."""
+    for path in sorted(folder.glob("*/*/**/*.cu")):
+        owner, name, *_ = path.relative_to(folder).parts
+        place = {"repository": f"{owner}/{name}", "path": str(path.relative_to(folder / owner / name))}
+        with futures.ProcessPoolExecutor(1) as pool:
+            try:
+                row = pool.submit(file_row, str(path)).result(SECONDS)
+            except futures.TimeoutError:
+                row = {"compiled": False, "understood": [], "refused": {"": f"no answer in {SECONDS} s"}}
+            except Exception as error:  # one file must not end the list
+                row = {"compiled": False, "understood": [], "refused": {"": f"{type(error).__name__}: {error}"[:160]}}
+        if row:
+            print(path.name, row["compiled"], len(row["understood"]), row["refused"], flush=True)  # noqa: T201
+            yield place | row
+
+
+if __name__ == "__main__":
+    listed = list(rows(Path(sys.argv[1])))
+    kernels = sum(len(row["understood"]) for row in listed)
+    missed = sum(len(row["refused"]) for row in listed if row["compiled"])
+    head = {
+        "files": len(listed),
+        "compiled": sum(row["compiled"] for row in listed),
+        "understood": kernels,
+        "not": missed,
+    }
+    RESULTS.write_text(json.dumps(head | {"rows": listed}, indent=1) + "\n")
+    print(head)  # noqa: T201

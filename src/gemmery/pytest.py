@@ -1,0 +1,101 @@
+"""The fixture `emulate` of pytest: it runs a CUDA kernel without a GPU, and fails the test for faults of the kernel.
+
+    def test_add(emulate):
+        run = emulate(KERNEL, "add", 4, 256, [x, y, z], bank_conflicts=0, bytes_a_sector=32)
+
+pytest loads it by itself once gemmery is installed.
+"""
+
+# No `from __future__ import annotations` here: help() would show annotations as strings.
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from gemmery.emulator.counters.counts import Counts
+    from gemmery.inspection.kernel_run import KernelRun
+
+WORST = 3  # lines that a message shows
+
+
+class Emulate:
+    """Runs kernels for one test, and fails it for what its limits do not allow."""
+
+    def __call__(
+        self,
+        *args: Any,
+        findings: int = 0,
+        bank_conflicts: int | None = None,
+        bytes_a_sector: float | None = None,
+        divergent_branches: int | None = None,
+        **options: Any,
+    ) -> "KernelRun":
+        """Run a kernel as `gemmery.emulate` does, and return its run.
+
+        The test fails with more `findings`, `bank_conflicts` or `divergent_branches` than these, and where loads and
+        stores of global memory use fewer than `bytes_a_sector` of the 32 bytes of a sector on average; the message
+        shows the lines. `findings=-1` allows any.
+        """
+        __tracebackhide__ = True
+        from gemmery.inspection.kernel_run import emulate
+
+        run = emulate(*args, **options)
+        complaints = [
+            *_findings(run, findings),
+            *_conflicts(run, bank_conflicts),
+            *_bytes(run, bytes_a_sector),
+            *_divergence(run, divergent_branches),
+        ]
+        if complaints:
+            pytest.fail("\n".join([f"kernel {run.kernel}:", *complaints]), pytrace=False)
+        return run
+
+
+@pytest.fixture
+def emulate() -> Emulate:
+    """Run a CUDA kernel as gemmery.emulate does; the test fails for findings, and for counters beyond its limits."""
+    return Emulate()
+
+
+def _findings(run: "KernelRun", most: int) -> Iterator[str]:
+    if 0 <= most < len(run.findings):
+        yield f"{len(run.findings)} findings, and at most {most} are allowed:"
+        yield from (f"  {_code(run, str(finding.line))}  {finding}" for finding in run.findings)
+
+
+def _conflicts(run: "KernelRun", most: int | None) -> Iterator[str]:
+    count = run.shared.bank_conflicts
+    if most is not None and count > most:
+        yield f"{count:,} bank conflicts, and at most {most:,} are allowed:"
+        yield from _worst(run, lambda counts: counts.shared.bank_conflicts)
+
+
+def _bytes(run: "KernelRun", least: float | None) -> Iterator[str]:
+    sectors = run.global_.sectors
+    if least is not None and sectors and run.global_.used < least * sectors:
+        used = run.global_.used / sectors
+        yield f"{used:.3g} of the 32 bytes of a sector of global memory are used, and {least:g} are asked for:"
+        yield from _worst(run, lambda counts: 32 * counts.global_.sectors - counts.global_.used, "unused bytes")
+
+
+def _divergence(run: "KernelRun", most: int | None) -> Iterator[str]:
+    if most is not None and run.divergent_branches > most:
+        yield f"{run.divergent_branches:,} divergent branches, and at most {most:,} are allowed:"
+        yield from _worst(run, lambda counts: counts.divergent_branches)
+
+
+def _worst(run: "KernelRun", cost: Callable[["Counts"], int], unit: str = "") -> Iterator[str]:
+    """The costliest lines with their code."""
+    costs: list[tuple[int, str]] = [(cost(counts), str(line)) for line, counts in run.lines.items()]
+    for value, line in sorted(costs, reverse=True)[:WORST]:
+        if value:
+            yield f"  {line}: {value:,}{f' {unit}' if unit else ''}  {_code(run, line)}"
+
+
+def _code(run: "KernelRun", line: str) -> str:
+    file, _, number = line.rpartition(":")
+    texts = run.drawable.texts if run.drawable else {}
+    lines = texts.get(file, "").splitlines()
+    return lines[int(number) - 1].strip() if 0 < int(number) <= len(lines) else ""

@@ -1,0 +1,68 @@
+"""The fixture `emulate` of pytest: findings and limits of counters, with the lines in the message."""
+
+import subprocess
+import sys
+
+import pytest
+
+KERNEL = """
+__global__ void f(const float* x, float* y) {
+  __shared__ float s[32][STRIDE];
+  int i = threadIdx.x, j = threadIdx.y;
+  s[j][i] = x[STEP * (j * 32 + i)];
+  BARRIER;
+  if (LAST) y[j * 32 + i] = s[i][j];
+}"""
+TEST = """
+import numpy as np
+X = np.arange(2048, dtype=np.float32)
+
+def run(emulate, stride=33, step=1, barrier="__syncthreads()", last="true", **limits):
+    options = (f"-DSTRIDE={stride}", f"-DSTEP={step}", f"-DBARRIER={barrier}", f"-DLAST={last}")
+    y = np.zeros(1024, np.float32)
+    return emulate(KERNEL, "f", 1, (32, 32), [X, y], options=options, **limits)
+
+def test_right(emulate):
+    assert run(emulate, bank_conflicts=0, bytes_a_sector=32, divergent_branches=0).kernel == "f"
+
+def test_conflicts(emulate):
+    run(emulate, stride=32, bank_conflicts=2)
+
+def test_race(emulate):
+    run(emulate, barrier="")
+
+def test_race_that_is_known(emulate):
+    run(emulate, barrier="", findings=-1)
+
+def test_sectors(emulate):
+    run(emulate, step=2, bytes_a_sector=30)
+"""
+MESSAGES = (
+    ("test_conflicts", "992 bank conflicts, and at most 2 are allowed", "kernel.cu:7: 992  if (LAST) y"),
+    ("test_race", "1 findings, and at most 0 are allowed", "kernel.cu:7: race: thread"),
+    ("test_sectors", "21.3 of the 32 bytes of a sector", "kernel.cu:5: 4,096 unused bytes  s[j][i] = x"),
+)
+
+
+def test_a_test_fails_with_the_line_of_its_kernel(tmp_path):
+    pytest.importorskip("cuda.bindings")
+    path = tmp_path / "test_kernel.py"
+    path.write_text(f"KERNEL = {KERNEL!r}\n{TEST}")
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "gemmery.pytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        tmp_path,
+    ]
+    output = subprocess.run([*line, path], capture_output=True, text=True, check=False).stdout
+    assert "3 failed, 2 passed" in output, output
+    for name, what, place in MESSAGES:
+        part = output.partition(f" {name} ")[2].partition("____")[2]
+        assert what in part, output
+        assert place in part, output

@@ -904,6 +904,13 @@ MUTANTS = (
         shape=(40, 48, 136),
     ),
     *_of(
+        "ozaki_int8",
+        ("ozaki_int8.cu", "shares = 1u << 19", "shares = 0", "a sum that wraps around is not brought back"),
+        ("ozaki_residues.cu", "INVERSE, WHOLE), -WHOLE)", "INVERSE, WHOLE), 1 - WHOLE)", "residues that are no bytes"),
+        shape=(40, 48, 136),
+        name="f64",
+    ),
+    *_of(
         "gemv_warp",
         ("gemv_warp.cu", "k < g.k; k += LANES", "k < g.k; k += 32", "elements are passed over"),
         config={"r": 2},

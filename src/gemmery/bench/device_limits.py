@@ -72,7 +72,7 @@ def unit(dtype: str, tensor: bool, capability: int, warpgroups: bool = False) ->
         row = UNITS.get((dtype, name)) if tensor else None
         if row and row.runs(capability):
             return dtype, name
-    return ("f64" if dtype == "f64" else "f32"), CUDA_CORES
+    return ("f64" if dtype.startswith("f64") else "f32"), CUDA_CORES
 
 
 def peak(dtype: str, of: str, stream: Stream) -> float:

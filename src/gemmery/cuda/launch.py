@@ -20,7 +20,7 @@ FirstArguments = tuple[int, int, int, int, int, int, int, int]
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
 _SCALARS = {_SCALARS_AT + 2 * size: struct.Struct(f"=2{letter}") for size, letter in ((4, "f"), (8, "d"))}
-_EXTRA_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product
+_EXTRA_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product; 8 more where scalars are f64
 _EXTRA = struct.Struct("=3Q")  # its fields that change from call to call, except those of the maps
 _MAPS_AT = {"a": 256, "b": 384, "c": 512}
 _REST = struct.Struct("=3Q4q4i")  # all up to the maps
@@ -29,6 +29,7 @@ MAPPED_BYTES = 640
 _ANYWHERE = 256  # bytes of scratch memory for maps of operands without elements
 _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
 _SCALARS[MAPPED_BYTES] = _SCALARS[_EXTRA_AT]
+_DOUBLES = struct.Struct("=2d")  # the scalars of an argument with maps, of f64
 
 
 def first_arguments(
@@ -93,6 +94,7 @@ class Ready:
         transposed: bool,
         overlaps: tuple[bool, ...] = (),
         maps: tuple[PlacedMap, ...] = (),
+        doubles: bool = False,
     ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
@@ -100,7 +102,7 @@ class Ready:
         self._launches, self._overlaps = launches, overlaps
         self._argument = argument
         self._transposed = transposed
-        self._scalars = _SCALARS[len(argument)]
+        self._scalars = _DOUBLES if doubles else _SCALARS[len(argument)]
         self._free = _memories[len(argument)]
         self._records: list[LaunchRecords] = []  # of finished calls
         self._context = int(driver.context(ordinal))
@@ -226,7 +228,8 @@ class CudaLaunch:
             argument = mapped_argument(
                 argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band
             )
-        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps)
+        doubles = self.problem.out == "f64"
+        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles)
 
     def __call__(
         self,
@@ -326,9 +329,9 @@ def mapped_argument(
     activation = epilogue(problem) & ACTIVATION
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
-    argument[:_EXTRA_AT] = product
+    argument[: len(product)] = product
     _REST.pack_into(
-        argument, _EXTRA_AT, *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, band
+        argument, len(product), *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, band
     )
     for each in maps:
         place = _MAPS_AT[each.operand]

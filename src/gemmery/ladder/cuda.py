@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemmery.ladder.float32_parts import SPLIT_FLOAT32
+from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV
 from gemmery.ladder.gemv_quantized import GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
@@ -23,6 +24,7 @@ CUDA: tuple[Rung, ...] = (
     *WGMMA,
     *SPLIT,
     *SPLIT_FLOAT32,
+    *OZAKI,
     *GROUPED,
     *GENERAL,
     *GEMV,

@@ -1,0 +1,184 @@
+"""The rung that multiplies float64 on int8 tensor cores, by residues modulo small numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod, sqrt
+
+from gemmery.cuda import hopper
+from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, template, tiles
+from gemmery.cuda.hopper import Instance
+from gemmery.cuda.tiles import complete
+from gemmery.errors import RefusedError
+from gemmery.ladder.general import GENERAL, on_cuda_cores
+from gemmery.ladder.gpu import gpu_rung
+from gemmery.problem import Config, Problem
+
+MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)  # of ozaki.cuh
+MOST = 65_536  # k: sums of products of residues stay below 2^30
+SHALLOW = 16  # k below which CUDA cores multiply float64 itself
+_COUNTS = (15, 14)  # of moduli
+_TILES = (Instance(128, 256, 4, 1, 1, 100), Instance(128, 128, 6, 1, 1, 85))
+_ROW = 128  # bytes of k in a stage
+_THREADS, _BLOCKS = 256, 4  # of the other launches: threads of a block, blocks on a multiprocessor
+_SIDES, _TALL, _DEEP = 16, 32, 128  # of a unit of ozaki_scales, and of ozaki_residues
+_WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
+_, _CUDA_CORES = GENERAL
+
+
+def norms(k: int, count: int = _COUNTS[0]) -> float:
+    """Return g(k) of the bound g(k) u |a| |b| of an element, from the norms of its row of A and its column of B.
+
+    Half the product M of all moduli is at least the square of a scaled norm, and less than four times as much as one
+    scaled by twice as much would be. So an integer, rounded, is off by at most eta |a| before scaling, eta^2 = 2 / M,
+    and by 2^-8 of that more for the room that sums of rounded numbers need. The sum of k products is off by 2 sqrt(k)
+    eta |a| |b|, and k eta^2. Putting it together rounds twice.
+
+    >>> norms(4096) < 8, norms(4096, 14) < 60
+    (True, True)
+    """
+    eta = sqrt(2 / prod(MODULI[:count])) * (1 + 2.0**-8)
+    return (2 * sqrt(k) * eta + k * eta * eta) * 2.0**53 + 2
+
+
+def _bound(k: int) -> float:
+    """Return f(k) of the bound f(k) u max|A| max|B|, for the fewest moduli."""
+    return k * norms(k, min(_COUNTS))
+
+
+# ---- launches ----
+
+
+def _refuses(problem: Problem) -> str:
+    """Refuse what it cannot sum exactly, and types of results that it does not write."""
+    if problem.groups:
+        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+    if problem.out != "f64":
+        return f"it writes f64, not {problem.out}"
+    if problem.k > MOST:
+        return f"k={problem.k}: int32 holds sums of {MOST} products of residues; cut k, or take mma_f64"
+    return ""
+
+
+def _whole(count: int, multiple: int = _WHOLE) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _places(problem: Problem, count: int, tile: Instance) -> tuple[int, int, int, int]:
+    """Return where residues of A, of B and the workspace end, and the bytes from one row of residues to the next."""
+    pitch = _whole(problem.k, _ROW)
+    exponents = sum(_whole(4 * problem.batch * side) for side in (problem.m, problem.n))
+    sums = _whole(tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn * count)
+    start = _WHOLE + exponents + sums
+    a, b = (_whole(count * problem.batch * side * pitch) for side in (problem.m, problem.n))
+    return start, start + a, start + a + b, pitch
+
+
+def _tile(problem: Problem, config: Config) -> Instance:
+    """Return the tile of a config, or that whose rounds take least time."""
+    fits = [each for each in _TILES if config["bn"] in (0, each.bn)]
+    if not fits:
+        raise RefusedError(f"bn={config['bn']}: its tiles have {' or '.join(str(t.bn) for t in _TILES)} columns, or 0")
+    sms, count = target(problem).sms, config["moduli"]
+    return min(fits, key=lambda each: -(-tiles(problem, *each[:2])[0] * count // sms) * each.bm * each.bn / each.speed)
+
+
+def _resolve(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced, by what suits the product's size."""
+    if config["moduli"] not in _COUNTS:
+        raise RefusedError(f"moduli={config['moduli']}: it takes 14, or 15 for one more digit")
+    tile, sms = _tile(problem, config), target(problem).sms
+    batch = problem.batch * config["moduli"]
+    band, blocks = hopper.order(tile, -(-problem.m // tile.bm), -(-problem.n // tile.bn), batch, sms)
+    return complete(config, {"bn": tile.bn, "band": band, "blocks": blocks or sms})
+
+
+def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: object) -> Geometry:
+    """A launch beside that of the product."""
+    return Geometry(
+        f"{source}.cu",
+        template(name, "double", C_NAMES[problem.out], *parameters),
+        (max(1, min(blocks, _BLOCKS * target(problem).sms)), 1, 1),
+        (_THREADS, 1, 1),
+        needs=90,
+        instructions="griddepcontrol",
+        overlaps=True,
+    )
+
+
+def _pre_pass(problem: Problem, count: int, tile: Instance) -> tuple[Geometry, ...]:
+    """The launches that find the scales and write residues."""
+    sides = problem.batch * (problem.m + problem.n)
+    squares = (-(-sides // _TALL) + 1) * -(-problem.k // _DEEP)
+    shape = (count, tile.bm, tile.bn)
+    return (
+        replace(_other("ozaki_residues", "ozaki_begin", problem, 1), block=(1, 1, 1)),
+        _other("ozaki_residues", "ozaki_scales", problem, -(-sides // _SIDES) + 1, *shape),
+        _other("ozaki_residues", "ozaki_residues", problem, squares, *shape),
+    )
+
+
+def _product(problem: Problem, count: int, tile: Instance, config: Config) -> Geometry:
+    """The launch that multiplies residues, which lie in the workspace with k adjacent."""
+    tiling = template("WgmmaTiles", "i8", "ROW", "COL", tile.bm, tile.bn, tile.stages)
+    return Geometry(
+        "ozaki_product.cu",
+        template("ozaki_product", "double", C_NAMES[problem.out], tiling, count),
+        (min(tiles(problem, tile.bm, tile.bn)[0] * count, config["blocks"]), 1, 1),
+        (tile.bm // 64 * 128 + 128, 1, 1),
+        shared=tile.stages * ((tile.bm + tile.bn) * _ROW + 16),
+        needs=90,
+        instructions="wgmma and tensor copies",
+        alone=True,
+        overlaps=True,
+        tile=(tile.bm, tile.bn),
+    )
+
+
+def _residues(name: str, problem: Problem, config: Config) -> Geometry:
+    """All launches; where integers cannot stand for the operands, CUDA cores take the place of most."""
+    if problem.k < SHALLOW:
+        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+    config = _resolve(problem, config)
+    count, tile = config["moduli"], _tile(problem, config)
+    a, b, end, pitch = _places(problem, count, tile)
+    boxes = (
+        MapBox(operand, (_ROW, min(rows, side)), packed=place, pitch=pitch, element="i8", parts=count)
+        for operand, side, rows, place in (("a", problem.m, tile.bm, a), ("b", problem.n, tile.bn, b))
+    )
+    plain = replace(on_cuda_cores("ozaki_simt", problem, _CUDA_CORES.default), needs=90, overlaps=True)
+    blocks = tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn // 4 // _THREADS
+    last = _other(name, name, problem, blocks)
+    return replace(
+        last,
+        kernel=instance(name, problem, count, tile.bm, tile.bn),
+        workspace=end,
+        before=(*_pre_pass(problem, count, tile), _product(problem, count, tile, config), plain),
+        maps=tuple(boxes),
+        band=config["band"],
+        tile=(tile.bm, tile.bn),
+    )
+
+
+OZAKI = (
+    gpu_rung(
+        "ozaki_int8",
+        idea="float64 by int8 tensor cores: residues modulo 15 numbers, and the Chinese remainder theorem",
+        parent="mma_f64",
+        dtypes=("f64",),
+        refuses=_refuses,
+        bound=_bound,
+        geometry=_residues,
+        resolve=_resolve,
+        space={"moduli": _COUNTS, "bn": (0, 128, 256), "band": (0, 8, 16), "blocks": (0, 8)},
+        default={"moduli": 15, "bn": 0, "band": 0, "blocks": 0},
+        expect={"local_requests": 0},
+        lesson=(
+            "Tensor cores multiply int8 thirty times as fast as float64. Rounded to integers of 58 bits, a product of "
+            "matrices is exact, and its residues modulo a small number need only the residues of the operands: bytes. "
+            "Fifteen coprime numbers up to 256 have a product of 118 bits, enough for every sum, so fifteen int8 "
+            "products tell the result. Scales belong to rows and columns, so small elements beside large ones lose "
+            "digits: the error is relative to norms, and not to each product."
+        ),
+    )._replace(normwise=True),
+)

@@ -26,7 +26,7 @@ from gemmery.lab.random_products import numpy_type
 
 ORDINAL = 99  # no machine has it, so that nothing which is kept for it is about a device
 NAME = "h200"
-SIZE = 1 << 22  # bytes
+SIZE = 1 << 23  # bytes
 DONE = (0,)
 
 

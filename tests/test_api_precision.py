@@ -148,6 +148,41 @@ def test_what_no_product_can_have(card):
     assert precision.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
 
 
+def test_float64_by_norms(card):
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((20, 40)), rng.standard_normal((40, 10))
+    a, b = card.put(x, "f64"), card.put(y, "f64")
+    result = multiplied(card, a, b, precision="f64_normwise")
+    assert card.launched[-1] == "ozaki_int8"
+    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=0)
+    assert (np.abs(result - x @ y) <= 2.0**-52 * norms).all()
+    scaled = card.empty((20, 10), "f64")
+    gm.gemm(0.5, a, b, out=scaled, precision="f64_normwise")
+    assert np.array_equal(scaled.numbers, result / 2)
+    multiplied(card, a, b)
+    assert card.launched[-1] != "ozaki_int8"
+
+
+def test_float64_by_norms_is_for_float64_on_hopper(card):
+    singles, doubles = card.put(np.ones((8, 8)), "f32"), card.put(np.ones((8, 8)), "f64")
+    with pytest.raises(gm.ArgumentError, match=r"float32.*'f64_normwise' for float64"):
+        gm.matmul(singles, singles, precision="f64_normwise")
+    with pytest.raises(gm.ArgumentError, match=r"'f32_plus'.*float64 into float64.*'f64_normwise'"):
+        gm.matmul(doubles, doubles, precision="f32_plus")
+    with pytest.raises(gm.ArgumentError, match="leave it out on the CPU"):
+        gm.matmul(np.ones((2, 2)), np.ones((2, 2)), precision="f64_normwise")
+    with pytest.raises(gm.RefusedError, match=r"f64_normwise.*9.0.*8.0.*float64 itself"):
+        precision.resolved("f64_normwise", "f64", "f64", "a100")
+    with pytest.raises(gm.ArgumentError, match="or None for the default"):
+        gm.set_float32_precision("f64_normwise")
+
+
+@pytest.mark.parametrize(("fields", "rung"), [({"k": 15}, "mma_f64"), ({"k": 70_000}, "mma_f64"), ({}, "ozaki_int8")])
+def test_what_residues_do_not_suit_is_float64(fields, rung):
+    p = Problem(512, 512, 512, "f64", "f64", device="h200", precision="f64_normwise")._replace(**fields)
+    assert choice(p).rung.name == rung
+
+
 def names(**fields):
     """The rungs that a product on an H200 would take, best first."""
     p = Problem(4096, 4096, 4096, "f32", "f32", device="h200")._replace(**fields)

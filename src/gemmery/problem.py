@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     epilogue: str = ""  # "", "bias", "relu", "bias+relu", ...
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
-    precision: str = ""  # how f32 may be multiplied: config.FLOAT32_PRECISIONS; "": as it is
+    precision: str = ""  # how f32 may be multiplied: config.FLOAT32_PRECISIONS; or f64: f64_normwise; "": as it is
     alignments: tuple[int, int, int] = (16, 16, 16)  # bytes of which pointer and strides of A, B, C are multiples
     scales: str = ""  # float32 factors: "outer" of rows of A and columns of B, "blocks" of 128 of k as well
     invariant: bool = False  # the bits of a row of C must not depend on m

@@ -53,7 +53,7 @@ def tensordot(
     out: Any = None,
     dtype: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Return the sum of products over several dimensions of two arrays, as `numpy.tensordot` does.
 
@@ -110,7 +110,7 @@ def vecdot(
     axis: int = -1,
     dtype: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Return the dot products of the vectors of two arrays, as `numpy.vecdot` does.
 
@@ -165,7 +165,7 @@ def einsum(
     out: Any = None,
     dtype: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Return the contraction of two arrays that letters describe, as `numpy.einsum` does, where it is a product.
 
@@ -209,7 +209,7 @@ def _contract(
     out: Any,
     dtype: Any,
     threads: int | None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None,
 ) -> Any:
     """Compute a contraction of a and b, with the views x and y, as one batch of products."""
     like = arrays.kind(a, b)

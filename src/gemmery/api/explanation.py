@@ -112,7 +112,7 @@ def explain(
     bias: Any = None,
     activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,

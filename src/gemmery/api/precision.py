@@ -1,4 +1,4 @@
-"""How a product of float32 on a device may be computed, for one call or for a process."""
+"""How a product of float32 or float64 on a device may be computed, for one call or for a process."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import sys
@@ -57,22 +57,26 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
     float32 = (common, result) == ("f32", "f32")
+    known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if (common, result) == ("f64", "f64") else ()
     if precision is None:
         effective = get_float32_precision() if float32 else None
-    elif not float32 or precision not in config.FLOAT32_PRECISIONS:
+    elif precision not in known:
         raise ArgumentError(
             f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
-            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products; leave it out for others"
+            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
+            "out for others"
         )
     else:
         effective = str(precision)
-    if effective == "f32_plus" and driver.find(device).capability != 90:
+    if effective in _ON_HOPPER and driver.find(device).capability != 90:
         card = driver.find(device)
         raise RefusedError(
-            f"precision='f32_plus' on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and this "
-            f"one has {card.capability // 10}.{card.capability % 10}; take 'f32_strict', or float64 operands"
+            f"precision={effective!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
+            f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[effective]}"
         )
     return effective
 
 
+_OF_FLOAT64 = "f64_normwise"
+_ON_HOPPER = {"f32_plus": "take 'f32_strict', or float64 operands", _OF_FLOAT64: "leave it out for float64 itself"}
 _CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"

@@ -50,7 +50,7 @@ def matmul(
     bias: Any = None,
     activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,
@@ -81,7 +81,8 @@ def matmul(
       "f32_tensor" allows any method with the bound of float32, k u |A| |B|: on Hopper tensor cores, from operands that
       are split into halves. "f32_strict" splits in a way that does not depend on values: no element changes the bits of
       another row. "f32_plus" also keeps sums in two numbers: at most 26 u |A| |B| up to k = 65536, on Hopper only.
-      Where it is None, `set_float32_precision` decides.
+      Where it is None, `set_float32_precision` decides. Of float64 on Hopper, "f64_normwise" allows int8 tensor cores,
+      with an error relative to the norms of a row of A and a column of B, about 0.1 u of them for random numbers.
     - `scale_a`, `scale_b`, on a CUDA device: factors of float8, int8, float16 or bfloat16 operands; C is the product of
       scale_a A and scale_b B, before bias and activation. A factor is a number, or a float32 array on the device whose
       shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
@@ -131,7 +132,7 @@ def _matmul(
     bias: Any = None,
     activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,
@@ -215,7 +216,7 @@ def gemm(
     *,
     out: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
 
@@ -245,7 +246,7 @@ def _gemm(
     *,
     out: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Compute a gemm that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
@@ -288,7 +289,7 @@ def gemv(
     beta: complex = 0.0,
     out: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Return alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
 
@@ -313,7 +314,7 @@ def _gemv(
     beta: complex = 0.0,
     out: Any = None,
     threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Compute a gemv that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Activation: TypeAlias = Literal["relu", "gelu", "silu"]
-Precision: TypeAlias = Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"]
+Precision: TypeAlias = Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"]
 DTypeName: TypeAlias = Literal[
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",

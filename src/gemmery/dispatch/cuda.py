@@ -10,7 +10,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_bounds, float32_parts
+from gemmery.ladder import float32_bounds, float32_parts, float64_residues
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -114,6 +114,8 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     choices = []
     if p.precision.startswith("f32_") and p.k and card.capability == 90:
         choices += _by_parts(p)
+    if p.precision == "f64_normwise" and p.k >= float64_residues.SHALLOW and card.capability == 90:
+        choices.append(("ozaki_int8", _RESIDUES))
     if (p.m == 1 or p.n == 1) and not p.invariant:
         vector = "one operand is a vector: the matrix is read once, at memory bandwidth"
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
@@ -151,6 +153,10 @@ def _by_parts(p: Problem) -> list[tuple[str, str]]:
     return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
 
 
+_RESIDUES = (
+    "f64_normwise: int8 tensor cores multiply residues of scaled integers; the device takes CUDA cores for Inf, NaN "
+    "and extreme norms"
+)
 _GUARDED = (
     "two halves for each float32, three products on tensor cores; the device takes three bfloat16 where the guard "
     "finds elements too small for halves, and CUDA cores for Inf and NaN"

@@ -54,7 +54,7 @@ def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> torch.Tensor:
     """Return the product of two tensors, as torch.matmul does, with gradients.
 
@@ -93,7 +93,7 @@ def linear(
     bias: torch.Tensor | None = None,
     activation: Literal["relu", "gelu", "silu"] | None = None,
     *,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> torch.Tensor:
     """Return activation(input @ weight.T + bias), as torch.nn.functional.linear does, with gradients.
 
@@ -139,7 +139,7 @@ def quantized_linear(
     bias: torch.Tensor | None = None,
     activation: Literal["relu", "gelu", "silu"] | None = None,
     *,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> torch.Tensor:
     """Return activation(input @ weight.T + bias) for a weight of 8 or 4 bits an element, with gradients.
 

@@ -1,5 +1,7 @@
 """gm.emulate's arguments and launches: what is taken, what is refused, what an error says."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -105,7 +107,7 @@ ARGUMENTS = {
     "a list": (
         [[1.0, 2.0], 1],
         gm.ArgumentError,
-        r"argument 0 is \[1.0, 2.0\] of type list.*pass a numpy.uint64, or an array",
+        r"argument 0\[0\] is 1.0: .*pass arrays.*or instead of it a NumPy array",
     ),
     "an array of another library": ([Tensor(), 1], gm.ArgumentError, "argument 0 is of type Tensor, .*or an array"),
     "an array for a list": (
@@ -296,3 +298,52 @@ def test_arrays_as_options_of_a_tensor_map_are_refused(option):
     """Not with NumPy's words about truth values."""
     with pytest.raises(gm.GemmeryError, match=option):
         gm.tensor_map(np.zeros((16, 16), np.float32), (8, 8), **{option: np.ones(5)})
+
+
+POINTERS_INSIDE = """
+struct Inner { float* p; int n; };
+struct Outer { char c; Inner in; double d; };
+__global__ void list(float** p, const float* const* q) { p[1][threadIdx.x] = q[0][threadIdx.x] + q[1][threadIdx.x]; }
+__global__ void structs(Outer s, Outer* t) {
+  s.in.p[threadIdx.x] = s.in.n + s.d + t[1].in.p[threadIdx.x] + t[1].d;
+}"""
+
+
+def outer(p, n, d):
+    """An Outer, member by member."""
+    return (np.int8(1), (p, np.int32(n)), np.float64(d))
+
+
+class Shared:
+    """Memory that another library shares."""
+
+    def __init__(self, array):
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+def test_lists_are_arrays_of_pointers_and_tuples_structs():
+    """At the offsets of C++; an array that is passed twice is one."""
+    x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    assert gm.emulate(POINTERS_INSIDE, "list", 1, 32, [[None, y], [x, x]]).findings == ()
+    assert np.array_equal(y, 2 * x)
+    args = [outer(Shared(y), 3, 0.5), [outer(None, 1, 2), outer(x, 7, 100)]]
+    assert gm.emulate(POINTERS_INSIDE, "structs", 1, 32, args).findings == ()
+    assert np.array_equal(y, x + 103.5)
+    run = gm.emulate(POINTERS_INSIDE, "list", 1, 40, [[None, y], [x, x]])
+    assert "beyond the 128 of argument 1[0]" in run.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([(0, 3), []], "argument 0.0 is 0, whose size"),
+        ([(np.int32(3),), []], "argument 0 is 4 bytes, but the kernel reads a struct of 32 bytes"),
+        ([outer(None, 1, 2), [None, (None, None)]], "elements have 8, 16 bytes"),
+        ([[None], []], "argument 0 is a list, which is passed as its address"),
+    ],
+)
+def test_a_struct_that_does_not_fit_is_refused(args, message):
+    """With the member that is wrong."""
+    with pytest.raises(gm.ArgumentError, match=re.escape(message)):
+        gm.emulate(POINTERS_INSIDE, "structs", 1, 32, args)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import symbols
+from gemmery.emulator import nested, symbols
 from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
@@ -74,10 +74,11 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
 def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = None) -> BoundArguments:
     """Check a kernel's arguments against its parameters, and set the module's variables to arrays.
 
-    An array is passed as its address, None as a null pointer, a TensorMap as itself, bytes as a struct. A number is a
-    NumPy scalar of the parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError
-    for an array with gaps.
+    An array is passed as its address, None as a null pointer, a TensorMap as itself, bytes or a tuple of members as a
+    struct, a list as the address of an array of its elements. A number is a NumPy scalar of the parameter's size, or a
+    Python number that fits its type. Raises ArgumentError, and LayoutError for an array with gaps.
     """
+    args = [nested.as_array(value) for value in args]
     declared = kernel.parameters
     if len(args) != len(declared):
         listed = ", ".join(_described(parameter) for parameter in declared)
@@ -89,16 +90,34 @@ def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = Non
         for place, value in enumerate(args)
         if isinstance(value, np.ndarray | TensorMap)
     }
+    inside = {
+        name: _name(name, array, arrays)
+        for place, value in enumerate(args)
+        if isinstance(value, tuple | list)
+        for name, array in nested.arrays(value, f"argument {place}")
+    }
+    lists = dict(each for place, value in enumerate(args) for each in nested.lists(value, f"argument {place}"))
     maps = {
         f"tensor map of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
         if isinstance(value, TensorMap) and _is_pointer(parameter)
     }
     _check_elements(kernel, args)
-    memory = memory_of(arrays, (kernel,), maps)
+    tables = {name: len(nested.content(elements, name, lambda _: 0)) for name, elements in lists.items()}
+    memory = memory_of(arrays, (kernel,), {**maps, **tables})
+
+    def address_of(name: str) -> int:
+        return memory.address(inside.get(name, name))
+
+    for name, elements in lists.items():
+        memory.bytes(name)[:] = np.frombuffer(nested.content(elements, name, address_of), np.uint8)
     parameters = bytearray(max((parameter.offset + parameter.size for parameter in declared), default=0))
     for place, (value, parameter) in enumerate(zip(args, declared, strict=True)):
         argument, address = value, memory.address(names[place]) if place in names else None
+        if isinstance(value, tuple):
+            argument = nested.struct(value, f"argument {place}", address_of)[0]
+        elif isinstance(value, list):
+            address = memory.address(f"argument {place}")
         if isinstance(value, TensorMap) and address is not None:
             argument, address = value.encoded(address), None
             name = f"tensor map of argument {place}"
@@ -205,7 +224,7 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         return bytes(value)
     if address is not None or value is None:
         if not _is_pointer(parameter):
-            described = "None" if value is None else f"an array of {value.dtype}, which is passed as its address"
+            described = "None" if value is None else f"{_kind(value)}, which is passed as its address"
             raise _mismatch(place, described, parameter, _way_out(kind, size))
         return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
@@ -222,6 +241,10 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
             return np.array(value, kind).tobytes()
     described = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
     raise _mismatch(place, f"{described}{type(value).__name__}", parameter, _way_out(kind, size))
+
+
+def _kind(value: Any) -> str:
+    return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _way_out(kind: np.dtype[Any], size: int) -> str:

@@ -338,13 +338,31 @@ def test_an_instruction_that_is_not_modelled_is_named_with_its_line(statement):
     assert x.tolist() == list(range(32))
 
 
-@pytest.mark.parametrize("name", ["%clock", "%clock64", "%smid", "%nsmid", "%envreg2", "%globaltimer_lo"])
+@pytest.mark.parametrize("name", ["%smid", "%nsmid", "%envreg2", "%globaltimer_lo"])
 def test_a_special_register_without_a_value_is_refused_where_it_is_read(name):
-    wide = "u64 %rd3" if name.endswith("64") else "u32 %r3"
-    never = f"setp.eq.u32 %p1, %r1, 99; @!%p1 bra E;\nmov.{wide}, {name};\nE: st.global.u32 [%rd2], %r1;"
+    never = f"setp.eq.u32 %p1, %r1, 99; @!%p1 bra E;\nmov.u32 %r3, {name};\nE: st.global.u32 [%rd2], %r1;"
     assert threads(never) == list(range(32))
     with pytest.raises(gm.EmulationError, match=rf"special register {name} of .*\(ptx:6\) is not modelled"):
         threads(never.replace("99", "9"))
+
+
+def test_clocks_count_the_instructions_that_were_executed():
+    """A longer way takes longer, a wait by the clock ends, and both clocks agree."""
+    code = """__global__ void f(long long* y) {
+      long long start = clock64();
+      int from = clock();
+      y[threadIdx.x + 192] = 1;
+      y[threadIdx.x] = clock64() - start;
+      y[64 + threadIdx.x] = clock() - from;
+      for (int k = 0; k < threadIdx.x / 16 * 50; ++k) atomicAdd((int*)y + 512, 1);
+      y[128 + threadIdx.x] = clock64() - start;
+      while (clock64() - start < 1000) {}
+    }"""
+    y = np.zeros(512, np.int64)
+    assert gm.emulate(code, "f", 1, 32, [y]).findings == ()
+    short, same, long = y[0], y[64], y[128]
+    assert 0 < short <= same <= short + 8
+    assert short + 100 < long < 1000
 
 
 # ---- kernels without end ----

@@ -54,12 +54,13 @@ class LockStep:
             self.registers[slot] = specials.value(self, name)
         self.places = Places(self.threads, program.stop)
         self.failed: Any = False
-        self.changes = 0
+        self.elapsed = self.changes = 0
         self.at_end: list[Callable[[], None]] = []
         self._units: dict[Callable[[Machine], Any], Any] = {}
         self._program = program
         self._waiting = Waiting(self, program)
         self._max_steps = max_steps
+        self._ended = 0  # the number of the instruction after the latest step
         self._ran: Mask = None  # the threads of the latest step
         self._order: Indices | None = None
         idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
@@ -135,8 +136,10 @@ class LockStep:
         threads = self.threads if mask is None else int(mask.sum())
         for observer in self.observers:
             observer.executed(self, block.first, block.last, warps, threads)
+        self.elapsed += self._ended - block.first
         for step in block.steps:
             step(self, mask)
+        self._ended = block.last
         if block.waits:
             mask = self._waiting.sleep(mask)
             if mask is not None and not mask.any():

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import convergence
+from gemmery.emulator import convergence, specials
 from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
-from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel
+from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel, Special
 from gemmery.emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
 
@@ -139,10 +139,24 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
             step = handler.step(lowering, instruction, index)
         case _:
             raise refused(instruction)
+    for operand in instruction.operands:
+        if isinstance(operand, Special) and operand.name in specials.CLOCKS:
+            step = _timed(step, index, lowering.provided[operand.name], specials.CLOCKS[operand.name])
     step = convergence.checked(lowering, instruction, index, step)
     if instruction.guard is None:
         return step
     return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)
+
+
+def _timed(step: Step, index: int, slot: int, stored: str) -> Step:
+    """Set a clock's slot to the number of instructions before this one, then execute the step."""
+    kind = np.dtype(stored).type
+
+    def run(machine: Machine, mask: Mask) -> None:
+        machine.registers[slot] = kind((machine.elapsed + index) % (1 << 8 * kind().itemsize))
+        step(machine, mask)
+
+    return run
 
 
 def _guarded(step: Step, read: Read, negated: bool) -> Step:

@@ -56,6 +56,7 @@ class Machine(Protocol):
     parameters: NDArray[np.uint8]
     places: Places
     failed: Any  # the threads whose latest wait failed
+    elapsed: int  # instructions executed before the current basic block, less the number of its first one
     changes: int  # of what threads sleep for; each one wakes them
     observers: Sequence[Observer]
     at_end: list[Callable[[], None]]  # called when all threads have ended

@@ -14,6 +14,7 @@ from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Indices
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
+CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far
 AXES = {".x": 0, ".y": 1, ".z": 2}
 
 
@@ -30,7 +31,7 @@ def value(machine: Machine, name: str) -> Any:
 
 
 def is_modelled(name: str) -> bool:
-    """Whether a special register is modelled: clocks, hardware identifiers and performance counters are not."""
+    """Whether a special register is modelled: hardware identifiers and performance counters are not."""
     return name in _PLAIN or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
 
 
@@ -90,6 +91,8 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%nwarpid": lambda machine: machine.block_threads // 32,
     "%gridid": lambda machine: 0,
     "%is_explicit_cluster": lambda machine: np.bool_(machine.launch.cluster != (1, 1, 1)),
+    "%clock": lambda machine: np.uint32(0),
+    "%clock64": lambda machine: np.uint64(0),
     TIMER: lambda machine: np.uint64(0),
     "%cluster_ctarank": _place,
     "%cluster_nctarank": lambda machine: int(np.prod(machine.launch.cluster)),

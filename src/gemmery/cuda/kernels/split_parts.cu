@@ -27,15 +27,15 @@ __device__ __forceinline__ void write_parts(float (&x)[8], unsigned short* to, l
   using E = typename Scheme::Element;
 #pragma unroll
   for (int part = 0; part < Scheme::PARTS; ++part) {
-    Chunk<unsigned, 4> eight;
+    unsigned eight[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      eight.of[i] = rounded_pair(x[2 * i], x[2 * i + 1], E{});
+      eight[i] = rounded_pair(x[2 * i], x[2 * i + 1], E{});
       if (part + 1 == Scheme::PARTS) continue;
-      x[2 * i] = (x[2 * i] - widen<float>(E{(unsigned short)eight.of[i]})) * float(1 << Scheme::SHIFT);
-      x[2 * i + 1] = (x[2 * i + 1] - widen<float>(E{(unsigned short)(eight.of[i] >> 16)})) * float(1 << Scheme::SHIFT);
+      x[2 * i] = (x[2 * i] - widen<float>(E{(unsigned short)eight[i]})) * float(1 << Scheme::SHIFT);
+      x[2 * i + 1] = (x[2 * i + 1] - widen<float>(E{(unsigned short)(eight[i] >> 16)})) * float(1 << Scheme::SHIFT);
     }
-    *reinterpret_cast<Chunk<unsigned, 4>*>(to + part * apart) = eight;
+    ptx::st_global_v4(to + part * apart, eight[0], eight[1], eight[2], eight[3]);
   }
 }
 

@@ -1,5 +1,6 @@
 """gm.emulate's arguments and launches: what is taken, what is refused, what an error says."""
 
+import array
 import re
 
 import numpy as np
@@ -347,3 +348,21 @@ def test_a_struct_that_does_not_fit_is_refused(args, message):
     """With the member that is wrong."""
     with pytest.raises(gm.ArgumentError, match=re.escape(message)):
         gm.emulate(POINTERS_INSIDE, "structs", 1, 32, args)
+
+
+def test_tensors_and_buffers_are_arrays():
+    code = "__global__ void f(float* x) { x[threadIdx.x] += threadIdx.x; }"
+    buffer, view = array.array("f", [1.0] * 4), memoryview(bytearray(16)).cast("f")
+    for argument in (buffer, view):
+        gm.emulate(code, "f", 1, 4, [argument])
+    assert list(buffer) == [1, 2, 3, 4]
+    assert list(view) == [0, 1, 2, 3]
+    torch = pytest.importorskip("torch")
+    tensor, half = torch.zeros(4, requires_grad=True), torch.zeros(4, dtype=torch.bfloat16)
+    gm.emulate(code, "f", 1, 4, [tensor])
+    assert tensor.tolist() == [0, 1, 2, 3]
+    halves = "#include <cuda_bf16.h>\n__global__ void g(__nv_bfloat16* x) { x[threadIdx.x] = 1.5f; }"
+    gm.emulate(halves, "g", 1, 4, [half])
+    assert half.tolist() == [1.5] * 4
+    with pytest.raises(gm.ArgumentError, match=r"argument 0 is a tensor on meta: pass tensor.cpu\(\)"):
+        gm.emulate(code, "f", 1, 4, [torch.zeros(4, device="meta")])

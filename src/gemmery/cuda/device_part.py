@@ -40,8 +40,10 @@ _PACKAGES = {
 }
 
 
-_WITH_HALF = ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl")
-_HALF = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+_TYPES = {
+    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl"): "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n",
+    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n",
+}  # of the headers of libraries, by the beginnings of their names
 
 
 @dataclass(frozen=True)
@@ -122,16 +124,26 @@ class _Program:
             return True
         reached, before = self.reached(), len(self.broken) + len(self.empty)
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
+        if "/thrust/" in errors:  # it is for host code: its headers do not compile here
+            self.empty += [name for name in self._included("thrust/") if name not in self.empty]
         for file, line, words in self._places(errors):
             for each in reached.get(file, ()):
                 if not each.first <= line <= each.last:
                     continue
                 members = self.splits[file].members(each) if each.body[1] else ()
                 inner = [it for it in members if it.first <= line <= it.last and (file, it.start) not in self.broken]
+                if each.title.removesuffix("()") in self.macros.keys() - device_words(self.macros):
+                    inner = [it for it in reached[file] if it.title == each.title]  # calls of one macro fail alike
                 for it in inner or [each]:
                     self.broken.add((file, it.start))
                     self.words |= {name: words for name in it.names if it is each and name not in self.words}
         return len(self.broken) + len(self.empty) > before
+
+    def _included(self, start: str) -> Iterator[str]:
+        """The headers of a library that the files include."""
+        for split in self.splits.values():
+            includes = (_INCLUDE.match(directive.value) for directive in split.directives)
+            yield from (each[2] for each in includes if each and each[2].startswith(start))
 
     def _places(self, errors: str) -> Iterator[tuple[str, int, str]]:
         """The file, line and words of each error, and of the line of the program that led to one in a header."""
@@ -294,8 +306,8 @@ def _prelude(whole: bool) -> str:
 
 
 def _stand_in(header: str) -> str:
-    """The text in place of a header that is not here: those of libraries bring the types of half precision."""
-    return _HALF if header.startswith(_WITH_HALF) else ""
+    """The text in place of a header that is not here: those of libraries bring types that kernels use."""
+    return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
 
 
 def _package(program: _Program) -> str:

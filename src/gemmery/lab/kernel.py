@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +59,11 @@ def emulate(
     `source` is CUDA C++, compiled for `arch` ("sm_90", "RTX3090"), or PTX, as text or as the path of a file. `kernel`
     is the name of a function, an instance of a template ("add<4>") or a symbol. `grid`, `block` and `cluster` are
     numbers or tuples of up to three; `shared` is bytes of dynamic shared memory; `options` the compiler's ("-DN=4",).
-    In `args`, arrays are passed as their addresses, NumPy scalars by value, None as a null pointer, bytes or a tuple of
-    members as a struct, and a list as an array of pointers. `variables` sets __device__ and __constant__ variables to
-    arrays, by name. `merge` counts adjacent accesses as ptxas merges them; `check` looks for faults; `seed` shuffles
-    the order of blocks and warps, to show results that depend on it. A kernel that does not end within `max_steps`
-    basic blocks (counted over the thread blocks that run together) is an error.
+    In `args`, arrays, tensors and buffers are passed as their addresses, NumPy scalars by value, None as a null
+    pointer, bytes or a tuple of members as a struct, and a list as an array of pointers. `variables` sets __device__
+    and __constant__ variables to arrays, by name. `merge` counts adjacent accesses as ptxas merges them; `check` looks
+    for faults; `seed` shuffles the order of blocks and warps, to show results that depend on it. A kernel that does not
+    end within `max_steps` basic blocks (counted over the thread blocks that run together) is an error.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)
@@ -87,6 +88,7 @@ def emulate(
     reason = _refusal(program.kernel, launch, capability)
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
+    args = [_argument(place, value) for place, value in enumerate(args)]
     arguments = bound(program.kernel, args, variables)
     launch = replace(launch, parameters=arguments.parameters)
     trace = Trace() if check else None
@@ -103,6 +105,31 @@ def emulate(
     arguments.write_back()
     drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
     return replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable)
+
+
+def _argument(place: int, value: Any) -> Any:
+    """Return an array on the memory of a tensor, a buffer or what DLPack describes; any other argument as it is."""
+    if isinstance(value, np.ndarray | np.generic | bytes | bytearray | int | float | None):
+        return value
+    if isinstance(value, list | tuple):
+        inside = [_argument(place, each) for each in value]
+        return inside if isinstance(value, list) else tuple(inside)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise ArgumentError(f"argument {place} is a tensor on {value.device}: pass tensor.cpu()")
+        plain = value.detach()
+        return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+    try:
+        if hasattr(value, "__array_interface__"):
+            return np.asarray(value)
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        if hasattr(value, "__dlpack__"):
+            raise ArgumentError(f"argument {place} cannot be read on the CPU ({error}): pass a NumPy array") from None
+        return value  # a tensor map, or what no kernel takes
 
 
 def _steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:

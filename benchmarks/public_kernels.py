@@ -68,8 +68,10 @@ def read(ptx: str, understood: set[str], refused: dict[str, str]) -> None:
 
 def reason(error: str) -> str:
     """The first error, in the compiler's or the emulator's words and without a line of the source."""
-    match = re.search(r"error:? ?(.*)", error)
-    return (match[1] if match else error.splitlines()[0])[:160].strip()
+    if unknown := re.search(r"instruction '(\S+)", error):
+        return f"instruction {unknown[1]} is not modelled"
+    match = re.search(r"error: (.*)", error)
+    return (match[1] if match else re.sub(r"^PTX line \d+: ", "", error.splitlines()[0]))[:160].strip()
 
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -93,11 +95,8 @@ if __name__ == "__main__":
     listed = list(rows(Path(sys.argv[1])))
     kernels = sum(len(row["understood"]) for row in listed)
     missed = sum(len(row["refused"]) for row in listed if row["compiled"])
-    head = {
-        "files": len(listed),
-        "compiled": sum(row["compiled"] for row in listed),
-        "understood": kernels,
-        "not": missed,
-    }
-    RESULTS.write_text(json.dumps(head | {"rows": listed}, indent=1) + "\n")
+    head = {"files": len(listed), "compiled": sum(row["compiled"] for row in listed)}
+    head |= {"understood": kernels, "refused": missed}
+    lines = ",\n".join(map(json.dumps, listed))
+    RESULTS.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
     print(head)  # noqa: T201

@@ -82,6 +82,12 @@ def test_a_run_draws_the_lines_of_its_source(folder):
     assert run.html(folder / "own.html") == (folder / "own.html").read_text()
     with pytest.raises(ArgumentError, match=r"line 'add.cu:1': it has no memory access(.|\n)*add.cu:6, add.cu:8"):
         run.svg(line="add.cu:1")
+    both = gm.inspect(run, gm.emulate(folder / "padded.cu", "add<8>", 4, 32, [*arrays, 128]))
+    assert repr(both) == "<Comparison of add<8> of add.cu and add<8> of padded.cu>"
+    assert "Counters of both" in both._repr_html_()
+    assert gm.inspect(run).html() == run.html()
+    with pytest.raises(ArgumentError, match="compare two runs, or two rungs"):
+        gm.inspect(run, "simt_naive")
     unchecked = gm.emulate(folder / "add.cu", "add<8>", 4, 32, [*arrays, 128], check=False)
     with pytest.raises(ArgumentError, match="nothing to draw"):
         unchecked.svg()

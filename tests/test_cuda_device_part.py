@@ -1,5 +1,8 @@
 """Whole programs: what is device code, what is left out of them, and what nvcc declares without an include."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -121,3 +124,12 @@ def test_headers_of_a_project_are_split_too(tmp_path):
     run = gm.emulate(source, "f", 1, 1, [x])
     assert x[0] == 0.5
     assert run.left_out == ("main() (line 3)",)
+
+
+def test_public_kernels_compile_as_they_are():
+    path = Path(__file__).parents[1] / "benchmarks" / "results" / "public_kernels.json"
+    listed = json.loads(path.read_text())
+    rows = listed["rows"]
+    assert len(rows) == listed["files"] >= 300
+    assert sum(row["compiled"] for row in rows) == listed["compiled"] >= 0.85 * len(rows)
+    assert sum(len(row["understood"]) for row in rows) == listed["understood"]

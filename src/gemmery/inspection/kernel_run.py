@@ -60,18 +60,47 @@ class KernelRun(EmulatedRun):
         return framed(run_page(self), f"emulated {self.kernel}")
 
 
-def _with_page(function: Callable[P, EmulatedRun]) -> Callable[P, KernelRun]:
+class KernelRuns:
+    """Two runs side by side, which a notebook displays as a page."""
+
+    def __init__(self, old: EmulatedRun, new: EmulatedRun) -> None:
+        self.old, self.new = old, new
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"<Comparison of {' and '.join(titled([self.old, self.new]))}>"
+
+    def html(self, path: str | Path | None = None) -> str:
+        """Return the page of both runs, and write it to a file if `path` is given."""
+        page = run_page(self.old, self.new)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def _repr_html_(self) -> str:
+        try:
+            from gemmery.inspection.pages import framed
+        except ModuleNotFoundError as error:
+            raise not_installed(error, "the page of two runs") from error
+        return framed(self.html(), repr(self))
+
+
+def with_page(run: EmulatedRun) -> KernelRun:
+    """The same run with its page."""
+    return KernelRun(**{field.name: getattr(run, field.name) for field in fields(run)})
+
+
+def _paged(function: Callable[P, EmulatedRun]) -> Callable[P, KernelRun]:
     """The same function, whose result has a page."""
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> KernelRun:
-        emulated = function(*args, **options)
-        return KernelRun(**{field.name: getattr(emulated, field.name) for field in fields(emulated)})
+        return with_page(function(*args, **options))
 
     return run
 
 
-emulate = _with_page(kernel.emulate)
+emulate = _paged(kernel.emulate)
 
 
 def drawn(run: EmulatedRun, line: str = "") -> dict[str, str]:

@@ -5,9 +5,11 @@
 from collections.abc import Mapping
 from dataclasses import fields
 
-from gemmery.errors import not_installed
+from gemmery.emulator.run import EmulatedRun
+from gemmery.errors import ArgumentError, not_installed
 from gemmery.inspection import records
 from gemmery.inspection.gather import inspect_rung, shared_dtype
+from gemmery.inspection.kernel_run import KernelRun, KernelRuns, with_page
 from gemmery.inspection.sections import subject
 from gemmery.lab import asked
 
@@ -35,8 +37,8 @@ class NotebookSideBySide(records.SideBySide):
 
 
 def inspect(
-    rung: str,
-    other: str = "",
+    rung: str | EmulatedRun,
+    other: str | EmulatedRun = "",
     *,
     m: int = 0,
     n: int = 0,
@@ -46,7 +48,7 @@ def inspect(
     device: str = "",
     line: str = "",
     counters: bool = True,
-) -> NotebookInspection | NotebookSideBySide:
+) -> NotebookInspection | NotebookSideBySide | KernelRun | KernelRuns:
     """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
     The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096, `m`
@@ -62,8 +64,12 @@ def inspect(
     >>> inspection.kernels[-1].spilled, inspection.emulated.total.bank_conflicts
     (0, 0)
 
+    A run of `gm.emulate` is inspected alone or beside another run, without the other arguments.
+
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
+    if isinstance(rung, EmulatedRun) or isinstance(other, EmulatedRun):
+        return _inspected(rung, other)
     names = [rung, *([other] if other else [])]
     asked.inspectable(*names)
     dtype = dtype or shared_dtype(names, m, n, k, device)
@@ -71,6 +77,14 @@ def inspect(
     if second:
         return NotebookSideBySide(first, *second)
     return NotebookInspection(**{field.name: getattr(first, field.name) for field in fields(first)})
+
+
+def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | KernelRuns:
+    if isinstance(run, EmulatedRun) and isinstance(other, EmulatedRun):
+        return KernelRuns(run, other)
+    if isinstance(run, EmulatedRun) and not other:
+        return with_page(run)
+    raise ArgumentError(f"inspect({run!r}, {other!r}): compare two runs, or two rungs")
 
 
 def _framed(record: records.Inspection | records.SideBySide) -> str:

@@ -113,6 +113,39 @@ def test_many_blocks_wait_on_their_own():
     assert out.reshape(40, 64).tolist() == [[block + 1] * 64 for block in range(40)]
 
 
+@pytest.mark.parametrize("first", [0, 32])
+def test_a_copy_that_begins_wakes_the_threads_that_wait_for_it(first):
+    """One stage, many times; the thread that copies comes before or after the others in the order of instructions."""
+    out, x = np.zeros(64, np.float32), np.arange(9 * 32, dtype=np.float32)
+    code = f"""{hopper.HEAD}
+extern "C" __global__ void f(const float* x, float* out) {{
+  __shared__ __align__(128) float tile[32];
+  __shared__ __align__(8) u64 memory[2];
+  u32 full = place(memory), empty = full + 8, i = threadIdx.x;
+  if (i == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; mbarrier.init.shared::cta.b64 [%1], 32;"
+                           ::"r"(full), "r"(empty) : "memory");
+  __syncthreads();
+  float sum = 0;
+  if (i == {first}) {{
+    for (int k = 0; k < 9; ++k) {{
+      if (k) wait(empty, k - 1 & 1);
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" ::"r"(full) : "memory");
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+                   ::"r"(place(tile)), "l"(x + 32 * k), "r"(full) : "memory");
+    }}
+  }} else if (i / 32 != {first} / 32) {{
+    for (int k = 0; k < 9; ++k) {{
+      wait(full, k & 1);
+      sum += tile[i % 32];
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
+    }}
+  }}
+  out[i] = sum;
+}}"""
+    assert emulate(code, "f", 1, 64, [x, out], arch="sm_90a").findings == ()
+    assert out.reshape(2, 32)[1 - first // 32].tolist() == x.reshape(9, 32).sum(axis=0).tolist()
+
+
 def test_a_cluster_whose_thread_does_not_come_waits_for_ever():
     """But who has ended is not waited for."""
     arrive, wait = (f'asm volatile("barrier.cluster.{what};" ::: "memory");' for what in ("arrive", "wait"))

@@ -74,6 +74,22 @@ def test_a_tile_that_is_overwritten_under_a_copy_out_is_a_race(before_next, seed
     assert "wait with cp.async.bulk.wait_group.read first" in told[0].message
 
 
+REMOTE = f"""asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place(tile + i)), "r"(rank ^ 1));
+{MEET} asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(i) : "memory");"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("cluster", "write"), [(1, "atomicAdd(tile + i, 1);"), (2, REMOTE)])
+def test_a_tile_that_is_updated_or_written_by_another_block_under_a_copy_out(cluster, write, late):
+    first, last = (WAIT_READ, "") if late else ("", WAIT_READ)
+    copy = f"if (i == 0) {{ {COPY_OUT.format(row='blockIdx.x')} {first} }} __syncwarp();"
+    meet = MEET if cluster > 1 else ""
+    body = f"tile[i] = i; {FENCE} __syncwarp(); {copy} {write} {meet} if (i == 0) {{ {last} }}"
+    found = findings(body, np.zeros(64, np.uint32), cluster, cluster=cluster)
+    assert bool(found) != late
+    assert late or any("which the bulk copy" in one.message and "may still read" in one.message for one in found)
+
+
 def test_a_block_that_ends_under_its_copy_out_is_found():
     """Its shared memory may be another block's by the time the copy reads it."""
     found = findings(stored_rows(before_next=WAIT_READ, last=""), np.zeros(64, np.uint32))

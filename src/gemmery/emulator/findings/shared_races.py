@@ -47,7 +47,7 @@ class SharedRaces:
     def access(self, event: Access) -> None:
         """Threads load, store or update."""
         self._event, machine = event, self._machine
-        if self._readers and event.kind in STORES:
+        if self._readers and (event.kind in STORES or event.kind in UPDATES):
             writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
             self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
         threads, addresses = self.followed.active(event.addresses, event.mask)
@@ -68,6 +68,8 @@ class SharedRaces:
         own, number = np.divmod(threads, machine.block_threads)
         addresses = machine.spread(event.addresses)[threads]
         blocks = cluster.resolved(addresses, own, cluster.size(machine))
+        if self._readers:
+            self._overwrite(event.index, threads, addresses & cluster.OFFSET, blocks)
         there, offsets = self.followed.listed(blocks * machine.block_threads + number, addresses & cluster.OFFSET)
         self._history.receives(event.index, offsets, there, event.width)
 
@@ -86,10 +88,13 @@ class SharedRaces:
             if releases or (fences and event.kind != "ld"):
                 self.clocks.publish(warps, key, at_fence=not releases)
 
-    def _overwrite(self, index: int, threads: Words, addresses: Words) -> None:
-        """Report a write to memory that a product of a warpgroup, or a bulk copy out of it, may still read."""
+    def _overwrite(self, index: int, threads: Words, addresses: Words, blocks: Words | None = None) -> None:
+        """Report a write to memory that a product of a warpgroup, or a bulk copy out of it, may still read.
+
+        The memory is that of the threads' own blocks, or of these.
+        """
         machine = self._machine
-        places = threads // machine.block_threads * machine.shared.stride + addresses
+        places = (threads // machine.block_threads if blocks is None else blocks) * machine.shared.stride + addresses
         for unit, name, wait in self._readers:
             read = unit.reader(places)
             if read is None:

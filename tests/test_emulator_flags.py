@@ -68,3 +68,135 @@ def test_the_owner_of_a_sum_waits_for_the_others(way, owner, seed):
 def test_blocks_that_a_device_runs_together_wait_for_each_other():
     """More threads than run in lock step otherwise: the first block waits for the last."""
     handing_over("release", 132, 384, 0, rounds=1)
+
+
+# ---- blocks that wait for each other ----
+
+COOPERATIVE = """
+#include <cooperative_groups.h>
+__global__ void f(float* x, float* y) {
+  auto grid = cooperative_groups::this_grid();
+  int i = grid.thread_rank(), n = grid.size();
+  for (int round = 1; round < 3; ++round) {
+    x[i] = round * i;
+    grid.sync();
+    y[i] += x[n - 1 - i];
+    AFTER
+  }
+}"""
+BARRIER = """
+__device__ unsigned count;
+__device__ volatile unsigned sense;
+__device__ void meet(unsigned& mine) {  // the last block resets the count, and turns the sense
+  mine ^= 1;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    BEFORE
+    if (atomicAdd(&count, 1) == gridDim.x - 1) {
+      count = 0;
+      __threadfence();
+      sense = mine;
+    } else {
+      while (sense != mine) continue;
+    }
+    AFTER
+  }
+  __syncthreads();
+}
+__global__ void f(float* x, float* y) {
+  unsigned mine = 0, i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
+  for (int round = 1; round < 3; ++round) {
+    x[i] = round * i;
+    meet(mine);
+    y[i] += x[n - 1 - i];
+    meet(mine);
+  }
+}"""
+LOCKS = """
+__global__ void f(int* sums, int* locks) {
+  int block = blockIdx.x;
+  for (int part = 0; part < 2; ++part) {  // blocks add to each part in their order, and the last one resets its lock
+    if (threadIdx.x == 0) {
+      int turn;
+      do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(turn) : "l"(locks + part) : "memory");
+      while (turn != block);
+    }
+    __syncthreads();
+    sums[64 * part + threadIdx.x] += block + 1;
+    __syncthreads();
+    if (threadIdx.x != 0) continue;
+    if (block == gridDim.x - 1) {
+      locks[part] = 0;
+    } else {
+      BEFORE
+      asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(locks + part) : "memory");
+    }
+  }
+}"""
+LOOK_BACK = """
+__global__ void f(int* sums, int* totals, int* prefixes, volatile int* state) {
+  int block = blockIdx.x;
+  if (threadIdx.x != 0) return;
+  int sum = 0, own = block + 1;
+  totals[block] = own;
+  BEFORE
+  state[block] = 1;
+  for (int other = block - 1; other >= 0; --other) {
+    int known;
+    while ((known = state[other]) == 0) continue;
+    AFTER
+    sum += known == 2 ? prefixes[other] : totals[other];
+    if (known == 2) break;
+  }
+  prefixes[block] = sum + own;
+  __threadfence();
+  state[block] = 2;
+  sums[block] = sum;
+}"""
+BACKING_OFF = """
+__global__ void f(int* x, int* y, volatile int* flag) {
+  if (blockIdx.x == 0) {
+    unsigned turns = 0;
+    while (*flag == 0) __nanosleep(++turns);
+    AFTER
+    y[threadIdx.x] = x[threadIdx.x];
+  } else {
+    x[threadIdx.x] = threadIdx.x;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *flag = 1;
+  }
+}"""
+REVERSED = [3 * (255 - i) for i in range(256)]
+MEETING = {  # the source and its repairs; the blocks, the sizes and type of the arrays; what the launch leaves in one
+    "grid.sync()": (COOPERATIVE, {"AFTER": "grid.sync();"}, 4, (256, 256), np.float32, (1, REVERSED)),
+    "barrier of the grid": (BARRIER, {"BEFORE": FENCE, "AFTER": FENCE}, 4, (256, 256), np.float32, (1, REVERSED)),
+    "locks": (LOCKS, {"BEFORE": FENCE}, 4, (128, 2), np.int32, (0, [10] * 128)),
+    "look-back": (LOOK_BACK, {"BEFORE": FENCE, "AFTER": FENCE}, 4, (4, 4, 4, 4), np.int32, (0, [0, 1, 3, 6])),
+    "back-off": (BACKING_OFF, {"AFTER": FENCE}, 2, (64, 64, 1), np.int32, (1, list(range(64)))),
+}
+
+
+def met(name, missing="", seed=None):
+    """The arrays after a launch without one of the repairs, and its findings."""
+    source, repairs, blocks, sizes, kind, _ = MEETING[name]
+    for word, text in repairs.items():
+        source = source.replace(word, "" if word == missing else text)
+    arrays = [np.zeros(size, kind) for size in sizes]
+    return arrays, emulate(source, "f", blocks, 64, arrays, seed=seed, max_steps=20_000).findings
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("name", MEETING)
+def test_blocks_that_wait_for_each_other_go_on(name, seed):
+    arrays, findings = met(name, seed=seed)
+    place, values = MEETING[name][-1]
+    assert findings == ()
+    assert arrays[place].tolist() == values
+
+
+@pytest.mark.parametrize(("name", "missing"), [(name, word) for name in MEETING for word in MEETING[name][1]])
+def test_what_their_order_lacks_is_a_race(name, missing):
+    _, findings = met(name, missing)
+    assert {one.kind for one in findings} == {"race"}
+    assert any("argument 0" in one.message or "argument 1" in one.message for one in findings)

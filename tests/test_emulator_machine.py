@@ -338,7 +338,7 @@ def test_an_instruction_that_is_not_modelled_is_named_with_its_line(statement):
     assert x.tolist() == list(range(32))
 
 
-@pytest.mark.parametrize("name", ["%smid", "%nsmid", "%envreg2", "%globaltimer_lo"])
+@pytest.mark.parametrize("name", ["%smid", "%nsmid", "%envreg3", "%globaltimer_lo"])
 def test_a_special_register_without_a_value_is_refused_where_it_is_read(name):
     never = f"setp.eq.u32 %p1, %r1, 99; @!%p1 bra E;\nmov.u32 %r3, {name};\nE: st.global.u32 [%rd2], %r1;"
     assert threads(never) == list(range(32))

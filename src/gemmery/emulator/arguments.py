@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import nested, symbols
+from gemmery.emulator import nested, specials, symbols
 from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx import Parameter, PtxKernel
+from gemmery.emulator.ptx import Parameter, PtxKernel, Special
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -104,7 +104,7 @@ def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = Non
     }
     _check_elements(kernel, args)
     tables = {name: len(nested.content(elements, name, lambda _: 0)) for name, elements in lists.items()}
-    memory = memory_of(arrays, (kernel,), {**maps, **tables})
+    memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
     def address_of(name: str) -> int:
         return memory.address(inside.get(name, name))
@@ -128,6 +128,13 @@ def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = Non
     for name, array in (variables or {}).items():
         memory.bytes(name)[:] = _bytes(_variable(kernel, name, array))
     return BoundArguments(memory, bytes(parameters), {**arrays, **(variables or {})})
+
+
+def _workspace(kernel: PtxKernel) -> dict[str, int]:
+    """The name and bytes of the workspace that a cooperative launch has, for a kernel that asks for its address."""
+    operands = (operand for each in kernel.instructions if each.opcode.name == "mov" for operand in each.operands[1:])
+    asks = any(isinstance(operand, Special) and operand.name in specials.WORKSPACE_AT for operand in operands)
+    return {specials.WORKSPACE: 8} if asks else {}
 
 
 def _variable(kernel: PtxKernel, name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -15,6 +15,8 @@ from gemmery.emulator.op import Indices
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far
+WORKSPACE = "workspace of the grid"  # where cooperative groups count the blocks at grid.sync()
+WORKSPACE_AT = ("%envreg1", "%envreg2")  # the high and the low half of its address
 AXES = {".x": 0, ".y": 1, ".z": 2}
 
 
@@ -64,6 +66,13 @@ def _ctaid(machine: Machine, axis: int) -> Any:
     return np.repeat((ids % x, ids // x % y, ids // (x * y))[axis], machine.block_threads)
 
 
+def _workspace(machine: Machine, half: int) -> int:
+    """Half of the address of the grid's workspace; 0 for a launch without one."""
+    names = (array.name for array in machine.memory.allocations)
+    address = machine.memory.address(WORKSPACE) if WORKSPACE in names else 0
+    return address >> 32 if half == 0 else address & 0xFFFFFFFF
+
+
 def _lane(machine: Machine) -> Any:
     return np.arange(machine.threads, dtype=np.uint32) % 32
 
@@ -94,6 +103,8 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%clock": lambda machine: np.uint32(0),
     "%clock64": lambda machine: np.uint64(0),
     TIMER: lambda machine: np.uint64(0),
+    WORKSPACE_AT[0]: lambda machine: _workspace(machine, 0),
+    WORKSPACE_AT[1]: lambda machine: _workspace(machine, 1),
     "%cluster_ctarank": _place,
     "%cluster_nctarank": lambda machine: int(np.prod(machine.launch.cluster)),
     "%lanemask_eq": lambda machine: _ONE << _lane(machine),

@@ -3,7 +3,8 @@
 Threads at the lowest instruction run first, so a thread that waits in a loop for a value that another thread or block
 writes later keeps that one from running. Such a loop returns to the same registers and memory. Its threads then yield
 to the others until those end, wait or loop themselves; if there are none, or if they come to the same state again, the
-kernel never ends. An endless loop that changes a register each time ends at the limit of steps.
+kernel never ends. A loop that also counts its turns comes to no earlier state: threads that have changed no memory for
+many steps yield to warps that could have run. An endless loop of this kind ends at the limit of steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.banks import WARP
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
@@ -38,6 +40,8 @@ class Spinning:
         self._registers: list[Any] = []
         self._memory: list[Any] = []
         self._at: Any = None
+        self._changes = 0  # `machine.changes` when the state was kept
+        self._since: Flags | None = None  # the threads that have run since
         self._differed = 0  # the register that told the last time: mostly the counter of the loop
 
     def look(self, ran: Mask) -> None:
@@ -47,7 +51,10 @@ class Spinning:
             raise EmulationError(_too_many(self._line(), self._limit))
         if self._spins is not None:
             self._spins |= True if ran is None else ran
+        if self._since is not None:
+            self._since |= True if ran is None else ran
         if self._steps == self._next:
+            self._yield_idle()
             self._gap *= 2
             self._next = self._steps + self._gap
             self._keep()
@@ -67,6 +74,17 @@ class Spinning:
         self._spins = self._at = None
         self._gap, self._next = AGAIN, self._steps + AGAIN
 
+    def _yield_idle(self) -> None:
+        """Let other warps run if these have changed no memory since the state was kept."""
+        machine, waiting = self._machine, self._waiting
+        if self._since is None or self._changes != machine.changes or machine.places.each is None:
+            return
+        ran = np.repeat(self._since.reshape(-1, WARP).any(axis=1), WARP)
+        if not self._same_memory() or not self._others(ran):
+            return
+        waiting.yielding = ran if waiting.yielding is None else waiting.yielding | ran
+        self._gap = AGAIN
+
     def _digest(self) -> bytes:
         """The kept state and the threads that loop, in a few bytes."""
         assert self._spins is not None
@@ -80,6 +98,7 @@ class Spinning:
         self._at = self._place()
         self._registers = list(self._machine.registers)  # never written in place
         self._memory = [space.data.copy() for space in self._spaces()]
+        self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)
 
     def _same(self) -> bool:
         pairs = list(zip(self._machine.registers, self._registers, strict=True))
@@ -89,6 +108,9 @@ class Spinning:
             if not _equal(*pair):
                 self._differed = number
                 return False
+        return self._same_memory()
+
+    def _same_memory(self) -> bool:
         return all(np.array_equal(space.data, data) for space, data in zip(self._spaces(), self._memory, strict=True))
 
     def _spaces(self) -> tuple[Space, ...]:

@@ -53,8 +53,13 @@ class Waiting:
         ready = self.ready()
         if ready is None or self.yielding is None:
             return ready
-        if (ready & ~self.yielding).any():
-            return ready & ~self.yielding
+        others = ready & ~self.yielding
+        if not others.any() and self.at_barriers.release(self._machine.places.running()):
+            ready = self.ready()
+            assert ready is not None
+            others = ready & ~self.yielding
+        if others.any():
+            return others
         self.yielding = None
         return ready
 

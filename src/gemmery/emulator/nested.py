@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gemmery.errors import ArgumentError
 
-Address = Callable[[str], int]  # of a name
+AddressOf = Callable[[str], int]  # of a name
 POINTER = 8  # bytes
 
 
@@ -53,7 +53,7 @@ def lists(value: Any, name: str) -> Iterator[tuple[str, list[Any]]]:
             yield from lists(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
 
 
-def content(value: list[Any], name: str, address: Address) -> bytes:
+def content(value: list[Any], name: str, address: AddressOf) -> bytes:
     """Return the bytes of an array whose elements are pointers or structs of one size."""
     for place, part in enumerate(value):
         if not (part is None or isinstance(part, np.ndarray | tuple | list)):
@@ -68,7 +68,7 @@ def content(value: list[Any], name: str, address: Address) -> bytes:
     return b"".join(elements)
 
 
-def struct(value: tuple[Any, ...], name: str, address: Address) -> tuple[bytes, int]:
+def struct(value: tuple[Any, ...], name: str, address: AddressOf) -> tuple[bytes, int]:
     """Return the bytes of a struct, its members where a C++ compiler puts them, and its alignment."""
     packed, most = bytearray(), 1
     for place, part in enumerate(value):
@@ -78,7 +78,7 @@ def struct(value: tuple[Any, ...], name: str, address: Address) -> tuple[bytes, 
     return bytes(packed) + bytes(-len(packed) % most), most
 
 
-def _member(value: Any, name: str, address: Address) -> tuple[bytes, int]:
+def _member(value: Any, name: str, address: AddressOf) -> tuple[bytes, int]:
     """Return the bytes and the alignment of a member of a struct or of an element."""
     if isinstance(value, tuple):
         return struct(value, name, address)

@@ -177,10 +177,10 @@ def run_sections(run: EmulatedRun) -> list[Section]:
     if run.findings:
         findings = tuple((str(finding).partition(": ")[0], str(finding).partition(": ")[2]) for finding in run.findings)
         parts.append(Section(f"Findings in {run.kernel}", findings))
-    if run.left_out:
-        parts.append(Section("Not compiled, because the kernel does not need it", ((", ".join(run.left_out), ""),)))
     title = f"Counters of {run.kernel} by line{counters.of_file(counts)}"
     parts.append(Section(title, rows, head, (counters.NOTE, by_kind(counts))))
+    if run.left_out:
+        parts.append(Section("Not compiled, because the kernel does not need it", ((", ".join(run.left_out), ""),)))
     return parts
 
 

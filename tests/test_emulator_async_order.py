@@ -64,6 +64,21 @@ def test_a_fence_does_not_order_the_lanes_of_a_warp(seed):
     assert all("put __syncwarp() between the two" in one.message for one in found)
 
 
+@pytest.mark.parametrize("meet", ["", "__syncwarp();"])
+def test_a_matrix_that_a_warp_stores_and_an_elected_lane_copies_out(meet):
+    """stmatrix is of the whole warp, and yet the lane that copies has not seen the other lanes' rows."""
+    elected = """u32 elected;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));"""
+    store = (
+        'asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(place(tile) + 16 * (i % 8)), "r"(i)'
+        ' : "memory");'
+    )
+    body = f"{store} {FENCE} {meet} {elected} if (elected) {{ {COPY_OUT.format(row=0)} {WAIT_READ} }}"
+    found = findings(body, np.zeros(32, np.uint32))
+    assert kinds(found) == (set() if meet else {"race"})
+    assert all("put __syncwarp() between the two" in one.message for one in found)
+
+
 @pytest.mark.parametrize("before_next", ["", WAIT_READ_BUT_ONE])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_tile_that_is_overwritten_under_a_copy_out_is_a_race(before_next, seed):
@@ -158,6 +173,42 @@ def test_memory_of_another_block_that_may_not_be_there(first, last, words):
     found = findings(body, np.zeros(128, np.uint32), blocks=4, cluster=2)
     assert [one.kind for one in found] == ["misuse"]
     assert words in found[0].message
+
+
+RING = f"""
+  if (i == 0) {{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; mbarrier.init.shared::cta.b64 [%1], @count;"
+                 ::"r"(done), "r"(place(&free)) : "memory");
+  }}
+  {MEET}
+  for (int k = 0; k < 5; ++k) {{
+    if (i == 32) {{
+      if (k && (rank == 0 || @count == 1)) wait(place(&free), k - 1 & 1);
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" ::"r"(done) : "memory");
+      if (rank == 0)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     " [%0], [%1], 128, [%2], %3;" ::"r"(place(tile)), "l"(out + 32 * k), "r"(done),
+                     "h"((unsigned short)3) : "memory");
+    }}
+    wait(done, k & 1);
+    if (i < 32) there += tile[i];
+    __syncwarp();
+    if (i == 0) {{
+      u32 to = place(&free);
+      if (@count > 1) asm volatile("mapa.shared::cluster.u32 %0, %0, 0;" : "+r"(to));
+      asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(to) : "memory");
+    }}
+  }}
+  if (i < 32) out[160 + 32 * blockIdx.x + i] = there;
+  {MEET}"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_copy_to_both_blocks_that_only_one_has_made_room_for(count):
+    """Each block tells only itself that it has read the tile; or both tell the block that copies."""
+    body = "__shared__ __align__(8) u64 free;" + RING.replace("@count", str(count))
+    results = [findings(body, np.zeros(288, np.uint32), 4, 64, cluster=2, seed=seed) for seed in (1, 2, 3)]
+    assert {one.kind for found in results for one in found} == ({"race"} if count == 1 else set())
 
 
 def test_boxes_of_three_dimensions_come_to_both_blocks_and_leave():

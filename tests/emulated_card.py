@@ -38,6 +38,11 @@ class CardMemory(Global):
         self.data = np.zeros(SIZE, np.uint8)
         self.next = self.allocations[-1].stop + APART
 
+    def restart(self):
+        """Forget all arrays."""
+        del self.allocations[1:], self._starts[1:]
+        self.next = self.allocations[0].stop + APART
+
     def take(self, size, beside=0):
         """Return the address of new bytes, all ones: NaN in every floating-point type."""
         start = -(-self.next // APART) * APART + beside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import gemmery as gm
 from gemmery.cuda import driver
 from gemmery.ladder import float32_bounds
 from gemmery.ladder.cuda import CUDA
@@ -144,3 +145,34 @@ def test_the_same_bits_each_time(name):
 def test_batches_that_share_an_operand(name):
     for shared in ((True, False), (False, True)):
         assert run(find(CUDA, name), *matrices((100, 72, 200), "f32", "f32", batch=5, shared=shared))
+
+
+@pytest.mark.parametrize("precision", ["f32_tensor", "f32_strict", "f32_plus"])
+@pytest.mark.parametrize("kind", ["normal", "wide", "infinite"])
+def test_operands_that_are_split_before(precision, kind):
+    """The bits of the arrays themselves, by any method that the device chooses, into C by rows and by columns."""
+    torch = pytest.importorskip("torch")
+    host = of_kind("normal" if kind == "infinite" else kind, 300, 520, 1000)
+    if kind == "infinite":
+        host[1][7, 9] = np.inf
+    a, b = (torch.from_numpy(x).cuda() for x in host)
+    options = {"precision": precision, "batch_invariant": precision == "f32_tensor"}  # it is not left to CUDA cores
+    wanted = gm.matmul(a, b, **options)
+    for x, y in ((a, gm.split(b)), (gm.split(a, "a"), b), (gm.split(a, "a"), gm.split(b.T.contiguous().T))):
+        by_columns = torch.empty_strided((300, 520), (1, 300), device="cuda")
+        gm.matmul(x, y, out=by_columns, **options)
+        assert torch.equal(gm.matmul(x, y, **options).nan_to_num(), wanted.nan_to_num())
+        assert torch.equal(by_columns.nan_to_num(), gm.matmul(a, b, out=by_columns.clone(), **options).nan_to_num())
+
+
+def test_a_graph_of_a_split_operand():
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(256, 512, device="cuda"), torch.randn(512, 384, device="cuda")
+    kept, c = gm.split(b), torch.empty(256, 384, device="cuda")
+    gm.matmul(a, kept, out=c, precision="f32_strict")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gm.matmul(a, kept, out=c, precision="f32_strict")
+    a.normal_()
+    graph.replay()
+    assert torch.equal(c, gm.matmul(a, b, precision="f32_strict"))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
     from gemmery.api.precision import get_float32_precision as get_float32_precision
     from gemmery.api.precision import set_float32_precision as set_float32_precision
+    from gemmery.api.splitting import SplitOperand as SplitOperand
+    from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
     from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
@@ -54,6 +56,7 @@ _HOMES = {
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
+    "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery.emulator.hopper.tensormap": ("tensor_map",),
     "gemmery.errors": (

@@ -10,6 +10,7 @@ from gemmery.tuples import NamedTuple
 Config = Mapping[str, int]  # the parameters of a rung, by name
 
 _TRANSPOSED = {"row": "col", "col": "row", "any": "any"}
+_OTHER = str.maketrans("ab", "ba")
 
 
 class Problem(NamedTuple):
@@ -38,6 +39,7 @@ class Problem(NamedTuple):
     groups: int = 0  # products of one kind with rows of A of their own; 0: an ordinary product
     bits: int = 0  # of an element of B, where B is packed with a factor for each group of a column; 0: of type dtype
     group: int = 0  # elements of a column of B that share a factor
+    split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""
@@ -48,6 +50,7 @@ class Problem(NamedTuple):
             b_layout=_TRANSPOSED[self.a_layout],
             c_layout=_TRANSPOSED[self.c_layout],
             alignments=(self.alignments[1], self.alignments[0], self.alignments[2]),
+            split="".join(sorted(self.split.translate(_OTHER))),
         )
 
     def by_rows(self) -> Problem:

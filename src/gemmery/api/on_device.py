@@ -45,10 +45,16 @@ class Inputs(NamedTuple):
     epilogue: str
     owners: list[object]  # owners of converted memory, alive until the launch
     scales: OperandScales = NO_SCALES
+    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
 
 
-def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
-    """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`."""
+def product(
+    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, parts: tuple[int, int] = (0, 0)
+) -> Any:
+    """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`.
+
+    `parts` are the addresses of the parts of A and of B, where they were split before.
+    """
     if options.threads is not None:
         raise ArgumentError(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
@@ -67,12 +73,13 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    operands = _operands(a, b, x, y, common, result, options)._replace(scales=factors)
+    operands = _operands(a, b, x, y, common, result, options)._replace(scales=factors, parts=parts)
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
-    as_before = name == "matmul" and operands.x is x and operands.y is y
+    as_before = name == "matmul" and operands.x is x and operands.y is y and not any(parts)
+    short = short and not any(parts)
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
     if target is not None and target.dtype == result and not moved and not turned:
         _compute(a, operands, out, target, old, options)
@@ -141,6 +148,7 @@ def prepared(operands: Inputs, target: View, options: Options) -> TieredLaunch:
         options.precision or "",
         operands.scales.scaling,
         options.batch_invariant,
+        "".join(letter for letter, address in zip("ab", operands.parts, strict=True) if address),
     )
 
 
@@ -238,7 +246,10 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     start = 0 if bias_view is None else bias_view.pointer
     for first, second, third in served.form.offsets():
         addresses = x.pointer + first, y.pointer + second, target.pointer + third
-        if operands.scales.kind:
+        if any(run.kept):
+            kept = [part if is_kept else 0 for part, is_kept in zip(operands.parts, run.kept, strict=True)]
+            run(*addresses, stream, start, scratch, scalars, (*kept, 0))
+        elif operands.scales.kind:
             run(*addresses, stream, start, scratch, scalars, (*factors, 0))
         else:
             run(*addresses, stream, start, scratch, scalars)

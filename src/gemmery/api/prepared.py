@@ -101,11 +101,13 @@ def described(
     precision: str,
     scaling: Scaling | None,
     invariant: bool,
+    split: str = "",
 ) -> tuple[Arrangement, Problem]:
     """Return a product as a kernel sees it; cached for each combination of shapes and strides.
 
     The pointers of the views are their lowest four bits, which decide on alignment. `scaling` is a field of
-    `OperandScales`.
+    `OperandScales`, `split` names the operands that have parts: those that the product walks in another order, or that
+    CUDA cores multiply, do not count.
     """
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
@@ -134,8 +136,53 @@ def described(
         alignments=(alignments[0], alignments[1], alignments[2]),
         scales="" if scaling is None else scaling[0],
         invariant=invariant,
+        split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
     )
     return form, problem
+
+
+def distinct(z: View, operand: str) -> tuple[int, int]:
+    """Return the number of matrices in an operand ("a" or "b"), and the stride that walks them.
+
+    Raises LayoutError if none does.
+    """
+    if 0 in z.shape:
+        return 0, 0
+    count, step = 1, 0
+    for length, stride in zip(reversed(z.shape[:-2]), reversed(z.strides[:-2]), strict=True):
+        if length == 1:
+            continue
+        if count == 1:
+            count, step = length, stride
+        elif stride == count * step:
+            count *= length
+        else:
+            step = 0
+        if step == 0:
+            raise LayoutError(
+                f"{operand} has shape {z.shape} and strides {z.strides}: no single stride walks its matrices, and "
+                "parts follow each other; copy it to a contiguous array"
+            )
+    return count, step
+
+
+def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
+    """Return True if the product reads the rows of A, or columns of B, in the order of the array's memory."""
+    steps, sides = (form.a, form.m) if operand == "a" else (form.b, form.n)
+    side_step = steps[1] if operand == "a" else steps[2]
+    if any(step[0 if operand == "a" else 1] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
+        return False
+    count, batch_step = distinct(z, operand)
+    own, own_step = (z.shape[-2], z.strides[-2]) if operand == "a" else (z.shape[-1], z.strides[-1])
+    matrices = form.batch if steps[0] else 1
+    total = count * own
+    if matrices * sides != total:
+        return False
+    places = {place for place in (1, own - 1, own, sides - 1, sides, total - 1) if place < total}
+    return all(
+        place // sides * steps[0] + place % sides * side_step == place // own * batch_step + place % own * own_step
+        for place in places
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -158,6 +158,10 @@ def _matmul(
         done = path(a, b, out, options)
         if done is not None:
             return done
+    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
+        from gemmery.api import splitting
+
+        return splitting.product("matmul", a, b, out, options)
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
@@ -255,6 +259,11 @@ def _gemm(
         done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
         if done is not None:
             return done
+    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
+        from gemmery.api import splitting
+
+        options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
+        return splitting.product("gemm", a, b, out, options)
     x, y = view(a), view(b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(

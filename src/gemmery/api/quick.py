@@ -39,6 +39,7 @@ class FastPaths(NamedTuple):
 
 
 FAST_PATHS: dict[type, FastPaths] = {}  # by the type of a
+SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 
 
 class KnownProduct(NamedTuple):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
       gemmery verify
       gemmery verify --device cuda --products 10000
       gemmery verify --device cuda --dtype e4m3 --seed 71 --products 1
+      gemmery verify --device cuda --dtype f32_tensor,f32_plus --products 100000
 
     \b
     With GEMMERY_TIERS=off each product runs the kernel for its shape at once,
@@ -32,7 +33,7 @@ def verify(
     products: Annotated[int, Option(metavar="N", min=1, help="How many.")] = 1000,
     dtype: Annotated[
         list[str] | None,
-        Option(metavar="A,B", help="Only these element types: f16, bf16, tf32, e4m3, i8 ...", show_default="all"),
+        Option(metavar="A,B", help="Only these: f16, bf16, tf32, e4m3, i8, f32_tensor ...", show_default="all"),
     ] = None,
     seed: Annotated[int, Option(metavar="S", min=0, help="The first product's; the next has S + 1.")] = 0,
     json: Json = False,
@@ -68,7 +69,7 @@ def in_words(verified: Verification) -> str:
     from gemmery.report import words
 
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verified.types.items()))
-    first, last = verified.seed, verified.seed + verified.products - 1
+    first, last = verified.seed, verified.seed + verified.seeds - 1
     seeds = f"seeds {first} to {last}" if first < last else f"seed {first}"
     summary = (
         f"{words.plural(verified.products, 'product')} ({counts}) on {verified.device}, {seeds}, "

@@ -10,7 +10,7 @@ from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, epilogue, refusal
-from gemmery.cuda.tensormaps import Encode, PlacedMap
+from gemmery.cuda.tensormaps import KEPT, Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
 
@@ -111,6 +111,8 @@ class Ready:
         self._launch, self._current = api.cuLaunchKernelEx, api.cuCtxGetCurrent
         packed = {each.operand: each.packed for each in maps}
         self._a_packed, self._b_packed = packed.get("a", -1), packed.get("b", -1)
+        of_argument = self._a_packed == KEPT, self._b_packed == KEPT
+        self.kept = of_argument[::-1] if transposed else of_argument  # whether parts of A and of B were made before
         self._encodes = False  # whether a map is made anew for each address, instead of written into
         if maps:
             with driver.on(ordinal):
@@ -130,7 +132,7 @@ class Ready:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
         `scalars` are alpha and beta, 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
-        offsets, where the product has any.
+        offsets, where the product has any; or of the parts of A and of B that are `kept`.
         """
         if int(self._current()[1]) != self._context:
             with driver.on(self.ordinal):
@@ -150,13 +152,13 @@ class Ready:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
             place.holds = None
         if self.maps:
-            if extra:
-                _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
-                place.holds = None
             words = place.words
             words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
             words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
             words[_C_WORD] = c
+            if extra:
+                self._put(extra, memory, words)
+                place.holds = None
             if self._encodes:
                 self._encode(memory, words)
         try:
@@ -172,6 +174,15 @@ class Ready:
         self._records.append(records)
         self._free.append(place)
         return None
+
+    def _put(self, extra: tuple[int, ...], memory: memoryview, words: memoryview) -> None:
+        """Write the addresses of factors and offsets, or of parts that are kept, which maps describe."""
+        a, b, offsets = _in_order(extra, self._transposed)
+        _EXTRA.pack_into(memory, _EXTRA_AT, a, b, offsets)
+        if self._a_packed == KEPT:
+            words[_A_WORD] = a
+        if self._b_packed == KEPT:
+            words[_B_WORD] = b
 
     def _encode(self, memory: memoryview, words: memoryview) -> None:
         """Make the maps again, for the addresses that are written where a map begins."""
@@ -224,6 +235,8 @@ class CudaLaunch:
         elif any(each.packed >= 0 for each in maps):  # less than for all of a batch, where it shares a matrix
             ends = [tensormaps.end_of_packed(each) for each in maps if each.packed >= 0]
             workspace = min(workspace, max(ends))
+        elif any(each.packed == KEPT for each in maps):  # nothing is packed: what comes before is enough
+            workspace = min(box.packed for box in self.geometry.maps if box.kept)
         with driver.on(self._ordinal):
             argument = mapped_argument(
                 argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band

@@ -21,6 +21,7 @@ from gemmery.tuples import NamedTuple
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the address and the strides
 PACKED_APART = 256  # bytes of which packed operands begin at multiples
+KEPT = -2  # the place of an operand that was split before
 _LONGEST_BOX, _LARGEST_STRIDE = 256, 1 << 40
 _SWIZZLES, _PROMOTIONS = (0, 32, 64, 128), (0, 64, 128, 256)
 _KINDS = {
@@ -53,7 +54,7 @@ class PlacedMap(NamedTuple):
 
     operand: str
     shape: MapShape
-    packed: int  # bytes from the workspace's start; -1: at the operand's own address
+    packed: int  # bytes from the workspace's start; -1: at the operand's own address; KEPT: where its parts are
 
 
 Encode = Callable[[MapShape, int], bytes]  # the 128 bytes of a map, for an address
@@ -82,22 +83,26 @@ def placed(geometry: Geometry, problem: Problem, a: View, b: View, c: View) -> t
         if box.packed < 0 and box.operand == "c" and describable(problem, "c"):
             continue
         try:
-            described = shape(box, problem, views[box.operand])
+            described = shape(box._replace(kept=0), problem, views[box.operand])
             maps.append(PlacedMap(box.operand, described, box.packed))
         except LayoutError:
             if box.operand != "c" or box.required:
                 raise
-    return _next_to_each_other(maps)
+    kept = {box.operand: shape(box, problem, views[box.operand]) for box in geometry.maps if box.kept}
+    return tuple(
+        each._replace(shape=kept[each.operand], packed=KEPT) if each.operand in kept else each
+        for each in _next_to_each_other(maps)
+    )
 
 
-def _next_to_each_other(maps: Sequence[PlacedMap]) -> tuple[PlacedMap, ...]:
+def _next_to_each_other(maps: Sequence[PlacedMap]) -> list[PlacedMap]:
     """Return the maps with packed operands without the room for matrices that a batch shares."""
     packed = sorted((each for each in maps if each.packed >= 0), key=lambda each: each.packed)
     places, start = {}, packed[0].packed if packed else 0
     for each in packed:
         places[each.operand] = start
         start = end_of_packed(each._replace(packed=start))
-    return tuple(each._replace(packed=places.get(each.operand, -1)) for each in maps)
+    return [each._replace(packed=places.get(each.operand, -1)) for each in maps]
 
 
 def end_of_packed(placed_map: PlacedMap) -> int:
@@ -113,7 +118,7 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
     batches = batch if view.strides[0] else 1
     if box.packed >= 0:
         outer, inner = (columns, rows) if box.operand == "b" else (rows, columns)
-        extents = (inner, outer, batches * box.parts)
+        extents = (inner, outer, batches * (box.kept or box.parts))
         return _checked(box, box.element or view.dtype, extents, (box.pitch, box.pitch * max(1, outer)))
     by_columns = (problem.a_layout, problem.b_layout, problem.c_layout)["abc".index(box.operand)] == "col"
     outer, inner, step = (columns, rows, view.strides[2]) if by_columns else (rows, columns, view.strides[1])

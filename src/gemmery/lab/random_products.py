@@ -11,6 +11,7 @@ from gemmery import dtypes
 from gemmery.dtypes import Array
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "i8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "i8")}
+PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, drawn by random_parts.py
 GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type
 HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
 
@@ -28,7 +29,7 @@ class RandomProduct:
     """A product with its options; `seed` and `dtype` determine the others."""
 
     seed: int
-    dtype: str  # of A and B; "tf32": f32 with that precision
+    dtype: str  # of A and B; "tf32" and those of PARTS: f32 with that precision
     function: str  # "matmul", "gemm" or "grouped_matmul"
     m: int
     n: int
@@ -45,11 +46,17 @@ class RandomProduct:
     scales: str = ""  # "", "numbers", "outer" or "blocks"
     invariant: bool = False
     ends: tuple[int, ...] = ()  # of the groups in the rows of A
+    spread: str = ""  # of the numbers of products in parts: random_parts.SPREADS
 
     @property
     def element(self) -> str:
         """The element type of A and B."""
-        return "f32" if self.dtype == "tf32" else self.dtype
+        return self.dtype if not self.precision else "f32"
+
+    @property
+    def precision(self) -> str | None:
+        """What the call names as `precision`."""
+        return self.dtype if self.dtype == "tf32" or self.dtype in PARTS else None
 
     def __str__(self) -> str:
         """The product in one line: what differs from a plain one."""
@@ -59,7 +66,7 @@ class RandomProduct:
         options = [f"scales={self.scales}"] * bool(self.scales) + ["batch_invariant"] * self.invariant
         options += ["bias"] * self.bias + [self.activation] * bool(self.activation)
         options += [f"groups end at {', '.join(map(str, self.ends))}"] * bool(self.ends)
-        parts = [*shared, *numbers, *options, "whole numbers" if self.whole else "normal numbers"]
+        parts = [*shared, *numbers, *options, f"{'whole' if self.whole else self.spread or 'normal'} numbers"]
         return f"{self.function} {shape}, {self.dtype} -> {self.out}, {' / '.join(self.layouts)}, {', '.join(parts)}"
 
 

@@ -17,8 +17,18 @@ from gemmery import verify as reference
 from gemmery.bench import torch_operands
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
-from gemmery.lab import asked
-from gemmery.lab.random_products import EIGHT, TYPES, MatrixImage, RandomProduct, drawn, image, numpy_type, values
+from gemmery.lab import asked, random_parts
+from gemmery.lab.random_products import (
+    EIGHT,
+    PARTS,
+    TYPES,
+    MatrixImage,
+    RandomProduct,
+    drawn,
+    image,
+    numpy_type,
+    values,
+)
 
 TF32 = 2.0**15 + 8  # two factors cut to 11 bits, 2^-9 together, in units of f32's 2^-24
 STEP_8, CUT_8 = 32, 2.0**11  # float8: products in a step, each cut to 13 bits of fraction, in the same units
@@ -48,8 +58,9 @@ class Verification:
     """What a run compared; `worst` is the largest error over its bound among the products that passed."""
 
     device: str
-    seed: int
-    products: int
+    seed: int  # the first
+    seeds: int
+    products: int  # one for each seed, or the batch that it draws
     types: Mapping[str, int]  # how many products there were of each
     worst: float
     wrong: tuple[WrongProduct, ...]
@@ -75,6 +86,9 @@ def verify(
     of them have small whole numbers, of which every sum is exact. C lies between guards and holds NaN before. It stops
     after 10 wrong products, and after an error of the device.
 
+    On a GPU `dtypes` may also be precisions of float32 in parts: "f32_tensor", "f32_strict", "f32_plus". A seed then
+    draws a batch of up to 200 small products, which count as so many, of numbers spread in one of ten ways.
+
     >>> verify(20, seed=1).ok
     True
 
@@ -89,23 +103,32 @@ def verify(
     wrong: list[WrongProduct] = []
     counts: Counter[str] = Counter()
     start, worst = time.perf_counter(), 0.0
-    for done in range(products):
-        product = drawn(seed + done, types, kind)
-        counts[product.dtype] += 1
+    seeds, done = 0, 0
+    while done < products:
+        product = _product(seed + seeds, types, kind)
+        seeds, done = seeds + 1, done + (product.batch if product.spread else 1)
+        counts[product.dtype] += product.batch if product.spread else 1
         reason, ratio = _tried(product, place)
         worst = max(worst, ratio)
         if reason:
             wrong.append(WrongProduct(str(product), reason, product.dtype, product.seed))
-        on_product(done + 1, products)
+        on_product(min(done, products), products)
         if len(wrong) == _MOST_WRONG or _is_lost(reason):
             break
-    return Verification(device, seed, sum(counts.values()), counts, worst, tuple(wrong), time.perf_counter() - start)
+    return Verification(device, seed, seeds, done, counts, worst, tuple(wrong), time.perf_counter() - start)
+
+
+def _product(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
+    """Return the product of a seed, or the batch of small ones."""
+    dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
+    return random_parts.drawn(seed, dtype) if dtype in PARTS else drawn(seed, types, kind)
 
 
 def _spelled(name: str, kind: str) -> str:
     """Return the short name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
     try:
-        return element_types.resolve(name, dict.fromkeys((*TYPES[kind], "f32")))
+        known = (*TYPES[kind], "f32", *(PARTS if kind == "cuda" else ()))
+        return element_types.resolve(name, dict.fromkeys(known))
     except DTypeError as error:
         raise ArgumentError(f"products on {kind}: {error}") from None
 
@@ -145,8 +168,11 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     p, draw = product, np.random.default_rng([product.seed, 2])
     each = (p.batch,) if p.batch > 1 else ()
     groups = (len(p.ends),) if p.ends else ()
-    a = image(values(p, (*(() if p.shared[0] else each), p.m, p.k), p.element, draw), p.layouts[0])
-    b = image(values(p, (*groups, *(() if p.shared[1] else each), p.k, p.n), p.element, draw), p.layouts[1])
+    shapes = (*(() if p.shared[0] else each), p.m, p.k), (*groups, *(() if p.shared[1] else each), p.k, p.n)
+    a, b = (
+        image(random_parts.values(p, shape, i) if p.spread else values(p, shape, p.element, draw), p.layouts[i])
+        for i, shape in enumerate(shapes)
+    )
     c = image(_before(p, (*each, p.m, p.n), draw), p.layouts[2])
     bias = draw.standard_normal(p.n, np.float32) if p.bias else None
     if bias is not None and p.whole:
@@ -176,7 +202,7 @@ def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) 
     options |= {"activation": p.activation} if p.activation else {}
     options |= {"batch_invariant": True} if p.invariant else {}
     options |= {"dtype": p.out} if p.out != p.element and p.function != "gemm" else {}
-    options |= {"precision": "tf32"} if p.dtype == "tf32" else {}
+    options |= {"precision": p.precision} if p.precision else {}
     if p.function == "gemm":
         gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
     elif p.function == "grouped_matmul":
@@ -239,6 +265,8 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
     Tensor cores align the products of a step and a sum to the largest of them, and cut each. Sums of small whole
     numbers are exact, except for products with factors, which are rounded as they are applied.
     """
+    if p.spread:
+        return random_parts.growth(p)
     factors = 8.0 if p.scales else 0.0
     if p.whole or p.dtype == "i8":
         return lambda k: (factors + k / BLOCK) * bool(p.scales)

@@ -24,6 +24,7 @@ from gemmery.ladder.float32_bounds import (
 from gemmery.ladder.general import GENERAL, on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
+from gemmery.tuples import NamedTuple
 
 # Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
 _TILES = (Instance(128, 128, 6, 1, 1, 100), Instance(64, 128, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
@@ -31,6 +32,7 @@ _PAIRED_TILES = (Instance(128, 96, 6, 1, 1, 100), Instance(64, 96, 6, 1, 1, 80),
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
 _PARTS = 3  # for which the workspace has room
+KEPT_PARTS = 5  # of an operand that was split before: two and three
 _IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 _, _CUDA_CORES = GENERAL
@@ -70,10 +72,15 @@ def _in_registers(problem: Problem) -> int:
     return (problem.a_layout == "row") + 2 * (problem.b_layout == "col")
 
 
-def _launch(name: str, problem: Problem, grid: int, *parameters: object) -> Geometry:
+def _to_split(problem: Problem) -> int:
+    """Return the operands that were not split before: bit 0 stands for A, bit 1 for B."""
+    return ("a" not in problem.split) + 2 * ("b" not in problem.split)
+
+
+def _launch(name: str, problem: Problem, grid: int, *parameters: object, source: str = "split_parts.cu") -> Geometry:
     """A launch of the pre-pass."""
     return Geometry(
-        "split_parts.cu",
+        source,
         template(name, "float", C_NAMES[problem.out], *parameters),
         (grid, 1, 1),
         (_THREADS, 1, 1),
@@ -87,14 +94,17 @@ def _largest(problem: Problem) -> tuple[Geometry, ...]:
     """The first launches: what later ones lower or raise, and the largest elements of rows not in registers."""
     longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
     begin = _launch("split_begin", problem, -(-longest // _THREADS))
-    rest, most = 3 - _in_registers(problem), _BLOCKS * target(problem).sms * 3 // 2
+    if problem.split:
+        kept = 3 - _to_split(problem)
+        begin = _launch("split_join", problem, begin.grid[0], kept, source="split_prepared.cu")
+    rest, most = _to_split(problem) & ~_in_registers(problem), _BLOCKS * target(problem).sms * 3 // 2
     return (begin, _launch("split_largest", problem, min(_squares(problem), most), rest)) if rest else (begin,)
 
 
 def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
     """The launches that write the parts of A and B; those not `asked_for` do nothing where two parts will do."""
-    operands, most = _in_registers(problem), _BLOCKS * target(problem).sms
-    rest, launches = 3 - operands, []
+    operands, most = _to_split(problem) & _in_registers(problem), _BLOCKS * target(problem).sms
+    rest, launches = _to_split(problem) & ~operands, []
     if operands:
         warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
         blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
@@ -140,7 +150,15 @@ def _product(
     a, b, end, pitch = _places(problem)
     tiling = template("WgmmaTiles", element, "ROW", "COL", bm, bn, stages)
     boxes = (
-        MapBox(operand, (_ROW // 2, min(rows, side)), packed=place, pitch=pitch, element=element, parts=_PARTS)
+        MapBox(
+            operand,
+            (_ROW // 2, min(rows, side)),
+            packed=place,
+            pitch=pitch,
+            element=element,
+            parts=_PARTS,
+            kept=KEPT_PARTS * (operand in problem.split),
+        )
         for operand, side, rows, place in (("a", problem.m, bm, a), ("b", problem.n, bn, b))
     )
     return Geometry(
@@ -193,6 +211,42 @@ def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: in
         return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
     before = (*_largest(problem), *_split(problem, "ThreeParts", asked_for=True), _not_finite(problem))
     return replace(product(), before=before)
+
+
+# ---- one operand, before its products ----
+
+
+class KeptOperand(NamedTuple):
+    """How an operand of `matrices` x `sides` x `depth` is split: it takes the place of B in a product of one row."""
+
+    two: tuple[Geometry, ...]  # launches that write two parts of its elements
+    three: tuple[Geometry, ...]  # and three
+    workspace: int  # bytes of both
+    parts: int  # where they begin there
+    each: int  # bytes of one part
+    marks: tuple[tuple[int, int], ...]  # of the workspace: the first byte and the number of bytes, of each kind
+    kept: int  # bytes of five parts and the marks
+
+
+def kept_operand(problem: Problem) -> KeptOperand:
+    """Return the launches that split B, and what of the workspace is kept, in the order of split_prepared.cu.
+
+    The problem has one row, and A is one matrix for the whole batch.
+    """
+    alone, count = problem._replace(split="a"), problem.batch * problem.n
+    begin = _launch("split_begin", problem, -(-max(count, problem.k) // _THREADS))
+    schemes = [
+        (begin, *_largest(alone)[1:], *_split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")
+    ]
+    pitch = _whole(2 * problem.k, _ROW)
+    largest = _WHOLE + _whole(4 * problem.batch) + _whole(4 * problem.k)
+    smallest = largest + _whole(4 * count)
+    parts = smallest + _whole(4 * problem.k) + _whole(_PARTS * pitch)
+    marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))
+    kept = _whole(KEPT_PARTS * count * pitch) + sum(_whole(size) for _, size in marks)
+    return KeptOperand(
+        schemes[0], schemes[1], parts + _whole(_PARTS * count * pitch), parts, count * pitch, marks, kept
+    )
 
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----

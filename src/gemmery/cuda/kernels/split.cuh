@@ -16,6 +16,11 @@ struct ThreeParts {
 };
 constexpr int MOST_PARTS = 3;
 
+// An operand that was split before has the parts of both schemes, from p.a_scale or p.b_scale on: products in parts have
+// no factors. This is the first one of a scheme.
+constexpr int KEPT_PARTS = TwoParts::PARTS + ThreeParts::PARTS;
+__host__ __device__ constexpr int first_kept(int parts) { return parts == ThreeParts::PARTS ? TwoParts::PARTS : 0; }
+
 // Scaled elements below 2^-13 have less than 23 bits in TwoParts: the smallest ones of each k are kept.
 constexpr unsigned WEAK = (127 - 13) << 23;  // the bits of 2^-13
 

@@ -12,7 +12,8 @@ template <class Tiles, int PARTS> struct PartsProducer : Producer<Tiles> {
   using Producer<Tiles>::Producer;
   template <class P> __device__ __forceinline__ void bring_tile(const P& p, Tile tile, int steps) {
     const int batch = p.product.batch, a_apart = p.product.a_batch ? batch : 1, b_apart = p.product.b_batch ? batch : 1;
-    const int a_first = p.product.a_batch ? tile.batch : 0, b_first = p.product.b_batch ? tile.batch : 0;
+    const int a_first = (p.product.a_batch ? tile.batch : 0) + (p.a_scale ? first_kept(PARTS) * a_apart : 0);
+    const int b_first = (p.product.b_batch ? tile.batch : 0) + (p.b_scale ? first_kept(PARTS) * b_apart : 0);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
 #pragma unroll 1

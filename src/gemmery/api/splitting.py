@@ -1,0 +1,148 @@
+"""Operands of float32 products on tensor cores that are split once, and not again in each product."""
+
+# No `from __future__ import annotations` here: help() would show annotations as strings.
+from typing import Any, Literal
+
+from gemmery import arrays, config
+from gemmery.api import device_memory, on_device, quick
+from gemmery.api.device_types import located
+from gemmery.api.options import Options
+from gemmery.api.precision import get_float32_precision
+from gemmery.api.prepared import distinct
+from gemmery.arrays import View, view
+from gemmery.cuda import driver, ordered, tensormaps
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.launch import Ready, first_arguments, mapped_argument, product_argument, too_large
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
+from gemmery.ladder import float32_parts
+from gemmery.problem import Problem
+
+_SIZE = 4  # bytes of a float32
+
+
+class SplitOperand:
+    """A float32 array on a CUDA device with the parts of its elements: what `gm.split` returns.
+
+    `source` is the array, `operand` is "a" or "b", and `nbytes` is the memory of the parts, without the array's.
+    """
+
+    __slots__ = ("_owner", "_stream", "nbytes", "operand", "parts", "source")
+
+    def __init__(self, source: Any, operand: str, parts: int, nbytes: int, owner: object, stream: int) -> None:
+        self.source, self.operand = source, operand
+        self.parts = parts  # their address; 0 where there are none
+        self.nbytes = nbytes
+        self._owner, self._stream = owner, stream
+
+    def __repr__(self) -> str:
+        return f"SplitOperand(shape={self.shape}, operand={self.operand!r}, nbytes={self.nbytes})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return view(self.source).shape
+
+
+quick.SPLIT.add(SplitOperand)
+
+
+def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
+    """Split a float32 array on a CUDA device into the parts that tensor cores multiply, for many products.
+
+    >>> weights = gm.split(torch.randn(4096, 1024, device="cuda").T)  # doctest: +SKIP
+    >>> y = gm.matmul(x, weights, precision="f32_tensor")  # doctest: +SKIP
+
+    `gm.matmul` and `gm.gemm` take the result in the place of x, as the `operand` named here: "b" is (..., k, n), the
+    right one, and "a" (..., m, k). With precision "f32_tensor", "f32_strict" or "f32_plus" they split the other operand
+    only, and give the bits that x itself gives. It keeps two halves and three bfloat16 of each element, because the
+    device chooses between them in each product: 10 bytes for each element beside the 4 of x, where k counts as the
+    next multiple of 64. x is kept, not copied, and must not be changed: CUDA cores read it where an operand has Inf or
+    NaN. Products that walk the batch of x in another order, or that CUDA cores multiply, use x alone; so do all
+    products on devices that are not of compute capability 9.0, for which nothing is split.
+
+    Raises ArgumentError for an `operand` other than "a" and "b", DTypeError for other element types, ShapeError for an
+    array that is no matrix or batch of matrices, LayoutError for a batch that no single stride walks, DeviceError for
+    an array on the CPU, and MemoryError.
+    """
+    if operand not in ("a", "b"):
+        raise ArgumentError(f"operand={brief(operand)} must be 'a', the left operand, or 'b', the right one")
+    z = view(x)
+    if z.device == "cpu":
+        raise DeviceError("gm.split takes an array on a CUDA device: on the CPU float32 is multiplied as it is")
+    z = located(z)
+    if z.dtype != "f32":
+        raise DTypeError(f"gm.split takes float32, not {z.dtype}: other types are not multiplied in parts")
+    if len(z.shape) < 2:
+        raise ShapeError(f"gm.split takes matrices, and the shape is {z.shape}: pass an array with two sides or more")
+    batches, sides_first = distinct(z, operand), operand == "a"
+    sides, depth = z.shape[-2:] if sides_first else z.shape[:-3:-1]
+    if driver.find(z.device).capability != 90 or 0 in (batches[0], sides, depth):
+        return SplitOperand(x, operand, 0, 0, None, z.stream)
+    side_step, k_step = z.strides[-2:] if sides_first else z.strides[:-3:-1]
+    b = View(z.pointer, (batches[0], depth, sides), (batches[1], k_step, side_step), "f32", z.device)
+    problem = Problem(1, sides, depth, "f32", "f32", batches[0], device=z.device)
+    layout = "col" if k_step == _SIZE else "row" if side_step == _SIZE else "any"
+    problem = problem._replace(b_layout=layout)
+    if reason := too_large(problem):
+        raise RefusedError(f"gm.split: {reason}")
+    kept = float32_parts.kept_operand(problem)
+    owner, its_view = device_memory.new(x, (kept.kept,), "u8", z)
+    _fill(x, z, b, problem, kept, its_view.pointer)
+    return SplitOperand(x, operand, its_view.pointer, kept.kept, owner, z.stream)
+
+
+def _fill(x: Any, z: View, b: View, problem: Problem, kept: float32_parts.KeptOperand, target: int) -> None:
+    """Put the parts and what is known of them at an address: two halves, three bfloat16, the marks."""
+    ordinal = device_memory.ordinal(z)
+    scratch, work = device_memory.scratch(x, kept.workspace, z, z.stream)
+    at = target
+    for launches, parts in ((kept.two, 2), (kept.three, 3)):
+        _launched(launches, problem, b, ordinal)(0, b.pointer, 0, z.stream, 0, work.pointer)
+        ordered.copy(work.pointer + kept.parts, at, parts * kept.each, z.stream, ordinal)
+        at += parts * kept.each
+        if parts == 2:
+            place = target + -(-5 * kept.each // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
+            for start, size in kept.marks:
+                ordered.copy(work.pointer + start, place, size, z.stream, ordinal)
+                place += -(-size // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
+    del scratch
+
+
+def _launched(launches: tuple[Geometry, ...], problem: Problem, b: View, ordinal: int) -> Ready:
+    """Return launches that read B only."""
+    batch, depth, sides = b.shape
+    a = View(0, (batch, 1, depth), (0, _SIZE * depth, _SIZE), "f32")
+    c = View(0, (batch, 1, sides), (_SIZE * sides, _SIZE * sides, _SIZE), "f32")
+    argument = mapped_argument(product_argument(problem, a, b, c), problem, (), tensormaps.encoded)
+    functions = [
+        first_arguments(
+            int(driver.function(each.source, each.kernel, ordinal, each.shared)), each.grid, each.block, each.shared
+        )
+        for each in launches
+    ]
+    return Ready(functions, argument, ordinal, 0, False, tuple(each.overlaps for each in launches))
+
+
+def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
+    """Return a product of which an operand was split, for the function `name`.
+
+    Raises ArgumentError for an operand in the other's place, and for another precision.
+    """
+    for letter, z in (("a", a), ("b", b)):
+        if type(z) is SplitOperand and z.operand != letter:
+            raise ArgumentError(
+                f"{letter} was split as operand={z.operand!r}: its parts are scaled for that place; pass "
+                f"gm.split({letter}, operand={letter!r})"
+            )
+    asked = options.precision if options.precision is not None else get_float32_precision()
+    if asked not in config.FLOAT32_PRECISIONS or asked == "tf32":
+        raise ArgumentError(
+            f"precision={brief(asked)} of a product with an operand from gm.split: parts are for 'f32_tensor', "
+            "'f32_strict' and 'f32_plus'; pass one of them, or the array itself"
+        )
+    parts = tuple(z.parts if type(z) is SplitOperand else 0 for z in (a, b))
+    a, b = (z.source if type(z) is SplitOperand else z for z in (a, b))
+    x, y = view(a), view(b)
+    if x.device == "cpu" or y.device == "cpu":
+        arrays.together(a=x, b=y)
+    return on_device.product(name, a, b, x, y, out, options, (parts[0], parts[1]))

@@ -139,6 +139,10 @@ class Card:
         self.launched.append("copy")
         return DONE
 
+    def cuMemcpyDtoH(self, target, source, size):
+        ctypes.memmove(target, self.memory.data[source : source + size].tobytes(), size)
+        return DONE
+
     def cuMemcpyHtoDAsync(self, target, source, size, stream):
         self.memory.data[target : target + size] = np.frombuffer(ctypes.string_at(source, size), np.uint8)
         return DONE

@@ -12,6 +12,7 @@ from gemmery.api import precision, quick, quick_options
 from gemmery.cuda.device import KNOWN
 from gemmery.dispatch import choice
 from gemmery.dispatch.cuda import ranking
+from gemmery.ladder import float32_bounds
 from gemmery.problem import Problem
 
 pytest.importorskip("cuda.bindings")
@@ -181,6 +182,41 @@ def test_float64_by_norms_is_for_float64_on_hopper(card):
 def test_what_residues_do_not_suit_is_float64(fields, rung):
     p = Problem(512, 512, 512, "f64", "f64", device="h200", precision="f64_normwise")._replace(**fields)
     assert choice(p).rung.name == rung
+
+
+@pytest.mark.parametrize(
+    ("planted", "name", "verdict", "bound"),
+    [
+        (1.0, "fp16x3", "two halves will do", float32_bounds.two_parts),
+        (1e-30, "bf16x6", "too small for two halves", float32_bounds.three_parts),
+        (np.nan, "float32", "an operand has Inf or NaN", float),
+    ],
+)
+def test_an_explanation_has_the_verdict_about_the_numbers(
+    card, operands, always, monkeypatch, planted, name, verdict, bound
+):
+    """By the device's own guard, which multiplies nothing here."""
+    monkeypatch.setattr("gemmery.api.explanation._device_limits", lambda *_: (1e5, 1e3))
+    a, b, _, _ = operands
+    a.numbers[2, 3], before = planted, a.numbers[2, 3]
+    explained = gm.explain(a, b, precision="f32_tensor")
+    a.numbers[2, 3] = before
+    assert not {"split_fp16x3", "split_bf16x6", "split_simt"} & set(card.launched)
+    assert (explained.scheme.name, explained.scheme.bound) == (name, bound(300))
+    text = str(explained)
+    assert verdict in text
+    assert f"scheme     {name}: " in text
+    assert "error      at most f(k) u |A| |B| in each element, u = 2^-24, f(k) = " in text
+
+
+def test_an_explanation_of_what_no_numbers_decide(card, operands, monkeypatch):
+    monkeypatch.setattr("gemmery.api.explanation._device_limits", lambda *_: (1e5, 1e3))
+    a, b, _, _ = operands
+    for chosen, name in (("f32_plus", "bf16x6 in pairs"), ("f32_strict", "bf16x6"), ("f32_tensor", "float32")):
+        scheme = gm.explain(a.rows(0, 8), b, precision=chosen).scheme
+        assert (scheme.name, scheme.verdict) == (name, "")
+    assert gm.explain(a, b).scheme is None
+    assert card.launched == []
 
 
 def names(**fields):

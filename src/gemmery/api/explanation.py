@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
+    from gemmery.api.schemes import Float32Scheme
     from gemmery.bench.limits import Bound
     from gemmery.dispatch import Plan
 
@@ -42,6 +43,7 @@ class Explanation:
     bound: str  # "compute" or "memory"
     kernel: str = ""  # on the CPU: for every shape or for this one, and what takes over when the product comes often
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
+    scheme: "Float32Scheme | None" = None  # of float32 in parts: the method for these numbers, and its error bound
 
     @property
     def flops(self) -> int:
@@ -78,6 +80,7 @@ class Explanation:
             ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
             ("rung", f"{self.rung}: {self.idea}" + (f" ({settings})" if settings else "")),
             ("why", self.reason),
+            *(self.scheme.facts if self.scheme else []),
             *([("factors", _FACTORS[p.scales])] if p.scales else []),
             *([("invariant", "the bits of a row of C do not depend on m")] if p.invariant else []),
             *([("kernel", self.kernel)] if self.kernel else []),
@@ -124,9 +127,10 @@ def explain(
     >>> gm.explain(x, x).problem.flops
     268435456
 
-    Nothing is multiplied. The first call for an element type and number of threads measures the machine's peak and
-    bandwidth, which takes one or two seconds. The limit is that of the roofline model (Williams, Waterman, Patterson,
-    2009).
+    Nothing is multiplied. With precision "f32_tensor" the device judges the numbers of a and b as it does in a product:
+    `scheme` has the method for them and the bound of an element's error. The first call for an element type and number
+    of threads measures the machine's peak and bandwidth, which takes one or two seconds. The limit is that of the
+    roofline model (Williams, Waterman, Patterson, 2009).
 
     Raises the errors of `matmul`, and ShapeError for a product without a multiplication.
     """
@@ -177,20 +181,22 @@ def _which(problem: Problem) -> str:
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
-    from gemmery.api import on_device
+    from gemmery.api import on_device, schemes
     from gemmery.bench.limits import attainable
     from gemmery.cuda.driver import find
 
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
-    plan, problem, form, _ = on_device.planned(x, y, options)
+    prepared = on_device.planned(x, y, options)
+    plan, problem, form, _ = prepared
     tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
     warpgroups = plan.rung.name.startswith("wgmma_")
     peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, warpgroups, problem.device)
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    return _explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit))
+    scheme = None if copies else schemes.scheme(x, y, prepared)
+    return replace(_explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit)), scheme=scheme)
 
 
 def _explanation(

@@ -247,8 +247,8 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     for first, second, third in served.form.offsets():
         addresses = x.pointer + first, y.pointer + second, target.pointer + third
         if any(run.kept):
-            kept = [part if is_kept else 0 for part, is_kept in zip(operands.parts, run.kept, strict=True)]
-            run(*addresses, stream, start, scratch, scalars, (*kept, 0))
+            parts = [part if is_kept else 0 for part, is_kept in zip(operands.parts, run.kept, strict=True)]
+            run(*addresses, stream, start, scratch, scalars, (*parts, 0))
         elif operands.scales.kind:
             run(*addresses, stream, start, scratch, scalars, (*factors, 0))
         else:

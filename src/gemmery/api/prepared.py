@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
-from gemmery.cuda import driver
+from gemmery.cuda import driver, tensormaps
+from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import images
-from gemmery.cuda.launch import CudaLaunch, Ready, Scaling
+from gemmery.cuda.launch import CudaLaunch, Ready, Scaling, first_arguments, mapped_argument, product_argument
 from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
 from gemmery.errors import LayoutError
 from gemmery.problem import Problem
@@ -260,13 +261,13 @@ def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Read
     if problem.dtype == problem.out and problem.epilogue in ("", "bias"):
         ordinal = int(problem.device.partition(":")[2])
         assert rung.geometry is not None
-        return images(problem.dtype, ordinal, rung.geometry).launch(problem, *_views(form, problem, bias_step))
+        return images(problem.dtype, ordinal, rung.geometry).launch(problem, *operand_views(form, problem, bias_step))
     config = {"tile": min(side for side in rung.space["tile"] if side)}  # the others may not be compiled
     plan = dispatch.Plan(rung, config, rung.build(problem, config), reason)
     return _ready(plan, form, problem, bias_step).run
 
 
-def _views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[View, View, View, View | None]:
+def operand_views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[View, View, View, View | None]:
     """Return A, B, C and the bias as a kernel takes them, without addresses."""
     batch, m, n, k = form.batch, form.m, form.n, form.k
     bias = None if bias_step is None else View(0, (n,), (bias_step,), "f64" if problem.out == "f64" else "f32")
@@ -278,11 +279,25 @@ def _views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[
     )
 
 
+def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: View) -> Ready:
+    """Return launches of a product's pre-pass, which read A and B by address and multiply nothing."""
+    ordinal = int(problem.device.partition(":")[2])
+    argument = mapped_argument(product_argument(problem, a, b, c), problem, (), tensormaps.encoded)
+    functions = [
+        first_arguments(
+            int(driver.function(each.source, each.kernel, ordinal, each.shared)), each.grid, each.block, each.shared
+        )
+        for each in launches
+    ]
+    overlaps = tuple(each.overlaps for each in launches)
+    return Ready(functions, argument, ordinal, 0, problem.c_layout == "col", overlaps)
+
+
 def _ready(
     plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None, scaling: Scaling | None = None
 ) -> PreparedLaunch:
     assert isinstance(plan.kernel, CudaLaunch)
-    run = plan.kernel.ready(*_views(form, problem, bias_step), scaling)
+    run = plan.kernel.ready(*operand_views(form, problem, bias_step), scaling)
     return PreparedLaunch(plan, problem, form, run)
 
 

@@ -8,11 +8,10 @@ from gemmery.api import device_memory, on_device, quick
 from gemmery.api.device_types import located
 from gemmery.api.options import Options
 from gemmery.api.precision import get_float32_precision
-from gemmery.api.prepared import distinct
+from gemmery.api.prepared import alone, distinct
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
-from gemmery.cuda.geometry import Geometry
-from gemmery.cuda.launch import Ready, first_arguments, mapped_argument, product_argument, too_large
+from gemmery.cuda.launch import too_large
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
 from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
@@ -26,13 +25,13 @@ class SplitOperand:
     `source` is the array, `operand` is "a" or "b", and `nbytes` is the memory of the parts, without the array's.
     """
 
-    __slots__ = ("_owner", "_stream", "nbytes", "operand", "parts", "source")
+    __slots__ = ("_owner", "nbytes", "operand", "parts", "source")
 
-    def __init__(self, source: Any, operand: str, parts: int, nbytes: int, owner: object, stream: int) -> None:
+    def __init__(self, source: Any, operand: str, parts: int, nbytes: int, owner: object) -> None:
         self.source, self.operand = source, operand
         self.parts = parts  # their address; 0 where there are none
         self.nbytes = nbytes
-        self._owner, self._stream = owner, stream
+        self._owner = owner
 
     def __repr__(self) -> str:
         return f"SplitOperand(shape={self.shape}, operand={self.operand!r}, nbytes={self.nbytes})"
@@ -77,7 +76,7 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     batches, sides_first = distinct(z, operand), operand == "a"
     sides, depth = z.shape[-2:] if sides_first else z.shape[:-3:-1]
     if driver.find(z.device).capability != 90 or 0 in (batches[0], sides, depth):
-        return SplitOperand(x, operand, 0, 0, None, z.stream)
+        return SplitOperand(x, operand, 0, 0, None)
     side_step, k_step = z.strides[-2:] if sides_first else z.strides[:-3:-1]
     b = View(z.pointer, (batches[0], depth, sides), (batches[1], k_step, side_step), "f32", z.device)
     problem = Problem(1, sides, depth, "f32", "f32", batches[0], device=z.device)
@@ -85,42 +84,30 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     problem = problem._replace(b_layout=layout)
     if reason := too_large(problem):
         raise RefusedError(f"gm.split: {reason}")
-    kept = float32_parts.kept_operand(problem)
-    owner, its_view = device_memory.new(x, (kept.kept,), "u8", z)
-    _fill(x, z, b, problem, kept, its_view.pointer)
-    return SplitOperand(x, operand, its_view.pointer, kept.kept, owner, z.stream)
+    work = float32_parts.kept_operand(problem)
+    owner, its_view = device_memory.new(x, (work.nbytes,), "u8", z)
+    _fill(x, z, b, problem, work, its_view.pointer)
+    return SplitOperand(x, operand, its_view.pointer, work.nbytes, owner)
 
 
-def _fill(x: Any, z: View, b: View, problem: Problem, kept: float32_parts.KeptOperand, target: int) -> None:
+def _fill(x: Any, z: View, b: View, problem: Problem, work: float32_parts.KeptOperand, target: int) -> None:
     """Put the parts and what is known of them at an address: two halves, three bfloat16, the marks."""
     ordinal = device_memory.ordinal(z)
-    scratch, work = device_memory.scratch(x, kept.workspace, z, z.stream)
+    scratch, its_view = device_memory.scratch(x, work.workspace, z, z.stream)
     at = target
-    for launches, parts in ((kept.two, 2), (kept.three, 3)):
-        _launched(launches, problem, b, ordinal)(0, b.pointer, 0, z.stream, 0, work.pointer)
-        ordered.copy(work.pointer + kept.parts, at, parts * kept.each, z.stream, ordinal)
-        at += parts * kept.each
-        if parts == 2:
-            place = target + -(-5 * kept.each // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
-            for start, size in kept.marks:
-                ordered.copy(work.pointer + start, place, size, z.stream, ordinal)
-                place += -(-size // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
-    del scratch
-
-
-def _launched(launches: tuple[Geometry, ...], problem: Problem, b: View, ordinal: int) -> Ready:
-    """Return launches that read B only."""
     batch, depth, sides = b.shape
     a = View(0, (batch, 1, depth), (0, _SIZE * depth, _SIZE), "f32")
     c = View(0, (batch, 1, sides), (_SIZE * sides, _SIZE * sides, _SIZE), "f32")
-    argument = mapped_argument(product_argument(problem, a, b, c), problem, (), tensormaps.encoded)
-    functions = [
-        first_arguments(
-            int(driver.function(each.source, each.kernel, ordinal, each.shared)), each.grid, each.block, each.shared
-        )
-        for each in launches
-    ]
-    return Ready(functions, argument, ordinal, 0, False, tuple(each.overlaps for each in launches))
+    for launches, parts in ((work.two, 2), (work.three, 3)):
+        alone(launches, problem, a, b, c)(0, b.pointer, 0, z.stream, 0, its_view.pointer)
+        ordered.copy(its_view.pointer + work.parts, at, parts * work.each, z.stream, ordinal)
+        at += parts * work.each
+        if parts == 2:
+            place = target + -(-5 * work.each // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
+            for start, size in work.marks:
+                ordered.copy(its_view.pointer + start, place, size, z.stream, ordinal)
+                place += -(-size // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
+    del scratch
 
 
 def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
@@ -134,10 +121,10 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
                 f"{letter} was split as operand={z.operand!r}: its parts are scaled for that place; pass "
                 f"gm.split({letter}, operand={letter!r})"
             )
-    asked = options.precision if options.precision is not None else get_float32_precision()
-    if asked not in config.FLOAT32_PRECISIONS or asked == "tf32":
+    precision = options.precision if options.precision is not None else get_float32_precision()
+    if precision not in config.FLOAT32_PRECISIONS or precision == "tf32":
         raise ArgumentError(
-            f"precision={brief(asked)} of a product with an operand from gm.split: parts are for 'f32_tensor', "
+            f"precision={brief(precision)} of a product with an operand from gm.split: parts are for 'f32_tensor', "
             "'f32_strict' and 'f32_plus'; pass one of them, or the array itself"
         )
     parts = tuple(z.parts if type(z) is SplitOperand else 0 for z in (a, b))

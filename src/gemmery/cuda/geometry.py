@@ -45,7 +45,7 @@ class MapBox(NamedTuple):
     required: bool = False  # of C: the kernel cannot write it otherwise
     element: str = ""  # of the packed operand; "": the operand's own
     parts: int = 1  # of which an element of the packed operand consists, each a matrix of its own
-    kept: int = 0  # parts of an operand that was split before: they lie elsewhere, and its room stays empty; 0: none
+    split: int = 0  # parts of an operand that was split before: they lie elsewhere, and its room stays empty; 0: none
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ class CudaLaunch:
             ends = [tensormaps.end_of_packed(each) for each in maps if each.packed >= 0]
             workspace = min(workspace, max(ends))
         elif any(each.packed == KEPT for each in maps):  # nothing is packed: what comes before is enough
-            workspace = min(box.packed for box in self.geometry.maps if box.kept)
+            workspace = min(box.packed for box in self.geometry.maps if box.split)
         with driver.on(self._ordinal):
             argument = mapped_argument(
                 argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band

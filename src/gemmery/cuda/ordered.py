@@ -1,10 +1,12 @@
-"""Operations on memory in stream order: except for `free_after_all` nothing waits, and a graph may capture them.
+"""Operations on memory in stream order: except for `free_after_all` and `fetch` nothing waits, and a graph may capture
+them.
 
 Reference: NVIDIA, CUDA Driver API, stream-ordered memory allocator, stream and event management.
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import sys
 from collections.abc import Callable
@@ -56,6 +58,14 @@ def bring(source: int, target: int, size: int, stream: int, ordinal: int) -> Non
     """Copy bytes of the host. The driver keeps them until then, so they may be freed at once; a graph would not."""
     with driver.on(ordinal):
         driver.check(driver.api().cuMemcpyHtoDAsync(target, source, size, stream))
+
+
+def fetch(source: int, size: int, ordinal: int) -> bytes:
+    """Return bytes of the device; all work that writes them must have ended."""
+    memory = ctypes.create_string_buffer(size)
+    with driver.on(ordinal):
+        driver.check(driver.api().cuMemcpyDtoH(ctypes.addressof(memory), source, size))
+    return memory.raw
 
 
 def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> None:

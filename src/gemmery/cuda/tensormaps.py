@@ -83,14 +83,14 @@ def placed(geometry: Geometry, problem: Problem, a: View, b: View, c: View) -> t
         if box.packed < 0 and box.operand == "c" and describable(problem, "c"):
             continue
         try:
-            described = shape(box._replace(kept=0), problem, views[box.operand])
+            described = shape(box._replace(split=0), problem, views[box.operand])
             maps.append(PlacedMap(box.operand, described, box.packed))
         except LayoutError:
             if box.operand != "c" or box.required:
                 raise
-    kept = {box.operand: shape(box, problem, views[box.operand]) for box in geometry.maps if box.kept}
+    elsewhere = {box.operand: shape(box, problem, views[box.operand]) for box in geometry.maps if box.split}
     return tuple(
-        each._replace(shape=kept[each.operand], packed=KEPT) if each.operand in kept else each
+        each._replace(shape=elsewhere[each.operand], packed=KEPT) if each.operand in elsewhere else each
         for each in _next_to_each_other(maps)
     )
 
@@ -118,7 +118,7 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
     batches = batch if view.strides[0] else 1
     if box.packed >= 0:
         outer, inner = (columns, rows) if box.operand == "b" else (rows, columns)
-        extents = (inner, outer, batches * (box.kept or box.parts))
+        extents = (inner, outer, batches * (box.split or box.parts))
         return _checked(box, box.element or view.dtype, extents, (box.pitch, box.pitch * max(1, outer)))
     by_columns = (problem.a_layout, problem.b_layout, problem.c_layout)["abc".index(box.operand)] == "col"
     outer, inner, step = (columns, rows, view.strides[2]) if by_columns else (rows, columns, view.strides[1])

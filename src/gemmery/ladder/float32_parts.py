@@ -32,6 +32,7 @@ _PAIRED_TILES = (Instance(128, 96, 6, 1, 1, 100), Instance(64, 96, 6, 1, 1, 80),
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
 _PARTS = 3  # for which the workspace has room
+INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
 KEPT_PARTS = 5  # of an operand that was split before: two and three
 _IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
@@ -95,8 +96,8 @@ def _largest(problem: Problem) -> tuple[Geometry, ...]:
     longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
     begin = _launch("split_begin", problem, -(-longest // _THREADS))
     if problem.split:
-        kept = 3 - _to_split(problem)
-        begin = _launch("split_join", problem, begin.grid[0], kept, source="split_prepared.cu")
+        before = 3 - _to_split(problem)
+        begin = _launch("split_join", problem, begin.grid[0], before, source="split_prepared.cu")
     rest, most = _to_split(problem) & ~_in_registers(problem), _BLOCKS * target(problem).sms * 3 // 2
     return (begin, _launch("split_largest", problem, min(_squares(problem), most), rest)) if rest else (begin,)
 
@@ -157,7 +158,7 @@ def _product(
             pitch=pitch,
             element=element,
             parts=_PARTS,
-            kept=KEPT_PARTS * (operand in problem.split),
+            split=KEPT_PARTS * (operand in problem.split),
         )
         for operand, side, rows, place in (("a", problem.m, bm, a), ("b", problem.n, bn, b))
     )
@@ -178,15 +179,22 @@ def _product(
     )
 
 
+def judging(problem: Problem) -> tuple[Geometry, ...]:
+    """Return the launches that split A and B in two parts and judge them, for a C by rows.
+
+    The workspace then begins with INEXACT, NOT_FINITE, both or 0.
+    """
+    guard = _launch("split_guard", problem, -(-problem.k // _THREADS))
+    return (*_largest(problem), *_split(problem, "TwoParts", asked_for=True), guard)
+
+
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
     if problem.k < SHALLOW:
         return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
     three = SPLIT_FLOAT32[1].name
     before = (
-        *_largest(problem),
-        *_split(problem, "TwoParts", asked_for=True),
-        _launch("split_guard", problem, -(-problem.k // _THREADS)),
+        *judging(problem),
         *_split(problem, "ThreeParts", asked_for=False),
         _product(three, "bf16", _TILES, problem, config, depth_of(problem.k), False),
         _not_finite(problem),
@@ -225,7 +233,7 @@ class KeptOperand(NamedTuple):
     parts: int  # where they begin there
     each: int  # bytes of one part
     marks: tuple[tuple[int, int], ...]  # of the workspace: the first byte and the number of bytes, of each kind
-    kept: int  # bytes of five parts and the marks
+    nbytes: int  # of five parts and the marks
 
 
 def kept_operand(problem: Problem) -> KeptOperand:
@@ -243,9 +251,9 @@ def kept_operand(problem: Problem) -> KeptOperand:
     smallest = largest + _whole(4 * count)
     parts = smallest + _whole(4 * problem.k) + _whole(_PARTS * pitch)
     marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))
-    kept = _whole(KEPT_PARTS * count * pitch) + sum(_whole(size) for _, size in marks)
+    nbytes = _whole(KEPT_PARTS * count * pitch) + sum(_whole(size) for _, size in marks)
     return KeptOperand(
-        schemes[0], schemes[1], parts + _whole(_PARTS * count * pitch), parts, count * pitch, marks, kept
+        schemes[0], schemes[1], parts + _whole(_PARTS * count * pitch), parts, count * pitch, marks, nbytes
     )
 
 

@@ -102,6 +102,14 @@ def test_results_are_exact_numbers_of_the_right_length(shown):
         assert np.array_equal(expected, np.round(expected))
 
 
+def test_cut_sums_become_too_small_and_rounded_ones_do_not():
+    for steps in (16, 64, 256):
+        counts = find("truncation").show.counts(1 << 13, {"steps": steps})
+        assert abs(counts["mean_error_in_core"] + steps / 2) <= 1  # half of the numbers are odd
+        assert abs(counts["mean_error_promoted"]) <= 1
+        assert counts["largest_error_promoted"] < 3 * steps**0.5
+
+
 def test_an_expected_sum_is_the_sum():
     x = numbers(1000)
     found = find("reduce_strided").show.expected(x, {"threads": 256})
@@ -144,6 +152,8 @@ def test_an_exhibit_compiles_for_every_architecture(shown):
     pytest.importorskip("cuda.bindings")
     geometry = shown.launch(shown.show.n, shown.default)
     for arch in ARCHS:
+        if int(arch[3:].rstrip("a")) < geometry.needs:
+            continue
         report = nvrtc.code(geometry.source, geometry.kernel, arch).report
         assert report.registers > 0
         assert report.spill_stores == report.spill_loads == 0

@@ -90,6 +90,11 @@ def emulated_exhibit(
 def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:
     show, x = exhibit.show, numbers(n)
     geometry, y = exhibit.launch(n, config), np.full(show.results(n, config), np.nan, np.float32)
+    if int(arch.removeprefix("sm_").rstrip("a")) < geometry.needs:
+        raise RefusedError(
+            f"exhibit {exhibit.name} has {geometry.instructions}, from compute capability {geometry.needs / 10} on: "
+            f"{arch} is older; name a newer device"
+        )
     ptx = nvrtc.ptx(geometry.source, geometry.kernel, arch)
     program = prepared(ptx.text, ptx.entry)
     arguments = bound(program.kernel, (x, y, np.int32(n)))
@@ -98,6 +103,7 @@ def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedEx
     run_kernel(program, launch, arguments.memory, (counters, findings))
     arguments.write_back()
     predicted, counted = show.counts(n, config), _counted(program.kernel, counters)
+    counted |= show.errors(y, n, config) if show.errors else {}
     return EmulatedExhibit(
         exhibit.name,
         dict(config),

@@ -17,7 +17,7 @@ import numpy as np
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery.cuda import driver
-from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.problem import Config
 
@@ -35,6 +35,7 @@ class Show:
     expected: Callable[[Floats, Config], Floats]
     counts: Callable[[int, Config], dict[str, int]]  # of one launch, by the rules
     operations: Callable[[int, Config], int]  # additions and multiplications
+    errors: Callable[[Floats, int, Config], dict[str, int]] | None = None  # counts of which the results tell
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def put(exhibit: Exhibit, config: Config, x: int, y: int, ordinal: int) -> Calla
     Raises RefusedError, DeviceError.
     """
     geometry = exhibit.launch(exhibit.show.n, config)
+    if reason := refusal(geometry, driver.device(ordinal)):
+        raise RefusedError(reason)
     function = driver.function(geometry.source, geometry.kernel, ordinal)
     arguments = (ctypes.c_void_p(x), ctypes.c_void_p(y), ctypes.c_int(exhibit.show.n))
 
@@ -299,6 +302,63 @@ def _copy_counts(n: int, config: Config) -> dict[str, int]:
 _COPIED = Show(3 << 23, _copy_launch, lambda n, _: n, lambda x, _: x, _copy_counts, lambda *_: 0)
 
 
+# ---- sums of tensor cores ----
+
+
+def _sums_launch(name: str, n: int, config: Config) -> Geometry:
+    """Four sums of each kind in a thread, as the warp's products have them."""
+    blocks = (n // _RESULTS_OF_A_WARP, 1, 1)
+    kernel = f"{name}<{config['steps']}>"
+    return Geometry(f"{name}.cu", kernel, blocks, (WARP, 1, 1), needs=80, instructions="mma of 16 bits, 16 of k")
+
+
+_RESULTS_OF_A_WARP = 8 * WARP
+_BEGIN = 1 << 24  # from here on float32 has even numbers only, up to 2^25
+
+
+def _sums(x: Floats, config: Config) -> tuple[Floats, Floats, Floats]:
+    """Return the exact sums without what they begin with, those that tensor cores keep, and those of CUDA cores."""
+    threads, steps = np.arange(x.size // _RESULTS_OF_A_WARP * WARP)[:, None], config["steps"]
+    places = 4 * threads + np.arange(4)
+    exact, core = np.zeros(places.shape, np.int64), np.full(places.shape, _BEGIN)
+    rounded = core.astype(np.float32)
+    for step in range(steps):
+        number = x[(places + 127 * step) % x.size].astype(np.int64) + 9
+        exact += number
+        core = core + number & ~1
+        rounded += number.astype(np.float32)
+    return exact.astype(np.float32), (core - _BEGIN).astype(np.float32), rounded - np.float32(_BEGIN)
+
+
+def _sums_expected(x: Floats, config: Config) -> Floats:
+    _, core, rounded = _sums(x, config)
+    results: Floats = np.stack((core, rounded), axis=1).reshape(-1)
+    return results
+
+
+def _sums_errors(y: Floats, n: int, config: Config) -> dict[str, int]:
+    """Return the mean and the largest error of sums: in whole numbers, each of them one of 2^24."""
+    exact = _sums(numbers(n), config)[0]
+    core, rounded = (y.reshape(-1, 2, 4)[:, kind] - exact for kind in range(2))
+    return {
+        "mean_error_in_core": round(float(core.mean())),
+        "mean_error_promoted": round(float(rounded.mean())),
+        "largest_error_in_core": round(float(abs(core).max())),
+        "largest_error_promoted": round(float(abs(rounded).max())),
+    }
+
+
+_CUT = Show(
+    1 << 14,
+    _sums_launch,
+    lambda n, _: n // _RESULTS_OF_A_WARP * _RESULTS_OF_A_WARP,
+    _sums_expected,
+    lambda n, config: _sums_errors(_sums_expected(numbers(n), config), n, config),
+    lambda n, config: n // _RESULTS_OF_A_WARP * 2 * config["steps"] * 2 * 16 * 8 * 16,
+    _sums_errors,
+)
+
+
 def _check_width(config: Config) -> None:
     if config["width"] not in (4, 8, 16) or config["stride"] < 1:
         raise RefusedError(
@@ -392,5 +452,18 @@ EXHIBITS = (
         space={"stride": (1, 2, 3, 4, 8, 16, 32), "width": (4, 8, 16)},
         default={"stride": 1, "width": 4},
         expect={"sectors": 3 << 20},
+    ),
+    Exhibit(
+        name="truncation",
+        idea="sums that stay in tensor cores are cut towards zero, and become too small",
+        lesson=(
+            "Tensor cores cut a sum to 24 bits; CUDA cores round it to the nearest such number. A cut makes a positive "
+            "sum smaller, so errors add up as k grows. Errors of rounding have both signs and mostly cancel. The rungs "
+            "that multiply float32 in parts therefore let CUDA cores take the sum over after 64 of k."
+        ),
+        show=_CUT,
+        space={"steps": (16, 64, 256)},
+        default={"steps": 64},
+        expect={"mean_error_promoted": 0},
     ),
 )

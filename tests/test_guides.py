@@ -15,7 +15,12 @@ import gemmery
 from gemmery.cuda import driver
 
 GUIDES = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
-NEEDS = {"accurate_float32": ("torch",), "fp8_inference": ("torch", "cuda"), "quantised_decode": ("torch",), "ci_without_a_gpu": ("cuda",)}
+NEEDS = {
+    "accurate_float32": ("torch",),
+    "fp8_inference": ("torch", "cuda"),
+    "quantised_decode": ("torch",),
+    "ci_without_a_gpu": ("cuda",),
+}
 BLOCK = re.compile(r"(<!-- needs a GPU -->\n)?^```(\w+)(?: title=\"([\w.]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -15,6 +15,7 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
     "gemmery.inspection.kernel_run": "emulator",
+    "gemmery.lab.device_arrays": "emulator",
     "gemmery.emulator.hopper.tensormap": "emulator",
     "gemmery.inspection.notebook": "inspect",
     "gemmery.errors": "errors",

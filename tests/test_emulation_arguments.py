@@ -366,3 +366,26 @@ def test_tensors_and_buffers_are_arrays():
     assert half.tolist() == [1.5] * 4
     with pytest.raises(gm.ArgumentError, match=r"argument 0 is a tensor on meta: pass tensor.cpu\(\)"):
         gm.emulate(code, "f", 1, 4, [torch.zeros(4, device="meta")])
+
+
+def test_device_memory_keeps_addresses_over_launches():
+    """A list that one kernel links and another walks; outside of the block the arrays are as any others."""
+    code = """struct Node { Node* next; long long value; };
+    __global__ void link(Node* nodes, int n) {
+      if (threadIdx.x < n) nodes[threadIdx.x] = {threadIdx.x + 1 < n ? nodes + threadIdx.x + 1 : nullptr, threadIdx.x};
+    }
+    __global__ void walk(Node** heads, long long* sum) {
+      for (Node* at = heads[0]; at; at = at->next) *sum += at->value;
+    }"""
+    with gm.device_memory() as memory:
+        nodes, total = memory.zeros((8, 2), np.int64), np.zeros(1, np.int64)
+        heads = memory.array([memory.address(nodes, 3 * 16)])
+        gm.emulate(code, "link", 1, 32, [nodes, 8])
+        later = memory.zeros(5)
+        assert gm.emulate(code, "walk", 1, 1, [heads, total]).findings == ()
+        assert memory.address(nodes) + 16 == nodes[0, 0]
+        with pytest.raises(gm.ArgumentError, match="this array is not in device memory"):
+            memory.address(total)
+    assert total[0] == 3 + 4 + 5 + 6 + 7
+    assert not later.any()
+    assert gm.emulate(code, "walk", 1, 1, [heads, total]).findings[0].kind == "out of bounds"

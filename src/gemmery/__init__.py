@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gemmery.errors import ShapeError as ShapeError
     from gemmery.inspection.kernel_run import emulate as emulate
     from gemmery.inspection.notebook import inspect as inspect
+    from gemmery.lab.device_arrays import device_memory as device_memory
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ _HOMES = {
         "ShapeError",
     ),
     "gemmery.inspection.notebook": ("inspect",),
+    "gemmery.lab.device_arrays": ("device_memory",),
     "gemmery.inspection.kernel_run": ("emulate",),
 }
 

@@ -71,8 +71,12 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
     return memory
 
 
-def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = None) -> BoundArguments:
+def bound(
+    kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = None, resident: Arrays | None = None
+) -> BoundArguments:
     """Check a kernel's arguments against its parameters, and set the module's variables to arrays.
+
+    `resident` arrays come first in memory, so that they have the same addresses in each launch.
 
     An array is passed as its address, None as a null pointer, a TensorMap as itself, bytes or a tuple of members as a
     struct, a list as the address of an array of its elements. A number is a NumPy scalar of the parameter's size, or a
@@ -84,7 +88,7 @@ def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = Non
         listed = ", ".join(_described(parameter) for parameter in declared)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {**(resident or {})}
     names = {
         place: _name(f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap) else value, arrays)
         for place, value in enumerate(args)

@@ -23,6 +23,7 @@ from gemmery.emulator.run import Drawable, EmulatedRun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
 from gemmery.errors import ArgumentError, CompileError, DeviceError
+from gemmery.lab.device_arrays import resident
 from gemmery.lab.emulated_product import parsed, prepared
 
 Sides = int | Sequence[int]
@@ -89,7 +90,7 @@ def emulate(
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
     args = [_argument(place, value) for place, value in enumerate(args)]
-    arguments = bound(program.kernel, args, variables)
+    arguments = bound(program.kernel, args, variables, resident())
     launch = replace(launch, parameters=arguments.parameters)
     trace = Trace() if check else None
     run = emulated(

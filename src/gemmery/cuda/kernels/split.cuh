@@ -16,8 +16,8 @@ struct ThreeParts {
 };
 constexpr int MOST_PARTS = 3;
 
-// An operand that was split before has the parts of both schemes, from p.a_scale or p.b_scale on: products in parts have
-// no factors. This is the first one of a scheme.
+// An operand that was split before has the parts of both schemes, from p.a_scale or p.b_scale on: products in parts
+// have no factors. This is the first one of a scheme.
 constexpr int KEPT_PARTS = TwoParts::PARTS + ThreeParts::PARTS;
 __host__ __device__ constexpr int first_kept(int parts) { return parts == ThreeParts::PARTS ? TwoParts::PARTS : 0; }
 

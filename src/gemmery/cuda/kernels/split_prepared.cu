@@ -1,6 +1,6 @@
-// Idea: what the pre-pass of an operand gives is the same for every product, so it is kept with the operand. The product
-// begins with a copy of its marks: what scales its rows, the smallest elements of each k, and whether all are finite.
-// The other operand is split as always, and the guard asks about both.
+// Idea: what the pre-pass of an operand gives is the same for every product, so it is kept with the operand. The
+// product begins with a copy of its marks: what scales its rows, the smallest elements of each k, and whether all are
+// finite. The other operand is split as always, and the guard asks about both.
 #include "split.cuh"
 
 constexpr int JOIN_THREADS = 256;

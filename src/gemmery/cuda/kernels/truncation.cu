@@ -15,7 +15,8 @@ template <int STEPS> __global__ void truncation(const float* x, float* y, int n)
   for (int step = 0; step < STEPS; ++step) {
     float numbers[4], part[4] = {};
     for (int i = 0; i < 4; ++i) numbers[i] = x[(4 * thread + i + 127 * step) % n] + 9;
-    const unsigned a[4] = {ptx::cvt_rn_f16x2_f32(numbers[0], numbers[1]), ptx::cvt_rn_f16x2_f32(numbers[2], numbers[3])};
+    const unsigned a[4] = {ptx::cvt_rn_f16x2_f32(numbers[0], numbers[1]),
+                           ptx::cvt_rn_f16x2_f32(numbers[2], numbers[3])};
     ptx::mma_m16n8k16_f16(kept, a, identity, 0);
     ptx::mma_m16n8k16_f16(part, a, identity, 0);
     for (int i = 0; i < 4; ++i) promoted[i] += part[i];

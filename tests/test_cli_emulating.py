@@ -1,5 +1,7 @@
 """`gemmery emulate`: arrays as a command line writes them, exit code, check, page, two runs side by side."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,16 @@ def test_two_files_side_by_side(folder, capsys):
     assert cli.run(["emulate", "add.cu", "--against", "padded.cu", *LINE, "--html", "p.html"]) == 0
     assert "Counters of both" in capsys.readouterr().out
     assert "add&lt;4&gt; of padded.cu" in (folder / "p.html").read_text()
+
+
+def test_json_has_the_lines_and_the_findings(folder, capsys):
+    assert cli.run(["emulate", "racy.cu", *LINE, "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["kernel"], record["grid"], record["left_out"]) == ("add<4>", [4, 1, 1], ["main() (line 10)"])
+    assert {it["kind"] for it in record["findings"]} == {"race"}
+    assert sum(line["bank_conflicts"] for line in record["lines"]) == record["total"]["bank_conflicts"] > 0
+    assert cli.run(["emulate", "add.cu", "--against", "padded.cu", *LINE, "--json"]) == 0
+    assert [it["total"]["bank_conflicts"] for it in json.loads(capsys.readouterr().out)] == [24, 0]
 
 
 def test_the_kernel_is_named_where_there_are_several(folder, capsys):

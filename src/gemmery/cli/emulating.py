@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +75,7 @@ def emulate(
     line: Annotated[
         str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
+    json: Annotated[bool, Option("--json", help="Print JSON; a list with --against.")] = False,
     html: HtmlToo = None,
 ) -> Action:
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
@@ -88,38 +90,35 @@ def emulate(
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
-    return partial(
-        _emulate, [file, *([against] if against else [])], kernel, values, options, expected, tolerance, line, html
-    )
+    files = [file, *([against] if against else [])]
+    run_each = [partial(_run, path, kernel, values, options, expected, tolerance) for path in files]
+    return partial(_emulate, run_each, bool(expected), line, json, html)
 
 
 def _emulate(
-    files: list[Path],
-    kernel: str,
-    values: list[Any],
-    options: dict[str, Any],
-    expected: Any,
-    tolerance: float,
-    line: str,
-    html: Path | None,
+    run_each: Sequence[Callable[[], tuple[EmulatedRun, str]]], checks: bool, line: str, json: bool, html: Path | None
 ) -> int:
     from gemmery.inspection.console import show_run, show_runs
-    from gemmery.inspection.kernel_run import run_page
+    from gemmery.inspection.kernel_run import run_page, summary
+    from gemmery.report import as_json
 
     runs, wrong = [], []
-    for file in files:
-        run, complaint = _run(file, kernel, values, options, expected, tolerance)
-        show_run(run, console())
+    for run_file in run_each:
+        run, complaint = run_file()
         runs.append(run)
-        if complaint:
-            wrong.append(f"gemmery: {file}: {complaint}\n")
-        elif expected:
-            sys.stdout.write("checked: the arrays are as the reference has them\n")
-    if len(runs) > 1:
+        wrong += [complaint] if complaint else []
+        if not json:
+            show_run(run, console())
+            sys.stdout.write("checked: the arrays are as the reference has them\n" if checks and not complaint else "")
+    if json:
+        texts = [as_json(summary(run)) for run in runs]
+        sys.stdout.write(f"{texts[0]}\n" if len(texts) == 1 else f"[{', '.join(texts)}]\n")
+    elif len(runs) > 1:
         show_runs(runs[0], runs[1], console())
     if html is not None:
-        sys.stdout.write(f"page: {write_page(html, run_page(runs[0], runs[1] if len(runs) > 1 else None, line))}\n")
-    sys.stderr.writelines(wrong)
+        page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line)
+        (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
+    sys.stderr.writelines(f"gemmery: {complaint}\n" for complaint in wrong)
     return 1 if wrong or any(run.findings for run in runs) else 0
 
 
@@ -139,5 +138,5 @@ def _run(
         if expected:
             check(expected, values, arrays, tolerance)
     except CheckError as error:
-        return run, str(error)
+        return run, f"{file}: {error}"
     return run, ""

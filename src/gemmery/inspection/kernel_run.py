@@ -189,6 +189,21 @@ def by_kind(counts: EmulatorCounts) -> str:
     return f"Instructions by kind: {', '.join(f'{name} {number:,}' for name, number in counts.kinds.items())}."
 
 
+def summary(run: EmulatedRun) -> dict[str, object]:
+    """A run as plain data: findings, and the counters of each line."""
+    counts = count_run(run)
+    return {
+        "kernel": run.kernel,
+        "grid": run.launch.grid,
+        "block": run.launch.block,
+        "findings": [{"kind": it.kind, "line": str(it.line), "message": it.message} for it in run.findings],
+        "lines": counts.lines,
+        "total": counts.total,
+        "kinds": dict(counts.kinds),
+        "left_out": run.left_out,
+    }
+
+
 def compared(old: EmulatedRun, new: EmulatedRun) -> Section:
     """The counters of two runs, with the costs that differ marked."""
     first, second = titled([old, new])

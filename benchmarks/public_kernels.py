@@ -3,7 +3,8 @@
     python benchmarks/public_kernels.py FOLDER
 
 FOLDER holds checkouts as OWNER/NAME. benchmarks/results/public_kernels.json lists each file with a kernel: repository,
-path, whether it compiles as it is, its kernels that are understood, and the reason for each that is not; no code.
+path, whether it compiles as it is, its kernels that are understood, and the reason for each that is not; no code. Of a
+template only the instances are compiled that the file launches with literal arguments, at most two.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def anew():
     tiers.wait()
     for known in (prepared.prepare, prepared.specialised, prepared.described):
         known.cache_clear()
-    quick._TENSORS.clear()
+    for seen in (quick._TENSORS, quick._REPEATED, quick._REPEATED_INTO):
+        seen.clear()
     yield
     tiers.wait()
 

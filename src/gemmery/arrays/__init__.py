@@ -18,7 +18,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
 """
 
-from gemmery.arrays.pytorch import device_allocator, recorders, version_bump
+from gemmery.arrays.pytorch import comparer, device_allocator, recorders, version_bump
 from gemmery.arrays.reading import view
 from gemmery.arrays.results import (
     allocates,
@@ -43,6 +43,7 @@ __all__ = [
     "as_numpy",
     "assign",
     "astype",
+    "comparer",
     "contiguous",
     "converted",
     "device_allocator",

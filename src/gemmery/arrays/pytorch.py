@@ -120,6 +120,52 @@ def version_bump(torch: Any) -> Callable[[tuple[Any, ...]], Any]:
     return direct
 
 
+def comparer(torch: Any) -> Callable[..., Callable[..., bool]] | None:
+    """Return what makes a comparison: of tensors with those that it was made for, all by one call.
+
+    It is what torch.compile decides by whether code that it made for some tensors fits others. It is true for tensors
+    of the same types (classes and elements), devices, shapes, strides, bits (conjugate, negative) and `requires_grad`,
+    if none comes twice. A nested tensor ends the process: ask before. None where this PyTorch has no such function, or
+    where it does not tell tensors apart.
+    """
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards
+
+        def make(*tensors: Any) -> Callable[..., bool]:
+            check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            return check
+
+        with torch.inference_mode(False), torch._C.DisableTorchFunction():
+            return make if _tells_apart(make, torch) else None
+    except (AttributeError, RuntimeError, SystemError, TypeError):
+        return None
+
+
+def _tells_apart(make: Callable[..., Callable[..., bool]], torch: Any) -> bool:
+    """Return True if comparisons see in each of two tensors all that they must see."""
+
+    def plain() -> Any:
+        return torch.empty((4, 6), dtype=torch.float32, device="cpu")
+
+    class Other(torch.Tensor):  # type: ignore[misc]
+        """A tensor with a class of its own."""
+
+    x, y = plain(), plain()
+    others = [
+        torch.empty((4, 7), dtype=torch.float32, device="cpu")[:, :6],
+        torch.empty((4, 7), dtype=torch.float32, device="cpu"),
+        torch.empty((4, 6, 1), dtype=torch.float32, device="cpu"),
+        torch.empty((4, 6), dtype=torch.int32, device="cpu"),
+        torch.empty((4, 6), dtype=torch.float32, device="meta"),
+        torch._neg_view(plain()),
+        plain().requires_grad_(True),
+        torch.nn.Parameter(plain(), requires_grad=False),
+        plain().as_subclass(Other),
+    ]
+    same = make(x, y)
+    return same(plain(), plain()) is True and not any(same(x, other) or same(other, y) for other in others)
+
+
 @lru_cache(maxsize=1024)
 def _in_bytes(
     shape: tuple[int, ...], stride: tuple[int, ...], size: int, dtype: str

@@ -1,0 +1,167 @@
+"""Products of tensors that come again are recognised by one comparison, which must serve what a look-up would serve."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from gemmery import arrays
+from gemmery.api import quick
+
+torch = pytest.importorskip("torch")
+
+
+class There(torch.Tensor):
+    """A tensor on the CPU that says it is on a device."""
+
+    def get_device(self):
+        return 0
+
+
+class Core:
+    """What the fast paths read of torch._C."""
+
+    _cuda_getCurrentRawStream = staticmethod(lambda _: 7)
+
+    def __getattr__(self, name):
+        return getattr(torch._C, name)
+
+
+class StandIn:
+    """PyTorch, with these tensors for plain ones."""
+
+    _C, Tensor = Core(), There
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    """The fast paths for these tensors, without a product."""
+    for name in ("_TENSORS", "_FRESH", "_REPEATED", "_REPEATED_INTO"):
+        monkeypatch.setattr(quick, name, {})
+    monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    return quick._torch_paths(StandIn())
+
+
+def keep(launches, a, b, out, name):
+    """Store a product of such tensors; its launches put its number into a list."""
+    number = len(quick._TENSORS)
+
+    def run(*_):
+        launches.append(number)
+
+    run.workspace = 0
+    pointers = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
+    product = quick.KnownProduct(SimpleNamespace(countdown=0, run=run), (3, 3), (3, 1), -64, 64, -64, 64)
+    quick._TENSORS.setdefault(quick._tensor_key(a, b, out, name, *pointers), product)
+
+
+def contents(start):
+    """Views that differ in one property each."""
+    memory = torch.zeros(4096)
+    at = memory[start:]
+    return [
+        at[:9].view(3, 3),
+        at[:9].view(3, 3),
+        at[:9].view(3, 3).t(),
+        at[:12].view(3, 4)[:, :3],
+        at[:12].view(3, 4),
+        at[1:10].view(3, 3),  # another alignment
+        at[:9].view(3, 3).view(torch.int32),
+        torch._neg_view(at[:9].view(3, 3)),
+        at[:9].view(3, 3).clone().requires_grad_(),
+        at[:9],
+    ]
+
+
+def test_a_repeated_product_is_the_one_that_a_look_up_gives(paths):
+    draw, launches, served = random.Random(5), [], 0
+    a, b, out = (torch.zeros(3, 3).as_subclass(There) for _ in range(3))
+    sets = [contents(start) for start in (0, 256, 512)]
+
+    def become(x, content):
+        x.requires_grad_(False)
+        x.data = content.detach()
+        x.requires_grad_(content.requires_grad)
+
+    for turn in range(4000):
+        # Most often only one of the three changes, and the objects, by which a product is found first, never do.
+        changed = draw.choice((a, b, out, None))
+        for x, choices in zip((a, b, out), sets, strict=True):
+            if x is changed:
+                become(x, draw.choice(choices) if draw.random() < 0.4 else choices[0])
+        name, target = draw.choice(("matmul", "gemm", "matmul")), draw.choice((out, None))
+        if draw.random() < 0.2 or turn < 50:
+            keep(launches, a, b, target, name)
+        launches.clear()
+        used = (a, b) if target is None else (a, b, out)
+        with torch.set_grad_enabled(draw.random() < 0.5):
+            wanted = torch.is_grad_enabled() and any(x.requires_grad for x in used)
+            pointers = a.data_ptr(), b.data_ptr(), 0 if target is None else out.data_ptr()
+            product = quick._TENSORS.get(quick._tensor_key(a, b, target, name, *pointers))
+            if target is None:
+                paths.new(a, b, name, None)
+            else:
+                paths.into(a, b, out, name, None)
+        got = list(launches)
+        launches.clear()
+        if product is not None and not wanted and not any(x.is_neg() for x in used):
+            product.served.run()
+            served += 1
+        assert got == launches
+    assert served > 500
+    assert quick._REPEATED
+    assert quick._REPEATED_INTO
+
+
+def test_an_out_that_overlaps_is_not_written_by_a_repeated_product(paths):
+    memory, launches = torch.zeros(4096), []
+    a, b, out = (memory[start : start + 9].view(3, 3).as_subclass(There) for start in (0, 256, 512))
+    keep(launches, a, b, out, "matmul")
+    for _ in range(3):
+        assert paths.into(a, b, out, "matmul", None) is out
+    out.data = memory[4:13].view(3, 3)
+    assert paths.into(a, b, out, "matmul", None) is None
+    assert paths.into(a, b, b, "matmul", None) is None
+    assert launches == [0, 0, 0]
+
+
+def test_a_nested_tensor_in_place_of_a_repeated_one_raises(paths):
+    launches = []
+    a, b = (torch.zeros(3, 3).as_subclass(There) for _ in range(2))
+    keep(launches, a, b, None, "matmul")
+    for _ in range(3):
+        paths.new(a, b, "matmul", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(3, 3), torch.ones(2, 3)]).as_subclass(There)
+    with pytest.raises(RuntimeError):  # and not the end of the process
+        paths.new(nested, b, "matmul", None)
+    assert launches == [0, 0, 0]
+
+
+def test_repeated_products_are_forgotten_with_the_others(paths):
+    launches = []
+    a, b, out = (torch.zeros(3, 3).as_subclass(There) for _ in range(3))
+    for target in (None, out):
+        keep(launches, a, b, target, "matmul")
+    paths.new(a, b, "matmul", None)
+    paths.into(a, b, out, "matmul", None)
+    quick.forget()
+    assert paths.into(a, b, out, "matmul", None) is None
+    assert quick._TENSORS == quick._REPEATED == quick._REPEATED_INTO == {}
+
+
+def test_comparisons_that_do_not_tell_tensors_apart_are_not_used(monkeypatch):
+    assert arrays.comparer(torch) is not None
+    guards = SimpleNamespace(TensorGuards=lambda *_, **__: SimpleNamespace(check=lambda *_: True))
+    monkeypatch.setattr(torch._C, "_dynamo", SimpleNamespace(guards=guards))
+    assert arrays.comparer(torch) is None
+    monkeypatch.setattr(torch._C, "_dynamo", SimpleNamespace(guards=SimpleNamespace()))
+    assert arrays.comparer(torch) is None

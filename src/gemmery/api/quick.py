@@ -178,7 +178,7 @@ class Repeated(NamedTuple):
 
 
 # The last product of each b, by id(b): weights stay, and ids of other tensors come back. Its tensors are compared by
-# one call, which takes a sixth of what their key takes. An id tells nothing but which product to try.
+# one call, instead of their key: 1 us less on the host of an H200. An id tells nothing but which product to try.
 _REPEATED: dict[int, Repeated] = {}  # into new arrays
 _REPEATED_INTO: dict[int, Repeated] = {}
 

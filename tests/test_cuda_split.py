@@ -99,11 +99,40 @@ def test_registers_have_room_for_a_row(k):
     kernels = [launch.kernel for launch in RUNGS["split_bf16x6"].geometry(case, RUNGS["split_bf16x6"].default).before]
     rows = [kernel for kernel in kernels if kernel.startswith("split_rows")]
     assert len(rows) == (k <= 16_384)
-    assert any(kernel.startswith("split_tiles") for kernel in kernels) == (k > 16_384)
+    assert any(kernel.startswith("split_slabs") for kernel in kernels) == (k > 16_384)
     for kernel in rows:
         warps, eights = map(int, kernel.strip(">").split(", ")[-2:])
         assert warps * eights * 256 >= k
         assert eights <= 8
+
+
+@pytest.mark.parametrize(
+    ("slab", "shape", "layout"),
+    [
+        ((2, 4, 8), (24, 40, 700), "row"),  # k in two blocks
+        ((8, 4, 1), (68, 36, 604), "row"),  # in eight, of which some have more than others, and twice
+        ((1, 2, 8), (17, 23, 1100), "odd"),  # by one block, and twice
+        ((4, 8, 2), (33, 70, 600), "strided"),
+    ],
+)
+def test_slabs(slab, shape, layout, monkeypatch):
+    """However many blocks share k, by pieces of 16 bytes or element by element."""
+    monkeypatch.setattr(float32_parts, "SLABS", (float32_parts.Slab(10_000, *slab),))
+    a, b = operands(*shape)
+    c = multiplied(RUNGS["split_bf16x6"], a, b, ("col" if layout == "row" else layout, layout, "row"))
+    assert same(c, expected("split_bf16x6", a, b))
+
+
+def test_pieces_of_a_slab_are_whole():
+    """Sixteen bytes at a time only where sides are adjacent, aligned, and a multiple of four."""
+    case = Problem(64, 68, 600, "f32", "f32", a_layout="col", device="h200")
+    unaligned = case._replace(alignments=(16, 4, 16))
+    for problem, whole in ((case, 1), (case._replace(n=70), 0), (case._replace(m=63), 0), (unaligned, 0)):
+        rung = RUNGS["split_bf16x6"]
+        slabs = rung.geometry(problem, rung.default).before[1]
+        assert slabs.kernel == f"split_slabs<float, float, ThreeParts, 1, 3, {whole}, 2, 4, 8>"
+        assert slabs.cluster == 2
+        assert slabs.grid[0] == 2 * (-(-problem.m // 16) + -(-problem.n // 16))
 
 
 @pytest.mark.parametrize(
@@ -147,22 +176,22 @@ def test_a_row_is_the_same_in_any_product(name):
 
 
 def verdicts(a, b):
-    """What split_guard says of each k: its launch writes that into C."""
+    """What the guard says of each k: its launch writes that into C, where the other half of it writes nothing."""
     k = a.shape[1]
-    file, line = "split_parts.cu", "  if (!enough) atomicOr("
+    file, line = "split.cuh", "    if (!enough) atomicOr("
     text = nvrtc.text(file)
     assert text.count(line) == 1
 
     def guard(problem, config):
         whole = RUNGS["split_fp16x3"].geometry(problem, config)
         kernels = [launch.kernel.split("<")[0] for launch in whole.before]
-        before, last = whole.before[: kernels.index("split_guard")], whole.before[kernels.index("split_guard")]
+        before, last = whole.before[: kernels.index("split_simt")], whole.before[kernels.index("split_simt")]
         return replace(last, before=before, workspace=whole.workspace, maps=whole.maps)
 
     rung = RUNGS["split_fp16x3"]._replace(geometry=guard)
     c = np.full((1, a.shape[0], b.shape[1]), np.nan, np.float32)
     gemm = Gemm(a[None], b[None], c)
-    texts = {file: text.replace(line, f"  p.product.c[k] = enough;\n{line}")}
+    texts = {file: text.replace(line, f"    p.c[k] = enough;\n{line}")}
     runs = run_rung(rung, problem_of(gemm, "f32", "f32", "h200"), {}, gemm, EmulationOptions(texts=texts))
     assert [str(each) for run in runs for each in run.findings] == []
     return c.ravel()[:k] == 1
@@ -376,6 +405,7 @@ def test_parts_fill_the_workspace(batch):
 # ---- wrong versions ----
 
 PARTS, TWO, THREE, PAIRED = "split_parts.cu", "split_fp16x3.cu", "split_bf16x6.cu", "split_paired.cu"
+COMMON, GUARD = "parts.cuh", "split.cuh"
 
 
 @pytest.mark.parametrize(
@@ -385,14 +415,14 @@ PARTS, TWO, THREE, PAIRED = "split_parts.cu", "split_fp16x3.cu", "split_bf16x6.c
         ("split_fp16x3", TWO, "(high, 0, 0, 0, false)", "(high, 0, 0, 0, !begins)"),  # sums kept in the core
         ("split_fp16x3", TWO, "(corrections, 0, 1, 0, !begins)", "(corrections, 1, 1, 0, !begins)"),
         ("split_fp16x3", TWO, "0x1p-11f", "0x1p-12f"),
-        ("split_fp16x3", TWO, "exponent_of(largest[min(column,", "exponent_of(largest[min(column + 1,"),
+        ("split_fp16x3", COMMON, "exponent_of(largest[min(column,", "exponent_of(largest[min(column + 1,"),
         ("split_bf16x6", THREE, "(part, 0, 2, unit", "(part, 2, 2, unit"),
         ("split_bf16x6", THREE, "(part, 0, 0, unit * COUNT, true)", "(part, 0, 0, unit * COUNT, false)"),
         ("split_bf16x6", PARTS, "(s - s / 2)", "(s / 2)"),
-        ("split_bf16x6", PARTS, "atomicMax(to + at.inner(), all)", "atomicMax(to, all)"),
+        ("split_bf16x6", PARTS, "side + s] = most[s]", "side + s] = most[0]"),
         (
             "split_fp16x3",
-            TWO,
+            COMMON,
             "e >= -126 && e <= 127 ?",
             "e < 10000 ?",
         ),  # results that are too small for a power of two
@@ -411,12 +441,37 @@ def test_a_wrong_kernel_shows(name, file, old, new):
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "b < BLOCKS; ++b) {\n#pragma unroll\n      for (int s = 0; s < 4; ++s) most",
+            "b < 1; ++b) {\n#pragma unroll\n      for (int s = 0; s < 4; ++s) most",
+        ),
+        ("ptx::mapa(there, to)", "ptx::mapa(there, rank)"),
+    ],
+)
+def test_a_wrong_exchange_shows(old, new, monkeypatch):
+    """Where a block does not know the largest elements of the others."""
+    monkeypatch.setattr(float32_parts, "SLABS", (float32_parts.Slab(10_000, 2, 4, 2),))
+    a, b = operands(24, 40, 600)
+    b *= np.ldexp(1, np.random.default_rng(1).integers(0, 12, b.shape)).astype(np.float32)
+    text = nvrtc.text(PARTS)
+    assert text.count(old) == 1
+    try:
+        c = multiplied(RUNGS["split_bf16x6"], a, b, texts={PARTS: text.replace(old, new)})
+    except AssertionError:  # memory that nothing has written
+        return
+    assert not same(c, expected("split_bf16x6", a, b))
+
+
+@pytest.mark.parametrize(
     ("old", "new"), [("a >= 0x1p-9", "a > 0x1p-9"), ("a * b >=", "float(a * b) >="), ("v[e] != 0", "v[e] > 0")]
 )
 def test_a_wrong_guard_shows(old, new, monkeypatch):
-    text = nvrtc.text(PARTS)
-    assert old in text
-    monkeypatch.setattr(nvrtc, "text", lambda file: text.replace(old, new) if file == PARTS else text)
+    right_text, file = nvrtc.text, PARTS if "v[e]" in old else GUARD
+    assert old in right_text(file)
+    wrong = {file: right_text(file).replace(old, new)}
+    monkeypatch.setattr(nvrtc, "text", lambda name: wrong.get(name) or right_text(name))
     cases = [at_thresholds(128), at_thresholds(200), graded(30)]
     right = [enough(a.astype(np.float64), b.astype(np.float64)) for a, b in cases]
     assert any(not np.array_equal(verdicts(*case), verdict) for case, verdict in zip(cases, right, strict=True))

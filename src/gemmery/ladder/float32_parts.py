@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery.cuda import hopper
-from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template, tiles
+from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, MapBox, target, template, tiles, vector
 from gemmery.cuda.hopper import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
@@ -35,6 +35,18 @@ _PARTS = 3  # for which the workspace has room
 INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
 KEPT_PARTS = 5  # of an operand that was split before: two and three
 _IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
+
+
+class Slab(NamedTuple):
+    """How operands are split that do not stay in registers by rows, for k up to `longest`."""
+
+    longest: int
+    blocks: int  # of a cluster, which share all k of some sides
+    across: int  # lanes, with 4 sides each
+    warps: int  # of a block
+
+
+SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 _, _CUDA_CORES = GENERAL
 
@@ -86,42 +98,47 @@ def _launch(name: str, problem: Problem, grid: int, *parameters: object, source:
         (grid, 1, 1),
         (_THREADS, 1, 1),
         needs=90,
-        instructions="griddepcontrol",
+        instructions="griddepcontrol and clusters",
         overlaps=True,
     )
 
 
-def _largest(problem: Problem) -> tuple[Geometry, ...]:
-    """The first launches: what later ones lower or raise, and the largest elements of rows not in registers."""
+def _begin(problem: Problem) -> Geometry:
+    """The first launch: what later ones lower or raise."""
+    if not problem.split:
+        return _launch("split_begin", problem, -(-problem.k // _THREADS))
     longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
-    begin = _launch("split_begin", problem, -(-longest // _THREADS))
-    if problem.split:
-        before = 3 - _to_split(problem)
-        begin = _launch("split_join", problem, begin.grid[0], before, source="split_prepared.cu")
-    rest, most = _to_split(problem) & ~_in_registers(problem), _BLOCKS * target(problem).sms * 3 // 2
-    return (begin, _launch("split_largest", problem, min(_squares(problem), most), rest)) if rest else (begin,)
+    kept = 3 - _to_split(problem)
+    return _launch("split_join", problem, -(-longest // _THREADS), kept, source="split_prepared.cu")
 
 
 def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
     """The launches that write the parts of A and B; those not `asked_for` do nothing where two parts will do."""
-    operands, most = _to_split(problem) & _in_registers(problem), _BLOCKS * target(problem).sms
+    operands = _to_split(problem) & _in_registers(problem)
     rest, launches = _to_split(problem) & ~operands, []
     if operands:
         warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
+        most = _BLOCKS * target(problem).sms
         blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
         launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
     if rest:
-        launches.append(_launch("split_tiles", problem, min(_squares(problem), most), scheme, asked_for, rest))
+        slab = next(each for each in SLABS if problem.k <= each.longest)
+        sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if rest & bit]
+        grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
+        whole = all(_whole_pieces(problem, operand) for operand in (0, 1) if rest >> operand & 1)
+        launch = _launch("split_slabs", problem, grid, scheme, asked_for, rest, whole, *slab[1:])
+        launches.append(replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks))
     return tuple(launches)
 
 
-def _squares(problem: Problem) -> int:
-    """Return the squares of 64 by 64 elements of the larger operand."""
-    return problem.batch * -(-max(problem.m, problem.n) // 64) * -(-problem.k // 64)
+def _whole_pieces(problem: Problem, operand: int) -> bool:
+    """Return True if four rows of A (0), or columns of B (1), are adjacent, aligned, and never beyond the last."""
+    adjacent = problem.a_layout == "col" if operand == 0 else problem.b_layout == "row"
+    return adjacent and vector(problem, operand) == 4 and (problem.m, problem.n)[operand] % 4 == 0
 
 
-def _not_finite(problem: Problem) -> Geometry:
-    """The product on CUDA cores, where an operand has Inf or NaN."""
+def _guarded(problem: Problem) -> Geometry:
+    """The guard, and the product on CUDA cores where an operand has Inf or NaN."""
     return replace(on_cuda_cores("split_simt", problem, _CUDA_CORES.default), needs=90, overlaps=True)
 
 
@@ -142,14 +159,18 @@ def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> C
     return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or sms})
 
 
+def _tiling(element: str, tile: Instance) -> str:
+    return template("WgmmaTiles", element, "ROW", "COL", *tile[:3])
+
+
 def _product(
     name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
 ) -> Geometry:
     """The launch that multiplies parts, which lie in the workspace with k adjacent."""
     config = _resolve(tiled, problem, config)
-    bm, bn, stages = _tile(tiled, problem, config)[:3]
+    tile = _tile(tiled, problem, config)
+    bm, bn, stages = tile[:3]
     a, b, end, pitch = _places(problem)
-    tiling = template("WgmmaTiles", element, "ROW", "COL", bm, bn, stages)
     boxes = (
         MapBox(
             operand,
@@ -164,7 +185,7 @@ def _product(
     )
     return Geometry(
         f"{name}.cu",
-        template(name, "float", C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters),
+        template(name, "float", C_NAMES[problem.out], wgmma.steps(problem), _tiling(element, tile), *parameters),
         (min(tiles(problem, bm, bn)[0], config["blocks"]), 1, 1),
         (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
         shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
@@ -185,26 +206,27 @@ def judging(problem: Problem) -> tuple[Geometry, ...]:
     The workspace then begins with INEXACT, NOT_FINITE, both or 0.
     """
     guard = _launch("split_guard", problem, -(-problem.k // _THREADS))
-    return (*_largest(problem), *_split(problem, "TwoParts", asked_for=True), guard)
+    return (_begin(problem), *_split(problem, "TwoParts", asked_for=True), guard)
 
 
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
     if problem.k < SHALLOW:
         return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
-    three = SPLIT_FLOAT32[1].name
     before = (
-        *judging(problem),
+        _begin(problem),
+        *_split(problem, "TwoParts", asked_for=True),
+        _guarded(problem),
         *_split(problem, "ThreeParts", asked_for=False),
-        _product(three, "bf16", _TILES, problem, config, depth_of(problem.k), False),
-        _not_finite(problem),
     )
-    return replace(_product(name, "f16", _TILES, problem, config), before=before)
+    other = _tiling("bf16", _tile(_TILES, problem, config))
+    product = _product(name, "f16", _TILES, problem, config, other, depth_of(problem.k))
+    return replace(product, before=before)
 
 
 def _bf16x6(name: str, problem: Problem, config: Config) -> Geometry:
     """Three parts, whatever the operands hold but Inf and NaN."""
-    product = partial(_product, name, "bf16", _TILES, problem, config, depth_of(problem.k), True)
+    product = partial(_product, name, "bf16", _TILES, problem, config, depth_of(problem.k))
     return _always_three(problem, product, SHALLOW)
 
 
@@ -217,7 +239,7 @@ def _paired(name: str, problem: Problem, config: Config) -> Geometry:
 def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: int) -> Geometry:
     if problem.k < shallow:
         return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
-    before = (*_largest(problem), *_split(problem, "ThreeParts", asked_for=True), _not_finite(problem))
+    before = (_begin(problem), *_split(problem, "ThreeParts", asked_for=True), _guarded(problem))
     return replace(product(), before=before)
 
 
@@ -242,10 +264,8 @@ def kept_operand(problem: Problem) -> KeptOperand:
     The problem has one row, and A is one matrix for the whole batch.
     """
     alone, count = problem._replace(split="a"), problem.batch * problem.n
-    begin = _launch("split_begin", problem, -(-max(count, problem.k) // _THREADS))
-    schemes = [
-        (begin, *_largest(alone)[1:], *_split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")
-    ]
+    begin = _begin(problem)
+    schemes = [(begin, *_split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")]
     pitch = _whole(2 * problem.k, _ROW)
     largest = _WHOLE + _whole(4 * problem.batch) + _whole(4 * problem.k)
     smallest = largest + _whole(4 * count)

@@ -74,3 +74,14 @@ __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e 
 __device__ __forceinline__ int exponent_of(unsigned bits) {
   return bits >> 23 ? int(bits >> 23) - 127 : -118 - __clz(bits);
 }
+
+// Whether TwoParts keep the bound of float32 for each element: the smallest ones of each k tell.
+template <class T, class Out> __device__ __forceinline__ void guard(const SplitWork& work, const Product<T, Out>& p) {
+  const double depth = p.k;  // a b and what it is compared with must not be rounded to float32
+#pragma unroll 1
+  for (int k = blockIdx.x * blockDim.x + threadIdx.x; k < p.k; k += gridDim.x * blockDim.x) {
+    const double a = __uint_as_float(work.of[0].smallest[k]), b = __uint_as_float(work.of[1].smallest[k]);
+    const bool enough = a >= 0x1p-9 / depth && b >= 0x1p-9 / depth && a * b >= 0x1p-23 / depth;
+    if (!enough) atomicOr(work.status, unsigned(INEXACT));
+  }
+}

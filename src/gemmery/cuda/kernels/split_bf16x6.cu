@@ -3,7 +3,8 @@
 // row's bits. While the sums of one part of k are added, the products of the next are under way.
 // Parent: split_fp16x3, with half as many products, whose two halves have too small a range for some operands.
 // Measured on an H200: 99 TFLOP/s at n = 4096 and 108 at 8192, 2.0 and 2.2 times cuBLAS in float32.
-#include "split_fp16x3.cu"
+#include "wgmma_epilogue.cu"
+#include "parts.cuh"
 
 // Sums of all k, to which those of a part of k are added.
 template <int SUMS> struct Plain {
@@ -102,10 +103,11 @@ struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
   }
 };
 
-// With ALWAYS it does not ask whether two parts would do.
-template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH, bool ALWAYS>
+template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_bf16x6(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_product<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH>>(p, shared, ALWAYS ? 0 : INEXACT);
+  split_product<Tiles>(p, shared, [&](const SplitWork& work, auto& pipe, auto& order, unsigned) {
+    multiply_tiles<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH>>(p, work, pipe, order, shared);
+  });
 }

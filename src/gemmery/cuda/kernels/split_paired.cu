@@ -31,5 +31,8 @@ template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_paired(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_product<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH, Paired, true>>(p, shared, 0);
+  split_product<Tiles>(p, shared, [&](const SplitWork& work, auto& pipe, auto& order, unsigned) {
+    multiply_tiles<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH, Paired, true>>(p, work, pipe, order,
+                                                                                                shared);
+  });
 }

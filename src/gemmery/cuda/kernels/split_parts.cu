@@ -1,7 +1,8 @@
 // Idea: operands are split once, before the product, and not by each block that reads them. A row whose elements of k
-// are adjacent is read once: it stays in registers until its largest element is known, and leaves in parts. Other
-// operands are read twice, for the largest elements and to be transposed in shared memory.
-// The second half of the file says whether two parts will do; if not, three are made.
+// are adjacent stays in a block's registers until its largest element is known, and leaves in parts. Of other operands
+// the blocks of a cluster share all k of a few sides, and tell each other their largest elements. Either way an operand
+// is read once.
+#include "cluster.cuh"
 #include "load.cuh"
 #include "split.cuh"
 
@@ -64,14 +65,9 @@ template <class T, class Out> __global__ void split_begin(const TmaProduct<T, Ou
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitWork work(p.product);
-  const long long index = blockIdx.x * 1LL * SPLIT_THREADS + threadIdx.x;
-  if (index == 0) *work.status = 0;
-#pragma unroll
-  for (int operand = 0; operand < 2; ++operand) {
-    const Split& x = work.of[operand];
-    if (index < x.depth) x.smallest[index] = WEAK;
-    if (index < x.count()) x.largest[index] = 0;
-  }
+  const int k = blockIdx.x * SPLIT_THREADS + threadIdx.x;
+  if (k == 0) *work.status = 0;
+  if (k < p.product.k) work.of[0].smallest[k] = work.of[1].smallest[k] = WEAK;
 }
 
 // The largest of WARPS warps, in all their threads.
@@ -148,119 +144,150 @@ __global__ void __launch_bounds__(SPLIT_THREADS, EIGHTS == 8 ? 2 : 4) split_rows
   }
 }
 
-// ---- operands whose elements of k are not adjacent, or too many for registers: by tiles of 64 sides by 64 of k ----
+// ---- operands whose elements of k are not adjacent, or too many for registers: by slabs of a few sides ----
 
-// A thread's elements of a tile: 16, in steps of 4 sides, or of 4 of k where sides are adjacent.
-struct TilePlace {
+// All k of 4 ACROSS sides, by the threads of BLOCKS blocks. A thread has 8 of k of 4 sides in registers, and reads what
+// is beyond them twice.
+template <int BLOCKS, int ACROSS, int WARPS, bool WHOLE> struct Slab {
+  static constexpr int SIDES = 4 * ACROSS;
+  static constexpr int DEEP = 32 / ACROSS * 8, STEP = BLOCKS * WARPS * DEEP;  // of k: of a warp, of all
+  using Clustered = Cluster<BLOCKS, 1>;
+  struct Largest {
+    unsigned of_warps[WARPS][SIDES], of_blocks[BLOCKS][SIDES];
+  };
+
+  const Split& x;
   long long matrix;
-  int side, k;
-  bool by_k;
-  __device__ __forceinline__ TilePlace(const Split& x, long long index) {
-    const int across = (x.depth + 63) / 64, down = (x.sides + 63) / 64;
-    by_k = llabs(x.k_step) < llabs(x.side_step);
-    k = int(index % across) * 64;
-    side = int(index / across % down) * 64;
-    matrix = index / across / down;
-  }
+  int side, first;  // this thread's first side, and its first k
+
   static __device__ __forceinline__ long long count(const Split& x) {
-    return (x.depth + 63) / 64 * 1LL * ((x.sides + 63) / 64) * x.matrices;
+    return 1LL * x.matrices * ((x.sides + SIDES - 1) / SIDES);
   }
-  __device__ __forceinline__ int inner() const { return threadIdx.x % 64; }
-  __device__ __forceinline__ int outer(int i) const { return threadIdx.x / 64 + 4 * i; }
-  __device__ __forceinline__ float load(const Split& x, int i) const {
-    const int s = side + (by_k ? outer(i) : inner()), kk = k + (by_k ? inner() : outer(i));
-    return s < x.sides && kk < x.depth ? x.from[matrix * x.batch_step + s * x.side_step + kk * x.k_step] : 0;
+
+  __device__ __forceinline__ Slab(const Split& x, long long index, int rank) : x(x) {
+    const int down = (x.sides + SIDES - 1) / SIDES, lane = threadIdx.x % 32;
+    matrix = index / down;
+    side = int(index % down) * SIDES + lane % ACROSS * 4;
+    first = (rank * WARPS + threadIdx.x / 32) * DEEP + lane / ACROSS * 8;
+  }
+
+  // Zeros beyond the ends.
+  __device__ __forceinline__ void load(float (&v)[4][8], int k) const {
+    const float* from = x.from + matrix * x.batch_step + side * x.side_step + k * x.k_step;
+    if constexpr (WHOLE) {  // what is read is inside, or all of it outside
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        Chunk<float, 4> four = {};
+        if (side < x.sides && k + e < x.depth) four = *reinterpret_cast<const Chunk<float, 4>*>(from);
+        from += x.k_step;
+#pragma unroll
+        for (int s = 0; s < 4; ++s) v[s][e] = four.of[s];
+      }
+    } else {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const float* at = from + s * x.side_step;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          v[s][e] = side + s < x.sides && k + e < x.depth ? *at : 0;
+          at += x.k_step;
+        }
+      }
+    }
+  }
+
+  // The largest magnitude of each of this thread's sides, in all threads of the cluster.
+  __device__ __forceinline__ void share(unsigned (&most)[4], Largest& shared, int rank) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+#pragma unroll
+      for (int apart = ACROSS; apart < 32; apart *= 2) most[s] = max(most[s], __shfl_xor_sync(~0u, most[s], apart));
+      if (lane < ACROSS) shared.of_warps[warp][4 * lane + s] = most[s];
+    }
+    __syncthreads();
+    if (BLOCKS > 1) ptx::barrier_cluster_wait();  // the others have begun: their shared memory can be written
+    if (threadIdx.x < BLOCKS * ACROSS) {
+      const int place = threadIdx.x % ACROSS * 4, to = threadIdx.x / ACROSS;
+      unsigned of_block[4] = {};
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+#pragma unroll
+        for (int s = 0; s < 4; ++s) of_block[s] = max(of_block[s], shared.of_warps[w][place + s]);
+      }
+      const unsigned there = ptx::shared_address(&shared.of_blocks[rank][place]);
+      ptx::st_shared_cluster_v4(ptx::mapa(there, to), int(of_block[0]), int(of_block[1]), int(of_block[2]),
+                                int(of_block[3]));
+    }
+    Clustered::sync();
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) most[s] = max(most[s], shared.of_blocks[b][lane % ACROSS * 4 + s]);
+    }
+  }
+
+  // What is beyond the first STEP of k is read first, so that the first stays in registers.
+  template <class Scheme>
+  __device__ __forceinline__ void split(unsigned* status, Largest& shared, int rank) const {
+    unsigned most[4] = {};
+    float v[4][8];
+#pragma unroll 1
+    for (int i = (x.depth - 1) / STEP; i >= 0; --i) {
+      load(v, first + i * STEP);
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) most[s] = max(most[s], magnitude(v[s][e]));
+      }
+    }
+    share(most, shared, rank);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      if (rank == 0 && threadIdx.x < ACROSS && side + s < x.sides) {
+        x.largest[matrix * x.sides + side + s] = most[s];
+        if (!finite(most[s])) atomicOr(status, unsigned(NOT_FINITE));
+      }
+    }
+#pragma unroll 1
+    for (int k = first; k < x.depth; k += STEP) {
+      if (k > first) load(v, k);
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        if (side + s >= x.sides) break;
+        const Scale scale(Scheme::TOP - exponent_of(most[s]));
+        split_eight<Scheme>(v[s], scale, x, matrix * x.sides + side + s, k);
+      }
+    }
   }
 };
 
-// The largest elements of all sides.
-template <class T, class Out, int OPERANDS>
-__global__ void __launch_bounds__(SPLIT_THREADS, 6) split_largest(const TmaProduct<T, Out> p) {
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const SplitWork work(p.product);
-#pragma unroll
-  for (int operand = 0; operand < 2; ++operand) {
-    if (!(OPERANDS >> operand & 1)) continue;
-    const Split& x = work.of[operand];
-#pragma unroll 1
-    for (long long index = blockIdx.x; index < TilePlace::count(x); index += gridDim.x) {
-      const TilePlace at(x, index);
-      unsigned most[16], all = 0;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) most[i] = magnitude(at.load(x, i));
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (at.by_k) most[i] = __reduce_max_sync(~0u, most[i]);
-        all = max(all, most[i]);
-      }
-      unsigned* to = x.largest + at.matrix * x.sides + at.side;
-      if (!at.by_k) {
-        if (at.side + at.inner() < x.sides && all) atomicMax(to + at.inner(), all);
-      } else if (threadIdx.x % 32 == 0) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          if (at.side + at.outer(i) < x.sides && most[i]) atomicMax(to + at.outer(i), most[i]);
-        }
-      }
-      if (!finite(all)) atomicOr(work.status, unsigned(NOT_FINITE));
-    }
-  }
-}
-
-template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS>
-__global__ void __launch_bounds__(SPLIT_THREADS, 4) split_tiles(const TmaProduct<T, Out> p) {
-  __shared__ float tile[64][65];
+// The OPERANDS of which no row stays in a block's registers. WHOLE: four sides are adjacent, aligned, and inside.
+template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS, bool WHOLE, int BLOCKS, int ACROSS,
+          int WARPS>
+__global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 * WARPS, (WHOLE ? 24 : 16) / WARPS)
+    split_slabs(const TmaProduct<T, Out> p) {
+  using S = Slab<BLOCKS, ACROSS, WARPS, WHOLE>;
+  __shared__ __align__(16) typename S::Largest shared;
+  __shared__ Split of[2];  // registers have no room for them
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitWork work(p.product);
   if (!ASKED_FOR && *work.status != INEXACT) return;
-#pragma unroll
-  for (int operand = 0; operand < 2; ++operand) {
-    if (!(OPERANDS >> operand & 1)) continue;
-    const Split& x = work.of[operand];
-#pragma unroll 1
-    for (long long index = blockIdx.x; index < TilePlace::count(x); index += gridDim.x) {
-      const TilePlace at(x, index);
-      float v[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] = at.load(x, i);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (at.by_k) tile[at.outer(i)][at.inner()] = v[i]; else tile[at.inner()][at.outer(i)] = v[i];
-      }
-      // Pieces of 8 of k: those of 32 sides, then those of the others. What scales them comes with the tile.
-      const int k = threadIdx.x % 8 * 8;
-      const long long row = at.matrix * x.sides + at.side + threadIdx.x / 8;
-      unsigned most[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        most[i] = at.side + int(threadIdx.x) / 8 + 32 * i < x.sides ? x.largest[row + 32 * i] : 0;
-      }
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int side = threadIdx.x / 8 + 32 * i;
-        if (at.side + side >= x.sides || at.k + k >= x.depth) continue;
-        float eight[8];
-#pragma unroll
-        for (int e = 0; e < 8; ++e) eight[e] = tile[side][k + e];
-        split_eight<Scheme>(eight, Scale(Scheme::TOP - exponent_of(most[i])), x, row + 32 * i, at.k + k);
-      }
-      __syncthreads();
-    }
+  if (threadIdx.x < 2) of[threadIdx.x] = threadIdx.x == 0 ? work.of[0] : work.of[1];
+  __syncthreads();
+  const long long a = OPERANDS & 1 ? S::count(of[0]) : 0, slabs = a + (OPERANDS & 2 ? S::count(of[1]) : 0);
+  const long long index = blockIdx.x / BLOCKS;
+  if (index < slabs) {  // of an operand that all products share there are fewer
+    if (BLOCKS > 1) ptx::barrier_cluster_arrive();
+    const int rank = blockIdx.x % BLOCKS;
+    S(of[index < a ? 0 : 1], index < a ? index : index - a, rank).template split<Scheme>(work.status, shared, rank);
   }
 }
 
-// Whether TwoParts keep the bound of float32 for each element: the smallest ones of each k tell.
+// The guard alone, where nobody multiplies.
 template <class T, class Out> __global__ void split_guard(const TmaProduct<T, Out> p) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const SplitWork work(p.product);
-  const int k = blockIdx.x * SPLIT_THREADS + threadIdx.x;
-  if (k >= p.product.k) return;
-  const double a = __uint_as_float(work.of[0].smallest[k]), b = __uint_as_float(work.of[1].smallest[k]);
-  const double depth = p.product.k;  // a b and what it is compared with must not be rounded to float32
-  const bool enough = a >= 0x1p-9 / depth && b >= 0x1p-9 / depth && a * b >= 0x1p-23 / depth;
-  if (!enough) atomicOr(work.status, unsigned(INEXACT));
+  guard(SplitWork(p.product), p.product);
 }

@@ -108,8 +108,8 @@ def _begin(problem: Problem) -> Geometry:
     if not problem.split:
         return _launch("split_begin", problem, -(-problem.k // _THREADS))
     longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
-    kept = 3 - _to_split(problem)
-    return _launch("split_join", problem, -(-longest // _THREADS), kept, source="split_prepared.cu")
+    before = 3 - _to_split(problem)
+    return _launch("split_join", problem, -(-longest // _THREADS), before, source="split_prepared.cu")
 
 
 def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
@@ -279,10 +279,10 @@ def kept_operand(problem: Problem) -> KeptOperand:
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
 
-_LAUNCHES, _HOST = 10.0, 40.0  # of eight launches, most of which do nothing: on the device, and on the host
-_PRE_PASS = 3.6e6, 2.2e6  # bytes in a microsecond, of rows that stay in registers and of others
+_LAUNCHES, _HOST = (20.0, 40.0), 30.0  # on the device, of rows alone and with others; on the host
+_PRE_PASS = 3.6e6, 2.5e6  # bytes in a microsecond, of rows that stay in registers and of others
 _CYCLES, _END, _BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
-_SIMT, _SIMT_LEAST, _SIMT_END = 48e6, 4.0, 2.0  # operations in a microsecond, of whole rounds
+_SIMT, _SIMT_LEAST, _SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise
 
 
 def pays(problem: Problem) -> bool:
@@ -298,12 +298,13 @@ def pays(problem: Problem) -> bool:
     step = 3 * tile.bm * tile.bn / 32 / _BUSY
     product = rounds * (-(-p.k // 64) * step + _END) / _CYCLES
     operands = _in_registers(p)
+    others = operands != 3
     sides = ((p.m, operands & 1), (p.n, operands & 2))
-    pre_pass = sum(p.batch * side * p.k * (8 if fast else 12) / _PRE_PASS[not fast] for side, fast in sides)
+    pre_pass = sum(p.batch * side * p.k * 8 / _PRE_PASS[not fast] for side, fast in sides)
     rows, columns = -(-p.m // 64), -(-p.n // 64)
     waves = rows * columns * p.batch / sms
-    simt = max(_SIMT_LEAST, p.flops / _SIMT * max(1.0, 1 / waves) + _SIMT_END)
-    return max(_HOST, _LAUNCHES + pre_pass + product) < simt
+    simt = max(_SIMT_LEAST, p.flops / _SIMT[others] * max(1.0, 1 / waves) + _SIMT_END)
+    return max(_HOST, _LAUNCHES[others] + pre_pass + product) < simt
 
 
 # ---- rows ----

@@ -905,7 +905,7 @@ MUTANTS = (
     ),
     *_of(
         "ozaki_int8",
-        ("ozaki_int8.cu", "shares = 1u << 19", "shares = 0", "a sum that wraps around is not brought back"),
+        ("ozaki_int8.cu", "multiple, -M[limb]", "0, -M[limb]", "a sum that wraps around is not brought back"),
         ("ozaki_residues.cu", "INVERSE, WHOLE), -WHOLE)", "INVERSE, WHOLE), 1 - WHOLE)", "residues that are no bytes"),
         shape=(40, 48, 136),
         name="f64",

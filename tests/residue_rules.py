@@ -14,7 +14,7 @@ U = 2.0**-53
 
 def scaling(x, count):
     """The t of each row: the largest for which 2^t times the norm is at most the root of half the moduli's product."""
-    limit = Fraction(prod(MODULI[:count]), 2) * (1 - Fraction(1, 2**8))
+    limit = Fraction(prod(MODULI[:count]), 2) * (1 - Fraction(1, 2**16))
     exponents = []
     for row in x:
         squares = sum(Fraction(float(v)) ** 2 for v in row)
@@ -33,15 +33,9 @@ def integers(x, exponents):
     return np.array([[int(v) for v in row] for row in scaled], object).reshape(x.shape)
 
 
-def together(number):
-    """The double of an integer, as two halves of 64 bits: the low one is signed, and rounded first."""
-    low = (number + 2**63) % 2**64 - 2**63
-    return float(Fraction((number - low) // 2**64) * 2**64 + Fraction(float(low)))
-
-
 def expected(a, b, count=15):
     """The product as ozaki_int8 computes it; exact, where residues tell the sum."""
     rows, columns = scaling(a, count), scaling(b.T, count)
     exact = integers(a, rows) @ integers(b.T, columns).T
-    rounded = np.array([[together(int(v)) for v in row] for row in exact]).reshape(exact.shape)
+    rounded = np.array([[float(v) for v in row] for row in exact]).reshape(exact.shape)
     return np.ldexp(rounded, -rows[:, None] - columns[None])

@@ -10,23 +10,15 @@ __device__ __forceinline__ constexpr int modulus(int i) {
   return 256 - int((i < 8 ? 0x17110f0905030100 : 0x3b392d27211d1b) >> i % 8 * 8 & 255);
 }
 
-// Numbers of 128 bits, modulo 2^128: four limbs of 32.
-struct Limbs { unsigned of[4]; };
+// Numbers of up to 120 bits: three limbs of 40, so that float64 sums them times bytes exactly.
+struct Limbs { unsigned long long of[3]; };
+constexpr unsigned long long LIMB = (1ULL << 40) - 1;
 constexpr Limbs times(Limbs x, unsigned y) {
   unsigned long long carry = 0;
-  for (int i = 0; i < 4; ++i) {
-    carry += 1ULL * x.of[i] * y;
-    x.of[i] = unsigned(carry);
-    carry >>= 32;
-  }
-  return x;
-}
-constexpr Limbs negated(Limbs x) {
-  unsigned long long carry = 1;
-  for (int i = 0; i < 4; ++i) {
-    carry += ~x.of[i];
-    x.of[i] = unsigned(carry);
-    carry >>= 32;
+  for (int i = 0; i < 3; ++i) {
+    carry += x.of[i] * y;
+    x.of[i] = carry & LIMB;
+    carry >>= 40;
   }
   return x;
 }
@@ -34,18 +26,16 @@ constexpr Limbs negated(Limbs x) {
 // The constants of the theorem for the first COUNT moduli, whose product is M. With w[i] = 1 modulo modulus i and 0
 // modulo all others, a number is the sum of its residues times w[i], less a multiple of M.
 template <int COUNT> struct Remainders {
-  Limbs w[COUNT] = {}, less = {};         // less: 2^128 - M
-  unsigned share[COUNT] = {};             // 2^20 w[i] / M, rounded
-  int low[COUNT] = {}, high[COUNT] = {};  // residues of 256^0 ... 256^7, signed bytes
-  double half = 0.5;                      // M / 2
+  Limbs w[COUNT] = {}, all = {{1, 0, 0}};  // all: M
+  int low[COUNT] = {}, high[COUNT] = {};   // residues of 256^0 ... 256^7, signed bytes
+  double half = 0.5;                       // M / 2
 
   constexpr Remainders() {
-    Limbs all = {{1, 0, 0, 0}};
     for (int i = 0; i < COUNT; ++i) {
       const int p = modulus(i);
       all = times(all, p);
       half *= p;
-      Limbs others = {{1, 0, 0, 0}};
+      Limbs others = {{1, 0, 0}};
       int residue = 1, inverse = 1;
       for (int j = 0; j < COUNT; ++j) {
         if (j == i) continue;
@@ -54,7 +44,6 @@ template <int COUNT> struct Remainders {
       }
       while (residue * inverse % p != 1) ++inverse;
       w[i] = times(others, inverse);
-      share[i] = ((1u << 21) * unsigned(inverse) / p + 1) / 2;
       unsigned digits[2] = {};
       for (int j = 0, power = 1; j < 8; ++j, power = power * 256 % p) {
         digits[j / 4] |= unsigned((power > p / 2 ? power - p : power) & 255) << j % 4 * 8;
@@ -62,7 +51,6 @@ template <int COUNT> struct Remainders {
       low[i] = int(digits[0]);
       high[i] = int(digits[1]);
     }
-    less = negated(all);
   }
 };
 

@@ -57,8 +57,8 @@ __device__ __forceinline__ void scale_sides(const Integers& x, long long first, 
       all += shared.squares[i][threadIdx.x];
       any |= shared.any[i][threadIdx.x];
     }
-    // Rounded sums and integers are off by far less than 2^-16, and the sum of shares by 2^-9.
-    constexpr double LIMIT = Remainders<COUNT>().half * (1 - 0x1p-8);
+    // Rounded sums and integers are off by far less than 2^-18, and the share of M that decides its multiple by 2^-18.
+    constexpr double LIMIT = Remainders<COUNT>().half * (1 - 0x1p-16);
     x.exponents[first + threadIdx.x] = exponent_for(all, any, LIMIT, status);
   }
   __syncthreads();

@@ -113,12 +113,25 @@ def test_a_run_draws_the_lines_of_its_source(folder):
         ("f64[3]=-1.5", "float64", [-1.5] * 3),
         ("i64=3", "int64", 3),
         ("f32=0.5", "float32", 0.5),
+        ("bf16[2]=ones", "uint16", [0x3F80] * 2),
+        ("bf16[3]=arange", "uint16", [0, 0x3F80, 0x4000]),
+        ("bf16[1]=nan", "uint16", [0x7FFF]),
+        ("bf16=0.5", "uint16", 0x3F00),
+        ("i32=1e3", "int32", 1000),
     ],
 )
 def test_a_written_argument(text, dtype, values):
     value = written_arguments.argument(text)
     assert value.dtype == dtype
     assert value.tolist() == values
+
+
+@pytest.mark.parametrize(
+    "text", ["u8[4]=300", "u8=-1", "i8[2]=1.5", "i32=nan", "i32=99999999999", "bool=2", "f16[4]=1e9"]
+)
+def test_a_number_that_its_type_cannot_hold_is_refused(text):
+    with pytest.raises(ArgumentError, match=r"holds (whole )?numbers .*; take one of these, or a wider type"):
+        written_arguments.argument(text)
 
 
 def test_numbers_files_and_null(tmp_path):

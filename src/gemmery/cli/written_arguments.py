@@ -41,7 +41,7 @@ def argument(text: str, place: int = 0) -> Any:
     if "[" in text:
         raise ArgumentError(f"--arg {text}: {FORMS}")
     if name in TYPES:
-        return np.dtype(TYPES[name]).type(_number(text, value))
+        return _typed(text, name, value)
     return _number(text, value)
 
 
@@ -56,20 +56,42 @@ def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[A
     if fill == "random" and dtype.kind == "f":
         return random.standard_normal(shape).astype(dtype)
     if fill == "random" and kind == "bf16":
-        return (random.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return _bits(random.standard_normal(shape))
     if fill == "random":
         return random.integers(0 if dtype.kind in "ub" else -10, 2 if dtype.kind == "b" else 10, shape).astype(dtype)
-    if fill == "nan" and dtype.kind == "f":
-        return np.full(shape, np.nan, dtype)
+    if fill == "nan" and (dtype.kind == "f" or kind == "bf16"):
+        return np.full(shape, _typed(text, kind, fill))
     if fill == "arange":
-        return np.arange(np.prod(shape)).astype(dtype).reshape(shape)
+        numbers = np.arange(np.prod(shape)).reshape(shape)
+        return _bits(numbers) if kind == "bf16" else numbers.astype(dtype)
     if fill in ("zeros", "ones"):
-        return np.full(shape, fill == "ones", dtype)
+        return np.full(shape, _typed(text, kind, "1" if fill == "ones" else "0"))
     if fill in FILLS or not re.fullmatch(r"[-+.\d][-+.\deE]*", fill):
         raise ArgumentError(
             f"--arg {text}: {fill!r} cannot fill an array of {kind}; take a number or {', '.join(FILLS)}"
         )
-    return np.full(shape, _number(text, fill)).astype(dtype)
+    return np.full(shape, _typed(text, kind, fill))
+
+
+def _bits(numbers: NDArray[Any]) -> NDArray[np.uint16]:
+    """Numbers as bfloat16, which NumPy lacks: their bits."""
+    from gemmery.emulator.ops.half import to_bf16
+
+    return np.asarray(to_bf16(numbers.astype(np.float32)), np.uint16)
+
+
+def _typed(text: str, kind: str, value: str) -> Any:
+    """A number of an element type; what the type cannot hold is refused, so that none wraps round."""
+    number, dtype = _number(text, value), np.dtype(TYPES[kind])
+    if dtype.kind == "f" or kind == "bf16":
+        most = float(np.finfo("float32" if kind == "bf16" else dtype).max)
+        fits, rule = not most < abs(number) < np.inf, f"numbers up to {most:.4g}"
+    else:
+        least, most = (0, 1) if kind == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        fits, rule = number == number // 1 and least <= number <= most, f"whole numbers from {least} to {most}"
+    if not fits:
+        raise ArgumentError(f"--arg {text}: {kind} holds {rule}; take one of these, or a wider type")
+    return _bits(np.asarray([number], np.float64))[0] if kind == "bf16" else dtype.type(number)
 
 
 def _file(text: str) -> NDArray[Any]:

@@ -151,3 +151,18 @@ def test_a_check_tells_nan_from_a_number():
     written_arguments.check(lambda x: (np.full(4, np.nan),), [x], [y])
     with pytest.raises(ArgumentError, match="return a tuple"):
         written_arguments.check(lambda x, y: x, [x, x], [y, y])
+
+
+def test_a_reference_that_fails_is_told_in_a_line(tmp_path):
+    x = np.zeros(4, np.float32)
+    with pytest.raises(ArgumentError, match=r"fails with TypeError: .*it is called with the kernel's 2 arguments"):
+        written_arguments.check(lambda x: x, [x, 4], [x, 4])
+    with pytest.raises(ArgumentError, match=r"fails with SystemExit: 3 "):
+        written_arguments.check(lambda x: exit(3), [x], [x])
+    with pytest.raises(ArgumentError, match=r"argument 0 is an array of float32, and the reference has object"):
+        written_arguments.check(lambda x: [[object()] * 4], [x], [x])
+    with pytest.raises(ArgumentError, match=r"what it returns for argument 0 is no array"):
+        written_arguments.check(lambda x: [[[1], [2, 3]]], [x], [x])
+    (tmp_path / "r.py").write_text("\nraise SystemExit(5)")
+    with pytest.raises(ArgumentError, match=r"r.py fails with SystemExit: 5 \(line 2 of r.py\); mend the file"):
+        written_arguments.reference(f"{tmp_path}/r.py:f")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.errors import ArgumentError, CheckError, brief
+from gemmery.errors import ArgumentError, CheckError
 
 TYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "bool": "bool"}
 TYPES |= {f"{name[0]}{bits}": f"{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)}
@@ -141,13 +141,23 @@ def reference(text: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # any line of someone's file may fail
-        raise ArgumentError(f"--check {text}: {path} fails with {type(error).__name__}: {brief(error)}") from error
+    except (Exception, SystemExit) as error:  # any line of someone's file may fail
+        raise ArgumentError(f"--check {text}: {path} fails with {_described(error)}; mend the file") from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [known for known in vars(module) if callable(getattr(module, known)) and not known.startswith("_")]
         raise ArgumentError(f"--check {text}: {path} has no function {name}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
+
+
+def _described(error: BaseException) -> str:
+    """An error of someone's code: its type, what it says, and the line where it was raised."""
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    file = frame.tb_frame.f_code.co_filename if frame else ""
+    place = f" (line {frame.tb_lineno} of {Path(file).name})" if frame and file != __file__ else ""
+    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else place}"
 
 
 def check(function: Callable[..., Any], before: Sequence[Any], after: Sequence[Any], tolerance: float = 0) -> None:
@@ -157,10 +167,14 @@ def check(function: Callable[..., Any], before: Sequence[Any], after: Sequence[A
     array, or a tuple with an entry for each array argument, None for those that it does not tell. `tolerance` is
     relative to the largest element; 0 chooses one by element type.
 
-    Raises CheckError for a difference, ArgumentError for a result that fits no array.
+    Raises CheckError for a difference, ArgumentError for a function that fails and a result that fits no array.
     """
     copies = [value.copy() if isinstance(value, np.ndarray) else value for value in before]
-    result = function(*copies)
+    try:
+        result = function(*copies)
+    except (Exception, SystemExit) as error:  # any line of someone's function may fail
+        call = f"it is called with the kernel's {len(copies)} arguments, arrays as NumPy's"
+        raise ArgumentError(f"--check: the reference fails with {_described(error)}; {call}") from error
     places = [place for place, value in enumerate(after) if isinstance(value, np.ndarray)]
     changed = [place for place in places if not _same(before[place], after[place])]
     if result is None:
@@ -180,7 +194,11 @@ def check(function: Callable[..., Any], before: Sequence[Any], after: Sequence[A
             )
         expected = {written[0]: result}
     for place, value in expected.items():
-        _compare(place, np.asarray(value), after[place], tolerance)
+        try:
+            want = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            raise ArgumentError(f"--check: what it returns for argument {place} is no array; return one") from None
+        _compare(place, want, after[place], tolerance)
 
 
 def _same(before: NDArray[Any], after: NDArray[Any]) -> bool:
@@ -188,6 +206,10 @@ def _same(before: NDArray[Any], after: NDArray[Any]) -> bool:
 
 
 def _compare(place: int, want: NDArray[Any], got: NDArray[Any], tolerance: float) -> None:
+    if want.dtype.kind not in "biuf":
+        raise ArgumentError(
+            f"--check: argument {place} is an array of {got.dtype}, and the reference has {want.dtype}; return numbers"
+        )
     if want.size != got.size:
         raise ArgumentError(f"--check: argument {place} has shape {got.shape}, and the reference {want.shape}")
     want = want.reshape(got.shape)

@@ -87,6 +87,18 @@ def test_the_kernel_is_named_where_there_are_several(folder, capsys):
     assert cli.run(["emulate", "two.cu", "-k", "g"]) == 0
 
 
+def test_a_file_with_a_byte_order_mark_runs_and_others_are_refused_in_words(folder, capsys):
+    kernel = "namespace a {\n__global__ void f(float* x) { x[threadIdx.x] = 1; }\n}\n"
+    (folder / "bom.cu").write_bytes(b"\xef\xbb\xbf" + kernel.replace("\n", "\r\n").encode())
+    assert cli.run(["emulate", "bom.cu", "-k", "a::f", "-a", "f32[32]"]) == 0
+    assert cli.run(["emulate", "bom.cu", "-a", "f32[32]"]) == 1
+    assert "kernels of this source: f; name" in (complaint := capsys.readouterr().err)
+    assert "one in a namespace with it (a::add)" in complaint
+    (folder / "none.cu").write_text("int f() { return 1; }")
+    assert cli.run(["emulate", "none.cu"]) == 2
+    assert "none.cu has no __global__ function; give a file with a kernel" in capsys.readouterr().err
+
+
 def test_a_run_draws_the_lines_of_its_source(folder):
     arrays = [np.zeros(128, np.float32) for _ in range(3)]
     run = gm.emulate(folder / "add.cu", "add<8>", 4, 32, [*arrays, 128])

@@ -210,7 +210,7 @@ def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> Lo
 def _read(path: Path) -> str:
     """Read a text file; raises ArgumentError if that fails."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # NVRTC reads no byte order mark, which editors of Windows write
     except OSError as error:
         raise ArgumentError(
             f"source={str(path)!r} cannot be read ({error.strerror}): pass the path of a file"
@@ -225,7 +225,8 @@ def _names(text: str) -> str:
     names = dict.fromkeys(name for name in re.findall(pattern, text) if name != "__launch_bounds__")
     return (
         f"kernels of this source: {', '.join(names) or 'none (a kernel is a __global__ function)'}; "
-        "name an instance of a template with its arguments (add<4>), and one of several overloads by its symbol"
+        "name an instance of a template with its arguments (add<4>), one in a namespace with it (a::add), "
+        "and one of several overloads by its symbol"
     )
 
 
@@ -338,5 +339,6 @@ def only_kernel(source: str | Path) -> str:
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
     if len(names) != 1:
         listed = ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")
-        raise ArgumentError(f"{name} has {f'the kernels {listed}: name one' if names else 'no __global__ function'}")
+        none = "no __global__ function; give a file with a kernel"
+        raise ArgumentError(f"{name} has {f'the kernels {listed}: name one' if names else none}")
     return names[0]

@@ -143,6 +143,7 @@ def test_tf32_is_listed_where_it_is_taken():
         ("emulate nowhere.cu --arg x.npy", "x.npy cannot be read (No such file or directory)"),
         ("emulate nowhere.cu --check reference.py", "write the file and a function in it, such as reference.py:add"),
         ("emulate nowhere.cu --check reference.py:add", "there is no file reference.py"),
+        ("emulate /proc", "/proc: it is a folder; give the path of a .cu or .ptx file"),
         ("emulate nowhere.cu --shared -1", "it must be greater than or equal to 0"),
         ("emulate nowhere.cu --html /proc/nowhere/p.html", "there is no such file"),
         ("inspect simt_naive --device sm_20", "did you mean 'sm_120a'? known: cuda"),

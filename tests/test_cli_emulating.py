@@ -99,6 +99,16 @@ def test_a_file_with_a_byte_order_mark_runs_and_others_are_refused_in_words(fold
     assert "none.cu has no __global__ function; give a file with a kernel" in capsys.readouterr().err
 
 
+def test_what_is_refused_late_prints_and_writes_nothing(folder, capsys):
+    (folder / "two.cu").write_text("__global__ void f() {}\n__global__ void g() {}")
+    assert cli.run(["emulate", "add.cu", *LINE, "--against", "two.cu", "--html", "p.html"]) == 2
+    assert cli.run(["emulate", "add.cu", *LINE, "--line", "add.cu:1", "--html", "p.html"]) == 2
+    assert cli.run(["emulate", "add.cu", *LINE, "--line", "add.cu:6"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, (folder / "p.html").exists()) == ("", False)
+    assert "--line add.cu:6: the line is drawn on the page; add --html PATH" in err
+
+
 def test_a_run_draws_the_lines_of_its_source(folder):
     arrays = [np.zeros(128, np.float32) for _ in range(3)]
     run = gm.emulate(folder / "add.cu", "add<8>", 4, 32, [*arrays, 128])

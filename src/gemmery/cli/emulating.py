@@ -86,7 +86,10 @@ def emulate(
     expected = written_arguments.reference(check) if check else None
     for path in (file, *([against] if against else [])):
         if not path.is_file():
-            raise ArgumentError(f"{path}: there is no such file; give the path of a .cu or .ptx file")
+            reason = "it is a folder" if path.is_dir() else "there is no such file"
+            raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
+    if line and html is None:
+        raise ArgumentError(f"--line {line}: the line is drawn on the page; add --html PATH")
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
@@ -102,11 +105,12 @@ def _emulate(
     from gemmery.inspection.kernel_run import run_page, summary
     from gemmery.report import as_json
 
-    runs, wrong = [], []
-    for run_file in run_each:
-        run, complaint = run_file()
-        runs.append(run)
-        wrong += [complaint] if complaint else []
+    outcomes = [run_file() for run_file in run_each]
+    runs = [run for run, _ in outcomes]
+    wrong = [complaint for _, complaint in outcomes if complaint]
+    page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line) if html is not None else ""
+    # From here on nothing is refused, so that no output is cut short.
+    for run, complaint in outcomes:
         if not json:
             show_run(run, console())
             sys.stdout.write("checked: the arrays are as the reference has them\n" if checks and not complaint else "")
@@ -116,7 +120,6 @@ def _emulate(
     elif len(runs) > 1:
         show_runs(runs[0], runs[1], console())
     if html is not None:
-        page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line)
         (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
     sys.stderr.writelines(f"gemmery: {complaint}\n" for complaint in wrong)
     return 1 if wrong or any(run.findings for run in runs) else 0

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DeviceError, DTypeError
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, brief
 
 if TYPE_CHECKING:
     from gemmery.cuda.device import Device
@@ -172,6 +172,11 @@ def inspectable(*names: str) -> None:
 
     on_gpu, exhibits = [rung.name for rung in registry("cuda")], [exhibit.name for exhibit in EXHIBITS]
     for name in names:
+        if not hasattr(name, "encode"):
+            raise ArgumentError(
+                f"{brief(name)} is no rung: pass the name of a GPU rung or an exhibit, such as 'simt_smem', or a run "
+                "of gm.emulate"
+            )
         _inspectable(name, on_gpu, exhibits)
     kinds = {name in exhibits: name for name in names}
     if len(kinds) > 1:

@@ -41,8 +41,11 @@ def select(trace: Trace, steps: Steps, line: str = "") -> Selection:
     `steps` names the operands whose tiles are shown. `line`, such as "simt_smem.cu:18", selects all accesses and
     branches of this line, also where it is inlined.
 
-    Raises ArgumentError for a line without an access or a divergent branch; the message lists the lines with one.
+    Raises ArgumentError for a line without an access or a divergent branch and for what is no text; the message lists
+    the lines with one.
     """
+    if not hasattr(line or "", "rpartition"):
+        raise ArgumentError(f"line={line!r}: name a line with its file, such as 'kernel.cu:6'; {_known(trace, '')}")
     shared = [_worst(warps, _conflicts) for (_, _, space), warps in trace.accesses.items() if space == "shared"]
     global_ = [_worst(warps, _in_vain) for (_, _, space), warps in trace.accesses.items() if space == "global"]
     parted = list(trace.divergences.values())

@@ -142,6 +142,9 @@ def test_the_bound_is_the_one_that_is_stated():
     assert np.allclose(verify.bound(a, b, out="f32", alpha=-4), 4 * (1 + 3 / 8) * stated, rtol=1e-12)
     largest = 8 * 2.0**-24 * np.abs(a).max().astype("f8") * np.abs(b).max()
     assert np.allclose(verify.bound(a, b, out="f32", normwise=True), largest, rtol=1e-12)
+    a[0, 0] = np.nan  # the other elements are measured by the largest finite one
+    assert np.isfinite(verify.bound(a, b, out="f32", normwise=True)).all()
+    assert verify.check(a @ b, a, b, normwise=True).ok
 
 
 def test_alpha_beta_bias_and_activation_are_part_of_the_reference():

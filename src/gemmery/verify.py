@@ -102,7 +102,8 @@ def bound(
     with np.errstate(all="ignore"):
         magnitude = size_a @ size_b
         if normwise and magnitude.size and k:
-            magnitude = np.full_like(magnitude, size_a.max() * size_b.max())
+            most_a, most_b = (np.max(size, initial=0, where=np.isfinite(size)) for size in (size_a, size_b))
+            magnitude = np.full_like(magnitude, most_a * most_b)
         growth = math.sqrt(2) * f_of_k(2 * k) if source.kind == "c" else f_of_k(k)
         total = growth * unit * magnitude + 2 * k * tiny
         if source.name == "bf16":

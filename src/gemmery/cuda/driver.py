@@ -242,9 +242,10 @@ class Memory:
             self.pointer = int(check(api().cuMemAlloc(max(size, 1))))
 
     def write(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
-        """Copy a contiguous array to the device."""
+        """Copy a contiguous array to the device, and wait until it is there: some streams wait for no other."""
         with on(self.ordinal):
             check(api().cuMemcpyHtoD(self.pointer + offset, array.ctypes.data, array.nbytes))
+            check(api().cuStreamSynchronize(0))  # of pageable memory the copy returns once it is staged
 
     def read(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
         """Copy it back into a contiguous array."""

@@ -184,7 +184,7 @@ def compiled_kernel(
             part = device_part(text, name, kernel, arch, options, folder)
         except CompileError as error:
             if "nv_mangled_name" in str(error):
-                raise CompileError(f"{error}\n{_names(text)}") from None
+                raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_names(text)}") from None
             if "cannot open source file" in str(as_it_is):
                 raise CompileError(f"{error}\n{HOST_CODE}") from None
             raise error from None
@@ -217,6 +217,14 @@ def _read(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise ArgumentError(f"source={str(path)!r} is not text in UTF-8: pass a file of CUDA C++ or PTX") from None
+
+
+# What NVRTC says about the statement that it adds for the name of a kernel, which nobody wrote.
+_OF_NAMES = re.compile(
+    r"^__nv_name_map\(\d+\): error: Error in parsing.*\n|__nv_name_map\(\d+\): error: |"
+    r"^.*#pragma nv_mangled_name.*\n\s*\^\s*\n|^\d+ errors? detected in the compilation.*$",
+    re.MULTILINE,
+)
 
 
 def _names(text: str) -> str:

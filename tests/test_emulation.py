@@ -188,7 +188,7 @@ REFUSED = {
         r"instruction 'vabsdiff4.*kernel.cu:1\) is not modelled: pass another arch=, or put plain C.."
     ),
     "z[0] = (long long)malloc(8);": r"a call of malloc \(kernel.cu:1\) is not modelled: .*-DEMULATED",
-    "z[0] = tex1Dfetch<float>((cudaTextureObject_t)z[0], 3);": r"instruction 'tex.1d.*kernel.cu:1\) is not modelled",
+    "z[0] = tex3D<float>((cudaTextureObject_t)z[0], 0, 0, 3);": r"instruction 'tex.3d.*kernel.cu:1\) is not modelled",
     "z[0] = fib(z[0]);": "calls itself: recursion is not modelled; use a loop",
     "z[0] = table[z[0] & 1](z[0]);": "calls through a pointer are not modelled: call the function by its name",
 }

@@ -318,7 +318,7 @@ def test_constants_parameters_and_addresses_of_variables():
         "ld.global.quickly.u32 %r1, [%rd2];",
         "ld.global.v3.u32 {%r1, %r2, %r3}, [%rd2];",
         "st.param.u32 [p], %r1;",
-        "tex.2d.v4.f32.s32 {%f1, %f2, %f3, %f3}, [%rd1, {%r1, %r2}];",
+        "tex.3d.v4.f32.s32 {%f1, %f2, %f3, %f3}, [%rd1, {%r1, %r2, %r2, %r2}];",
         "vabsdiff4.u32.u32.u32.add %r1, %r2, %r3, %r1;",
         "mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32 {%r1, %r2}, {%r3}, {%r4}, {%r1, %r2};",
         "cp.async.cb.shared.global [%r1], [%rd1], 16;",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
     from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
+    from gemmery.emulator.textures import texture as texture
     from gemmery.errors import ArgumentError as ArgumentError
     from gemmery.errors import CacheError as CacheError
     from gemmery.errors import CheckError as CheckError
@@ -60,6 +61,7 @@ _HOMES = {
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery.emulator.hopper.tensormap": ("tensor_map",),
+    "gemmery.emulator.textures": ("texture",),
     "gemmery.errors": (
         "ArgumentError",
         "CacheError",

@@ -14,6 +14,7 @@ from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Parameter, PtxKernel, Special
+from gemmery.emulator.textures import Texture
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -78,9 +79,10 @@ def bound(
 
     `resident` arrays come first in memory, so that they have the same addresses in each launch.
 
-    An array is passed as its address, None as a null pointer, a TensorMap as itself, bytes or a tuple of members as a
-    struct, a list as the address of an array of its elements. A number is a NumPy scalar of the parameter's size, or a
-    Python number that fits its type. Raises ArgumentError, and LayoutError for an array with gaps.
+    An array is passed as its address, None as a null pointer, a TensorMap or a Texture as itself, bytes or a tuple of
+    members as a struct, a list as the address of an array of its elements. A number is a NumPy scalar of the
+    parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError for an array with
+    gaps.
     """
     args = [nested.as_array(value) for value in args]
     declared = kernel.parameters
@@ -90,9 +92,11 @@ def bound(
         raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {**(resident or {})}
     names = {
-        place: _name(f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap) else value, arrays)
+        place: _name(
+            f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap | Texture) else value, arrays
+        )
         for place, value in enumerate(args)
-        if isinstance(value, np.ndarray | TensorMap)
+        if isinstance(value, np.ndarray | TensorMap | Texture)
     }
     inside = {
         name: _name(name, array, arrays)
@@ -102,9 +106,9 @@ def bound(
     }
     lists = dict(each for place, value in enumerate(args) for each in nested.lists(value, f"argument {place}"))
     maps = {
-        f"tensor map of argument {place}": BYTES
+        f"descriptor of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
-        if isinstance(value, TensorMap) and _is_pointer(parameter)
+        if isinstance(value, TensorMap | Texture) and _is_pointer(parameter)
     }
     _check_elements(kernel, args)
     tables = {name: len(nested.content(elements, name, lambda _: 0)) for name, elements in lists.items()}
@@ -122,9 +126,9 @@ def bound(
             argument = nested.struct(value, f"argument {place}", address_of)[0]
         elif isinstance(value, list):
             address = memory.address(f"argument {place}")
-        if isinstance(value, TensorMap) and address is not None:
+        if isinstance(value, TensorMap | Texture) and address is not None:
             argument, address = value.encoded(address), None
-            name = f"tensor map of argument {place}"
+            name = f"descriptor of argument {place}"
             if name in maps:
                 memory.bytes(name)[:] = np.frombuffer(argument, np.uint8)
                 argument, address = None, memory.address(name)

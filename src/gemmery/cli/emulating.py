@@ -102,7 +102,7 @@ def _emulate(
     run_each: Sequence[Callable[[], tuple[EmulatedRun, str]]], checks: bool, line: str, json: bool, html: Path | None
 ) -> int:
     from gemmery.inspection.console import show_run, show_runs
-    from gemmery.inspection.kernel_run import run_page, summary
+    from gemmery.inspection.run_report import run_page, summary
     from gemmery.report import as_json
 
     outcomes = [run_file() for run_file in run_each]

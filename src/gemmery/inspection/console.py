@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemmery.emulator.run import EmulatedRun
-from gemmery.inspection import counters, kernel_run, side_by_side
+from gemmery.inspection import counters, run_report, side_by_side
 from gemmery.inspection.records import Inspection, SideBySide
 from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
 from gemmery.report import words
@@ -56,16 +56,16 @@ def show_side_by_side(pair: SideBySide, console: Console) -> None:
 
 def show_run(run: EmulatedRun, console: Console) -> None:
     """Print a run of any kernel: its totals, counters by line, findings."""
-    console.print(Text.assemble((run.kernel, "bold"), (f": {kernel_run.launched(run)}", "dim")))
-    console.print(Text(kernel_run.verdict(run)))
-    for section in kernel_run.run_sections(run):
+    console.print(Text.assemble((run.kernel, "bold"), (f": {run_report.launched(run)}", "dim")))
+    console.print(Text(run_report.verdict(run)))
+    for section in run_report.run_sections(run):
         part = fitted(section, console.width - 2)
         _show(part, _table(part), console)
 
 
 def show_runs(old: EmulatedRun, new: EmulatedRun, console: Console) -> None:
     """Print the counters of two runs side by side."""
-    section = kernel_run.compared(old, new)
+    section = run_report.compared(old, new)
     _show(section, _two_columns(section), console)
 
 

@@ -1,25 +1,18 @@
-"""A run of any kernel on the emulator in words and as a page: findings, counters by line of its source, pictures."""
+"""`gm.emulate`, whose runs have a page: what makes it is loaded with the first page."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
 
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
-from gemmery.inspection import counters
-from gemmery.inspection.lines import count_run
-from gemmery.inspection.records import EmulatorCounts
-from gemmery.inspection.sections import Section
-from gemmery.inspection.side_by_side import counts_section
 from gemmery.lab import kernel
-from gemmery.report.words import plural
 
 P = ParamSpec("P")
-LANES = "The pictures show one warp of the first block, of each line the first access."
 
 
 class KernelRun(EmulatedRun):
@@ -37,6 +30,8 @@ class KernelRun(EmulatedRun):
 
         Raises ArgumentError for a line without memory accesses, InstallError without the packages of the extra `lab`.
         """
+        from gemmery.inspection.run_report import run_page
+
         page = run_page(self, line=line)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
@@ -47,6 +42,8 @@ class KernelRun(EmulatedRun):
 
         Raises as `html` does, and ArgumentError if the run has nothing to draw.
         """
+        from gemmery.inspection.run_report import drawn
+
         drawings = drawn(self, line)
         if not drawings:
             raise ArgumentError("this run has nothing to draw: it has no access to memory, or had check=False")
@@ -55,6 +52,7 @@ class KernelRun(EmulatedRun):
     def _repr_html_(self) -> str:
         try:
             from gemmery.inspection.pages import framed
+            from gemmery.inspection.run_report import run_page
         except ModuleNotFoundError:
             return super()._repr_html_()
         return framed(run_page(self), f"emulated {self.kernel}")
@@ -68,10 +66,14 @@ class KernelRuns:
 
     def __repr__(self) -> str:
         """One line."""
+        from gemmery.inspection.run_report import titled
+
         return f"<Comparison of {' and '.join(titled([self.old, self.new]))}>"
 
     def html(self, path: str | Path | None = None) -> str:
         """Return the page of both runs, and write it to a file if `path` is given."""
+        from gemmery.inspection.run_report import run_page
+
         page = run_page(self.old, self.new)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
@@ -101,110 +103,3 @@ def _paged(function: Callable[P, EmulatedRun]) -> Callable[P, KernelRun]:
 
 
 emulate = _paged(kernel.emulate)
-
-
-def drawn(run: EmulatedRun, line: str = "") -> dict[str, str]:
-    """The pictures of a run as SVG files, by name."""
-    try:
-        from gemmery.report.pictures import files
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "a picture of a run") from error
-    counts = count_run(run, line)
-    return files(run.kernel.partition("<")[0].replace("::", "_"), counts.chosen, counts.source)
-
-
-def run_page(run: EmulatedRun, other: EmulatedRun | None = None, line: str = "") -> str:
-    """The page of a run, or of two side by side."""
-    try:
-        from gemmery.report.pictures import pictures
-        from gemmery.report.rendering import render
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "the page of a run") from error
-    runs = [run, *([other] if other else [])]
-    counts = [count_run(each, line if each is run else "") for each in runs]
-    pairs: dict[str, list[object]] = {}
-    explained: frozenset[str] = frozenset()
-    for number, each in enumerate(counts, 1):
-        for plot in pictures(each.chosen, each.source, explained=explained):
-            title = f"{titled(runs)[number - 1]}: {plot.title}" if other else plot.title
-            pairs.setdefault(plot.name, []).append(replace(plot, name=f"{number}-{plot.name}", title=title))
-            explained |= {plot.name.partition("-")[0]}
-    return render(
-        "run.html",
-        __package__,
-        title=" and ".join(titled(runs)),
-        verdict="; ".join(verdict(each) for each in runs),
-        subject=f"{launched(run)}, on the emulator. {LANES if pairs else ''}",
-        sections=[*([compared(run, other)] if other else []), *(part for each in runs for part in run_sections(each))],
-        pairs=list(pairs.values()),
-        codes=[(name, numbered(text)) for each in runs if each.drawable for name, text in each.drawable.texts.items()],
-    )
-
-
-def titled(runs: list[EmulatedRun]) -> list[str]:
-    """The names of runs, with their files where they are alike."""
-    names = [run.kernel for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    files = [next(iter(run.drawable.texts), "") if run.drawable else "" for run in runs]
-    return [f"{name} of {file}" for name, file in zip(names, files, strict=True)]
-
-
-def verdict(run: EmulatedRun) -> str:
-    """Findings and the costs that are wasted, in a line."""
-    faults = plural(len(run.findings), "finding") if run.findings else "no findings"
-    loads = run.global_.loads
-    used = f", {loads.used_a_sector:.1f} of 32 bytes used in each sector that is loaded" if loads.sectors else ""
-    return f"{faults}, {plural(run.shared.bank_conflicts, 'bank conflict')}{used}"
-
-
-def launched(run: EmulatedRun) -> str:
-    """The launch in words."""
-    grid, block = (" x ".join(map(str, sides)) for sides in (run.launch.grid, run.launch.block))
-    return f"grid {grid}, block {block}"
-
-
-def numbered(text: str) -> str:
-    """A source with the numbers of its lines."""
-    return "\n".join(f"{number:5}  {line}" for number, line in enumerate(text.splitlines(), 1))
-
-
-def run_sections(run: EmulatedRun) -> list[Section]:
-    """Findings, and counters by line."""
-    counts = count_run(run)
-    head, rows = counters.table(counts)
-    parts = []
-    if run.findings:
-        findings = tuple((str(finding).partition(": ")[0], str(finding).partition(": ")[2]) for finding in run.findings)
-        parts.append(Section(f"Findings in {run.kernel}", findings))
-    title = f"Counters of {run.kernel} by line{counters.of_file(counts)}"
-    parts.append(Section(title, rows, head, (counters.NOTE, by_kind(counts))))
-    if run.left_out:
-        parts.append(Section("Not compiled, because the kernel does not need it", ((", ".join(run.left_out), ""),)))
-    return parts
-
-
-def by_kind(counts: EmulatorCounts) -> str:
-    """Instructions by kind, the most frequent first."""
-    return f"Instructions by kind: {', '.join(f'{name} {number:,}' for name, number in counts.kinds.items())}."
-
-
-def summary(run: EmulatedRun) -> dict[str, object]:
-    """A run as plain data: findings, and the counters of each line."""
-    counts = count_run(run)
-    return {
-        "kernel": run.kernel,
-        "grid": run.launch.grid,
-        "block": run.launch.block,
-        "findings": [{"kind": it.kind, "line": str(it.line), "message": it.message} for it in run.findings],
-        "lines": counts.lines,
-        "total": counts.total,
-        "kinds": dict(counts.kinds),
-        "left_out": run.left_out,
-    }
-
-
-def compared(old: EmulatedRun, new: EmulatedRun) -> Section:
-    """The counters of two runs, with the costs that differ marked."""
-    first, second = titled([old, new])
-    return counts_section((first, second), "Counters of both", count_run(old), count_run(new))

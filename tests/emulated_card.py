@@ -164,12 +164,12 @@ class Card:
     def cuLaunchKernelEx(self, config, function, parameters, extra):
         grid, block = (tuple(int(getattr(config, f"{what}Dim{axis}")) for axis in "XYZ") for what in ("grid", "block"))
         source, kernel = self.kernels[function]
-        assert "_cluster<" not in kernel, "its clusters are in none of the launch's arguments"
         code = nvrtc.ptx(source, kernel, driver.find(NAME).arch)
         program = emulated_product.prepared(code.text, code.entry)
         (parameter,) = program.kernel.parameters
         argument = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, parameter.size)
-        dims = LaunchConfig(grid, block, argument, config.sharedMemBytes)
+        cluster = (*program.kernel.limits.get("reqnctapercluster", ()), 1, 1, 1)[:3]
+        dims = LaunchConfig(grid, block, argument, config.sharedMemBytes, cluster)
         self.findings += emulated(program, dims, self.memory).findings
         self.launched.append(source.removesuffix(".cu"))
         return DONE

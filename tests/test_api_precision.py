@@ -212,7 +212,7 @@ def test_an_explanation_has_the_verdict_about_the_numbers(
 def test_an_explanation_of_what_no_numbers_decide(card, operands, monkeypatch):
     monkeypatch.setattr("gemmery.api.explanation._device_limits", lambda *_: (1e5, 1e3))
     a, b, _, _ = operands
-    for chosen, name in (("f32_plus", "bf16x6 in pairs"), ("f32_strict", "bf16x6"), ("f32_tensor", "float32")):
+    for chosen, name in (("f32_plus", "paired"), ("f32_strict", "bf16x6"), ("f32_tensor", "float32")):
         scheme = gm.explain(a.rows(0, 8), b, precision=chosen).scheme
         assert (scheme.name, scheme.verdict) == (name, "")
     assert gm.explain(a, b).scheme is None

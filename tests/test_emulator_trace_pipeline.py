@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 import hopper
@@ -31,7 +29,9 @@ def traced():
     trace = PipelineTrace()
     case = hopper.pipeline(256, 512, 64 * STEPS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "emulated", partial(emulated, observers=(trace,)))
+        patch.setattr(
+            kernel, "emulated", lambda *args, **options: emulated(*args, **{**options, "observers": (trace,)})
+        )
         kernel.emulate(case.source, case.kernel, case.grid, case.block, case.args, case.shared, "sm_90a")
     return trace
 

@@ -101,7 +101,7 @@ REPEATS = {
     "simt_smem_transposed": (30, "a loop over tiles between two barriers"),
     "gemv_thread_smem": (30, "a loop over the batch, and the sum of a result"),
     "wgmma_cluster": (50, "its idea is in cluster.cuh, and its file a kernel of 8 lines with an attribute"),
-    "split_paired": (30, "its idea is how a part of a sum is added, and its kernel has six lines"),
+    "split_paired": (40, "its idea is how a part of a sum is added, and its kernel has six lines"),
 }
 
 

@@ -141,7 +141,7 @@ KERNEL(half_loads_matrices) {
   __syncwarp();
   if (EITHER(LANE < 16, true)) {
     unsigned r;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 %0, [%1];" : "=r"(r) : "r"(shared_address(s + 4 * (T % 8))));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(shared_address(s + 4 * (T % 8))));
     n[T] = r;
   }
 }
@@ -150,7 +150,7 @@ KERNEL(half_loads_matrices) {
 KERNEL(half_stores_matrices) {
   __shared__ __align__(16) int s[32];
   if (EITHER(LANE < 16, true)) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], %1;" ::"r"(shared_address(s + 4 * (T % 8))), "r"(T)
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(shared_address(s + 4 * (T % 8))), "r"(T)
                  : "memory");
   }
   __syncwarp();

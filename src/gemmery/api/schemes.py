@@ -16,7 +16,7 @@ from gemmery.ladder import float32_bounds, float32_parts
 class Float32Scheme:
     """The method that multiplies these operands, the guard's verdict about them, and the error bound of an element."""
 
-    name: str  # "fp16x3", "bf16x6", "bf16x6 in pairs" or "float32"
+    name: str  # "fp16x3", "bf16x6", "paired" (bf16x6 with sums in two numbers) or "float32"
     verdict: str  # "" where no numbers decide
     formula: str  # f(k) of the bound f(k) u |A| |B|, u = 2^-24
     bound: float  # f of this k
@@ -32,14 +32,13 @@ class Float32Scheme:
 _METHODS = {
     "fp16x3": "two halves for each float32, three products on tensor cores",
     "bf16x6": "three bfloat16 for each float32, six products on tensor cores",
-    "bf16x6 in pairs": "three bfloat16 for each float32, six products on tensor cores, sums in two numbers",
+    "paired": "three bfloat16 for each float32, six products on tensor cores, sums in two numbers",
     "float32": "CUDA cores",
 }
-_OF_RUNGS = {"split_fp16x3": "fp16x3", "split_bf16x6": "bf16x6", "split_paired": "bf16x6 in pairs"}
 _FORMULAS: dict[str, tuple[Callable[[int], float], str]] = {
     "fp16x3": (float32_bounds.two_parts, "8 + 1.01 (42 + ceil(k / 64) + 0.0013 k) + 3/8 k"),
     "bf16x6": (float32_bounds.three_parts, "2.1 + 0.68 c + 1.01 ceil(k / c), c = 64, or 16 below k = 128"),
-    "bf16x6 in pairs": (float32_bounds.pairs, "25 + (k / 32)^2 2^-25"),
+    "paired": (float32_bounds.pairs, "25 + (k / 32)^2 2^-25"),
     "float32": (float, "k"),
 }
 _ENOUGH = "two halves will do: no element is too small for them"
@@ -55,7 +54,7 @@ def scheme(x: View, y: View, prepared: PreparedLaunch) -> Float32Scheme | None:
     plan, problem, form, _ = prepared
     if not problem.precision.startswith("f32_"):
         return None
-    name, verdict = _OF_RUNGS.get(plan.rung.name, "float32"), ""
+    name, verdict = plan.rung.name.partition("split_")[2] or "float32", ""
     if name == "fp16x3":
         statuses = [
             judged(x.pointer + first, y.pointer + second, x.stream, prepared) for first, second, _ in form.offsets()

@@ -37,10 +37,8 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     place, registers, *strides = instruction.operands
     if loads:
         place, registers = registers, place
-    if not isinstance(place, Address):
+    if not isinstance(place, Address) or not isinstance(registers, Vector):
         raise refused(instruction)
-    if not isinstance(registers, Vector):  # one register needs no braces
-        registers = Vector((registers,))
     if len(registers.elements) != fragment.registers or len(strides) > (instruction.opcode.family == "wmma"):
         raise refused(instruction, f"{len(registers.elements)} registers:")
     address = lowering.address(place, instruction)

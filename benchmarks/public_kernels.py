@@ -72,7 +72,8 @@ def reason(error: str) -> str:
     if unknown := re.search(r"instruction '(\S+)", error):
         return f"instruction {unknown[1]} is not modelled"
     match = re.search(r"error: (.*)", error)
-    return (match[1] if match else re.sub(r"^PTX line \d+: ", "", error.splitlines()[0]))[:160].strip()
+    said = match[1] if match else re.sub(r"^PTX line \d+: ", "", error.splitlines()[0])
+    return re.sub(r"(?<=\s)/\S*/", "", said)[:160].strip()  # files without their folders
 
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:

@@ -201,6 +201,7 @@ def test_an_explanation_has_the_verdict_about_the_numbers(
     a.numbers[2, 290], before = planted, a.numbers[2, 290]
     explained = gm.explain(a, b, precision="f32_tensor")
     a.numbers[2, 290] = before
+    assert explained.peak_gflops == 1e5 / 3  # three products for one
     assert not {"split_fp16x3", "split_bf16x6", "split_simt"} & set(card.launched)
     assert (explained.scheme.name, explained.scheme.bound) == (name, bound(300))
     text = str(explained)

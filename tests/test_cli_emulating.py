@@ -168,6 +168,8 @@ def test_numbers_files_and_null(tmp_path):
     assert written_arguments.argument(f"{tmp_path}/x.npz:key").tolist() == [1, 1]
     with pytest.raises(ArgumentError, match=r"this file has key; write .*x.npz:key"):
         written_arguments.argument(f"{tmp_path}/x.npz:other")
+    with pytest.raises(ArgumentError, match=r"one array, without a key; write .*x.npy"):
+        written_arguments.argument(f"{tmp_path}/x.npy:key")
     assert [written_arguments.argument(text) for text in ("n=0x10", "7", "1e-3", "p=null")] == [16, 7, 1e-3, None]
 
 

@@ -179,6 +179,14 @@ def _which(problem: Problem) -> str:
     return f"for every shape; {faster}, compiled for this one, takes over where it comes often: {special.reason}"
 
 
+_IN_PARTS = {  # the products on tensor cores, by type and number, that a rung makes for one of its own
+    "split_fp16x3": ("f16", 3),
+    "split_bf16x6": ("bf16", 6),
+    "split_paired": ("bf16", 6),
+    "ozaki_int8": ("i8", 15),  # moduli
+}
+
+
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import on_device, schemes
@@ -190,9 +198,11 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     prepared = on_device.planned(x, y, options)
     plan, problem, form, _ = prepared
-    tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
-    warpgroups = plan.rung.name.startswith("wgmma_")
-    peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, warpgroups, problem.device)
+    dtype, products = _IN_PARTS.get(plan.rung.name, (problem.precision or problem.dtype, 1))
+    warpgroups = products > 1 or plan.rung.name.startswith("wgmma_")
+    tensor = warpgroups or plan.rung.name.startswith(("mma_", "wmma_"))
+    peak, bandwidth = _device_limits(dtype, tensor, warpgroups, problem.device)
+    peak /= products
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
     scheme = None if copies else schemes.scheme(x, y, prepared)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, dtypes
+from gemmery import arrays, config, dtypes
 from gemmery.api.promote import can_cast
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -15,6 +15,7 @@ from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
+PRECISIONS = (*config.FLOAT32_PRECISIONS, "f64_normwise")
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
@@ -129,6 +130,11 @@ def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, ba
     """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU."""
     options = {"precision": precision, "scale_a": scale_a, "scale_b": scale_b}
     name = next((name for name, value in options.items() if value is not None), "")
+    if name == "precision" and precision not in PRECISIONS:
+        raise ArgumentError(
+            f"precision={brief(precision)}: the CPU takes none, and a CUDA device {', '.join(map(repr, PRECISIONS))}; "
+            "leave it out on the CPU"
+        )
     if name:
         way = "leave it out on the CPU" if name == "precision" else f"multiply {name[-1]} by it first on the CPU"
         raise ArgumentError(f"{name}={brief(options[name])} applies to products on a CUDA device only; {way}")

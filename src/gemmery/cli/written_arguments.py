@@ -102,6 +102,8 @@ def _file(text: str) -> NDArray[Any]:
         reason = getattr(error, "strerror", None) or "it holds no arrays of numbers"
         raise ArgumentError(f"--arg {text}: {path} cannot be read ({reason}); save it with numpy.save") from None
     if isinstance(value, np.ndarray):
+        if key:
+            raise ArgumentError(f"--arg {text}: this file has one array, without a key; write {path}")
         return value
     keys = list(value.files)
     if key not in keys:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emulated_card import ORDINAL, installed
-from gemmery.api.quantized import prepared
+from gemmery.api.quantized import prepared, unpacked
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.launch import Ready
@@ -186,3 +186,41 @@ def test_the_launch_that_the_api_prepares(bits, monkeypatch):
 def test_other_types_have_no_launch():
     x, packed_, c = (View(0, shape, (256, 1), "f32", f"cuda:{ORDINAL}") for shape in ((1, 256), (4, 256), (1, 4)))
     assert "f16 or bf16" in prepared(x, packed_, packed_, c, 8, "")
+
+
+def unpacked_on(card, levels, scales, bits, dtype):
+    """The matrix that the kernel unpacks; the words why there is none."""
+    word = "bf16" if dtype == "bf16" else "f16"
+    w, s = card.put(packed(levels, bits), "u8"), card.put(scales, word)
+    c = card.empty(levels.shape, word)
+    views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (w, s))
+    run = unpacked(*views, word, bits)
+    if isinstance(run, Ready):
+        run(w.memory.pointer, w.memory.pointer, c.memory.pointer, 0, 0, s.memory.pointer)
+    return c.numbers if isinstance(run, Ready) else run
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize(("bits", "group"), [(8, 8), (4, 8), (8, 136), (4, 136)])
+def test_a_matrix_is_unpacked_with_one_rounding(bits, group, dtype, monkeypatch):
+    """Every level, and more elements than a block has, not as many as two have."""
+    card, rng = installed(monkeypatch), np.random.default_rng(bits)
+    levels = (np.arange(41 * 272) * 5 % 2**bits - 2 ** (bits - 1)).reshape(41, 272)
+    scales = np.exp2(rng.uniform(-6, 3, (41, 272 // group))).astype(KINDS[dtype])
+    weight = (levels * np.repeat(scales.astype(float), group, 1)).astype(KINDS[dtype])
+    result = unpacked_on(card, levels, scales, bits, dtype)
+    assert np.array_equal(result.view(np.uint16), weight.view(np.uint16))
+    assert (card.launched, card.findings) == (["unpack"], [])
+
+
+def test_what_no_kernel_unpacks_has_a_reason(monkeypatch):
+    card = installed(monkeypatch)
+    levels = np.zeros((4, 24), int)
+    assert "groups of 12" in unpacked_on(card, levels, np.ones((4, 2)), 4, "f16")
+    assert "not empty" in unpacked_on(card, levels[:0], np.ones((0, 3)), 8, "f16")
+    one, factors = View(0, (4, 24), (24, 1), "u8"), View(0, (4, 3), (12, 4), "f32")
+    assert "f16 or bf16" in unpacked(one, factors, "f32", 8)
+    assert "f16 or bf16" in unpacked(one, factors, "f16", 8)
+    assert "contiguous" in unpacked(
+        one._replace(strides=(48, 1)), factors._replace(dtype="f16", strides=(6, 2)), "f16", 8
+    )

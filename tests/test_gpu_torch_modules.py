@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason
 
 from torch import nn  # noqa: E402 # of the package that may be missing
 
-from gemmery.torch import packed_weights, quantize, quantized_linear, replace_linear  # noqa: E402
+from gemmery.torch import linear, packed_weights, quantize, quantized_linear, replace_linear  # noqa: E402
 from gemmery.torch.quantization import dequantize  # noqa: E402
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -120,6 +120,16 @@ def test_a_kernel_reads_packed_weights(rows, dtype, bits, group, activation):
     if activation:  # whose slope is at most 1.1
         exact, tolerance = torch.nn.functional.silu(exact), 1.2 * tolerance
     assert bool(((result.double() - exact).abs() <= tolerance).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("bits", "group"), [(8, 8), (8, 120), (4, 24), (4, 240)])
+def test_a_kernel_unpacks_weights_for_many_rows(bits, group, dtype):
+    packed, scales = quantize(torch.randn(1111, 1200, device="cuda", dtype=dtype), bits, group)
+    weight = packed_weights._whole(packed, scales, dtype)
+    assert torch.equal(weight, dequantize(packed, scales, bits, group, dtype))
+    x = torch.randn(65, 1200, device="cuda", dtype=dtype)
+    assert torch.equal(quantized_linear(x, packed, scales), linear(x, weight))
 
 
 def test_packed_weights_that_no_kernel_reads_are_computed_first():

@@ -1,4 +1,4 @@
-"""Products of few rows and a packed matrix on a CUDA device: 8 or 4 bits an element, a factor for each group of k."""
+"""Packed matrices on a CUDA device, of 8 or 4 bits an element and a factor for each group of k: products, unpacking."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import lru_cache
 from gemmery import arrays, dtypes
 from gemmery.arrays import View
 from gemmery.cuda.launch import CudaLaunch, Ready
+from gemmery.cuda.unpacking import PIECE, unpacking
 from gemmery.dispatch.cuda import quantized
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem
@@ -52,3 +53,26 @@ def prepared(x: View, packed: View, scales: View, c: View, bits: int, epilogue: 
     a = View(0, (1, m, k), (0, *x.strides), x.dtype)
     b = View(0, (1, k, n), (0, size, of_row), x.dtype)
     return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
+
+
+@lru_cache(maxsize=1024)
+def unpacked(packed: View, scales: View, dtype: str, bits: int) -> Ready | str:
+    """Return the launch that writes W of `dtype`, by rows, or why there is none.
+
+    `packed` and `scales` are as in `prepared`. The launch takes the address of `packed` twice, that of W, and that of
+    the factors in the place of scratch memory.
+    """
+    n, k = packed.shape[0], packed.shape[1] * 8 // bits
+    if dtype not in ("f16", "bf16") or scales.dtype != dtype:
+        return f"W of {dtype} and factors of {scales.dtype}: a kernel unpacks to f16 or bf16, with factors of the same"
+    if (
+        0 in (n, k)
+        or packed.pointer % 16
+        or any(z.strides != arrays.contiguous(z.shape, dtypes.get(z.dtype).size) for z in (packed, scales))
+    ):
+        return "a kernel unpacks weights and factors that are contiguous, at a multiple of 16 bytes, and not empty"
+    group = k // scales.shape[1]
+    if group % PIECE:
+        return f"groups of {group}: a kernel unpacks {PIECE} columns at a time, with one factor"
+    w = View(0, (1, n, k), (0, k * dtypes.get(dtype).size, dtypes.get(dtype).size), dtype)
+    return unpacking(n, k, dtype, bits, group, packed.device).ready(w, w, w)

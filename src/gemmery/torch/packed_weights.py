@@ -1,8 +1,8 @@
 """The operator `gemmery::quantized_linear`: a layer whose weight has 8 or 4 bits an element.
 
 On a CUDA device a kernel multiplies few rows by the packed weight. Other products compute the weight in the input's
-type: on a CUDA device the whole of it, on the CPU for few rows of input a part after the other, each of which is still
-in cache for its product.
+type: on a CUDA device the whole of it, by a kernel for half precision, on the CPU for few rows of input a part after
+the other, each of which is still in cache for its product.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmery import api
-from gemmery.api.quantized import prepared
+from gemmery.api import quantized
 from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
@@ -102,7 +102,7 @@ def _prepare(
     if any(z is not None and z.get_device() != device for z in (packed, scales, bias)):
         return "the tensors are on several devices"
     where, dtype, rows = f"cuda:{device}", _HALVES[x.dtype], x.numel() // k
-    run = prepared(
+    run = quantized.prepared(
         View(x.data_ptr() & 15, (rows, k), (2 * k, 2), dtype, where),
         View(packed.data_ptr() & 15, (n, columns), packed.stride(), "u8", where),
         View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
@@ -111,6 +111,24 @@ def _prepare(
         "+".join(part for part in ("" if bias is None else "bias", activation or "") if part),
     )
     return run if isinstance(run, str) else (run, (*x.shape[:-1], n))
+
+
+def _whole(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
+    """Return the weight of tensors with memory: on a CUDA device by a kernel where one unpacks these."""
+    if packed.is_cuda and packed.ndim == 2 and dtype in _HALVES and scales.dtype is dtype and not scales.is_neg():
+        device, bits = packed.get_device(), BITS[packed.dtype]
+        p, where, name = packed.data_ptr(), f"cuda:{device}", _HALVES[dtype]
+        run = quantized.unpacked(
+            View(p & 15, tuple(packed.shape), packed.stride(), "u8", where),
+            View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), name, where),
+            name,
+            bits,
+        )
+        if not isinstance(run, str) and scales.get_device() == device:
+            weight = scales.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
+            run(p, p, weight.data_ptr(), _stream_of(device), 0, scales.data_ptr())
+            return weight
+    return unpacked(packed, scales, dtype)
 
 
 def quantized_layer(
@@ -131,7 +149,7 @@ def quantized_layer(
     part = max(1, _PART // max(1, k * input.element_size()))
     few = input.numel() <= _FEW * k and input.shape[-1:] == (k,) and (bias is None or bias.shape == (n,))
     if not input.is_cpu or not few or n <= part or precision is not None:
-        return layer(input, unpacked(packed, scales, input.dtype), bias, activation, precision)
+        return layer(input, _whole(packed, scales, input.dtype), bias, activation, precision)
     result = input.new_empty((*input.shape[:-1], n))
     for start in range(0, n, part):
         of = slice(start, start + part)

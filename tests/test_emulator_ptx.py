@@ -376,7 +376,7 @@ def test_a_function_that_is_not_here_stays_a_call_by_its_name():
         ("mov.b32 %r1, 089;", "", "'089' is not a register"),
         ("mov.f32 %f1, 0f3F80;", "", "'0f3F80' is not a register"),
         (".reg .v4 .f32 v;", "", "vectors of registers are not modelled"),
-        ("call %rd1, (%r1);", "", "calls through a pointer are not modelled"),
+        ("call %rd1, (%r1);", "", "ends with its prototype or the list of its targets"),
         ("ret;", ".global .u64 p = {0xff(name)};", "initial value 0xff.name.: numbers and addresses of 8 bytes"),
         ("ret;", ".global .u32 p = {name};", "numbers and addresses of 8 bytes are modelled"),
         ("ret;", ".global .b8 p[1] = {1, 2};", "2 bytes of initial values for 1 bytes"),

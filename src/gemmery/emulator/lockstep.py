@@ -188,5 +188,11 @@ class LockStep:
         traps = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
         threads = np.flatnonzero(traps if mask is None else traps & mask)
         if threads.size:
-            what = "fails an assert()" if "__assertfail" in self.kernel.instructions[block.last - 1].text else "traps"
+            text = self.kernel.instructions[block.last - 1].text
+            what = (
+                "calls through a pointer that holds the address of no function of its prototype"
+                if "call" in text
+                else "traps"
+            )
+            what = "fails an assert()" if "__assertfail" in text else what
             report_misuse(self, block.last - 1, threads, f"{what}: on a device the launch ends here with an error")

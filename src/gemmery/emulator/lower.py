@@ -16,6 +16,7 @@ from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
 from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel, Special
+from gemmery.emulator.ptx.indirect import SWITCH, case
 from gemmery.emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
 
@@ -113,13 +114,21 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
                 raise refused(end, "a barrier or a switch under a guard:")
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
         elif entry.way == "switch":
-            guard = lowering.read(end.operands[0], "u32", end)
+            guard = (
+                lowering.read(end.operands[0], "u32", end) if end.opcode.spelling != SWITCH else _case(lowering, end)
+            )
         if isinstance(entry, Barrier):
             barrier = lowered_barrier(lowering, end, entry)
     waits = find(inside[0].opcode).waits
     gathering = convergence.gathering(lowering, first, last)
     way = "" if entry is None else entry.way
     return Block(first, last, steps, way, guard, targets, waits, barrier, gathering)
+
+
+def _case(lowering: Lowering, end: Instruction) -> Read:
+    """The place in a call's table of the function whose address a thread calls."""
+    read = lowering.read(end.operands[0], "u64", end)
+    return lambda registers: case(read(registers))
 
 
 def _step(lowering: Lowering, index: int) -> Step:

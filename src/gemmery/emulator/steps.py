@@ -107,8 +107,8 @@ class Lowering:
         for _, pointed, _ in variables[name].pointers if name in variables else ():
             if variables.get(pointed) is None or variables[pointed].space not in ("global", "const"):
                 raise EmulationError(
-                    f"variable {name} holds the address of {pointed}, which is not a variable: function pointers "
-                    "are not modelled; call the function by its name"
+                    f"variable {name} holds the address of {pointed}, which is no variable or "
+                    "function that the text defines: define it"
                 )
 
     def address(self, memory: Address, instruction: Instruction) -> Read:

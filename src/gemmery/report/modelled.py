@@ -45,7 +45,7 @@ def machine() -> str:
     barriers = {barrier.spelling for barrier in read if not {"cta", "aligned"} & {*barrier.modifiers}}
     lines = (
         f"- Data, matrices and order: {others}.",
-        f"- Control: {ends}; `call` of functions that the text defines, put in its place, and of `printf`.",
+        f"- Control: {ends}; `call` of the text's functions, by name or through a pointer, and of `printf`.",
         f"- `atom` and `red`: {changes}.",
         f"- Barriers of a block and of a warp: {_spans(sorted(barriers))}.",
         f"- Special registers: {_spans(specials.names())}.",

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Opcode, Operand, Register, Vector
+from gemmery.emulator.ptx.indirect import prototype, through
 from gemmery.emulator.ptx.opcodes import opcode
 from gemmery.emulator.ptx.scopes import Scope, free_name, parts
 from gemmery.emulator.ptx.variables import REGISTERS, variable
@@ -119,10 +120,15 @@ class Body:
         rest = parts("".join(operands.split()))
         results = rest.pop(0) if rest and rest[0].startswith("(") else "()"
         name = rest.pop(0) if rest else ""
-        if not name or rest[1:] or self.scope.register(name):
-            raise EmulationError("calls through a pointer are not modelled: call the function by its name")
-        passed = [Vector(self.scope.operands(group[1:-1])) for group in (results, rest[0] if rest else "()")]
-        return Opcode("call", (name,), (), f"call {name}", "call", ""), tuple(passed)
+        parameters = rest.pop(0) if rest and rest[0].startswith("(") else "()"
+        passed = tuple(Vector(self.scope.operands(group[1:-1])) for group in (results, parameters))
+        if pointer := self.scope.register(name):
+            if len(rest) != 1:
+                raise EmulationError("a call through a pointer ends with its prototype or the list of its targets")
+            return through(self.scope.table(rest[0])), (*passed, pointer)
+        if not name or rest:
+            raise EmulationError("a call has results, a function and parameters: call (%r1), f, (%r2)")
+        return Opcode("call", (name,), (), f"call {name}", "call", ""), passed
 
     def _location(self, match: re.Match[str]) -> None:
         """Read `.loc 2 19 5, function_name f, inlined_at 1 14 7`; the caller may itself have been inlined."""
@@ -157,10 +163,13 @@ class Body:
         word = text[1:].replace(".", " ").partition(" ")[0].strip()
         if word == "reg":
             self._registers(text)
-        elif word == "branchtargets":
+        elif word in ("branchtargets", "calltargets", "callprototype"):
             del self.labels[self.scope.labels.pop(self._table)]
-            self.scope.tables[self._table] = [name.strip() for name in text[len(".branchtargets") :].split(",")]
-        elif word not in ("pragma", "callprototype", "calltargets"):
+            names = [name.strip() for name in text[len(word) + 1 :].split(",")]
+            self.scope.tables[self._table] = [prototype(text)] if word == "callprototype" else names
+            if word == "calltargets":
+                self.scope.pointed.update(names)
+        elif word != "pragma":
             self.scope.add(variable(text)[0])
 
     def _registers(self, text: str) -> None:

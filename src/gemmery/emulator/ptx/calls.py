@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from gemmery.emulator.ptx import Address, Instruction, Label, Operand, Register, Symbol, Vector
+import numpy as np
+
+from gemmery.emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
 from gemmery.emulator.ptx.body import Body
+from gemmery.emulator.ptx.indirect import NAME, SWITCH, case, reachable, signature
 from gemmery.emulator.ptx.opcodes import opcode
 from gemmery.emulator.ptx.variables import SIZES
 from gemmery.errors import EmulationError
@@ -28,14 +32,38 @@ class DeviceFunction:
     results: tuple[Operand, ...]
     parameters: tuple[Operand, ...]
 
+    @property
+    def signature(self) -> str:
+        """The sizes of its results and parameters."""
+        return signature(*(map(self._size, group) for group in (self.results, self.parameters)))
 
-def expand(body: Body, own: Collection[str], functions: Mapping[str, DeviceFunction]) -> None:
+    def _size(self, operand: Operand) -> int:
+        if isinstance(operand, Symbol):
+            return self.body.scope.memory[operand.name].size
+        return SIZES.get(operand.type, 0) if isinstance(operand, Register) else 0
+
+
+class Functions(NamedTuple):
+    """The functions of a module."""
+
+    defined: Mapping[str, DeviceFunction]
+    pointed: Mapping[str, int]  # the addresses of those whose address is used
+
+    def called(self, instruction: Instruction) -> list[str]:
+        """Return the functions that an instruction may call, without those that the text does not define."""
+        if instruction.opcode.name == NAME:
+            known = {name: self.defined[name].signature for name in self.pointed if name in self.defined}
+            return reachable(instruction.opcode, known)
+        return [name for name in (_callee(instruction),) if name in self.defined]
+
+
+def expand(body: Body, own: Collection[str], functions: Functions) -> None:
     """Inline all calls of a kernel's body, recursively; `own` are the kernel's parameters.
 
     Calls of functions that the text does not define remain, as an instruction "call vprintf". Raises EmulationError for
     recursion, and for parameters that are read in other parts than they were written in.
     """
-    if not any(_callee(instruction) for instruction in body.instructions):
+    if not any(instruction.opcode.family == "call" for instruction in body.instructions):
         return
     reached: dict[str, DeviceFunction] = {}
     _reach(body, functions, (), reached, {})
@@ -49,7 +77,7 @@ def expand(body: Body, own: Collection[str], functions: Mapping[str, DeviceFunct
     for callee in bodies:
         for instruction in callee.instructions:
             _find_slots(instruction, slots)
-    expansion = _Expansion(reached, slots, body.scope.types)
+    expansion = _Expansion(functions, slots, body.scope.types)
     expansion.put(body.instructions, body.labels, "", None)
     body.instructions, body.labels = expansion.instructions, expansion.labels
     for callee in bodies[1:]:
@@ -62,7 +90,7 @@ def expand(body: Body, own: Collection[str], functions: Mapping[str, DeviceFunct
 
 def _reach(
     body: Body,
-    functions: Mapping[str, DeviceFunction],
+    functions: Functions,
     chain: tuple[str, ...],
     reached: dict[str, DeviceFunction],
     sizes: dict[str, int],
@@ -71,15 +99,14 @@ def _reach(
     if len(chain) > DEEPEST:
         raise EmulationError(f"calls are nested more than {DEEPEST} deep, down to {chain[-1]}: use a loop")
     size = len(body.instructions)
-    for instruction in body.instructions:
-        name = _callee(instruction)
-        if name not in functions:
-            continue
+    for instruction, name in [(each, name) for each in body.instructions for name in functions.called(each)]:
         if name in chain:
+            if instruction.opcode.name == NAME:
+                continue  # an error if a thread does it
             raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modelled; use a loop")
         if name not in sizes:
-            reached[name] = functions[name]
-            sizes[name] = _reach(functions[name].body, functions, (*chain, name), reached, sizes)
+            function = reached[name] = functions.defined[name]
+            sizes[name] = _reach(function.body, functions, (*chain, name), reached, sizes)
         size += sizes[name]
         if size > LONGEST:
             raise EmulationError(
@@ -92,7 +119,7 @@ def _reach(
 def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> None:
     """Record the parts of parameters that an instruction reads or writes: variable -> offset -> bytes."""
     for operand in instruction.operands:
-        if isinstance(operand, Symbol) and operand.name in slots and not _callee(instruction):
+        if isinstance(operand, Symbol) and operand.name in slots:
             raise EmulationError(f"{_where(instruction)}: taking the address of a parameter is not modelled; {WAY_OUT}")
         if not isinstance(operand, Address) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
             continue
@@ -134,13 +161,12 @@ def _where(instruction: Instruction) -> str:
 class _Expansion:
     """The instructions of a kernel during inlining."""
 
-    def __init__(
-        self, functions: Mapping[str, DeviceFunction], slots: dict[str, dict[int, int]], registers: dict[str, str]
-    ) -> None:
+    def __init__(self, functions: Functions, slots: dict[str, dict[int, int]], registers: dict[str, str]) -> None:
         self.functions, self.slots, self.registers = functions, slots, registers
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.calls = 0
+        self.chain: list[str] = []  # the functions around the instruction
 
     def put(self, instructions: list[Instruction], labels: Mapping[str, int], suffix: str, end: str | None) -> None:
         """Append a body; its labels get a suffix, and its returns branch to the label `end`, unless it is None."""
@@ -149,8 +175,10 @@ class _Expansion:
         for instruction in instructions:
             begins.append(len(self.instructions))
             name = _callee(instruction)
-            if name in self.functions:
-                self._call(instruction, self.functions[name])
+            if instruction.opcode.name == NAME:
+                self._call_through(instruction)
+            elif name in self.functions.defined:
+                self._call(instruction, self.functions.defined[name])
             elif name:
                 # A failed assert() ends the launch.
                 what = opcode("trap") if name == "__assertfail" else instruction.opcode
@@ -174,23 +202,53 @@ class _Expansion:
         self.calls += 1
         suffix = f"@{self.calls}"
         end = f"{function.name}{suffix}"
-        results, passed = instruction.operands
+        results, passed, *_ = instruction.operands
         assert isinstance(results, Vector)
         assert isinstance(passed, Vector)
         if len(passed.elements) != len(function.parameters) or len(results.elements) != len(function.results):
             raise EmulationError(
                 f"{_where(instruction)}: {function.name} is called with other parameters: pass as many as declared"
             )
-        if instruction.guard is not None:
-            skip = replace(instruction, opcode=opcode("bra"), operands=(Label(end),), negated=not instruction.negated)
-            self.instructions.append(skip)
-        plain = replace(instruction, guard=None, negated=False)
+        plain = self._unguarded(instruction, end)
         for formal, actual in zip(function.parameters, passed.elements, strict=True):
             self._pass(plain, formal, actual)
+        self.chain.append(function.name)
         self.put(function.body.instructions, function.body.labels, suffix, f"return{suffix}")
+        self.chain.pop()
         self.labels[f"return{suffix}"] = len(self.instructions)
         for actual, formal in zip(results.elements, function.results, strict=True):
             self._pass(plain, actual, formal)
+        self.labels[end] = len(self.instructions)
+
+    def _unguarded(self, call: Instruction, end: str) -> Instruction:
+        """Return a call without its guard; threads for which the guard is false branch to the label `end`."""
+        if call.guard is not None:
+            skip = replace(call, opcode=opcode("bra"), operands=(Label(end),), negated=not call.negated)
+            self.instructions.append(skip)
+        return replace(call, guard=None, negated=False)
+
+    def _call_through(self, instruction: Instruction) -> None:
+        """Branch to a copy of each function whose address the pointer may hold; trap if it holds another."""
+        self.calls += 1
+        suffix = f"@{self.calls}"
+        end, other = f"end{suffix}", f"other{suffix}"
+        plain = self._unguarded(instruction, end)
+        names = self.functions.called(instruction)
+        places = {int(case(np.uint64(self.functions.pointed[name]))): name for name in names}
+        table = [places.get(place, other) for place in range(max(places, default=-1) + 1)]
+        labels = Vector(tuple(Label(name if name == other else f"to {name}{suffix}") for name in (*table, other)))
+        self.instructions.append(replace(plain, opcode=opcode(SWITCH), operands=(instruction.operands[2], labels)))
+        leave = replace(plain, opcode=opcode("bra"), operands=(Label(end),))
+        for name in names:
+            self.labels[f"to {name}{suffix}"] = len(self.instructions)
+            if name in self.chain:
+                recursive = Opcode("call", (f"{name} by itself",), (), "call", "call", "")
+                self.instructions.append(replace(plain, opcode=recursive, operands=()))
+            else:
+                self._call(plain, self.functions.defined[name])
+            self.instructions.append(leave)
+        self.labels[other] = len(self.instructions)
+        self.instructions.append(replace(plain, opcode=opcode("trap"), operands=()))
         self.labels[end] = len(self.instructions)
 
     def _passed(self, call: Instruction) -> tuple[Operand, ...]:

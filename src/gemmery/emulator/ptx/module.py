@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 
 from gemmery.emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
-from gemmery.emulator.ptx.calls import DeviceFunction, expand
+from gemmery.emulator.ptx.calls import DeviceFunction, Functions, expand
+from gemmery.emulator.ptx.indirect import address, with_functions
 from gemmery.emulator.ptx.scopes import Scope
 from gemmery.emulator.ptx.variables import REGISTERS, laid_out, variable
 from gemmery.errors import EmulationError
@@ -59,9 +60,16 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
             elif match["variable"]:
                 if not match["variable"].startswith(".pragma"):
                     scope.add(variable(match["variable"])[0])
-            elif match["opening"] == "{":
+            elif match["function"] == "func":
+                scope.functions.setdefault(match["name"], address(len(scope.functions)))
+            if match["opening"] == "{":
                 kernel = match["function"] == "entry"
-                inside = Scope(scope, "" if kernel else f".{match['name']}")
+                inside = Scope(
+                    scope,
+                    "" if kernel else f".{match['name']}",
+                    functions=scope.functions,
+                    pointed=scope.pointed,
+                )
                 body = Body(text, match.end(), inside, files, wrappers)
                 if kernel:
                     kernels[match["name"]] = body, _parameters(match["parameters"] or "", inside), match["limits"]
@@ -73,9 +81,11 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
         at = body.read() if match["opening"] == "{" else match.end()
     if not kernels:
         raise EmulationError("this PTX has no .entry: a kernel is a function that is __global__")
-    outer, _ = _spaces(scope.variables.values(), ("global", "const"))
+    initial = {name for variable in scope.variables.values() for _, name, _ in variable.pointers}
+    pointed = {name: at for name, at in scope.functions.items() if name in initial | scope.pointed}
+    outer, _ = _spaces([with_functions(each, pointed) for each in scope.variables.values()], ("global", "const"))
     for body, parameters, _ in kernels.values():
-        expand(body, [parameter.name for parameter in parameters], functions)
+        expand(body, [parameter.name for parameter in parameters], Functions(functions, pointed))
     read = {name: _kernel(name, *kernel, scope, outer) for name, kernel in kernels.items()}
     return PtxModule(facts.get("version", ""), facts.get("target", ""), read)
 

@@ -116,16 +116,18 @@ class Scope:
     types: dict[str, str] = field(default_factory=dict)  # all registers of the function, name -> type
     memory: dict[str, Variable] = field(default_factory=dict)  # all variables of the function
     used: set[str] = field(default_factory=set)  # variables that the function uses
+    functions: dict[str, int] = field(default_factory=dict)  # of the module, with their addresses
+    pointed: set[str] = field(default_factory=set)  # functions whose address is used
     registers: dict[str, Register] = field(default_factory=dict)  # by the name as written
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # %r<10>: "%r" -> 10, "b32"
     variables: dict[str, Variable] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
+    tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
     read: dict[str, Operand] = field(default_factory=dict)  # operands that were read before, by their text
 
     def inside(self) -> Scope:
         """Return a new scope within this one, in the same function."""
-        return Scope(self, self.suffix, self.types, self.memory, self.used)
+        return Scope(self, self.suffix, self.types, self.memory, self.used, self.functions, self.pointed)
 
     def _outward(self) -> Iterator[Scope]:
         """Yield this scope, then those around it."""
@@ -180,7 +182,7 @@ class Scope:
         for scope in self._outward():
             if name in scope.tables:
                 return scope.tables[name]
-        raise EmulationError(f"{name!r} is not a .branchtargets of this function")
+        raise EmulationError(f"{name!r} is not a list of targets or a prototype of this function")
 
     def operands(self, text: str) -> tuple[Operand, ...]:
         """Read all operands of an instruction; raises EmulationError with the text of an invalid one."""
@@ -218,6 +220,9 @@ class Scope:
         variable = self.variable(text)
         if variable is not None:
             return Symbol(variable.name)
+        if text in self.functions:
+            self.pointed.add(text)
+            return Immediate(self.functions[text])
         constant = _constant(text)
         if constant is not None:
             return constant

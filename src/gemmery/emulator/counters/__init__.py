@@ -32,6 +32,8 @@ SHARED = {
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
 }
+FEW = 1 << 11  # threads of a chunk whose accesses are counted together, up to this many lanes: a tenth of the time
+TOGETHER = 1 << 12
 PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 
 # By instruction, then by space and field: sums in the order of the fields of Banked or Traffic.
@@ -51,6 +53,8 @@ class Counters(Observer):
         self._written: Counted = {}  # accesses as they are in the PTX
         self._wide: Counted = {}  # merged accesses, at the instruction that represents them
         self._patterns: dict[Any, tuple[int, ...]] = {}
+        # Accesses of few threads that are not counted yet: by instruction, space, kind and width.
+        self._later: dict[tuple[int, str, str, int], list[tuple[Indices, Mask]]] = {}
         self._source: Access | None = None  # the read of the cp.async whose write is the next event
         self._latest_copied: dict[int, tuple[tuple[Any, ...], banks.Served]] = {}
         self._latest_served: dict[tuple[int, int], tuple[Indices, Mask, tuple[int, ...]]] = {}
@@ -76,6 +80,13 @@ class Counters(Observer):
             self._divergent[index] += int(np.count_nonzero(going.any(axis=1) & staying.any(axis=1)))
 
     def access(self, machine: Machine, event: Access) -> None:
+        if machine.threads <= FEW and event.addresses.ndim and event.kind not in ("cp.async", "bulk"):
+            key = event.index, event.space, event.kind, event.width
+            later = self._later.setdefault(key, [])
+            later.append((event.addresses, event.mask))  # registers are never written in place
+            if len(later) * machine.threads >= TOGETHER:
+                self._count_later(*key)
+            return
         self._count(self._written, machine, event)
         merge = self._merges.get(event.index)
         if merge is None or merge.first != event.index:
@@ -91,17 +102,24 @@ class Counters(Observer):
         elif event.kind == "bulk":
             cost = _copied(machine, event)
         elif event.space == "local":
-            cost = _interleaved(machine, event)
+            cost = _interleaved(machine.spread(event.addresses), event.mask, event.width)
         else:
             cost = self._moved(machine, event)
         if event.kind == "cp.async":
             self._source = event if event.space == "global" else None
-        ways = SHARED if event.space == "shared" else GLOBAL
-        if event.kind in ways:
-            places = counted.setdefault(event.index, {})
-            sums = places.setdefault((event.space, ways[event.kind]), [0] * len(cost))
-            for place, value in enumerate(cost):
-                sums[place] += value
+        _add(counted, event.index, event.space, event.kind, cost)
+
+    def _count_later(self, index: int, space: str, kind: str, width: int) -> None:
+        """Count the accesses of one instruction that were left for later."""
+        accesses = self._later.pop((index, space, kind, width))
+        mask: Mask = None
+        if any(some is not None for _, some in accesses):
+            mask = np.concatenate([np.ones(at.shape, bool) if some is None else some for at, some in accesses])
+        addresses = np.concatenate([at for at, _ in accesses])
+        _add(self._written, index, space, kind, _cost(addresses, mask, space, kind, width))
+        merge = self._merges.get(index)
+        if merge is not None and merge.first == index:
+            _add(self._wide, index, space, kind, _cost(addresses + merge.offset, mask, space, kind, merge.width))
 
     def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
         """The cost in shared memory; most blocks use the same addresses, or the previous step's plus a constant."""
@@ -179,12 +197,18 @@ class Counters(Observer):
 
     def forget_accesses(self) -> None:
         """Free the addresses kept from the latest accesses, at the end of a run."""
+        self._count_rest()
         for addresses in (self._latest_copied, self._latest_served, self._latest_moved, self._patterns):
             addresses.clear()
         self._source = None
 
+    def _count_rest(self) -> None:
+        for key in list(self._later):
+            self._count_later(*key)
+
     def counts(self, merged: bool = True) -> Counts:
         """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX."""
+        self._count_rest()
         warps, threads = self._executed(merged)
         frames: dict[Frames, defaultdict[CountKey, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
@@ -196,6 +220,7 @@ class Counters(Observer):
 
     def instruction(self, index: int, merged: bool = True) -> Counts:
         """Return the counts of one instruction, which are empty if ptxas merges it into another."""
+        self._count_rest()
         warps, threads = self._executed(merged)
         instruction = self._kernel.instructions[index]
         sums: defaultdict[CountKey, int] = defaultdict(int)
@@ -271,10 +296,28 @@ def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
     return copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
 
 
-def _interleaved(machine: Machine, event: Access) -> tuple[int, ...]:
+def _cost(addresses: Indices, mask: Mask, space: str, kind: str, width: int) -> tuple[int, ...]:
+    """Count loads, stores and atomics of any number of warps."""
+    if space == "shared":
+        return banks.served(*_warps(addresses, mask), width, kind) if kind in SHARED else ()
+    if space == "local":
+        return _interleaved(addresses, mask, width)
+    return banks.moved(*_warps(addresses, mask), width)
+
+
+def _add(counted: Counted, index: int, space: str, kind: str, cost: tuple[int, ...]) -> None:
+    ways = SHARED if space == "shared" else GLOBAL
+    if kind in ways:
+        places = counted.setdefault(index, {})
+        sums = places.setdefault((space, ways[kind]), [0] * len(cost))
+        for place, value in enumerate(cost):
+            sums[place] += value
+
+
+def _interleaved(addresses: Indices, mask: Mask, width: int) -> tuple[int, ...]:
     """Count local memory, where each 4-byte word of the 32 lanes takes 128 consecutive bytes."""
-    lanes, mask = _warps(machine.spread(event.addresses), event.mask)
+    lanes, mask = _warps(addresses, mask)
     places = (lanes >> 2) * (4 * banks.WARP) + 4 * np.arange(banks.WARP)
-    words = -(-event.width // 4)
-    requests, sectors, used = banks.moved(places, mask, min(4, event.width))
+    words = -(-width // 4)
+    requests, sectors, used = banks.moved(places, mask, min(4, width))
     return requests, words * sectors, words * used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class Orders:
     tickets: Flags
     with_fences: Flags  # atomic or volatile accesses of a kernel that has fences
     hands_over: bool  # whether threads may synchronize by global memory
+    products: bool  # whether there are products of warpgroups
+    bulk_groups: bool  # whether there are bulk copies out of shared memory
 
     def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
         """Pairs of accesses that do not race because both are atomic, or volatile and of different warps.
@@ -65,6 +68,7 @@ class Orders:
         return pairs
 
 
+@lru_cache(maxsize=64)
 def orders(kernel: PtxKernel) -> Orders:
     """The orders of a kernel."""
     opcodes = [instruction.opcode for instruction in kernel.instructions]
@@ -89,6 +93,8 @@ def orders(kernel: PtxKernel) -> Orders:
         _flags(map(is_ticket, opcodes)),
         (atomic | volatile) & fence.any(),
         bool((ordered & (fence.any() | releases | acquires)).any()),
+        any(opcode.name == "wgmma.mma_async" for opcode in opcodes),
+        any("bulk_group" in opcode.modifiers for opcode in opcodes),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gemmery.emulator.instructions import written
 from gemmery.emulator.memory import Global
@@ -51,27 +52,31 @@ class Reach:
 def reach(kernel: PtxKernel, memory: Global, parameters: bytes) -> Reach:
     """The reach of a launch's instructions."""
     origins = _origins(kernel)
-    arrays: list[frozenset[str] | None] = []
+    arrays: list[frozenset[str] | None] = [frozenset()] * len(kernel.instructions)
     nulls: set[int] = set()
     written: set[str] = set()
     everything = False
-    for index, instruction in enumerate(kernel.instructions):
-        place = reached(instruction)
-        if place is None:
-            arrays.append(frozenset())
-            continue
+    reaching = _reaching(kernel)
+    for index, place in reaching.items():
         names, null = _arrays(_of(place.base, origins), kernel, memory, parameters)
-        arrays.append(names)
+        arrays[index] = names
         if null:
             nulls.add(index)
-        if _writes(instruction.opcode):
+        if _writes(kernel.instructions[index].opcode):
             everything |= names is None
             written |= names or set()
-    followed = tuple(
-        reached(instruction) is not None and (everything or some is None or not written.isdisjoint(some))
-        for instruction, some in zip(kernel.instructions, arrays, strict=True)
-    )
-    return Reach(followed, tuple(arrays), frozenset(nulls))
+    followed = [False] * len(arrays)
+    for index in reaching:
+        some = arrays[index]
+        followed[index] = everything or some is None or not written.isdisjoint(some)
+    return Reach(tuple(followed), tuple(arrays), frozenset(nulls))
+
+
+@lru_cache(maxsize=64)
+def _reaching(kernel: PtxKernel) -> Mapping[int, Address]:
+    """The instructions that may access global memory, with their operands."""
+    places = ((index, reached(instruction)) for index, instruction in enumerate(kernel.instructions))
+    return {index: place for index, place in places if place is not None}
 
 
 def reached(instruction: Instruction) -> Address | None:
@@ -119,7 +124,8 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
     return frozenset((base.name,)) if isinstance(base, Symbol) else frozenset()
 
 
-def _origins(kernel: PtxKernel) -> dict[str, Origins]:
+@lru_cache(maxsize=64)
+def _origins(kernel: PtxKernel) -> Mapping[str, Origins]:
     """The origins of each 64-bit register."""
     offsets = {parameter.name: parameter.offset for parameter in kernel.parameters}
     wide = [instruction for instruction in kernel.instructions if _makes_wide(instruction)]

@@ -39,9 +39,9 @@ class SharedRaces:
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
         # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
         self._readers: list[tuple[Products | Bulk, str, str]] = []
-        if any(opcode.name == "wgmma.mma_async" for opcode in self._opcodes):
+        if orders.products:
             self._readers.append((machine.unit(Products), "wgmma", "wgmma.wait_group"))
-        if any("bulk_group" in opcode.modifiers for opcode in self._opcodes):
+        if orders.bulk_groups:
             self._readers.append((machine.unit(Bulk), "bulk copy", "cp.async.bulk.wait_group.read"))
 
     def access(self, event: Access) -> None:

@@ -167,9 +167,9 @@ class Parameter:
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PtxKernel:
-    """An entry point, with its device functions inlined."""
+    """An entry point, with its device functions inlined; what is derived from it is kept by its identity."""
 
     name: str
     parameters: tuple[Parameter, ...]

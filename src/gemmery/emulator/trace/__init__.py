@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -98,7 +99,7 @@ class Trace(Observer):
         self._launch = -1
         self._kernel: PtxKernel | None = None
         self._watching = False
-        self._origins: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._origins: Mapping[int, tuple[tuple[int, int], ...]] = {}
         self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory
         self._fetched: dict[int, _Block] = {}  # the latest access of each
         self._places: dict[int, int] = {}
@@ -109,7 +110,7 @@ class Trace(Observer):
         self._watching = machine.kernel is not self._kernel
         if self._watching:
             self._launch, self._kernel = self._launch + 1, machine.kernel
-            self._origins, self._fetched = origins(machine.kernel.instructions), {}
+            self._origins, self._fetched = origins(machine.kernel), {}
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
             self.arrays = {array.name: range(array.start, array.stop) for array in machine.memory.allocations}
 
@@ -251,12 +252,14 @@ def _stretch(machine: Machine, first: int, last: int, lanes: ActiveLanes) -> Str
     return Stretch(min(lines, key=attrgetter("number")), max(lines, key=attrgetter("number")), last - first, lanes)
 
 
-def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int, int], ...]]:
+@lru_cache(maxsize=64)
+def origins(kernel: PtxKernel) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """Return for each store to shared memory the loads from global memory whose values it stores.
 
     For each stored register these are the index of the load, and the offset of the value in the loaded bytes. Values
     are traced through moves and conversions; stores of other values are left out.
     """
+    instructions = kernel.instructions
     writers: dict[str, list[int]] = {}
     for index, instruction in enumerate(instructions):
         for register in written(instruction):

@@ -49,8 +49,8 @@ class OnDevice:
 class Launches:
     """Launches that keep their arguments."""
 
-    def __init__(self, workspace=0):
-        self.workspace, self.calls = workspace, []
+    def __init__(self, workspace=0, kept=(False, False)):
+        self.workspace, self.kept, self.calls = workspace, kept, []
 
     def __call__(self, *arguments):
         self.calls.append(arguments)
@@ -76,10 +76,10 @@ def torch(monkeypatch):
     )
 
 
-def known(options, out=None, run=None, apart=((-36, 36),) * 5):
+def known(options, out=None, run=None, apart=((-36, 36),) * 5, parts=(0, 0)):
     """Let the path know a call with tensors at 1024 and 2048."""
     tensors = (OnDevice, OnDevice)
-    key, used, _ = quick_options._key(OnDevice(1024), OnDevice(2048), out, options, tensors)
+    key, used, _ = quick_options._key(OnDevice(1024), OnDevice(2048), out, options, tensors, parts)
     run = run or Launches()
     served = SimpleNamespace(countdown=0, run=run)
     count = len(used) - (out is not None)
@@ -150,7 +150,17 @@ def test_addresses_of_bias_and_factors_reach_the_launch(torch):
 def test_a_product_without_options_is_served_too(torch):
     run = known(NO_OPTIONS)
     quick_options._path(torch)(OnDevice(1024), OnDevice(2048), None, NO_OPTIONS)
-    assert run.calls == [(1024, 2048, 1 << 20, 7, 0, 0, (0.5, 0.0))]
+    assert run.calls == [(1024, 2048, 1 << 20, 7, 0, 0, (0.5, 0.0), ())]
+
+
+@pytest.mark.parametrize("kept", [(False, True), (False, False)])
+def test_addresses_of_parts_reach_the_launch_that_reads_them(torch, kept):
+    options, multiply = Options(precision="f32_tensor"), quick_options._path(torch)
+    run = known(options, run=Launches(kept=kept), parts=(512, 256))
+    assert multiply(OnDevice(1024), OnDevice(2048), None, options) is None  # the arrays themselves
+    assert multiply(OnDevice(1024), OnDevice(2048), None, options, (0, 256)) is None
+    assert multiply(OnDevice(1024), OnDevice(2048), None, options, (768, 128)) is not None
+    assert [call[7] for call in run.calls] == [(0, 128, 0) if any(kept) else ()]
 
 
 def test_a_bias_of_another_type_is_converted_at_each_call(torch):

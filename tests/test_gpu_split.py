@@ -161,7 +161,8 @@ def test_operands_that_are_split_before(precision, kind):
     for x, y in ((a, gm.split(b)), (gm.split(a, "a"), b), (gm.split(a, "a"), gm.split(b.T.contiguous().T))):
         by_columns = torch.empty_strided((300, 520), (1, 300), device="cuda")
         gm.matmul(x, y, out=by_columns, **options)
-        assert torch.equal(gm.matmul(x, y, **options).nan_to_num(), wanted.nan_to_num())
+        for _ in range(2):  # the second time by the short path
+            assert torch.equal(gm.matmul(x, y, **options).nan_to_num(), wanted.nan_to_num())
         assert torch.equal(by_columns.nan_to_num(), gm.matmul(a, b, out=by_columns.clone(), **options).nan_to_num())
 
 

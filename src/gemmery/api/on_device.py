@@ -78,7 +78,7 @@ def product(
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
-    as_before = name == "matmul" and operands.x is x and operands.y is y and not any(parts)
+    as_before = name == "matmul" and operands.x is x and operands.y is y
     short = short and not any(parts)
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
     if target is not None and target.dtype == result and not moved and not turned:
@@ -280,7 +280,8 @@ def _remember(
         return
     if not short:
         scalars = (options.alpha.real, options.beta.real)
-        quick_options.remember(a, b, out, options._replace(precision=requested), target, served, scalars)
+        options = options._replace(precision=requested)
+        quick_options.remember(a, b, out, options, target, served, scalars, operands.parts)
     elif not operands.owners:
         if options.alpha == 1 and options.beta == 0:
             name = quick.PLAIN[name]

@@ -18,13 +18,12 @@ from gemmery.arrays import View
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.api.options import Options
     from gemmery.api.prepared import TieredLaunch
 
 # (a, b, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
 NewPath = Callable[[Any, Any, str, tuple[float, float] | None], Any]
 IntoPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]  # the same with out after b
-OptionPath = Callable[[Any, Any, Any, "Options"], Any]  # a, b, out and options -> as those
+OptionPath = Callable[..., Any]  # a, b, out, options, and addresses of parts of operands that were split -> as those
 OPTION_PATHS: dict[type, OptionPath] = {}  # those of quick_options.py, for other products than those of FAST_PATHS
 # (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a product
 Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[TieredLaunch, Ints, Ints] | None"]

@@ -42,14 +42,24 @@ def forget() -> None:
 
 
 def remember(
-    a: Any, b: Any, out: Any, options: Options, target: View, served: TieredLaunch, scalars: tuple[float, float]
+    a: Any,
+    b: Any,
+    out: Any,
+    options: Options,
+    target: View,
+    served: TieredLaunch,
+    scalars: tuple[float, float],
+    parts: tuple[int, int] = (0, 0),
 ) -> None:
-    """Use this path for calls like this one, if all their arrays are PyTorch's; `target` is the view of the result."""
+    """Use this path for calls like this one, if all their arrays are PyTorch's; `target` is the view of the result.
+
+    `parts` are the addresses of the parts of A and of B, where they were split before.
+    """
     torch = sys.modules.get("torch")
     if torch is None or type(a) not in quick.tensor_types(torch):
         return
     tensors = quick.tensor_types(torch)
-    call = _key(a, b, out, options, tensors) if type(b) in tensors else None
+    call = _key(a, b, out, options, tensors, parts) if type(b) in tensors else None
     if call is None:
         return
     key, used, _ = call
@@ -72,7 +82,7 @@ def remember(
 
 
 def _key(
-    a: Any, b: Any, out: Any, options: Options, tensors: tuple[type, ...]
+    a: Any, b: Any, out: Any, options: Options, tensors: tuple[type, ...], split: tuple[int, int] = (0, 0)
 ) -> tuple[tuple[Any, ...], list[Any], list[int]] | None:
     """Return what identifies a call, the tensors that it reads and then writes, and their addresses.
 
@@ -93,10 +103,19 @@ def _key(
             return None
     addresses = [z.data_ptr() for z in used]
     parts += (a.get_device(), quick.low_bits(addresses[0], addresses[1], 0 if out is None else addresses[-1]))
+    if any(split):
+        parts += map(bool, split)
     return tuple(parts), used, addresses
 
 
 _NUMBERS = (int, float)
+
+
+def _parts_read(parts: tuple[int, int], reads: tuple[bool, bool]) -> tuple[int, ...]:
+    """Return the last argument of a launch: the addresses of the parts that it reads; nothing if it reads none."""
+    if not any(parts) or not any(reads):
+        return ()
+    return parts[0] if reads[0] else 0, parts[1] if reads[1] else 0, 0
 
 
 def _path(torch: Any) -> quick.OptionPath:
@@ -105,7 +124,7 @@ def _path(torch: Any) -> quick.OptionPath:
     tracing, modes, transforms = arrays.recorders(torch)
     forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
 
-    def multiply(a: Any, b: Any, out: Any, options: Options) -> Any:
+    def multiply(a: Any, b: Any, out: Any, options: Options, parts: tuple[int, int] = (0, 0)) -> Any:
         ordinal = a.get_device()
         if ordinal < 0 or type(b) not in tensors or options.threads is not None:
             return None
@@ -114,7 +133,7 @@ def _path(torch: Any) -> quick.OptionPath:
         if type(options.batch_invariant) is not bool:  # 1 is True to a dictionary, and refused
             return None
         try:
-            key, used, addresses = _key(a, b, out, options, tensors)  # type: ignore[misc]
+            key, used, addresses = _key(a, b, out, options, tensors, parts)  # type: ignore[misc]
             call = _CALLS.get(key)
         except (RuntimeError, TypeError):  # a tensor without memory, an option that has no key, or no tensor
             return None
@@ -128,12 +147,14 @@ def _path(torch: Any) -> quick.OptionPath:
             result, r = out, addresses[-1]
             if any(low < r - address < high for address, (low, high) in zip(addresses, call.apart, strict=False)):
                 return None
-        launch(call, a, options, addresses, ordinal)
+        launch(call, a, options, addresses, ordinal, parts)
         if out is not None:
             written((out,))
         return result
 
-    def launch(call: KnownCall, a: Any, options: Options, addresses: list[int], ordinal: int) -> None:
+    def launch(
+        call: KnownCall, a: Any, options: Options, addresses: list[int], ordinal: int, parts: tuple[int, int]
+    ) -> None:
         bias, scale_a, scale_b = options.bias, options.scale_a, options.scale_b
         p, q, *others, r = addresses
         start = 0
@@ -150,6 +171,6 @@ def _path(torch: Any) -> quick.OptionPath:
             extra = (others[0] if type(scale_a) in tensors else 0, others[-1] if type(scale_b) in tensors else 0, 0)
             run(p, q, r, stream, start, workspace, call.scalars, extra)
         else:
-            run(p, q, r, stream, start, workspace, call.scalars)
+            run(p, q, r, stream, start, workspace, call.scalars, _parts_read(parts, run.kept))
 
     return multiply

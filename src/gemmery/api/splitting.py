@@ -129,6 +129,10 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
         )
     parts = tuple(z.parts if type(z) is SplitOperand else 0 for z in (a, b))
     a, b = (z.source if type(z) is SplitOperand else z for z in (a, b))
+    path = quick.OPTION_PATHS.get(type(a)) if name == "matmul" else None
+    done = None if path is None else path(a, b, out, options, (parts[0], parts[1]))
+    if done is not None:
+        return done
     x, y = view(a), view(b)
     if x.device == "cpu" or y.device == "cpu":
         arrays.together(a=x, b=y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from gemmery.report import words
 from gemmery.report.ladder_text import published
 from gemmery.report.problems import Group, gain, groups
 from gemmery.report.stored import Stored, query
+
+FLOAT8 = "hopper_fp8"  # the suite of products that the ladder has none of
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Records:
     def __init__(self, root: Path) -> None:
         stored = Stored(root)
         self.published = published(root / "docs" / "published.toml")
+        self._others = stored.newest(query(f"{FLOAT8} machine=gpu"))
         self._runs = {kind: stored.newest_of_each_type(query(f"ladder machine={kind}")) for kind in ("cpu", "gpu")}
 
     def charts(self, rung: Rung, rungs: Sequence[Rung]) -> list[tuple[str, list[Chart]]]:
@@ -64,9 +67,27 @@ class Records:
         for run in self._runs["gpu" if rung.geometry else "cpu"]:
             charts = _charts(rung, run, groups((m for m in run.measurements if experiments.of(m) is LADDER), rungs))
             if charts:
-                machine = ", ".join([*words.processor(run.machine), f"measured {run.started[:10]}"])
-                by_machine.append((machine, charts))
-        return by_machine
+                by_machine.append((_measured(run), charts))
+        return by_machine or [
+            (_measured(run), charts)
+            for run in self._others
+            if (charts := _charts(rung, run, groups(_served(rung, run), rungs)))
+        ]
+
+
+def _measured(run: Run) -> str:
+    return ", ".join([*words.processor(run.machine), f"measured {run.started[:10]}"])
+
+
+def _served(rung: Rung, run: Run) -> list[Measurement]:
+    """Return the largest square that gm.matmul had this rung multiply, under its name, and the records of rivals."""
+    own = [m for m in run.measurements if m.note == rung.name and m.m == m.n == m.k]
+    largest = max(own, key=lambda m: (m.flops, -len(m.case)), default=None)  # the plain case, not the sustained one
+    return [
+        replace(m, kernel=rung.name) if m is largest else m
+        for m in run.measurements
+        if largest and (m.flops, m.case) == (largest.flops, largest.case)
+    ]
 
 
 def _charts(rung: Rung, run: Run, problems: Sequence[Group]) -> list[Chart]:

@@ -102,6 +102,9 @@ def test_a_chapter_shows_bars_and_published_figures(pages):
     assert '<li class="parent"><span>scalar_reordered</span>' in text
     assert "| Published, the same 4-core laptop chip of 2019, vectors of 8 floats | n = 512 |" in text
     assert "There are no records" not in text
+    blocks = pages[0]["tutorial/hopper/wgmma_blockscaled.md"]  # of a suite, for the ladder has no float8
+    assert re.search(r'<li class="own"><span>wgmma_blockscaled<', blocks)
+    assert blocks.count('<figure class="bars">') == 1
 
 
 def test_templates_name_commands_that_exist(pages):

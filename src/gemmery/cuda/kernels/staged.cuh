@@ -147,49 +147,44 @@ __device__ __forceinline__ const float* bias_of(const TmaProduct<T, Out>& p, int
 }
 
 // A warpgroup copies the bias of its columns of a tile to shared memory while the tile is multiplied: at its end, loads
-// from there wait for nothing, and are the same for every alignment, step and edge.
+// from there wait for nothing, and are the same for every alignment, step and edge. Zeros if the bias is of rows.
 template <class P, int COLUMNS, class T, class Out>
 __device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>& p, Where at) {
-  if (!biases_columns<P::GROUPED>(p)) return;
+  const bool of_columns = biases_columns<P::GROUPED>(p);
   const float* from = bias_of<P::GROUPED>(p, at.batch);
   for (int i = threadIdx.x % 128; i < COLUMNS; i += 128) {
-    ptx::cp_async<4>(to + i * 4, from + min(at.column + i, p.product.n - 1) * p.product.bias_col, true);
+    ptx::cp_async<4>(to + i * 4, from + min(at.column + i, p.product.n - 1) * p.product.bias_col, of_columns);
   }
   ptx::cp_async_commit_group();
 }
 
-// `near` is a thread's part of the bias of the piece's columns in shared memory; without it, global memory has it.
-template <bool GROUPED, int COUNT, class T, class Out>
-__device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at,
-                                         const Chunk<float, 2>* near) {
+// Adds a bias of rows to the sums of a piece, or to half of those of a block.
+template <int COUNT, class T, class Out>
+__device__ __forceinline__ void add_row_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   const Product<T, Out>& q = p.product;
-  if (biases_columns<GROUPED>(p)) {
-    float x[COUNT / 2];
-    if (near) {
+  const int row = at.row + threadIdx.x % 32 / 4, last = q.m - 1;
+  const float x[2] = {q.bias[min(row, last) * q.bias_row], q.bias[min(row + 8, last) * q.bias_row]};
 #pragma unroll
-      for (int i = 0; i < COUNT / 2; ++i) x[i] = near[i / 2 * 4].of[i % 2];
-    } else {
-      load_columns(x, bias_of<GROUPED>(p, at.batch), q.bias_col, at.column, q.n);
-    }
+  for (int i = 0; i < COUNT; ++i) v[i] += x[i / 2 % 2];
+}
+
+template <bool GROUPED, int COUNT, class T, class Out>
+__device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
+  if (!biases_columns<GROUPED>(p)) return add_row_bias(v, p, at);
+  float x[COUNT / 2];
+  load_columns(x, bias_of<GROUPED>(p, at.batch), p.product.bias_col, at.column, p.product.n);
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] += x[i / 4 * 2 + i % 2];
-  } else {
-    const int row = at.row + threadIdx.x % 32 / 4, last = q.m - 1;
-    float x[2] = {q.bias[min(row, last) * q.bias_row], q.bias[min(row + 8, last) * q.bias_row]};
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] += x[i / 2 % 2];
-  }
+  for (int i = 0; i < COUNT; ++i) v[i] += x[i / 4 * 2 + i % 2];
 }
 
 // The steps of EPILOGUE on the sums of a piece. The usual ones have images of their own: to jump over the steps of
 // other products costs the fetch of instructions.
 template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
-__device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at,
-                                             const Chunk<float, 2>* near = nullptr) {
+__device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   constexpr bool ASKS = EPILOGUE & ASKED;
   if constexpr (EPILOGUE & FACTORS) apply_factors<GROUPED>(v, p, at);
   if (ASKS ? p.product.alpha != 1 || p.product.beta != 0 : EPILOGUE & SCALED) apply_scalars<GROUPED>(v, p, at);
-  if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at, near);
+  if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
   const int activation = ASKS ? p.activation : EPILOGUE & ACTIVATION;
   if (activation == RELU) {
 #pragma unroll
@@ -204,7 +199,8 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 }
 
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
-template <int EPILOGUE, class P, class Tiles, class T, class Out>
+// `near` is a thread's part of the piece's columns in shared memory, where the bias is NEAR.
+template <int EPILOGUE, class P, bool NEAR = false, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at, const Chunk<float, 2>* near = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
@@ -215,7 +211,14 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     float v[P::COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i]);
-    finish_piece<EPILOGUE, P::GROUPED>(v, p, at, near);
+    if constexpr (NEAR) {
+      static_assert(!(EPILOGUE & (FACTORS | SCALED)), "a bias is added after these");
+#pragma unroll
+      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] += near[i / 4 * 4].of[i % 2];
+      finish_piece<EPILOGUE & ~BIAS, P::GROUPED>(v, p, at);
+    } else {
+      finish_piece<EPILOGUE, P::GROUPED>(v, p, at);
+    }
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {
       if constexpr (P::PACKED) part[i] = pair(v[2 * i], v[2 * i + 1], Out{}); else part[i] = v[i];

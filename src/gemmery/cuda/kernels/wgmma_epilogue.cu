@@ -28,11 +28,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   };
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
-    if constexpr (NEAR) {
-      pack<EPILOGUE, P>(part, consumer, piece, p, of_piece, bias + P::column(piece) / 2);
-    } else {
-      pack<EPILOGUE, P>(part, consumer, piece, p, of_piece);
-    }
+    pack<EPILOGUE, P, NEAR>(part, consumer, piece, p, of_piece, bias + P::column(piece) / 2);
   };
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
@@ -78,6 +74,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (NEAR) {
       ptx::cp_async_wait_group<0>();
       ptx::bar_sync(2 + warp / 4, 128);
+      if (!biases_columns<P::GROUPED>(p)) {
+#pragma unroll
+        for (int block = 0; block < Tiles::BLOCKS; ++block) {
+          add_row_bias(consumer.sums[block], p, {at.batch, at.row + block * 64, at.column});
+        }
+      }
     }
 #pragma unroll
     for (int piece = 0; piece < P::LEAVING; ++piece) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from checked_products import matrices, place, random, run
@@ -74,6 +75,15 @@ def test_pieces_that_overlap_read_c_before_they_write_it(bn):
 def test_results_of_32_bits(bm, bn, stages):
     """Of the pieces of a tile all, half or none stay in registers while the next one is multiplied."""
     assert run(EPILOGUE, *matrices((300, 560, 72), "f16", out="f32", layouts=BY_K), config=tile(bm, bn, stages))
+
+
+def test_gelu_of_numbers_of_every_size():
+    """Sums are elements of A; the bound of few products is tight. Infinity stays what it is."""
+    sizes = np.concatenate([np.linspace(-8, 8, 1199), np.geomspace(1e-7, 6e4, 400), [np.inf]])
+    a = place(sizes.astype(np.float16).reshape(1, 200, 8), "f16")
+    b = place(np.eye(8, dtype=np.float16)[None], "f16")
+    c = place(np.zeros((1, 200, 8), np.float32), "f32")
+    assert run(EPILOGUE, a, b, c, epilogue="gelu", config=tile(64, 32, 2))
 
 
 @pytest.mark.parametrize("layout", ["row", "col"])

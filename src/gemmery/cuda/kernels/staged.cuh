@@ -52,17 +52,15 @@ __device__ __forceinline__ int end_of(const TmaProduct<T, Out>& p, int group) {
 }
 
 // gelu and silu by the approximations of the special function unit, within 16 u of the argument's size: a tile has
-// 32,768 arguments. Of gelu, log2(erfc(x / sqrt(2)) / 2) is a polynomial, fitted on 0 to 6 for a small error, within
-// 11 u of x and, down to x = -5, 2e-4 of gelu; beyond 6 it falls. One exponential is all that remains.
+// 32,768 arguments. Of gelu, log2(erfc(x / sqrt(2)) / 2) is a polynomial, fitted on 0 to 5 for a small error, within
+// 9 u of x and, down to x = -3, 1e-4 of gelu; beyond 5 it falls. One exponential is all that remains.
 __device__ __forceinline__ float gelu(float x) {
   const float size = fabsf(x);
-  float y = __fmaf_rn(-1e-6f, size, 4.7373469e-05f);
-  y = __fmaf_rn(y, size, -0.000838517444f);
-  y = __fmaf_rn(y, size, 0.00822320301f);
-  y = __fmaf_rn(y, size, -0.0535248667f);
-  y = __fmaf_rn(y, size, -0.458768219f);
-  y = __fmaf_rn(y, size, -1.15117514f);
-  const float tail = ptx::ex2_approx_ftz(__fmaf_rn(y, size, -0.999998212f));
+  float y = __fmaf_rn(-0.000507832912f, size, 0.00732822623f);
+  y = __fmaf_rn(y, size, -0.0524336472f);
+  y = __fmaf_rn(y, size, -0.459347606f);
+  y = __fmaf_rn(y, size, -1.15106738f);
+  const float tail = ptx::ex2_approx_ftz(__fmaf_rn(y, size, -1.00000131f));
   return x * (x < 0 ? tail : 1.0f - tail);
 }
 __device__ __forceinline__ float silu(float x) {

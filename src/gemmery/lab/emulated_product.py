@@ -101,7 +101,7 @@ def run_rung(
     `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses the
     product.
     """
-    geometry = _geometry(rung, problem, config)
+    geometry = launch_of(rung, problem, config)
     arch = options.arch or find(problem.device).arch
     codes = [nvrtc.ptx(launch.source, launch.kernel, arch, options.texts) for launch in geometry.launches]
     programs = [prepared(code.text, code.entry) for code in codes]
@@ -112,7 +112,7 @@ def run_rung(
         {"workspace": geometry.workspace},
     )
     addresses = {name: memory.address(name) + offset for name, (_, offset) in spans.items()}
-    argument = _argument(problem, geometry, gemm, addresses, memory.address("workspace"))
+    argument = product_bytes(problem, geometry, gemm, addresses, memory.address("workspace"))
     runs = []
     for program, launch in zip(programs, geometry.launches, strict=True):
         dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared, (launch.cluster, 1, 1))
@@ -132,7 +132,9 @@ def run_rung(
     return tuple(runs)
 
 
-def _argument(problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mapping[str, int], workspace: int) -> bytes:
+def product_bytes(
+    problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mapping[str, int], workspace: int
+) -> bytes:
     """Return the argument of a rung's kernels for arrays at these addresses."""
     dtypes_of = {"A": problem.dtype, "B": problem.dtype, "C": problem.out, "offsets": "i32"}
     dtypes_of["bias"] = dtypes.get(problem.out).accumulator
@@ -176,7 +178,7 @@ def _emulated_map(described: MapShape, address: int) -> bytes:
     return tensormap.encoded(address, kind, described.swizzle, *sides)
 
 
-def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:
+def launch_of(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:
     """Return the launch of a rung for a product, the transposed one if C is stored by columns."""
     reason = too_large(problem) or rung.refuses(problem)
     if reason or rung.geometry is None:

@@ -1,0 +1,127 @@
+"""Rates and latencies of a multiprocessor by architecture, from which times are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from gemmery.cuda.device import KNOWN, RATES, WARP, Device, card
+from gemmery.errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Clocks until a result is there."""
+
+    shared: float
+    l1: float
+    l2: float
+    memory: float
+    fma: float = 4
+    integer: float = 4.5
+    multiply: float = 5
+    f64: float = 8
+    special: float = 20
+    tensor: float = 33
+    barrier: float = 20
+
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """The latencies by name; a load that misses L1 takes the mean of L2 and memory."""
+        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {**known, "l2": (self.l2 + self.memory) / 2, "none": 0.0}
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """Lanes per clock of each pipe of a multiprocessor, and the latencies of its memories."""
+
+    fma: int  # f32
+    half: int  # pairs of f16 or bf16
+    integer: int  # additions, comparisons, logic, shifts
+    multiply: int  # whole numbers
+    f64: int
+    latencies: Latencies
+    l1: int  # bytes of L1 and shared memory together
+    l2: float = 64  # bytes per clock from L2
+    special: int = 16
+    convert: int = 16
+    warp_tensor: float = 1.0  # share of the tensor cores' peak that mma.sync reaches
+    tensor: float = 1.0  # share that any instruction reaches at the power that the card may take
+    heat: float = 0.0  # by which the clock falls, as a share, while tensor cores run at their peak
+
+
+# Lanes: CUDA Programming Guide, "Throughput of Native Arithmetic Instructions". L1: the same, "Technical Specifications
+# per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
+# Architecture", 2024 (arXiv 2402.13499). On an H200 peak_mma.cu and peak_wgmma.cu measure the shares of tensor cores;
+# `heat` is from the clocks recorded with the ladder in bf16.
+PIPES: Mapping[int, Pipes] = {
+    80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10),
+    89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
+    90: Pipes(
+        128, 128, 64, 64, 64, Latencies(29, 41, 263, 479), 256 << 10, warp_tensor=0.6, tensor=0.907, heat=0.3
+    ),
+}  # fmt: skip
+
+# Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
+OPERANDS = 0.16  # issue slots that a multiply-add takes longer because registers share a bank
+LAUNCH = 2.5e-6  # seconds of the first launch, with the time to start and to end it
+NEXT = 1e-6  # seconds of each launch after it
+USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
+
+
+def predictable() -> tuple[str, ...]:
+    """Return the names of the cards whose times are predicted."""
+    return tuple(name for name, device in KNOWN.items() if device.capability in PIPES)
+
+
+def pipes_of(name: str) -> tuple[Device, Pipes]:
+    """Return a card by its name and the rates of its multiprocessors.
+
+    >>> pipes_of("A100")[1].fma
+    64
+
+    Raises DeviceError, which names the cards that are known.
+    """
+    if name in predictable():
+        return KNOWN[name], PIPES[KNOWN[name].capability]
+    listed = ", ".join(predictable())
+    try:
+        device = card(name)
+    except DeviceError:
+        raise DeviceError(f"card {name!r} is not known: times are predicted for {listed}; name one of them") from None
+    if device.capability not in PIPES:
+        raise DeviceError(
+            f"card {name!r}: no latencies of sm_{device.capability} are known; times are predicted for {listed}"
+        )
+    return device, PIPES[device.capability]
+
+
+def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
+    """Return the clocks of a multiprocessor for one of each kind of what kernels ask for.
+
+    >>> clocks_of(*pipes_of("h200"))["fma"]
+    0.25
+    """
+    rates = RATES[max(row for row in RATES if row <= device.capability)]
+    operations = {
+        unit: getattr(rates, unit) * device.tensor_share * pipes.tensor
+        for unit in ("tensor", "tensor_tf32", "tensor_8")
+    }
+    clocks = {unit: 1 / rate if rate else 0.0 for unit, rate in operations.items()}
+    by_warps = 1 / pipes.warp_tensor - 1 / pipes.tensor if pipes.warp_tensor < pipes.tensor else 0.0
+    lanes = {name: getattr(pipes, name) for name in ("fma", "half", "integer", "multiply", "f64", "special", "convert")}
+    return {
+        **clocks,
+        "tensor_f64": 1 / rates.tensor_f64 if rates.tensor_f64 else 0.0,
+        "warp_tensor": by_warps / (rates.tensor * device.tensor_share),
+        **{name: WARP / each for name, each in lanes.items()},
+        "issue": 1 / 4,
+        "operands": OPERANDS / 4,
+        "shuffle": 1.0,
+        "access": 1.0,
+        "wavefronts": 1.0,
+        "lines": 1.0,
+        "sectors": 1 / 4,
+        **dict.fromkeys(("l2", "bulk", "stored", "atomics"), 1 / pipes.l2),
+    }

@@ -10,7 +10,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -150,11 +150,28 @@ def serialised(log: str, entry: str) -> str:
 
 
 @dataclass(frozen=True)
+class CompilerInput:
+    """What NVRTC compiles, all but the architecture."""
+
+    name: str  # of the source
+    kernel: str  # "" for all functions
+    flags: tuple[str, ...]
+    sources: Mapping[str, str]
+
+    def report(self, entry: str, arch: str) -> Report:
+        """Compile to machine code, and return its figures for a kernel; raises CompileError."""
+        flags = ("--ptxas-options=-v", *self.flags)
+        program = compiled(self.name, self.kernel, arch, flags, self.sources, alone=True)
+        return report(program.log, entry)
+
+
+@dataclass(frozen=True)
 class Ptx:
     """A kernel as PTX, with the lines of its source."""
 
     entry: str
     text: str
+    made_from: CompilerInput | None = field(default=None, compare=False)  # for a source that is not a rung's
 
 
 def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = None) -> Ptx:
@@ -198,8 +215,9 @@ def ptx_alone(
         whole = _cached(parts, lambda: compiled(name, "", virtual, flags, sources, alone=True), keeps).text
         symbol = symbol_of(kernel, whole)
         if symbol:
-            return Ptx(symbol, whole)
-    return _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
+            return Ptx(symbol, whole, CompilerInput(name, "", flags, sources))
+    ptx = _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
+    return replace(ptx, made_from=CompilerInput(name, kernel, flags, sources))
 
 
 def symbol_of(kernel: str, ptx: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmery import display
 from gemmery.emulator import spinning
+from gemmery.emulator.arguments import BoundArguments
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
 from gemmery.emulator.findings import Finding, Findings
@@ -43,6 +44,15 @@ class Drawable:
     steps: Mapping[str, tuple[int, int]]  # bytes between rows and between columns of the matrices among its arguments
 
 
+@dataclass(frozen=True)
+class Rerun:
+    """What it takes to run blocks of a launch once more, on a copy of the arrays as they are then."""
+
+    program: LoweredKernel
+    bind: Callable[[], BoundArguments]
+    resources: Callable[[str], tuple[int, int]]  # registers of a thread and bytes of static shared memory, on an arch
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class EmulatedRun:
     """The result of a launch: its counts, as a profiler shows them, and the faults found in it.
@@ -58,6 +68,7 @@ class EmulatedRun:
     merging: bool = True
     left_out: tuple[str, ...] = ()  # of the source, because the kernel does not need it: "main() (line 40)"
     drawable: Drawable | None = None  # None with check=False
+    rerun: Rerun | None = None  # None for a rung
 
     @cached_property
     def merged(self) -> Counts:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
 from gemmery.lab import kernel
+
+if TYPE_CHECKING:
+    from gemmery.ladder.prediction import Prediction
 
 P = ParamSpec("P")
 
@@ -48,6 +51,23 @@ class KernelRun(EmulatedRun):
         if not drawings:
             raise ArgumentError("this run has nothing to draw: it has no access to memory, or had check=False")
         return next(iter(drawings.values()))
+
+    def predict(self, card: str) -> "Prediction":
+        """Return the predicted time of this launch on a card, what bounds it, and the share of each line.
+
+        >>> import numpy as np, gemmery as gm
+        >>> code = "__global__ void f(float* x) { x[blockIdx.x * 256 + threadIdx.x] += 1; }"
+        >>> prediction = gm.emulate(code, "f", 1024, 256, [np.zeros(1024 * 256, np.float32)]).predict("a100")
+        >>> prediction.bound, prediction.seconds < 1e-5, [str(line) for line, share in prediction.largest(1)]
+        ('launch', True, ['kernel.cu:1'])
+
+        `seconds` are those of the launch alone, `doubts` say what is not taken into account. One multiprocessor's
+        blocks run again, on a copy of the arrays as they are now. Raises DeviceError for a card whose latencies are not
+        known, and EmulationError for blocks that wait for others.
+        """
+        from gemmery.lab.predicted_run import predicted_run
+
+        return predicted_run(self, card)
 
     def _repr_html_(self) -> str:
         try:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
 from gemmery.emulator.ptx import PtxKernel
-from gemmery.emulator.run import Drawable, EmulatedRun, emulated
+from gemmery.emulator.run import Drawable, EmulatedRun, Rerun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
 from gemmery.errors import ArgumentError, CompileError, DeviceError
@@ -83,7 +84,7 @@ def emulate(
     if reason:
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
-    program, left_out = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
+    program, left_out, made_from = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
     clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
     launch = LaunchConfig(*dims, b"", shared, clustered)
     reason = _refusal(program.kernel, launch, capability)
@@ -105,7 +106,20 @@ def emulate(
     )
     arguments.write_back()
     drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
-    return replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable)
+    rerun = Rerun(
+        program,
+        lambda: bound(program.kernel, args, variables, resident()),
+        partial(_resources, program.kernel, made_from),
+    )
+    return replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable, rerun=rerun)
+
+
+def _resources(kernel: PtxKernel, made_from: nvrtc.CompilerInput | None, arch: str) -> tuple[int, int]:
+    """Return the registers of a thread, 0 where they are not known, and the bytes of static shared memory."""
+    if made_from is None:
+        return 0, kernel.shared
+    figures = made_from.report(kernel.name, arch)
+    return figures.registers, figures.shared
 
 
 def _argument(place: int, value: Any) -> Any:
@@ -169,10 +183,10 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
 
 def compiled_kernel(
     text: str, name: str, folder: Path | None, kernel: str, arch: str, options: tuple[str, ...] = ()
-) -> tuple[LoweredKernel, tuple[str, ...]]:
-    """Compile a kernel of CUDA C++ or read one of PTX; returns what was left out of the source, too."""
+) -> tuple[LoweredKernel, tuple[str, ...], nvrtc.CompilerInput | None]:
+    """Compile a kernel of CUDA C++ or read one of PTX; returns also what was left out, and what was compiled."""
     if re.search(r"^\s*\.version\s", text, re.MULTILINE):
-        return _read_ptx(text, kernel, arch, options), ()
+        return _read_ptx(text, kernel, arch, options), (), None
     inside = options if folder is None else (*options, f"-I{folder}")
     headers = "#include" in re.sub(r"[ \t]", "", text)
     beside, toolkit = (include.STANDARD, include.folders()) if headers else ({}, ())
@@ -189,7 +203,8 @@ def compiled_kernel(
                 raise CompileError(f"{error}\n{HOST_CODE}") from None
             raise error from None
         ptx, left_out = part.ptx, part.left_out
-    return prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS), left_out
+    program = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
+    return program, left_out, ptx.made_from
 
 
 def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> LoweredKernel:

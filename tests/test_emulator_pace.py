@@ -1,0 +1,111 @@
+"""Predicted times: on kernels whose time can be worked out by hand, and against records of an H200."""
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.cuda.pipes import LAUNCH, OPERANDS, USABLE, pipes_of
+from gemmery.errors import DeviceError, EmulationError
+from gemmery.lab.predicted_rungs import predicted_ladder
+from gemmery.ladder.prediction import agreement
+
+BLOCKS, THREADS = 8 * 132, 256  # all that an H200 runs at once
+WARPS = 8 * 8  # of a multiprocessor
+
+
+def predicted(code: str, *args: object, blocks: int = BLOCKS, card: str = "h200"):
+    kernel = f"__global__ void f(float* x, float* y, int n) {{ int t = threadIdx.x, i = blockIdx.x * 256 + t; {code} }}"
+    x, y = (np.zeros(4 * blocks * THREADS, np.float32) for _ in range(2))
+    return gm.emulate(kernel, "f", blocks, THREADS, [x, y, *args], check=False).predict(card)
+
+
+def clocks(prediction, unit: str) -> float:
+    """The clocks of a unit of an H200 for one warp of the fullest multiprocessor."""
+    return prediction.terms[unit] * 1.98e9 / WARPS
+
+
+def test_a_copy_is_bound_by_memory():
+    prediction = predicted("((float4*)y)[i] = ((float4*)x)[i];", 0, blocks=2 * BLOCKS)
+    moved = 2 * 16 * 2 * BLOCKS * THREADS
+    assert prediction.terms["memory"] == pytest.approx(moved / (4800e9 * USABLE))
+    assert prediction.bound == "memory"
+    assert clocks(prediction, "shared and L1 lines") == pytest.approx(
+        2 * 8
+    )  # twice four lines of 128 bytes, in and out
+
+
+def test_multiply_adds_are_bound_by_their_issue():
+    sums = "float a[8]; for (int k = 0; k < 8; ++k) a[k] = x[k]; for (int k = 0; k < n; ++k) {\n#pragma unroll\n"
+    loop = "for (int j = 0; j < 128; ++j) a[j % 8] = fmaf(a[j % 8], 1.5f, 2.5f); } float s = 0;"
+    code = f"{sums}{loop} for (int k = 0; k < 8; ++k) s += a[k]; x[i] = s;"
+    short, long = (predicted(code, count) for count in (2, 4))
+    assert long.bound == "issue"
+    assert clocks(long, "fma") - clocks(short, "fma") == pytest.approx(2 * 128 * (1 + OPERANDS) / 4, rel=0.01)
+
+
+def test_bank_conflicts_are_bound_by_wavefronts():
+    code = (
+        "__shared__ volatile float s[8192]; for (int k = t; k < 8192; k += 256) s[k] = k; __syncthreads(); float a = 0;"
+        "for (int k = 0; k < n; ++k) {\n#pragma unroll\n"
+        "for (int j = 0; j < 16; ++j) a += s[STRIDE + (j * 64 & 8191)]; }"
+        "x[i] = a;"
+    )
+    spread = predicted(code.replace("STRIDE", "t % 32 * 2"), 2)
+    column = predicted(code.replace("STRIDE", "t % 32 * 32"), 2)
+    unit = "shared and L1 lines"
+    assert column.bound == unit
+    assert clocks(column, unit) - clocks(spread, unit) == pytest.approx(2 * 16 * 30)  # 32 wavefronts each, not 2
+    assert column.largest(1)[0][1] > 0.8  # the loop
+
+
+def test_a_chain_of_loads_waits():
+    code = "int at = 0; for (int k = 0; k < n; ++k) at = __float_as_int(x[at + k * 32]); y[i] = at;"
+    short, long = (predicted(code, count, blocks=1) for count in (8, 16))
+    _, pipes = pipes_of("h200")
+    latency = pipes.latencies.by_kind["l2"]
+    assert long.terms["waits"] - short.terms["waits"] >= 8 * latency / 1.98e9
+    assert any("few warps" in doubt for doubt in long.doubts)
+
+
+def test_blocks_beyond_a_full_device_take_turns():
+    code = "y[i] = x[i];"
+    once, twice = (predicted(code, 0, blocks=blocks) for blocks in (BLOCKS, 2 * BLOCKS))
+    assert twice.terms["issue"] == pytest.approx(2 * once.terms["issue"])
+    assert predicted(code, 0, blocks=1).terms["launch"] == LAUNCH
+
+
+def test_a_card_without_figures_is_refused():
+    run = gm.emulate("__global__ void f(float* x) { x[0] = 1; }", "f", 1, 32, [np.zeros(8, np.float32)])
+    for name in ("gtx480", "t4"):
+        with pytest.raises(DeviceError, match="h200, h100, a100"):
+            run.predict(name)
+    assert run.predict("a100").seconds > run.predict("a100").terms["launch"]
+
+
+def test_blocks_that_wait_for_others_are_refused():
+    code = (
+        "__global__ void f(int* x) { if (threadIdx.x == 0) { atomicAdd(x, 1);"
+        "while (atomicAdd(x, 0) < gridDim.x) ; } __syncthreads(); x[1 + blockIdx.x] = 1; }"
+    )
+    run = gm.emulate(code, "f", 200, 32, [np.zeros(256, np.int32)], check=False)
+    run.rerun.bind().arrays["argument 0"][0] = 0
+    with pytest.raises(EmulationError, match="blocks of one multiprocessor"):
+        run.predict("h200")
+
+
+def test_a_kernel_of_ptx_has_a_doubt():
+    from gemmery.cuda import nvrtc
+
+    ptx = nvrtc.ptx_alone("__global__ void f(float* x) { x[threadIdx.x] = 1; }", "f.cu", "f", "sm_90").text
+    prediction = gm.emulate(ptx, "f", 1, 32, [np.zeros(32, np.float32)]).predict("h200")
+    assert any("registers" in doubt for doubt in prediction.doubts)
+
+
+def test_predictions_rank_recorded_rungs():
+    names = ["simt_naive", "simt_uncoalesced", "simt_packed", "simt_smem", "simt_padded", "gemv_thread", "gemv_warp"]
+    table = predicted_ladder(names, [2048])
+    both = agreement(table)
+    assert both is not None
+    assert both.count == len(names)
+    assert both.rank >= 0.97
+    assert both.error <= 0.2

@@ -121,7 +121,16 @@ def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announce
     assert err.startswith(announced or "2 measurements, about 1 s\n1/2 simt_naive")
     assert "2/2 simt_smem, n = 32, f32" in err
     assert all(
-        word in out for word in ("Counters and roofs", "bank", "sectors", "2 of 2 results are right", "h200: sm_90a")
+        word in out
+        for word in (
+            "Predicted times on h200",
+            "Too few of these",
+            "Counters and roofs",
+            "bank",
+            "sectors",
+            "2 of 2 results are right",
+            "h200: sm_90a",
+        )
     )
     path = tmp_path / re.search(r"^page: (.+)$", out, re.MULTILINE)[1]
     assert path.read_text().startswith("<!doctype html>")
@@ -138,6 +147,13 @@ def test_what_the_emulator_counted_as_json(capsys, tmp_path, monkeypatch):
     assert [one["counts"]["flops"] for one in ran] == [2 * 16**3, 2 * 32**3]
     assert "sm_80" in next(one["refused"] for one in found["rungs"] if one["refused"])
     assert list(tmp_path.iterdir()) == []
+    assert found["predicted"] == []
+    assert cli.run([*line.replace("t4", "a100").split()]) == 0
+    predicted = json.loads(capsys.readouterr().out)["predicted"]
+    assert [(one["rung"], one["n"]) for one in predicted] == [
+        (name, n) for n in (16, 32) for name in ("simt_smem", "mma_pipelined")
+    ]
+    assert all(one["prediction"]["seconds"] > 0 for one in predicted)
 
 
 def test_a_wrong_rung_on_the_emulator_fails(monkeypatch, capsys):

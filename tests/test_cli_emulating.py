@@ -70,6 +70,18 @@ def test_two_files_side_by_side(folder, capsys):
     assert "add&lt;4&gt; of padded.cu" in (folder / "p.html").read_text()
 
 
+def test_a_card_adds_the_predicted_time(folder, capsys):
+    assert cli.run(["emulate", "add.cu", *LINE, "--card", "A100", "--html", "p.html"]) == 0
+    output = capsys.readouterr().out
+    assert "Predicted on a100" in output
+    assert "µs, bound by launch" in output
+    assert "Predicted on a100" in (folder / "p.html").read_text()
+    assert cli.run(["emulate", "add.cu", *LINE, "--card", "h200", "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)["predicted"]
+    assert predicted["seconds"] > predicted["terms"]["launch"] > 0
+    assert sum(predicted["lines"].values()) == pytest.approx(1)
+
+
 def test_json_has_the_lines_and_the_findings(folder, capsys):
     assert cli.run(["emulate", "racy.cu", *LINE, "--json"]) == 1
     record = json.loads(capsys.readouterr().out)

@@ -29,9 +29,7 @@ def test_a_copy_is_bound_by_memory():
     moved = 2 * 16 * 2 * BLOCKS * THREADS
     assert prediction.terms["memory"] == pytest.approx(moved / (4800e9 * USABLE))
     assert prediction.bound == "memory"
-    assert clocks(prediction, "shared and L1 lines") == pytest.approx(
-        2 * 8
-    )  # twice four lines of 128 bytes, in and out
+    assert clocks(prediction, "L1 lines") == pytest.approx(2 * 8)  # twice four lines of 128 bytes, in and out
 
 
 def test_multiply_adds_are_bound_by_their_issue():
@@ -52,7 +50,7 @@ def test_bank_conflicts_are_bound_by_wavefronts():
     )
     spread = predicted(code.replace("STRIDE", "t % 32 * 2"), 2)
     column = predicted(code.replace("STRIDE", "t % 32 * 32"), 2)
-    unit = "shared and L1 lines"
+    unit = "L1 lines"
     assert column.bound == unit
     assert clocks(column, unit) - clocks(spread, unit) == pytest.approx(2 * 16 * 30)  # 32 wavefronts each, not 2
     assert column.largest(1)[0][1] > 0.8  # the loop

@@ -13,10 +13,10 @@ from typer import Argument, Option
 from gemmery.cli.app import Action, app
 from gemmery.cli.options import HtmlToo
 from gemmery.cli.showing import check_page, console, write_page
-from gemmery.errors import ArgumentError, CheckError
+from gemmery.errors import ArgumentError, CheckError, DeviceError
 
 if TYPE_CHECKING:
-    from gemmery.emulator.run import EmulatedRun
+    from gemmery.inspection.kernel_run import KernelRun
 
 
 @app.command(
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     epilog="""\b
     Examples:
       gemmery emulate add.cu --grid 4 --block 256 --arg f32[1024]=random
-          --arg f32[1024]=zeros --arg n=1024
+          --arg f32[1024]=zeros --arg n=1024 --card h200
       gemmery emulate gemm.cu -k "gemm<float, 32>" --grid 4,4 --block 32,8
           --arg f32[128,128]=random --arg f32[128,128]=random
           --arg f32[128,128] --arg 128 --check reference.py:gemm --html gemm.html
@@ -72,6 +72,9 @@ def emulate(
     against: Annotated[
         Path | None, Option(metavar="FILE", help="Another kernel, side by side.", show_default=False)
     ] = None,
+    card: Annotated[
+        str, Option(metavar="CARD", help="Predict the time on it: h200, a100, ...", show_default="not predicted")
+    ] = "",
     line: Annotated[
         str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
@@ -84,6 +87,13 @@ def emulate(
     sizes = {"grid": written_arguments.sides("--grid", grid), "block": written_arguments.sides("--block", block)}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
     expected = written_arguments.reference(check) if check else None
+    if card:
+        from gemmery.cuda.pipes import pipes_of
+
+        try:
+            pipes_of(card)
+        except DeviceError as error:
+            raise ArgumentError(str(error)) from error
     for path in (file, *([against] if against else [])):
         if not path.is_file():
             reason = "it is a folder" if path.is_dir() else "there is no such file"
@@ -95,27 +105,38 @@ def emulate(
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
     files = [file, *([against] if against else [])]
     run_each = [partial(_run, path, kernel, values, options, expected, tolerance) for path in files]
-    return partial(_emulate, run_each, bool(expected), line, json, html)
+    return partial(_emulate, run_each, bool(expected), card, line, json, html)
 
 
 def _emulate(
-    run_each: Sequence[Callable[[], tuple[EmulatedRun, str]]], checks: bool, line: str, json: bool, html: Path | None
+    run_each: Sequence[Callable[[], tuple[KernelRun, str]]],
+    checks: bool,
+    card: str,
+    line: str,
+    json: bool,
+    html: Path | None,
 ) -> int:
-    from gemmery.inspection.console import show_run, show_runs
+    from gemmery.inspection.console import show_prediction, show_run, show_runs
     from gemmery.inspection.run_report import run_page, summary
     from gemmery.report import as_json
 
     outcomes = [run_file() for run_file in run_each]
     runs = [run for run, _ in outcomes]
     wrong = [complaint for _, complaint in outcomes if complaint]
-    page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line) if html is not None else ""
+    predictions = [run.predict(card) for run in runs] if card else []
+    page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line, predictions) if html is not None else ""
     # From here on nothing is refused, so that no output is cut short.
-    for run, complaint in outcomes:
+    for place, (run, complaint) in enumerate(outcomes):
         if not json:
             show_run(run, console())
+            for prediction in predictions[place : place + 1]:
+                show_prediction(prediction, console())
             sys.stdout.write("checked: the arrays are as the reference has them\n" if checks and not complaint else "")
     if json:
-        texts = [as_json(summary(run)) for run in runs]
+        parts = [summary(run) for run in runs]
+        for part, prediction in zip(parts, predictions, strict=False):
+            part["predicted"] = prediction
+        texts = [as_json(part) for part in parts]
         sys.stdout.write(f"{texts[0]}\n" if len(texts) == 1 else f"[{', '.join(texts)}]\n")
     elif len(runs) > 1:
         show_runs(runs[0], runs[1], console())
@@ -127,7 +148,7 @@ def _emulate(
 
 def _run(
     file: Path, kernel: str, values: list[Any], options: dict[str, Any], expected: Any, tolerance: float
-) -> tuple[EmulatedRun, str]:
+) -> tuple[KernelRun, str]:
     """Run one file on copies of the arrays; returns what is wrong with the result, too."""
     import numpy as np
 

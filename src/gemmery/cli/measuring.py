@@ -142,6 +142,7 @@ def ladder(
     output = Output(json, html, no_html)
     if reason is not None:
         from gemmery import lab
+        from gemmery.cuda.pipes import predictable
         from gemmery.lab.emulated_rungs import MOST
 
         emulated_as = where.card or asked.EMULATED_AS
@@ -149,7 +150,10 @@ def ladder(
 
         duration = expected(len(selected), lengths, "emulator")
         count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, emulated_as)
-        return partial(counted, count, emulated_as, reason, output, duration)
+        predict = None
+        if emulated_as in predictable():
+            predict = partial(lab.predicted_ladder, sizes=lengths, dtype=dtype, card=emulated_as)
+        return partial(counted, count, emulated_as, reason, output, duration, predict)
     from gemmery import lab
     from gemmery.lab.climb import expected, meant
 

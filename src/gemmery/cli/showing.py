@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from gemmery.errors import ArgumentError, InstallError, missing
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
     from gemmery.lab import OnEvent, OnRung, RunEvent
+    from gemmery.ladder.prediction import PredictedRung
     from gemmery.ladder.rung import Rung
     from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 
@@ -119,12 +120,17 @@ def said_interrupted() -> int:
 
 
 def counted(
-    count: Callable[[OnRung], EmulatedLadder], card: str, instead_of: str, output: Output, expected: str = ""
+    count: Callable[[OnRung], EmulatedLadder],
+    card: str,
+    instead_of: str,
+    output: Output,
+    expected: str = "",
+    predict: Callable[..., tuple[PredictedRung, ...]] | None = None,
 ) -> int:
     """Run the ladder on the emulator with progress on stderr, then show it; 1 when something is wrong.
 
     `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
-    `expected` and Ctrl-C are as in `measured`.
+    `expected` and Ctrl-C are as in `measured`. `predict` predicts the times of named rungs.
     """
     from gemmery import report
     from gemmery.bench import record
@@ -146,6 +152,12 @@ def counted(
     with report.emulated_progress(Console(stderr=True)) as display:
         try:
             ladder = count(on_rung)
+            if predict is not None:
+                names = [rung.rung for rung in ladder.rungs if not rung.refused]
+                predicted = predict(
+                    dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None)
+                )
+                ladder = replace(ladder, predicted=predicted)
         except KeyboardInterrupt:
             if not so_far:
                 raise

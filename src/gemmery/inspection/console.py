@@ -14,6 +14,7 @@ from gemmery.emulator.run import EmulatedRun
 from gemmery.inspection import counters, run_report, side_by_side
 from gemmery.inspection.records import Inspection, SideBySide
 from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
+from gemmery.ladder.prediction import Prediction
 from gemmery.report import words
 
 SHORT = {
@@ -61,6 +62,12 @@ def show_run(run: EmulatedRun, console: Console) -> None:
     for section in run_report.run_sections(run):
         part = fitted(section, console.width - 2)
         _show(part, _table(part), console)
+
+
+def show_prediction(prediction: Prediction, console: Console) -> None:
+    """Print the predicted time of a run."""
+    section = run_report.predicted_section(prediction)
+    _show(section, _table(section), console)
 
 
 def show_runs(old: EmulatedRun, new: EmulatedRun, console: Console) -> None:

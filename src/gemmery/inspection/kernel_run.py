@@ -58,7 +58,7 @@ class KernelRun(EmulatedRun):
         >>> import numpy as np, gemmery as gm
         >>> code = "__global__ void f(float* x) { x[blockIdx.x * 256 + threadIdx.x] += 1; }"
         >>> prediction = gm.emulate(code, "f", 1024, 256, [np.zeros(1024 * 256, np.float32)]).predict("a100")
-        >>> prediction.bound, prediction.seconds < 1e-5, [str(line) for line, share in prediction.largest(1)]
+        >>> prediction.bound, prediction.seconds < 1e-5, [line for line, share in prediction.largest(1)]
         ('launch', True, ['kernel.cu:1'])
 
         `seconds` are those of the launch alone, `doubts` say what is not taken into account. One multiprocessor's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gemmery.emulator.run import EmulatedRun
@@ -11,8 +12,12 @@ from gemmery.inspection.lines import count_run
 from gemmery.inspection.records import EmulatorCounts
 from gemmery.inspection.sections import Section
 from gemmery.inspection.side_by_side import counts_section
+from gemmery.ladder.prediction import Prediction
+from gemmery.report import words
 from gemmery.report.words import plural
 
+TERMS = 5  # of a prediction that are listed
+LEAST = 0.01  # share of a line that is listed
 LANES = "The pictures show one warp of the first block, of each line the first access."
 
 
@@ -26,8 +31,10 @@ def drawn(run: EmulatedRun, line: str = "") -> dict[str, str]:
     return files(run.kernel.partition("<")[0].replace("::", "_"), counts.chosen, counts.source)
 
 
-def run_page(run: EmulatedRun, other: EmulatedRun | None = None, line: str = "") -> str:
-    """The page of a run, or of two side by side."""
+def run_page(
+    run: EmulatedRun, other: EmulatedRun | None = None, line: str = "", predictions: Sequence[Prediction] = ()
+) -> str:
+    """The page of a run, or of two side by side, with their predicted times."""
     try:
         from gemmery.report.pictures import pictures
         from gemmery.report.rendering import render
@@ -48,7 +55,11 @@ def run_page(run: EmulatedRun, other: EmulatedRun | None = None, line: str = "")
         title=" and ".join(titled(runs)),
         verdict="; ".join(verdict(each) for each in runs),
         subject=f"{launched(run)}, on the emulator. {LANES if pairs else ''}",
-        sections=[*([compared(run, other)] if other else []), *(part for each in runs for part in run_sections(each))],
+        sections=[
+            *([compared(run, other)] if other else []),
+            *(predicted_section(prediction) for prediction in predictions),
+            *(part for each in runs for part in run_sections(each)),
+        ],
         pairs=list(pairs.values()),
         codes=[(name, numbered(text)) for each in runs if each.drawable for name, text in each.drawable.texts.items()],
     )
@@ -95,6 +106,18 @@ def run_sections(run: EmulatedRun) -> list[Section]:
     if run.left_out:
         parts.append(Section("Not compiled, because the kernel does not need it", ((", ".join(run.left_out), ""),)))
     return parts
+
+
+def predicted_section(prediction: Prediction) -> Section:
+    """The predicted time of a run, its longest terms, the lines that take them, and what is left out of account."""
+    seconds = f"{words.digits(prediction.seconds * 1e6)} µs, bound by {prediction.bound}"
+    terms = sorted(prediction.terms.items(), key=lambda term: -term[1])[:TERMS]
+    rows = [("time", seconds)]
+    rows += [(f"{name} alone", f"{words.digits(each * 1e6)} µs") for name, each in terms if each]
+    what = "the rest" if prediction.bound == "launch" else prediction.bound
+    rows += [(line, f"{share:.0%} of {what}") for line, share in prediction.largest() if share >= LEAST]
+    doubts = tuple(f"Not taken into account: {doubt}." for doubt in prediction.doubts)
+    return Section(f"Predicted on {prediction.card}", tuple(rows), notes=doubts)
 
 
 def by_kind(counts: EmulatorCounts) -> str:

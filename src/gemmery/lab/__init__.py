@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gemmery.lab.health import Diagnosis as Diagnosis
     from gemmery.lab.health import doctor as doctor
     from gemmery.lab.health import prune as prune
+    from gemmery.lab.predicted_rungs import predicted_ladder as predicted_ladder
     from gemmery.lab.suites import bench as bench
     from gemmery.lab.sweeps import emulated_sweep as emulated_sweep
     from gemmery.lab.sweeps import sweep as sweep
@@ -62,6 +63,7 @@ _HOMES = {
         "Verification",
         "verify",
     ),
+    "gemmery.lab.predicted_rungs": ("predicted_ladder",),
     "gemmery.lab.suites": ("bench",),
     "gemmery.lab.sweeps": (
         "emulated_sweep",

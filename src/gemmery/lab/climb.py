@@ -96,6 +96,7 @@ def expected(rungs: int, sizes: Sequence[int], kind: str, special: int = 0) -> s
     each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
     if each is None:  # compilation, then some 10**8 emulated operations per second
         each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in lengths) / len(lengths)
+        each += 0.0 if sizes else 0.5  # a predicted time of a larger product
     return estimate(rungs * len(lengths) + special, each)
 
 

@@ -75,7 +75,7 @@ def emulated_ladder(
 def product_for(rung: Rung, n: int, dtype: str, card: Device) -> Work:
     """The product for a rung at size n: two squares, small ones for the rung of one block, else a row times W'."""
     precision = "tf32" if dtype == "tf32" else ""
-    element = "f32" if precision else dtype or ("f32" if _takes_f32(rung) else rung.dtypes[0])
+    element = "f32" if precision else dtype or ("f32" if takes_f32(rung) else rung.dtypes[0])
     square = Work(n, n, n, element, asked.result_type(element), precision=precision)
     small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
     for work in (square, small, replace(vector, m=1, b_layout="col")):
@@ -136,10 +136,10 @@ def expects(rung: Rung, work: Work) -> bool:
     larger = replace(work, m=ALIGNED, n=ALIGNED, k=ALIGNED)
     one_block = work.m == SMALL and bool(rung.refuses(larger.problem))
     whole = all(side % (SMALL if one_block else ALIGNED) == 0 for side in sides)
-    return whole and not work.precision and work.dtype == ("f32" if _takes_f32(rung) else rung.dtypes[0])
+    return whole and not work.precision and work.dtype == ("f32" if takes_f32(rung) else rung.dtypes[0])
 
 
-def _takes_f32(rung: Rung) -> bool:
+def takes_f32(rung: Rung) -> bool:
     """True for a rung that takes f32 itself, not only as tf32."""
     return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
 

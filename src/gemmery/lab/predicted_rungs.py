@@ -25,7 +25,7 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked
 from gemmery.lab.emulated_product import Gemm, launch_of, prepared, product_bytes
-from gemmery.lab.emulated_rungs import product_for
+from gemmery.lab.emulated_rungs import product_for, takes_f32
 from gemmery.lab.event import followed
 from gemmery.lab.sampled_blocks import SampledLaunch
 from gemmery.lab.suites import results_folder
@@ -54,7 +54,7 @@ def predicted_ladder(
     `rungs` are names, all by default; `sizes` are sides of squares, 2048 by default. Without a `dtype` a rung has f32,
     or bf16 where it does not take f32.
 
-    >>> row = predicted_ladder(["simt_naive"], [256])[0]
+    >>> row = predicted_ladder(["simt_naive"], [512])[0]
     >>> row.prediction.bound
     'issue'
 
@@ -80,9 +80,7 @@ def predicted_ladder(
 
 def _usual(rung: Rung) -> str:
     """The type of a rung, "" for f32 or its first one."""
-    works = Work(SIZE, SIZE, SIZE, "f32", "f32").problem
-    takes_f32 = "f32" in rung.dtypes and not (rung.refuses(works) and rung.refuses(works._replace(m=1)))
-    return "bf16" if not takes_f32 and "bf16" in rung.dtypes else ""
+    return "bf16" if not takes_f32(rung) and "bf16" in rung.dtypes else ""
 
 
 def predicted_rung(

@@ -40,7 +40,7 @@ class Prediction:
     terms: Mapping[
         str, float
     ]  # seconds, if nothing else took time: units of a multiprocessor, "memory", "waits", "launch"
-    lines: Mapping[Line, float] = field(default_factory=dict)  # share of what it is bound by
+    lines: Mapping[str, float] = field(default_factory=dict)  # by line of the source, the share of what bounds it
     doubts: tuple[str, ...] = ()  # what the prediction does not take into account
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Prediction:
         parts += [f"{line}: {share:.0%}" for line, share in self.largest()]
         return "\n".join([*parts, *(f"not taken into account: {doubt}" for doubt in self.doubts)])
 
-    def largest(self, count: int = 5) -> list[tuple[Line, float]]:
+    def largest(self, count: int = 5) -> list[tuple[str, float]]:
         """Return the lines with the largest shares of what bounds the time."""
         return sorted(self.lines.items(), key=lambda item: -item[1])[:count]
 
@@ -97,11 +97,14 @@ def predict_launch(
 
     rounds = each / shape.resident if each >= MANY * shape.resident else -(-each // shape.resident)
     waiting = waits * rounds / (device.clock * 1e9)
-    touched = (first.touched + (last.touched - first.touched) * beyond) / running * shape.blocks
+    moved = sum(
+        min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
+        for start, end in ((first.loaded, last.loaded), (first.written, last.written))
+    )
     terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
     longest = max(terms, key=lambda name: terms[name])
     cooled = pipes.heat * seconds(_tensor_clocks(device, pipes, amounts.sum(axis=0)))
-    memory = min(touched, shape.bytes) / (device.bandwidth * 1e9 * USABLE)
+    memory = moved / (device.bandwidth * 1e9 * USABLE)
     launch = NEXT if follows else LAUNCH
     total = launch + max(terms[longest] + cooled + waiting, memory)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
@@ -125,14 +128,14 @@ def _tensor_clocks(device: Device, pipes: Pipes, amounts: NDArray[np.float64]) -
 
 def _lines(
     shape: LaunchShape, by_unit: NDArray[np.float64], amounts: NDArray[np.float64], bound: str, sample: Paced
-) -> dict[Line, float]:
+) -> dict[str, float]:
     """The share of each line in what a launch is bound by."""
     clocks = sample.waits if bound == "waits" else amounts @ by_unit[list(UNITS).index(bound)]
     total = float(clocks.sum())
-    sums: dict[Line, float] = {}
+    sums: dict[str, float] = {}
     for line, each in zip(shape.lines, clocks, strict=False):
         if each:
-            sums[line] = sums.get(line, 0.0) + float(each) / total
+            sums[str(line)] = sums.get(str(line), 0.0) + float(each) / total
     return sums
 
 

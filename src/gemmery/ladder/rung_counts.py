@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gemmery import display
 from gemmery.cuda.device import Device
 from gemmery.emulator.trace.selection import Selection
+from gemmery.ladder.prediction import PredictedRung
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class EmulatedLadder:
     device: Device
     started: str  # UTC, ISO 8601
     rungs: tuple[EmulatedRung, ...]
+    predicted: tuple[PredictedRung, ...] = ()  # times on the device, of products that it has records of
 
     def _repr_html_(self) -> str:
         """Counters and roofs as a table, which a notebook displays."""

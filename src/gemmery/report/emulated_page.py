@@ -22,6 +22,7 @@ from gemmery.report.emulated_tables import (
     verdict,
 )
 from gemmery.report.pictures import pictures
+from gemmery.report.predicted_tables import predicted_sheets
 from gemmery.report.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, axes, legend, name_rows, render
 from gemmery.report.tree import tree
 
@@ -41,7 +42,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         where=f"{described(ladder.device)}, on the emulator · {ladder.started[:16].replace('T', ' ')} UTC",
         verdict=verdict(ladder),
         complaints=complaints(ladder),
-        overviews=overviews(ladder),
+        overviews=(*overviews(ladder), *predicted_sheets(ladder)),
         meaning=(COUNTED, ROOF),
         branches=tree(rungs),
         gains={run.rung: over_parent(ladder, run) for run in by_size(ladder)[-1]} if ladder.rungs else {},

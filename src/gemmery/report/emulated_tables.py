@@ -12,6 +12,7 @@ from gemmery.cuda.device import Device
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 from gemmery.report import words
+from gemmery.report.predicted_tables import predicted_sheets, unpredicted
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out
 from gemmery.report.words import plural
@@ -277,11 +278,13 @@ def _line(run: EmulatedRung) -> str:
 
 def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     """Print one table for each size, what it means, and the verdict."""
-    for sheet in overviews(ladder):
+    for sheet in (*overviews(ladder), *predicted_sheets(ladder)):
         console.print(Group(*laid_out(sheet, console.width)))
     if any(not run.refused for run in ladder.rungs):
         for text in (COUNTED, ROOF, f"{described(ladder.device)}."):
             console.print(Text(text, style="dim"))
+        if note := unpredicted(ladder):
+            console.print(Text(note, style="dim"))
     faults = complaints(ladder)
     console.print(Text(verdict(ladder), style="bold red" if faults else "bold"))
     for fault in faults:

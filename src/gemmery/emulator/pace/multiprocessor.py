@@ -26,9 +26,9 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "f64": ("f64",),
     "special": ("special", "convert"),
     "tensor": ("tensor", "tensor_tf32", "tensor_8", "tensor_f64", "warp_tensor"),
-    "access": ("access", "shuffle"),
-    "shared and L1 lines": ("wavefronts", "lines"),
-    "shared and L1 bytes": ("wavefronts", "sectors"),
+    "L1 requests": ("access", "shuffle"),
+    "L1 lines": ("wavefronts", "lines"),
+    "L1 bytes": ("wavefronts", "sectors"),
     "L2": ("l2", "bulk", "stored", "atomics"),
 }
 _MEMBERS = np.array([[kind in kinds for kind in KINDS] for kinds in UNITS.values()], float)
@@ -50,7 +50,8 @@ class Paced:
     clocks: float  # until the last block ends, if all blocks wait at the same time
     busy: float  # clocks of the busiest unit
     blocks: int
-    touched: float  # distinct bytes of global memory
+    loaded: float  # distinct bytes of global memory
+    written: float
     barriers: int
     apart: bool  # whether most instructions were of less than half of the warps: warps have roles
     spills: bool
@@ -83,7 +84,7 @@ class Pace(Observer):
         self._recent = np.zeros(len(KINDS))  # since the latest barrier
         sectors = machine.memory.data.size // banks.SECTOR + 1
         self._used = np.zeros(sectors, np.int64)  # by sector, when it was last loaded
-        self._touched = np.zeros(sectors, np.bool_)
+        self._loaded, self._written = (np.zeros(sectors, np.bool_) for _ in range(2))
         self._bulk = 0.0
         self._time = self._capacity + 1  # in sectors loaded
         self._missed: dict[int, str] = {}
@@ -141,11 +142,12 @@ class Pace(Observer):
         sectors = lanes >> 5
         self._add(index, "sectors", _distinct(sectors))
         distinct = np.unique(sectors)
-        self._touched[distinct] = True
         if event.kind != "ld" and event.kind != "cp.async":
             kind = "stored" if event.kind == "st" else "atomics"
             self._add(index, kind, banks.SECTOR * _distinct(sectors))
+            self._written[distinct] = True
             return
+        self._loaded[distinct] = True
         bypasses = event.kind == "cp.async" and "cg" in machine.kernel.instructions[index].opcode.modifiers
         missing = self._time - self._used[distinct] > self._capacity
         misses = len(distinct) if bypasses else int(np.count_nonzero(missing))
@@ -219,7 +221,8 @@ class Pace(Observer):
             clocks=self._clocks,
             busy=float((self._shares @ self._amounts.sum(axis=0)).max()) / self._apart,
             blocks=machine.blocks // self._apart,
-            touched=(float(np.count_nonzero(self._touched)) * banks.SECTOR + self._bulk) / self._apart,
+            loaded=(float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / self._apart,
+            written=float(np.count_nonzero(self._written)) * banks.SECTOR / self._apart,
             barriers=self._barriers,
             apart=2 * self._together < self._executed,
             spills=self._spills,

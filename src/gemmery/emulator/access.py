@@ -17,7 +17,7 @@ from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDO
 from gemmery.emulator.modifiers import FETCHES, LENGTHS, ORDERED, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import NUMPY, STORED, Mask
 from gemmery.emulator.ptx import Address, Instruction, Opcode, Operand, Register, Vector
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, LaneStep, Lowering, Step, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
@@ -187,7 +187,7 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         write(machine.registers, mask, read(machine.registers))
 
-    return step
+    return LaneStep(step, None, ((source, kind),), ((target, kind),))
 
 
 def _parts(instruction: Instruction, kind: str, parts: Vector) -> tuple[str, list[Any]]:

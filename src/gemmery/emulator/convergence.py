@@ -108,7 +108,7 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     name, lanes = instruction.opcode.name, find(instruction.opcode).lanes
     if lanes == "warp":
         return _complete(index, step)
-    if name == "selp":
+    if name == "selp" and any(each.opcode.name == "shfl" for each in lowering.kernel.instructions):
         return _selecting(lowering, instruction, index, step)
     if lanes != "mask":
         return step

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from gemmery.banks import WARP
 from gemmery.emulator import specials
-from gemmery.emulator.lower import Block, LoweredKernel
+from gemmery.emulator.blocks import Block
+from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import LaunchConfig, Machine, Observer, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Indices, Mask, Values

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.emulator import convergence, specials
+from gemmery.emulator.blocks import Block, joined
 from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.instructions import find
@@ -18,21 +19,6 @@ from gemmery.emulator.op import Mask, Op
 from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel, Special
 from gemmery.emulator.ptx.indirect import SWITCH, case
 from gemmery.emulator.steps import Faster, Handler, Lowering, Read, Step, refused
-
-
-@dataclass(frozen=True)
-class Block:
-    """A basic block: instructions first ... last - 1; the machine itself executes `end`."""
-
-    first: int
-    last: int
-    steps: tuple[Step, ...]
-    way: str  # how it ends, as End.way says; "" if the next block follows
-    guard: Read | None  # whether a thread takes the branch; for a switch the index of the target
-    targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
-    waits: bool  # a single instruction, repeated until it succeeds
-    barrier: LoweredBarrier | None = None  # at its end
-    gathering: convergence.Gathering | None = None  # whom its threads wait for before it
 
 
 @dataclass(frozen=True)
@@ -74,6 +60,7 @@ def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
         _block(lowering, number, start, stop)
         for start, stop in zip(starts, [*starts[1:], len(kernel.instructions)], strict=True)
     ]
+    blocks = joined(lowering, blocks)
     return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros))
 
 

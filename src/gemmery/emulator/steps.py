@@ -6,7 +6,7 @@ Everything known before a launch is looked up once, so that a step costs little 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -40,6 +40,21 @@ CARRY = Register("%carry", "pred")  # the carry flag of each thread, which PTX d
 WAYS_OUT = (
     "pass another arch=, or put plain C++ in its place, for example under #ifdef EMULATED and options=('-DEMULATED',)"
 )
+
+
+@dataclass(frozen=True)
+class LaneStep:
+    """The step of an instruction that computes its results lane by lane, without a guard, from its operands alone."""
+
+    whole: Step
+    meaning: Callable[..., Any] | None  # None for a move
+    sources: Sequence[tuple[Operand, str]]  # with the PTX type that each is read as
+    targets: Sequence[tuple[Operand, str]]
+    several: bool = False  # whether `meaning` returns a tuple, of as many results as there are targets or more
+
+    def __call__(self, machine: Machine, mask: Mask) -> None:
+        """Execute the instruction alone."""
+        self.whole(machine, mask)
 
 
 def drop(registers: list[Any], mask: Mask, value: Any) -> None:
@@ -78,7 +93,7 @@ class Lowering:
             case Register("_"):
                 raise refused(instruction, "the sink _ as a source of")
             case Register(name, declared):
-                return _viewed(itemgetter(self.slot(name, STORED[declared])), STORED[declared], dtype)
+                return viewed(itemgetter(self.slot(name, STORED[declared])), STORED[declared], dtype)
             case Immediate(bits, type_):
                 value = _constant(bits, type_, dtype)
                 return lambda _: value
@@ -87,13 +102,13 @@ class Lowering:
             case Special(name):
                 wide = name.endswith("64") or name in ("%globaltimer",)
                 stored = "?" if name.startswith("%is_") else "u8" if wide else "u4"
-                return _viewed(itemgetter(self.slot(name, stored, provided=True)), stored, dtype)
+                return viewed(itemgetter(self.slot(name, stored, provided=True)), stored, dtype)
             case Symbol(name, offset):
                 if name in self.parameters:
                     place = np.dtype(dtype).type(self.parameters[name].offset + offset)
                     return lambda _: place
                 self._check_pointers(name)
-                read = _viewed(itemgetter(self.slot(name, "u8", provided=True)), "u8", dtype)
+                read = viewed(itemgetter(self.slot(name, "u8", provided=True)), "u8", dtype)
                 distance = np.dtype(dtype).type(offset)
                 return (lambda registers: read(registers) + distance) if offset else read
             case Not(register):
@@ -134,7 +149,7 @@ class Lowering:
                 registers[number] = value if mask is None else np.where(mask, value, registers[number])
 
             return put
-        fit = _viewed(lambda registers: registers[0], dtype, stored)
+        fit = viewed(lambda registers: registers[0], dtype, stored)
 
         def fitted(registers: list[Any], mask: Mask, value: Any) -> None:
             value = fit([value])
@@ -173,7 +188,12 @@ class Lowering:
             return _warp_step(meaning, reads, writes)
         if op.complement is not None and len(results) == 2:
             meaning = pair(meaning, op.complement)
-        return _lane_step(meaning, reads, writes, len(result_kinds) > 1)
+        several = len(result_kinds) > 1
+        step = _lane_step(meaning, reads, writes, several)
+        if op.carry:
+            return step
+        operands_read, written = zip(sources, kinds, strict=True), zip(results, result_kinds, strict=False)
+        return LaneStep(step, meaning, tuple(operands_read), tuple(written)[: None if several else 1], several)
 
     def meaning(self, op: Op) -> Callable[..., Any]:
         """Return an op's function, or the faster one that this launch has for it."""
@@ -260,7 +280,7 @@ def _refusing(error: EmulationError) -> Read:
     return read
 
 
-def _viewed(read: Read, stored: str, dtype: str) -> Read:
+def viewed(read: Callable[[Any], Any], stored: str, dtype: str) -> Callable[[Any], Any]:
     """Read values that are kept as one NumPy type as another: the same bits, truncated or extended."""
     if stored == dtype:
         return read

@@ -24,7 +24,7 @@ from gemmery.emulator.op import NUMPY, STORED, Mask
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Operand, Register, Vector
 from gemmery.emulator.steps import LaneStep, Lowering, Read, Step, viewed
 
-Run = Callable[[list[Any]], None]  # a function of the registers
+OnRegisters = Callable[[list[Any]], None]  # a function of the registers
 
 # Python's operators do the same to two operands of one type; to numbers in a fifth of the time.
 OPERATORS: Mapping[Any, Callable[..., Any]] = {
@@ -191,7 +191,7 @@ class _Joining:
         self._own = own  # registers that only this block uses
         self._pinned = pinned  # those that are also written while other instructions run
         self._steps: list[Step] = []
-        self._runs: list[Run] = []
+        self._runs: list[OnRegisters] = []
         self._at: dict[
             Any, dict[str, int]
         ] = {}  # by a register's slot or another operand: where it is places as a type
@@ -310,7 +310,7 @@ def _each(registers: int) -> Iterator[int]:
 
 def _applied(
     function: Callable[..., Any], sources: Sequence[int], targets: Sequence[int], several: bool = False
-) -> Run:
+) -> OnRegisters:
     """Apply a function to slots; the usual numbers of operands have functions of their own, for speed."""
     first, *others = sources
     target = targets[0]
@@ -335,21 +335,21 @@ def _applied(
     return (run_of_one, run_of_two, run_of_three)[len(others)]
 
 
-def _read(read: Callable[[list[Any]], Any], target: int) -> Run:
+def _read(read: Callable[[list[Any]], Any], target: int) -> OnRegisters:
     def run(registers: list[Any]) -> None:
         registers[target] = read(registers)
 
     return run
 
 
-def _copied(source: int, target: int) -> Run:
+def _copied(source: int, target: int) -> OnRegisters:
     def run(registers: list[Any]) -> None:
         registers[target] = registers[source]
 
     return run
 
 
-def _in_turn(runs: Sequence[Run]) -> Step:
+def _in_turn(runs: Sequence[OnRegisters]) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         registers = machine.registers
         for run in runs:

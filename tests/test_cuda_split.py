@@ -172,6 +172,18 @@ def test_a_row_is_the_same_in_any_product(name):
     assert same(np.concatenate(alone), np.concatenate([whole[:1], whole[70:]]))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_that_share_columns(name, monkeypatch):
+    """In clusters of two, where the last one has rows beyond the edge; large products alone have them by themselves."""
+    case = Problem(8192, 8192, 8192, "f32", "f32", device="h200")
+    assert RUNGS[name].geometry(case, RUNGS[name].default).cluster == 2
+    assert RUNGS[name].geometry(case._replace(m=512), RUNGS[name].default).cluster == 1
+    tile = float32_parts._tile
+    monkeypatch.setattr(float32_parts, "_tile", lambda *each: tile(*each)._replace(cm=2))
+    a, b = operands(150, 200, 136)
+    assert same(multiplied(RUNGS[name], a, b, config={"blocks": 4, "bm": 64}), expected(name, a, b))
+
+
 # ---- the guard ----
 
 

@@ -29,6 +29,8 @@ from gemmery.tuples import NamedTuple
 # Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
 _TILES = (Instance(128, 128, 6, 1, 1, 100), Instance(64, 128, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
 _PAIRED_TILES = (Instance(128, 96, 6, 1, 1, 100), Instance(64, 96, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
+# Rounds of tiles of so many columns from which two blocks of a cluster share them: less of the power that limits them.
+_SHARED_FROM = {128: 6, 96: 16}
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
 _PARTS = 3  # for which the workspace has room
@@ -149,7 +151,10 @@ def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Inst
         shapes = ", ".join(f"{each.bm} x {each.bn}" for each in tiled)
         raise RefusedError(f"bm={config['bm']}, bn={config['bn']}: its tiles are {shapes}; use one of them, or 0")
     sms = target(problem).sms
-    return min(fits, key=lambda each: -(-tiles(problem, *each[:2])[0] // sms) * each.bm * each.bn / each.speed)
+    best = min(fits, key=lambda each: -(-tiles(problem, *each[:2])[0] // sms) * each.bm * each.bn / each.speed)
+    rounds = tiles(problem, best.bm, best.bn)[0] / sms
+    shares = best.bm == 128 and problem.m >= 16 * best.bm and rounds >= _SHARED_FROM[best.bn]
+    return best._replace(cm=2) if shares else best
 
 
 def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Config:
@@ -160,7 +165,7 @@ def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> C
 
 
 def _tiling(element: str, tile: Instance) -> str:
-    return template("WgmmaTiles", element, "ROW", "COL", *tile[:3])
+    return template("WgmmaTiles", element, "ROW", "COL", *tile[:5])
 
 
 def _product(
@@ -169,24 +174,33 @@ def _product(
     """The launch that multiplies parts, which lie in the workspace with k adjacent."""
     config = _resolve(tiled, problem, config)
     tile = _tile(tiled, problem, config)
-    bm, bn, stages = tile[:3]
+    bm, bn, stages, cm, cn = tile[:5]
+    cluster = cm * cn
+    count = min(tiles(problem, bm * cm, bn * cn)[0], wgmma.clusters(config["blocks"], cluster))
     a, b, end, pitch = _places(problem)
     boxes = (
         MapBox(
             operand,
-            (_ROW // 2, min(rows, side)),
+            (_ROW // 2, min(rows, side) if sharers == 1 else rows // sharers),
             packed=place,
             pitch=pitch,
             element=element,
             parts=_PARTS,
             split=KEPT_PARTS * (operand in problem.split),
         )
-        for operand, side, rows, place in (("a", problem.m, bm, a), ("b", problem.n, bn, b))
+        for operand, side, rows, place, sharers in (("a", problem.m, bm, a, cn), ("b", problem.n, bn, b, cm))
     )
     return Geometry(
         f"{name}.cu",
-        template(name, "float", C_NAMES[problem.out], wgmma.steps(problem), _tiling(element, tile), *parameters),
-        (min(tiles(problem, bm, bn)[0], config["blocks"]), 1, 1),
+        template(
+            f"{name}{'_cluster' * (cluster > 1)}",
+            "float",
+            C_NAMES[problem.out],
+            wgmma.steps(problem),
+            _tiling(element, tile),
+            *parameters,
+        ),
+        (count * cluster, 1, 1),
         (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
         shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
         workspace=end,
@@ -196,6 +210,7 @@ def _product(
         overlaps=True,
         tile=(bm, bn),
         maps=(*boxes, wgmma.piece_box(problem, bm, bn)),
+        cluster=cluster,
         band=config["band"],
     )
 

@@ -17,9 +17,10 @@ template <class Tiles, int PARTS> struct PartsProducer : Producer<Tiles> {
         const unsigned to = this->ring + this->now.stage * Tiles::STAGE, barrier = this->full + 8 * this->now.stage;
         ptx::mbarrier_try_wait_parity(this->empty + 8 * this->now.stage, this->now.parity ^ 1);
         ptx::mbarrier_arrive_expect_tx(barrier, stage_bytes<Tiles>(p));
-        bring<true, Tiles::BM, 1>(to, p.a, step * Tiles::BK, tile.row, a_first + part * a_apart, barrier);
-        bring<true, Tiles::BN, 1>(to + Tiles::A_BYTES, p.b, step * Tiles::BK, tile.col, b_first + part * b_apart,
-                                  barrier);
+        bring<true, Tiles::BM, Tiles::CN>(to, p.a, step * Tiles::BK, tile.row, a_first + part * a_apart, barrier,
+                                          this->n, this->row_mask);
+        bring<true, Tiles::BN, Tiles::CM>(to + Tiles::A_BYTES, p.b, step * Tiles::BK, tile.col,
+                                          b_first + part * b_apart, barrier, this->m, this->column_mask);
         this->now.next();
       }
     }
@@ -132,4 +133,5 @@ __device__ __forceinline__ void split_product(const TmaProduct<T, Out>& p, const
   const SplitWork work(p.product);
   const unsigned status = *work.status;
   if (!(status & NOT_FINITE)) multiply(work, pipe, order, status);
+  pipe.end();
 }

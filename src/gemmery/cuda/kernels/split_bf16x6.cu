@@ -104,10 +104,22 @@ struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
 };
 
 template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
-__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-    split_bf16x6(const __grid_constant__ TmaProduct<T, Out> p) {
-  extern __shared__ __align__(1024) char shared[];
+__device__ __forceinline__ void split_bf16x6_tiles(const TmaProduct<T, Out>& p, const char* shared) {
   split_product<Tiles>(p, shared, [&](const SplitWork& work, auto& pipe, auto& order, unsigned) {
     multiply_tiles<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH>>(p, work, pipe, order, shared);
   });
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
+__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+    split_bf16x6(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  split_bf16x6_tiles<T, Out, EPILOGUE, Tiles, DEPTH>(p, shared);
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
+__global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+    split_bf16x6_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  split_bf16x6_tiles<T, Out, EPILOGUE, Tiles, DEPTH>(p, shared);
 }

@@ -46,9 +46,7 @@ template <class Tiles> struct TwoPartsConsumer : PartsConsumer<Tiles, 2> {
 };
 
 template <class T, class Out, int EPILOGUE, class Tiles, class OtherTiles, int DEPTH>
-__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-    split_fp16x3(const __grid_constant__ TmaProduct<T, Out> p) {
-  extern __shared__ __align__(1024) char shared[];
+__device__ __forceinline__ void split_fp16x3_tiles(const TmaProduct<T, Out>& p, const char* shared) {
   split_product<Tiles>(p, shared, [&](const SplitWork& work, auto& pipe, auto& order, unsigned status) {
     if (status & INEXACT) {
       multiply_tiles<EPILOGUE, OtherTiles, ThreeParts, ThreePartsConsumer<OtherTiles, DEPTH>>(p, work, pipe, order,
@@ -57,4 +55,18 @@ __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
       multiply_tiles<EPILOGUE, Tiles, TwoParts, TwoPartsConsumer<Tiles>>(p, work, pipe, order, shared);
     }
   });
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles, class OtherTiles, int DEPTH>
+__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+    split_fp16x3(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  split_fp16x3_tiles<T, Out, EPILOGUE, Tiles, OtherTiles, DEPTH>(p, shared);
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles, class OtherTiles, int DEPTH>
+__global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+    split_fp16x3_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  split_fp16x3_tiles<T, Out, EPILOGUE, Tiles, OtherTiles, DEPTH>(p, shared);
 }

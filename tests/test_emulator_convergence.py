@@ -241,3 +241,37 @@ def test_ranges_of_lanes():
     """One, some, and all."""
     assert ranges(np.arange(32) == 7) == "lane 7"
     assert ranges(np.ones(32, bool)) == "lanes 0-31"
+
+
+LAST_SUM = """
+__global__ void f(const float* x, float* y, int n, int half) {
+  __shared__ float s[4];
+  int i = threadIdx.x;
+  if (i % 32 == 0) s[i / 32] = x[i];
+  __syncthreads();
+  unsigned mask = __ballot_sync(~0u, i < n);
+  float v = 0;
+  if (i < n) {
+    v = s[i];
+    #pragma unroll 1
+    for (int apart = half; apart; apart /= 2) {
+      float other = __shfl_down_sync(mask, v, apart);
+      SUM
+    }
+  }
+  if (i == 0) y[0] = v;
+}"""
+
+
+@pytest.mark.parametrize(("total", "count"), [("v += other;", 1), ("if (i + apart < n) v += other;", 0)])
+def test_a_sum_of_lanes_outside_the_mask_is_found_when_it_is_stored(total, count):
+    """A loop hides from the compiler's text whether the undefined values are dropped."""
+    y = np.zeros(1, np.float32)
+    x = np.arange(128, dtype=np.float32)
+    run = emulate(LAST_SUM.replace("SUM", total), "f", 1, 128, [x, y, 4, 16])
+    assert [finding.kind for finding in run.findings] == ["warp mask"] * count
+    if count:
+        assert "with mask 0xf and reads lane 16, which its mask leaves out" in run.findings[0].message
+        assert np.isnan(y[0])
+    else:
+        assert y[0] == 0 + 32 + 64 + 96

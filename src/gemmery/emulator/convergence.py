@@ -7,13 +7,13 @@ is one of them. Instructions of matrices, which are .aligned, take all lanes of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.discarded import used
+from gemmery.emulator.discarded import stores, used
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Indices, Mask
@@ -55,6 +55,23 @@ class Undefined:
     lanes: Flags
     message: str
     selections: dict[int, bool]  # instructions that choose between it and another value, and whether it is the first
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A shuffle of undefined values that a program may drop, and the stores that show that it did not."""
+
+    threads: Indices  # that read them first
+    warps: Flags
+    message: str
+    stores: frozenset[int]
+
+
+class SpreadValues(dict[int, Spread]):
+    """The shuffles of undefined values, by their instruction, to the end of the launch."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
 
 
 class UndefinedValues(dict[int, Undefined]):
@@ -108,8 +125,10 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     name, lanes = instruction.opcode.name, find(instruction.opcode).lanes
     if lanes == "warp":
         return _complete(index, step)
-    if name == "selp" and any(each.opcode.name == "shfl" for each in lowering.kernel.instructions):
+    if name == "selp" and lowering.shuffles:
         return _selecting(lowering, instruction, index, step)
+    if name == "st" and lowering.shuffles and instruction.opcode.type in ("f32", "f64"):
+        return _storing(lowering, instruction, index, step)
     if lanes != "mask":
         return step
     operands = lowering.flat(instruction.operands)
@@ -237,7 +256,19 @@ class _Lanes:
         if certain:
             return self._report(bad, what)
         machine.unit(UndefinedValues)[self._index] = Undefined(bad.reshape(-1), what, selections)
+        self._spread(bad, what)
         return False
+
+    def _spread(self, bad: Flags, message: str) -> None:
+        """Remember the warps that read undefined values, for the stores of what is computed of them."""
+        known = self._machine.unit(SpreadValues)
+        old = known.get(self._index)
+        warps: Flags = np.atleast_1d(bad.any(axis=1))
+        if old is None:
+            places = stores(self._machine.kernel, self._index)
+            known[self._index] = Spread(np.flatnonzero(bad), warps, message, places)
+        else:
+            known[self._index] = replace(old, warps=old.warps | warps)
 
 
 def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
@@ -251,6 +282,26 @@ def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: S
                 threads = np.flatnonzero(bad if mask is None else bad & mask)
                 if threads.size:
                     report_mismatch(machine, shuffle, threads, undefined.message)
+        step(machine, mask)
+
+    return run
+
+
+def _storing(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
+    """The step of a store of floats, with a report of warps that store a NaN after reading undefined values."""
+    kind = instruction.opcode.type
+    reads = [lowering.read(operand, kind, instruction) for operand in lowering.flat(instruction.operands[1:])]
+
+    def run(machine: Machine, mask: Mask) -> None:
+        spread = machine.unit(SpreadValues)
+        for shuffle in [place for place, values in spread.items() if index in values.stores]:
+            nan = np.zeros(machine.threads, bool)
+            for read in reads:
+                nan |= np.isnan(machine.spread(read(machine.registers)))
+            bad = np.repeat(spread[shuffle].warps, 32) & nan
+            if (bad if mask is None else bad & mask).any():
+                values = spread.pop(shuffle)
+                report_mismatch(machine, shuffle, values.threads, values.message)
         step(machine, mask)
 
     return run

@@ -23,6 +23,22 @@ def used(kernel: PtxKernel, index: int) -> tuple[bool, dict[int, bool]]:
     return _reaches(kernel, index + 1, frozenset(first), {}, selections), selections
 
 
+def stores(kernel: PtxKernel, index: int) -> frozenset[int]:
+    """The stores that some way through the kernel may give a value computed from the first result of an instruction."""
+    values = set(_names(kernel.instructions[index].operands[:1])[:1])
+    count = 0
+    while count < len(values):
+        count = len(values)
+        for instruction in kernel.instructions:
+            if not find(instruction.opcode).effect and not values.isdisjoint(_names(instruction.operands[1:])):
+                values.update(register.name for register in written(instruction))
+    return frozenset(
+        place
+        for place, instruction in enumerate(kernel.instructions)
+        if instruction.opcode.name == "st" and not values.isdisjoint(_names(instruction.operands[1:]))
+    )
+
+
 def _reaches(
     kernel: PtxKernel,
     at: int,

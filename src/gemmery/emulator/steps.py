@@ -76,6 +76,7 @@ class Lowering:
         self.provided: dict[str, int] = {}
         self.zeros: list[Any] = []
         self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
+        self.shuffles = any(instruction.opcode.name == "shfl" for instruction in kernel.instructions)
 
     def slot(self, name: str, stored: str, provided: bool = False) -> int:
         """Return the slot of a register, or of a value that is `provided` before the launch."""

@@ -134,6 +134,7 @@ def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announce
     )
     path = tmp_path / re.search(r"^page: (.+)$", out, re.MULTILINE)[1]
     assert path.read_text().startswith("<!doctype html>")
+    assert "Predicted times on h200" in path.read_text()
 
 
 def test_what_the_emulator_counted_as_json(capsys, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.cuda.pipes import LAUNCH, OPERANDS, USABLE, pipes_of
+from gemmery.cuda.pipes import BARRIER, LAUNCH, OPERANDS, USABLE, pipes_of
 from gemmery.errors import DeviceError, EmulationError
 from gemmery.lab.predicted_rungs import predicted_ladder
 from gemmery.ladder.prediction import agreement
@@ -107,3 +107,9 @@ def test_predictions_rank_recorded_rungs():
     assert both.count == len(names)
     assert both.rank >= 0.97
     assert both.error <= 0.2
+
+
+def test_barriers_take_their_own_time():
+    code = "for (int k = 0; k < n; ++k) { x[i] = 1; __syncthreads(); }"
+    short, long = (predicted(code, count) for count in (4, 8))
+    assert clocks(long, "barrier") - clocks(short, "barrier") == pytest.approx(4 * 32 / BARRIER)

@@ -51,6 +51,8 @@ class Pipes:
     heat: float = 0.0  # by which the clock falls, as a share, while tensor cores run at their peak
 
 
+BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instruction"
+
 # Lanes: CUDA Programming Guide, "Throughput of Native Arithmetic Instructions". L1: the same, "Technical Specifications
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
 # Architecture", 2024 (arXiv 2402.13499). On an H200 peak_mma.cu and peak_wgmma.cu measure the shares of tensor cores;
@@ -65,7 +67,7 @@ PIPES: Mapping[int, Pipes] = {
 
 # Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
 OPERANDS = 0.16  # issue slots that a multiply-add takes longer because registers share a bank
-LAUNCH = 2.5e-6  # seconds of the first launch, with the time to start and to end it
+LAUNCH = 2e-6  # seconds of the first launch, with the time to start and to end it
 NEXT = 1e-6  # seconds of each launch after it
 USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
 
@@ -118,6 +120,7 @@ def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
         **{name: WARP / each for name, each in lanes.items()},
         "issue": 1 / 4,
         "operands": OPERANDS / 4,
+        "barrier": WARP / BARRIER,
         "shuffle": 1.0,
         "access": 1.0,
         "wavefronts": 1.0,

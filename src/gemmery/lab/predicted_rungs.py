@@ -35,7 +35,7 @@ from gemmery.problem import Problem
 
 SIZE = 2048  # side of the products whose times are predicted, unless sizes are named
 STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile
-STEP_OF_ROW = 512  # of a row times a matrix
+STEP_OF_ROW = 2048  # of a row times a matrix
 SLACK = 1 << 16  # bytes after the workspace
 CHECKOUT = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 

@@ -87,9 +87,9 @@ def predict_launch(
     units = by_unit @ amounts.sum(axis=0)  # clocks of one block
     waits = sum(_waits(sample) * weight for sample, weight in ((first, 1 - beyond), (last, beyond)))
     waits = max(float(waits), 0.0)
-    if running > 2 and last.barriers:  # blocks drift apart, and run while others wait
-        waits *= 2 / running
     each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
+    if running > 2 and last.barriers and each > running:  # blocks of later rounds begin at other times
+        waits *= 2 / running
 
     def seconds(clocks: float) -> float:
         """The time of all blocks of a multiprocessor, of which one takes so many clocks of a unit."""

@@ -18,7 +18,7 @@ from gemmery.emulator.ptx import Address, Instruction, Not, Opcode, Operand, Reg
 # warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2.
 KINDS = (
     "issue", "operands", "fma", "half", "integer", "multiply", "f64", "special", "convert", "shuffle", "access",
-    "tensor", "tensor_tf32", "tensor_8", "tensor_f64", "warp_tensor",
+    "barrier", "tensor", "tensor_tf32", "tensor_8", "tensor_f64", "warp_tensor",
     "wavefronts", "lines", "sectors", "l2", "bulk", "stored", "atomics",
 )  # fmt: skip
 PLACE = {kind: place for place, kind in enumerate(KINDS)}
@@ -59,6 +59,9 @@ def demand_of(instruction: Instruction) -> WarpDemand:
         amounts["integer"] = amounts["multiply"] = 1
     if pipe == "fma" and len(instruction.operands) == 4:
         amounts["operands"] = 1
+    is_barrier = opcode.family in ("bar", "barrier") and not opcode.name.startswith("bar.warp")
+    if is_barrier:
+        amounts["barrier"] = 1
     if latency == "tensor":
         unit, operations = _product(opcode)
         amounts[unit] = operations
@@ -70,7 +73,6 @@ def demand_of(instruction: Instruction) -> WarpDemand:
         waits = 0
     elif opcode.name == "cp.async.wait_group":
         waits = int(instruction.text.rstrip("; ").split()[-1])
-    is_barrier = opcode.family in ("bar", "barrier") and not opcode.name.startswith("bar.warp")
     role = "barrier" if is_barrier else _ROLES.get(opcode.name, "")
     return WarpDemand(tuple((PLACE[kind], each) for kind, each in amounts.items()), reads, writes, latency, waits, role)
 

@@ -26,6 +26,7 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "f64": ("f64",),
     "special": ("special", "convert"),
     "tensor": ("tensor", "tensor_tf32", "tensor_8", "tensor_f64", "warp_tensor"),
+    "barrier": ("barrier",),
     "L1 requests": ("access", "shuffle"),
     "L1 lines": ("wavefronts", "lines"),
     "L1 bytes": ("wavefronts", "sectors"),

@@ -91,6 +91,17 @@ def test_blocks_that_wait_for_others_are_refused():
         run.predict("h200")
 
 
+def test_a_deadlock_has_no_time():
+    code = (
+        "#include <cuda/barrier>\n__global__ void f(float* x) { __shared__ cuda::barrier<cuda::thread_scope_block> all;"
+        "if (threadIdx.x == 0) init(&all, 65); __syncthreads(); all.arrive_and_wait(); }"
+    )
+    run = gm.emulate(code, "f", 1, 64, [np.zeros(64, np.float32)])
+    assert [finding.kind for finding in run.findings] == ["deadlock"]
+    with pytest.raises(EmulationError, match="no thread of these blocks"):
+        run.predict("h200")
+
+
 def test_a_kernel_of_ptx_has_a_doubt():
     from gemmery.cuda import nvrtc
 

@@ -12,9 +12,10 @@ from gemmery import banks
 from gemmery.emulator.counters import SHARED
 from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Indices
+from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.pace.demand import KINDS, PLACE, demand_of
 from gemmery.emulator.pace.scoreboard import Numbered, Scoreboard
+from gemmery.errors import EmulationError
 
 # Which kinds share a unit. A multiply-add that waits for its operands keeps its issue slot. Shared memory and the L1
 # cache are one memory.
@@ -207,6 +208,10 @@ class Pace(Observer):
         busy = float((self._shares @ self._recent).max()) / self._apart
         self._clocks += max(busy, computing) + waiting - computing
         self._recent[:] = 0
+
+    def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
+        line = machine.kernel.instructions[index].line
+        raise EmulationError(f"{line}: threads wait for what no thread of these blocks can do")
 
     def finish(self, machine: Machine) -> None:
         self._follow()

@@ -58,9 +58,14 @@ class Space:
             self._views[kind, count] = view
         return view
 
+    def _elements(self, addresses: Values, width: int) -> Values:
+        """Return the number of the element of `width` bytes at each address."""
+        offsets = addresses if isinstance(self.base, int) else addresses + self.base
+        return offsets >> width.bit_length() - 1
+
     def load(self, addresses: Values, kind: str, count: int, width: int) -> list[Any]:
         """Load `count` values per thread from checked addresses; a scalar address gives scalars."""
-        index = (addresses + self.base) >> width.bit_length() - 1
+        index = self._elements(addresses, width)
         view = self.view(kind, count)
         if count == 1:
             return [view.take(index) if index.ndim else view[index]]
@@ -69,7 +74,7 @@ class Space:
 
     def store(self, addresses: Values, values: list[Any], mask: Mask, kind: str, width: int, threads: int) -> None:
         """Store the values of the threads in the mask; if several write to one address, the last one remains."""
-        index = (addresses + self.base) >> width.bit_length() - 1
+        index = self._elements(addresses, width)
         if index.ndim == 0:
             index = np.broadcast_to(index, (threads,))
         view = self.view(kind, len(values))
@@ -121,7 +126,7 @@ class Global(Space):
             allocation = self.nearest(int(addresses))
             inside = allocation is not None and allocation.start <= addresses and addresses + width <= allocation.stop
             return None if inside else np.ones(1, bool)
-        low, high = int(addresses.min()), int(addresses.max())
+        low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))  # faster than min() and max()
         allocation = self.nearest(low)
         if allocation is not None and allocation.start <= low and high + width <= allocation.stop:
             return None

@@ -133,7 +133,9 @@ def checked(
     if low & width - 1:
         faulty = _fault(machine, index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
     memory = machine.unit(cluster.Peers) if space == cluster.SPACE else memory_of(machine, space)
-    outside = memory.outside(addresses, mask, reached)
+    # No address is larger than all of them joined by or, nor negative if that is not.
+    inside = isinstance(memory, Own) and 0 <= low <= memory.size - reached
+    outside = None if inside else memory.outside(addresses, mask, reached)
     if outside is not None:
         beyond = _fault(machine, index, space, what, addresses, mask, reached, "outside", outside)
         faulty = beyond if faulty is None else faulty | beyond
@@ -160,7 +162,9 @@ def _in_peers(machine: Machine, index: int, addresses: Values, mask: Mask) -> No
 
 def memory_of(machine: Machine, space: str) -> Global | Own:
     """The memory of a state space."""
-    return {"shared": machine.shared, cluster.SPACE: machine.shared, "local": machine.local}.get(space, machine.memory)
+    if space in ("shared", cluster.SPACE):
+        return machine.shared
+    return machine.local if space == "local" else machine.memory
 
 
 def _fault(

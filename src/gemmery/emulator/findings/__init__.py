@@ -73,6 +73,9 @@ class Findings(Observer):
     def warpgroup(self, machine: Machine, index: int, threads: Indices) -> None:
         self._shared.warpgroup(threads)
 
+    def finish(self, machine: Machine) -> None:
+        self._shared.settle()
+
     def misused(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         self._broken("misuse", index, threads, message)
 

@@ -6,6 +6,7 @@ warp; lock step does not, which PTX has not guaranteed since sm_70.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class Clocks:
         self.blocks = blocks
         self.clock = np.ones((blocks, warps), np.int64)
         self.known = np.zeros((blocks, warps, warps), np.int64)
+        self.settle: Callable[[], None] = lambda: None  # called before what is known changes
         self.ticks = 0  # how often a clock or what is known has changed
         self.fenced = np.zeros_like(self.clock)  # the latest clock of each warp that a fence.proxy.async has seen
         self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
@@ -54,6 +56,7 @@ class Clocks:
 
     def meets(self, warps: Flags) -> None:
         """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
+        self.settle()
         if warps.all():
             self.known[:] = self.clock[:, None, :]
         else:
@@ -62,12 +65,14 @@ class Clocks:
 
     def meets_itself(self, warps: Flags) -> None:
         """The lanes of each of these warps meet: __syncwarp()."""
+        self.settle()
         block, warp = np.nonzero(warps)
         self.known[block, warp, warp] = self.clock[block, warp]
         self._advance(warps)
 
     def lanes_meet(self, lanes: Flags) -> None:
         """Some lanes (blocks, warps, 32) of each warp meet: __syncwarp() with a mask of these."""
+        self.settle()
         if self.lanes is None:
             self.lanes = np.zeros((*lanes.shape, lanes.shape[-1]), np.int64)
         latest = np.where(lanes[..., None], self.lanes, 0).max(axis=2)
@@ -92,22 +97,26 @@ class Clocks:
 
         It orders a thread's own accesses alone: lanes do not see each other's by it, as they do by __syncwarp().
         """
+        self.settle()
         self.fenced = np.maximum(self.fenced, self._together(warps))
         self._advance(warps)
 
     def release(self, warps: Flags, key: Any) -> None:
         """Warps that later acquire the key in the same block see what these warps did, as with an mbarrier."""
+        self.settle()
         self._pass_on(key, self._together(warps))
         self.meets_itself(warps)
 
     def acquire(self, warps: Flags, key: Any) -> None:
         """These warps see what was released to the key."""
+        self.settle()
         if (released := self._released.get(key)) is not None:
             self.known = np.where(warps[:, :, None], np.maximum(self.known, released[:, None, :]), self.known)
             self.ticks += 1
 
     def orders(self, warps: Flags) -> None:
         """A fence between threads: earlier atomics acquire, later ones release, for each warp."""
+        self.settle()
         some = warps[:, :, None]
         self.known = np.where(some, np.maximum(self.known, self._received), self.known)
         self._at_fence = np.where(some, self.vouched(), self._at_fence)
@@ -115,6 +124,7 @@ class Clocks:
 
     def publish(self, warps: Flags, key: Any, at_fence: bool) -> None:
         """These warps write atomically and pass on what they did, or what they did before their last fence."""
+        self.settle()
         if at_fence:
             self._pass_on(key, np.where(warps[:, :, None], self._at_fence, 0).max(axis=1))
         else:

@@ -19,10 +19,13 @@ class Followed:
     def __init__(self, machine: Machine, clocks: Clocks, history: History) -> None:
         self.alike = machine.blocks
         self._clocks, self._history = clocks, history
+        self._every = np.arange(machine.threads)
         self._threads, self._block_threads = machine.threads, machine.block_threads
 
     def warps(self, mask: Mask) -> Flags:
         """The warps of a mask: (blocks, warps)."""
+        if mask is None:
+            return np.ones(self._clocks.clock.shape, np.bool_)
         warps: Flags = np.any(self.lanes(mask), axis=2)
         return warps
 
@@ -57,7 +60,7 @@ class Followed:
                 addresses = rows[0] if addresses.ndim else rows
             else:
                 self._spread()
-        threads = np.arange(self._clocks.blocks * block_threads) if mask is None else np.flatnonzero(mask)
+        threads = self._every[: self._clocks.blocks * block_threads] if mask is None else np.flatnonzero(mask)
         if not addresses.ndim:
             return threads, np.full(threads.shape, addresses, np.int64)
         return threads, addresses if mask is None else addresses[mask]

@@ -95,11 +95,14 @@ class Two:
             return
         places, candidates, last = places[differs], candidates[differs], last[differs]
         other = self.other[places]
-        plain = (other != 0) & (other & fields.atomic == 0) & (candidates & fields.atomic != 0)
-        apart = (candidates ^ last) & fields.same_block != 0
-        free = (other == 0) | ((other ^ last) & fields.same_block == 0)
-        for replaced in (free & ~plain, apart & ~plain):  # threads of another block take precedence
-            self.other[places[replaced]] = candidates[replaced]
+        # Threads of another block take precedence.
+        replaced = (other == 0) | ((other ^ last) & fields.same_block == 0)
+        if not replaced.all():
+            replaced |= (candidates ^ last) & fields.same_block != 0
+        atomic = candidates & fields.atomic
+        if atomic.any():
+            replaced &= (other == 0) | (other & fields.atomic != 0) | (atomic == 0)
+        self.other[places[replaced]] = candidates[replaced]
 
     def halve(self) -> None:
         """Split each place in two."""

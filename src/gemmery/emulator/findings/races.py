@@ -19,6 +19,9 @@ from gemmery.emulator.op import Flags
 # A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
 THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61
 
+FEW = 1 << 11  # threads whose reads are checked together, up to so many
+TOGETHER = 1 << 12
+
 # A conflict: its kind ("clash" is a race of threads that execute one instruction together), the instruction, its
 # threads, the byte addresses, the stamps of the other accesses.
 ReportConflict = Callable[[str, int, Words, Words, Words], None]
@@ -40,6 +43,10 @@ class History:
         self._ticks = -1  # those of the clocks that the following were made from
         self._stamps = self._known_by = self._written
         self._new = 0  # every warp has seen every access below it
+        self._later: list[tuple[int, Words, Words, int]] = []  # reads of one width that are not checked yet
+        self._of_later = 0  # their threads
+        clocks.settle = self.settle
+        self._lanes = np.arange(threads)
 
     @property
     def granule(self) -> int:
@@ -48,6 +55,7 @@ class History:
 
     def spread(self, blocks: int) -> None:
         """Follow each block from now on, and not one for all."""
+        self.settle()
         self._written, self._read, self._read_too, self._stored = (
             np.tile(stamps, blocks) for stamps in (self._written, self._read, self._read_too, self._stored)
         )
@@ -57,6 +65,34 @@ class History:
 
         With `stores`, a flag for each instruction by which threads store, asynchronous units read for the threads.
         """
+        if stores is None and threads.size <= FEW:
+            if self._later and self._later[0][3] != width:
+                self.settle()
+            self._later.append((index, addresses, threads, width))
+            self._of_later += threads.size
+            if self._of_later >= TOGETHER:
+                self.settle()
+            return
+        self.settle()
+        self._read_now(index, addresses, threads, width, stores)
+
+    def settle(self) -> None:
+        """Check the reads that wait, before anything is written or the clocks change: together if none conflicts."""
+        later, self._later, self._of_later = self._later, [], 0
+        if len(later) > 1:
+            width = later[0][3]
+            threads = np.concatenate([each for _, _, each, _ in later])
+            indices = np.repeat([index for index, *_ in later], [len(each) for _, _, each, _ in later])
+            places, threads = self._places(np.concatenate([each for _, each, _, _ in later]), threads, width)
+            written = self._written[places]
+            if written.min() > 0 and written.max() < self._new:
+                indices = np.repeat(indices, len(places) // len(indices))
+                self._keep_read(places, self._stamps[threads] | indices << INDEX_AT)
+                return
+        for read in later:
+            self._read_now(*read)
+
+    def _read_now(self, index: int, addresses: Words, threads: Words, width: int, stores: Flags | None = None) -> None:
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
         if stores is not None:
@@ -70,6 +106,7 @@ class History:
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, asynchronous: bool = False) -> None:
         """Threads store, or start an asynchronous copy."""
+        self.settle()
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
         self._check_write(index, places, threads, stamps)
@@ -81,6 +118,7 @@ class History:
 
     def updates(self, index: int, addresses: Words, threads: Words, width: int) -> None:
         """Threads update atomically; such accesses do not race with each other."""
+        self.settle()
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT | ATOMIC
         written = self._written[places]
@@ -98,11 +136,13 @@ class History:
 
     def receives(self, index: int, addresses: Words, threads: Words, width: int) -> None:
         """Another block stores here; what orders it is not followed, so that it races with nothing."""
+        self.settle()
         places, threads = self._places(addresses, threads, width)
         self._written[places] = index << INDEX_AT | np.maximum(threads % self._threads, 1)
 
     def lands(self, index: int, addresses: Words, threads: Words, width: int, then: bool = False) -> None:
         """Copies have landed: they count as written now, or with `then` when they were started."""
+        self.settle()
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
         written = self._written[places]
@@ -125,7 +165,7 @@ class History:
         """Compute what depends on the clocks."""
         clocks = self._clocks
         self._ticks = clocks.ticks
-        self._stamps = (np.repeat(clocks.clock, 32, axis=1) << CLOCK_AT | np.arange(self._threads)).ravel()
+        self._stamps = (np.repeat(clocks.clock << CLOCK_AT, 32, axis=1) | self._lanes).ravel()
         self._known_by = clocks.known.reshape(-1)
         self._new = (int(clocks.known.min()) + 1) << CLOCK_AT
 
@@ -175,7 +215,7 @@ class History:
         last = self._read[places]
         other = ((before ^ last) & THREAD) != 0
         self._read_too[places[other]] = before[other]
-        lost = stamps != last  # lanes whose place a later lane reads too
+        lost = ((stamps ^ last) & THREAD) != 0  # lanes whose place a later lane reads too
         self._read_too[places[lost]] = stamps[lost]
 
     def _emit(self, kind: str, index: int, faulty: Flags, places: Words, threads: Words, others: Words) -> None:

@@ -61,6 +61,10 @@ class SharedRaces:
             self._history.reads(event.index, addresses, threads, event.width)
         self._hand_over(event, threads, addresses)
 
+    def settle(self) -> None:
+        """Check the accesses that were left for later, at the end of the chunk."""
+        self._history.settle()
+
     def receives(self, event: Access) -> None:
         """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""
         machine = self._machine
@@ -178,7 +182,7 @@ class SharedRaces:
         """Report the first conflict with each other instruction that the history found."""
         if kind in ("race", "clash"):
             racing = ~self._atomic(index, threads, others)
-            if self._event is not None and self._event.kind == "st":
+            if self._event is not None and self._event.kind == "st" and self._event.index == index:
                 racing &= ~self._same(kind, threads, addresses, others)
             threads, addresses, others = threads[racing], addresses[racing], others[racing]
         kind = "race" if kind == "clash" else kind

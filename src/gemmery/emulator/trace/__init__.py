@@ -101,7 +101,7 @@ class Trace(Observer):
         self._watching = False
         self._origins: Mapping[int, tuple[tuple[int, int], ...]] = {}
         self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory
-        self._fetched: dict[int, _Block] = {}  # the latest access of each
+        self._fetched: dict[int, Access] = {}  # the latest access of each
         self._places: dict[int, int] = {}
         self._before = 0, 0  # the latest instructions
         self._open: list[_Walk] = []
@@ -119,23 +119,23 @@ class Trace(Observer):
             return
         key = self._launch, event.index, event.space
         feeds = event.index in self._feeding or event.kind == "cp.async"
-        if key in self.accesses and not feeds:
+        if feeds and event.space == "global":
+            self._fetched[event.index] = event
+        if key in self.accesses:
             return
         block = _Block(machine, event)
-        if key not in self.accesses and block.active.any():  # perhaps only lanes of other blocks are active
+        if block.active.any():  # perhaps only lanes of other blocks are active
             self.accesses[key] = block.warps(machine.kernel.instructions[event.index])
             if event.space == "shared" and event.kind in ("st", "cp.async"):
-                self._stored(event, block)
-        if feeds and event.space == "global":
-            self._fetched[event.index] = block
+                self._stored(machine, event, block)
 
-    def _stored(self, event: Access, block: _Block) -> None:
+    def _stored(self, machine: Machine, event: Access, block: _Block) -> None:
         """Record the global addresses of the values that a store puts into shared memory."""
         pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
         size = event.width // max(1, len(pieces))
         for place, (load, offset) in enumerate(pieces):
-            fetched = self._fetched.get(load)
-            if fetched is not None:
+            if load in self._fetched:
+                fetched = _Block(machine, self._fetched[load])
                 both = block.active & fetched.active
                 to, of = block.addresses[both] + place * size, fetched.addresses[both] + offset
                 places = ((self._launch, at) for at in to.tolist())

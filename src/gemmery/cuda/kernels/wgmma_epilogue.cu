@@ -10,7 +10,7 @@
 
 template <int EPILOGUE, class Tiles, class T, class Out, class Order, class Pipe>
 __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe& pipe, Order& order, int steps,
-                                        const char* shared) {
+                                        char* shared) {
   using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
   Consumer<Tiles> consumer(pipe);
   const int warp = threadIdx.x / 32 - 4;
@@ -66,14 +66,19 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       consumer.template multiply_stage<1>(false);
       consumer.next_stage();
     }
+    auto wait_for_bias = [&] {
+      ptx::cp_async_wait_group<0>();
+      if constexpr (HALVED<EPILOGUE>) halve_bias(reinterpret_cast<float*>(shared + bias_at), Tiles::WN);
+      ptx::bar_sync(2 + warp / 4, 128);
+    };
+    if constexpr (NEAR && HALVED<EPILOGUE>) wait_for_bias();  // while the last products run
     consumer.finish();
     if (!AHEAD) {
       order.find();
       at = place();
     }
     if constexpr (NEAR) {
-      ptx::cp_async_wait_group<0>();
-      ptx::bar_sync(2 + warp / 4, 128);
+      if constexpr (!HALVED<EPILOGUE>) wait_for_bias();  // earlier, it would take a four-hundredth of n = 8192
       if (!biases_columns<P::GROUPED>(p)) {
 #pragma unroll
         for (int block = 0; block < Tiles::BLOCKS; ++block) {
@@ -116,7 +121,7 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
 
 // A block's part of a product: the tiles that Order names, as Brings brings them.
 template <int EPILOGUE, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
-__device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
+__device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* shared) {
   using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);

@@ -186,6 +186,13 @@ def test_a_missing_barrier_shows_where_all_values_are_the_same():
     assert one.kind == "race"
 
 
+@pytest.mark.parametrize(("barrier", "diverged"), [("bar.sync 1;", True), ("barrier.sync 1;", False)])
+def test_warps_may_meet_from_two_places_at_a_barrier_that_is_not_aligned(barrier, diverged):
+    meet = f'asm volatile("{barrier}" ::: "memory");'
+    code = f"__global__ void f() {{ if (threadIdx.x < 32) {{ {meet} }} else {{ {meet} }} }}"
+    assert [one.kind for one in emulate(code, "f", 1, 64, []).findings] == ["divergent barrier"] * diverged
+
+
 def test_faults_are_counted_over_all_blocks():
     """One finding for a pair of lines, however many threads and blocks commit it."""
     (one,) = found("missing_barrier")

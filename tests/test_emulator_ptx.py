@@ -173,8 +173,9 @@ def test_a_label_at_the_end_is_behind_the_last_instruction():
     assert kernel("bra.uni END; END:").labels == {"END": 1}
 
 
-def test_a_table_of_labels_becomes_labels():
-    found = kernel("ts: .branchtargets A, B; brx.idx %r1, ts; A: ret; B: ret;")
+@pytest.mark.parametrize("space", [" ", "\n\t\t"])
+def test_a_table_of_labels_becomes_labels(space):
+    found = kernel(f"ts: .branchtargets{space}A, B; brx.idx %r1, ts; A: ret; B: ret;")
     assert found.instructions[0].operands == (R1, Vector((Label("A"), Label("B"))))
     assert found.labels == {"A": 1, "B": 2}
 

@@ -18,6 +18,7 @@ from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Indices, Mask
+from gemmery.emulator.ptx import Opcode
 
 
 class Waiting:
@@ -262,6 +263,9 @@ class AtBarriers:
         machine = self._machine
         first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
         apart = leave & (self._at != np.repeat(first, group))
+        for place in np.unique(self._at[apart]).tolist():
+            if _from_anywhere(machine.kernel.instructions[place].opcode):
+                apart &= self._at != place
         for observer in machine.observers:
             if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
                 observer.diverged(machine, int(self._at[apart][0]), apart)
@@ -286,3 +290,8 @@ class AtBarriers:
         values = barrier.number(self._machine.registers).astype(np.int32)
         active = values[mask] if values.ndim and mask is not None else values
         return active[0] if active.ndim and (active == active[0]).all() else values
+
+
+def _from_anywhere(opcode: Opcode) -> bool:
+    """Whether threads may meet from several places in the text: barrier.sync without .aligned."""
+    return opcode.family == "barrier" and "aligned" not in opcode.modifiers

@@ -160,7 +160,7 @@ class Body:
         self._table = name
 
     def _directive(self, text: str) -> None:
-        word = text[1:].replace(".", " ").partition(" ")[0].strip()
+        word = text[1:].replace(".", " ").split(maxsplit=1)[0]
         if word == "reg":
             self._registers(text)
         elif word in ("branchtargets", "calltargets", "callprototype"):

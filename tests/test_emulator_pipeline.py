@@ -111,7 +111,7 @@ def test_what_was_written_since_or_came_as_it_was_has_any_swizzle():
         threads=32,
         block_threads=32,
         observers=(),
-        unit=lambda kind: SimpleNamespace(complete=lambda *_: None),
+        unit=lambda kind: SimpleNamespace(complete=lambda *_: None, landing=[]),
         at_end=[],
         shared=SimpleNamespace(view=lambda *_: shared, stride=0),
     )

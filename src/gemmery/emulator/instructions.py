@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from gemmery.emulator import access, atomics, control, copying, matrices, ordering, printing, textures
+from gemmery.emulator.blackwell import tcgen05_memory, tcgen05_operations
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery.emulator.op import Op, Traits
 from gemmery.emulator.ops import bitfield, compare, convert, floating, half, integer, logic, mma, warp
@@ -33,7 +34,7 @@ COMPUTED: dict[str, Op] = merged(
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
     *(file.TABLE for file in (access, matrices, atomics, copying, ordering, printing, textures, control)),
-    *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster)),
+    *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster, tcgen05_memory, tcgen05_operations)),
 )
 TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)
 

@@ -148,6 +148,13 @@ class Observer:
         `what` is "begins" for the start of a copy to shared memory, "lands" for its end, or "reads".
         """
 
+    def tensor(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
+        """Threads access words of their blocks' tensor memory at each of `addresses` (threads, words).
+
+        A word stands for one column of 16 lanes. `what` is "reads" or "writes"; "begins" for the start of a product or
+        copy that writes, "lands" for its end.
+        """
+
     def initialised(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
         """Threads initialise mbarriers of 8 bytes in their blocks' shared memory."""
 

@@ -12,6 +12,7 @@ from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
+from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Indices, Mask
@@ -38,6 +39,7 @@ class Findings(Observer):
             self._global = GlobalRaces(machine, self._orders, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
         self._global.start(machine, self._shared.clocks)
+        self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
 
     def access(self, machine: Machine, event: Access) -> None:
         if event.space == "global":
@@ -69,6 +71,9 @@ class Findings(Observer):
 
     def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._shared.bulk(index, threads, addresses, what)
+
+    def tensor(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
+        self._tensor.access(index, threads, addresses, what)
 
     def warpgroup(self, machine: Machine, index: int, threads: Indices) -> None:
         self._shared.warpgroup(threads)

@@ -16,16 +16,16 @@ from gemmery.emulator.op import Flags, Mask
 class Followed:
     """The blocks of a chunk that are followed; `alike` is the number of blocks that each of them stands for."""
 
-    def __init__(self, machine: Machine, clocks: Clocks, history: History) -> None:
+    def __init__(self, machine: Machine, clocks: Clocks, *histories: History) -> None:
         self.alike = machine.blocks
-        self._clocks, self._history = clocks, history
+        self.clocks, self.histories = clocks, list(histories)
         self._every = np.arange(machine.threads)
         self._threads, self._block_threads = machine.threads, machine.block_threads
 
     def warps(self, mask: Mask) -> Flags:
         """The warps of a mask: (blocks, warps)."""
         if mask is None:
-            return np.ones(self._clocks.clock.shape, np.bool_)
+            return np.ones(self.clocks.clock.shape, np.bool_)
         warps: Flags = np.any(self.lanes(mask), axis=2)
         return warps
 
@@ -37,12 +37,12 @@ class Followed:
                 mask = rows[0]
             else:
                 self._spread()
-        shape = (*self._clocks.clock.shape, WARP)
+        shape = (*self.clocks.clock.shape, WARP)
         return np.ones(shape, np.bool_) if mask is None else mask.reshape(shape)
 
     def warps_of(self, threads: Words) -> Flags:
         """The warps of these threads, numbered through the blocks that are followed."""
-        warps: Flags = np.zeros(self._clocks.clock.shape, np.bool_)
+        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
         warps.reshape(-1)[threads // WARP] = True
         return warps
 
@@ -60,7 +60,7 @@ class Followed:
                 addresses = rows[0] if addresses.ndim else rows
             else:
                 self._spread()
-        threads = self._every[: self._clocks.blocks * block_threads] if mask is None else np.flatnonzero(mask)
+        threads = self._every[: self.clocks.blocks * block_threads] if mask is None else np.flatnonzero(mask)
         if not addresses.ndim:
             return threads, np.full(threads.shape, addresses, np.int64)
         return threads, addresses if mask is None else addresses[mask]
@@ -92,6 +92,7 @@ class Followed:
     def _spread(self) -> None:
         """Follow each block from now on."""
         if self.alike > 1:
-            self._history.spread(self.alike)
-            self._clocks.spread(self.alike)
+            for history in self.histories:
+                history.spread(self.alike)
+            self.clocks.spread(self.alike)
             self.alike = 1

@@ -137,7 +137,12 @@ def _does(machine: Machine, index: int, atomic: bool = False) -> str:
         return "updates"
     if "bulk_group" in opcode.modifiers:
         return "reads"
-    return "reads" if opcode.family in ("ld", "ldu", "ldmatrix", "wgmma") or opcode.name == "wmma.load" else "writes"
+    reads = opcode.family in ("ld", "ldu", "ldmatrix", "wgmma") or opcode.name in (
+        "wmma.load",
+        "tcgen05.mma",
+        "tcgen05.cp",
+    )
+    return "reads" if reads else "writes"
 
 
 def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:

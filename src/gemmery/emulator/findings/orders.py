@@ -55,6 +55,8 @@ class Orders:
     hands_over: bool  # whether threads may synchronize by global memory
     products: bool  # whether there are products of warpgroups
     bulk_groups: bool  # whether there are bulk copies out of shared memory
+    operations: Flags  # of tensor memory: tcgen05.mma and tcgen05.cp
+    tensor_memory: bool  # whether there is any
 
     def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
         """Pairs of accesses that do not race because both are atomic, or volatile and of different warps.
@@ -95,6 +97,8 @@ def orders(kernel: PtxKernel) -> Orders:
         bool((ordered & (fence.any() | releases | acquires)).any()),
         any(opcode.name == "wgmma.mma_async" for opcode in opcodes),
         any("bulk_group" in opcode.modifiers for opcode in opcodes),
+        _flags(opcode.name in ("tcgen05.mma", "tcgen05.cp") for opcode in opcodes),
+        any(opcode.family == "tcgen05" for opcode in opcodes),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
+from gemmery.emulator.blackwell.operations import Operations
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
@@ -38,11 +39,15 @@ class SharedRaces:
         self._event: Any = None  # the access being checked
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
         # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
-        self._readers: list[tuple[Products | Bulk, str, str]] = []
+        self._readers: list[tuple[Products | Bulk | Operations, str, str]] = []
         if orders.products:
-            self._readers.append((machine.unit(Products), "wgmma", "wgmma.wait_group"))
+            self._readers.append((machine.unit(Products), "wgmma", "with wgmma.wait_group"))
         if orders.bulk_groups:
-            self._readers.append((machine.unit(Bulk), "bulk copy", "cp.async.bulk.wait_group.read"))
+            self._readers.append((machine.unit(Bulk), "bulk copy", "with cp.async.bulk.wait_group.read"))
+        if orders.operations.any():
+            self._readers.append(
+                (machine.unit(Operations), "tcgen05 operation", "at the mbarrier of its tcgen05.commit")
+            )
 
     def access(self, event: Access) -> None:
         """Threads load, store or update."""
@@ -107,7 +112,7 @@ class SharedRaces:
             thread, where = int(threads[first]), messages.address(machine, "shared", int(addresses[first]))
             message = (
                 f"{messages.thread(machine, thread)} writes {where}, which the {name} at "
-                f"{self._collection.line(machine, other)} may still read: wait with {wait} first"
+                f"{self._collection.line(machine, other)} may still read: wait {wait} first"
             )
             self._collection.add(machine, "race", index, thread, 1, message, other)
 

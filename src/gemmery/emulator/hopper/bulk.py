@@ -57,7 +57,7 @@ class Bulk:
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._mbarriers = machine, machine.unit(Mbarriers)
-        self._mbarriers.land = self._land_for
+        self._mbarriers.landing.append(self._land_for)
         machine.at_end.append(self._finish)
         self._loads: list[Load] = []
         self._stores: list[Store] = []

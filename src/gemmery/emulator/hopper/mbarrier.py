@@ -37,7 +37,7 @@ class Mbarriers:
         count = self._stride * machine.blocks
         self._live = np.zeros(count, bool)
         self._phase, self._pending, self._expected, self._bytes = np.zeros((4, count), np.int64)
-        self.land: Callable[[Indices], None] | None = None  # lands the bulk copies under way to these mbarriers
+        self.landing: list[Callable[[Indices], None]] = []  # each completes what arrives at these mbarriers
 
     # ---- which barrier ----
 
@@ -134,14 +134,15 @@ class Mbarriers:
     # ---- who waits ----
 
     def failed(self, places: Indices, phase: Indices) -> Flags:
-        """Land the loads under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
+        """Complete what is under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
 
-        Only as much lands as ends the phase. For a state, too, only the parity matters, as on an H200.
+        Only as much as ends the phase. For a state, too, only the parity matters, as on an H200.
         """
         waits: Flags = self._phase[places] & 1 == phase & 1
-        if waits.any() and self.land is not None:
-            self.land(_distinct(places[waits], len(self._phase)))
-            waits = self._phase[places] & 1 == phase & 1
+        for land in self.landing:
+            if waits.any():
+                land(_distinct(places[waits], len(self._phase)))
+                waits = self._phase[places] & 1 == phase & 1
         return waits
 
 

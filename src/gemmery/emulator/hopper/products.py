@@ -218,7 +218,7 @@ class Products:
                     self._compare(product, side, pieces)
                 decoded.append(DECODED[side.type](side.words(shared, pieces)))
         a, b = (decoded[0] if len(run) == 1 else np.concatenate(decoded, axis=2) for decoded in sides)
-        self._write(first, _multiplied(a, b) if first.shape.sums == "s32" else self._rounded(first, a, b))
+        self._write(first, multiplied(a, b) if first.shape.sums == "s32" else self._rounded(first, a, b))
 
     def _read(self, product: WarpgroupProduct, offsets: Indices, base: Indices) -> Indices:
         """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""
@@ -290,16 +290,16 @@ def _s32(product: WarpgroupProduct, sums: Array, before: Array) -> Array:
     return whole.astype("i4").view("u4")
 
 
-def _multiplied(a: Array, b: Array) -> Array:
-    """Multiply A (warpgroups, 64, k) by the transpose of B (warpgroups, n, k), in parts that keep BLAS on one thread.
+def multiplied(a: Array, b: Array) -> Array:
+    """Multiply A (any, m, k) by the transpose of B (any, n, k), in parts that keep BLAS on one thread.
 
     OpenBLAS starts threads for products above 2**18 multiply-adds; next to other work they made 8 products of
     64 x 128 x 64 take 200 ms instead of 2.
     """
-    (_, n, k), rows = b.shape, ROWS
+    (_, n, k), rows = b.shape, a.shape[1]
     while rows > 1 and rows * n * k > 1 << 18:
         rows //= 2
-    return (a.reshape(len(a), -1, rows, k) @ b.swapaxes(1, 2)[:, None]).reshape(len(a), ROWS, n)
+    return (a.reshape(len(a), -1, rows, k) @ b.swapaxes(1, 2)[:, None]).reshape(len(a), a.shape[1], n)
 
 
 def _joins(first: WarpgroupProduct, other: WarpgroupProduct, count: int) -> bool:

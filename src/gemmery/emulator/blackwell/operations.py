@@ -1,0 +1,197 @@
+"""Products and copies into tensor memory under way: they happen when a thread waits for the commit after them.
+
+PTX ISA 9.0, "TensorCore 5th Generation: Memory Consistency Model". The operations of one thread happen in their order.
+Each reads shared memory as late as possible, so that a missing wait is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from gemmery.emulator.hopper import cluster
+from gemmery.emulator.hopper.bulk import PIECE, Bulk
+from gemmery.emulator.hopper.mbarrier import Mbarriers
+from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.op import Flags, Indices
+
+
+class OperationWork(Protocol):
+    """What an operation does, for all threads that started it together."""
+
+    def only(self, some: Flags) -> OperationWork:
+        """Return the part of the selected threads."""
+
+    def run(self, machine: Machine) -> None:
+        """Do it."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation under way."""
+
+    index: int
+    threads: Indices
+    work: OperationWork
+    pieces: tuple[Indices, ...]  # of the chunk's shared memory that it reads: (threads, pieces) each
+    blocks: Indices  # whose tensor memory it writes: (threads, blocks)
+    places: Indices  # of this tensor memory: (threads, places)
+    number: int = 0
+
+    def only(self, some: Flags) -> Operation:
+        """Return the selected threads."""
+        pieces = tuple(each[some] for each in self.pieces)
+        threads, work = self.threads[some], self.work.only(some)
+        return replace(
+            self, threads=threads, work=work, pieces=pieces, blocks=self.blocks[some], places=self.places[some]
+        )
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Arrivals at mbarriers that wait for the operations before a number."""
+
+    index: int
+    threads: Indices  # that committed
+    there: Indices  # threads in the mbarriers' blocks
+    barriers: Indices
+    number: int
+
+    def only(self, some: Flags) -> Commit:
+        """Return the selected arrivals."""
+        return replace(self, threads=self.threads[some], there=self.there[some], barriers=self.barriers[some])
+
+
+class Operations:
+    """The operations under way of a chunk of blocks, in the order of their start."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._mbarriers = machine, machine.unit(Mbarriers)
+        self._mbarriers.landing.append(self._land_for)
+        machine.at_end.append(self._finish)
+        self._under_way: list[Operation] = []
+        self._commits: list[Commit] = []
+        self._started = 0
+        # The number of operations under way that read each piece of shared memory.
+        self._readers = np.zeros(-(-machine.shared.data.size // PIECE), np.int32)
+
+    def start(self, operation: Operation) -> None:
+        """Start an operation."""
+        self._under_way.append(replace(operation, number=self._started))
+        self._started += 1
+        for pieces in operation.pieces:
+            np.add.at(self._readers, pieces, 1)
+        self._report(operation, "begins")
+
+    def commit(self, commit: Commit) -> None:
+        """Arrive at mbarriers when the operations of these threads so far are complete."""
+        offsets = self._mbarriers.offsets(commit.barriers)
+        cluster.report_order(self._machine, commit.index, commit.there, offsets, acquired=False)
+        self._commits.append(replace(commit, number=self._started))
+        self._machine.changes += 1  # threads that sleep on the mbarrier may continue now
+
+    def _land_for(self, barriers: Indices) -> None:
+        """Complete what commits to these mbarriers wait for, one commit after the other, until their phase ends."""
+        before = self._mbarriers.phases(barriers)
+        pending = []
+        for commit in self._commits:
+            needed = np.isin(commit.barriers, barriers[self._mbarriers.phases(barriers) == before])
+            if needed.any():
+                self._complete(commit if needed.all() else commit.only(needed))
+            if not needed.all():
+                pending.append(commit.only(~needed) if needed.any() else commit)
+        self._commits = pending
+
+    def _complete(self, commit: Commit) -> None:
+        self._run(lambda operation: np.isin(operation.threads, commit.threads) & (operation.number < commit.number))
+        counts = np.ones(len(commit.there), np.int64)
+        self._mbarriers.report(commit.index, "arrives", commit.there, commit.barriers, counts)
+        self._mbarriers.arrive(commit.index, commit.there, commit.barriers, counts)
+
+    def _run(self, completes: Callable[[Operation], Flags]) -> None:
+        remaining = []
+        for operation in self._under_way:
+            some = completes(operation)
+            if some.any():
+                done = operation if some.all() else operation.only(some)
+                for pieces in done.pieces:
+                    np.subtract.at(self._readers, pieces, 1)
+                self._report(done, "lands")
+                done.work.run(self._machine)
+            if not some.all():
+                remaining.append(operation.only(~some) if some.any() else operation)
+        self._under_way = remaining
+
+    def _finish(self) -> None:
+        """Report and complete the operations for which no thread has waited, when all threads have ended."""
+        for operation in self._under_way:
+            what = "is not complete when its block ends: tcgen05.commit, and wait at the mbarrier"
+            report_misuse(self._machine, operation.index, operation.threads, f"starts an operation that {what}")
+        self._run(lambda operation: np.ones(len(operation.threads), np.bool_))
+
+    def reader(self, places: Indices) -> tuple[int, int] | None:
+        """Return which of these bytes of the chunk's shared memory an operation reads, and its instruction."""
+        read = self._readers[places // PIECE] > 0
+        if not read.any():
+            return None
+        first = int(read.argmax())
+        piece = places[first] // PIECE
+        return first, next(
+            operation.index
+            for operation in self._under_way
+            if any((piece == pieces).any() for pieces in operation.pieces)
+        )
+
+    def writer(self, blocks: Indices, first: Indices, last: Indices) -> tuple[Flags, int]:
+        """Return which of these columns of tensor memory an operation may still write, and its instruction."""
+        for operation in self._under_way:
+            columns = operation.places % 512
+            low, high = columns.min(axis=1), columns.max(axis=1)
+            meets = (low < last[:, None]) & (high >= first[:, None])
+            meets &= (operation.blocks == blocks[:, None, None]).any(axis=2)
+            if meets.any():
+                return meets.any(axis=1), operation.index
+        return np.zeros(len(blocks), np.bool_), 0
+
+    def _report(self, operation: Operation, what: str) -> None:
+        """Tell the observers of writes to tensor memory, by threads of the same number in each of its blocks."""
+        machine = self._machine
+        own = operation.threads % machine.block_threads
+        for block in operation.blocks.T:
+            for observer in machine.observers:
+                observer.tensor(
+                    machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
+                )
+
+
+def shared_pieces(machine: Machine, index: int, threads: Indices, offsets: Indices, blocks: Indices) -> Indices:
+    """Report that threads' operations read pieces of their blocks' shared memory, and return these in the chunk's.
+
+    Pieces outside of shared memory are reported, and the first one takes their place.
+    """
+    offsets = offsets.reshape(len(threads), -1)
+    bad = offsets + PIECE > machine.shared.size
+    if bad.any():
+        far = int(offsets.max()) + PIECE
+        what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
+        report_misuse(machine, index, threads[bad.any(axis=1)], what)
+        offsets = np.where(bad, 0, offsets)
+    there = blocks * machine.block_threads + threads % machine.block_threads
+    for observer in machine.observers:
+        observer.bulk(machine, index, there, offsets, "reads")
+    places: Indices = (offsets + (blocks * machine.shared.stride)[:, None]) // PIECE
+    return places
+
+
+def compare_swizzle(machine: Machine, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
+    """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
+    bad, copy, swizzle = machine.unit(Bulk).otherwise(places, swizzles[:, None])
+    if bad.any():
+        some = bad.any(axis=1)
+        at = machine.kernel.instructions[copy].line
+        what = f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for"
+        way_out = f"{swizzles[some][0]}: use the same for it and the tensor map of the copy at {at}"
+        report_misuse(machine, index, threads[some], f"{what} {way_out}")

@@ -1,0 +1,211 @@
+"""Tensor memory: 128 lanes of 512 columns of 32 bits for each block, which it allocates by columns.
+
+PTX ISA 9.0, "TensorCore 5th Generation: Tensor Memory". A multiprocessor has one such memory for all of its blocks;
+here each block has its own, so that an allocation never waits for another block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmery.dtypes import Array
+from gemmery.emulator.blackwell.layouts import LANE_AT, RegisterPlaces
+from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.op import Flags, Indices
+
+LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches a quarter of the lanes
+COUNTS = (32, 64, 128, 256, 512)  # columns that can be allocated
+HALF = 16  # lanes: accesses are followed by halves of quarters
+FREE = -1
+UNWRITTEN = 0xFFFFFFFF  # a NaN
+
+
+@dataclass(frozen=True)
+class Unwaited:
+    """Loads or stores of warps that have not waited for them: the columns first ... last - 1 of their blocks."""
+
+    kind: str  # "ld" or "st"
+    index: int
+    threads: Indices  # the first of each warp
+    first: Indices
+    last: Indices
+
+    def only(self, some: Flags) -> Unwaited:
+        """Return the selected warps."""
+        return Unwaited(self.kind, self.index, self.threads[some], self.first[some], self.last[some])
+
+
+class TensorMemory:
+    """The tensor memory of a chunk of blocks."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.data = np.zeros((machine.blocks, LANES, 0), np.uint32)
+        # For each column the instruction and the thread that allocated it, and its allocation's first column.
+        self._index, self._thread, self._start = np.full((3, machine.blocks, COLUMNS), FREE, np.int64)
+        self._relinquished = np.zeros(machine.blocks, bool)
+        self._unwaited: list[Unwaited] = []
+        machine.at_end.append(self._finish)
+
+    # ---- allocation ----
+
+    def allocate(self, index: int, threads: Indices, counts: Indices) -> Indices:
+        """Allocate columns for the blocks of these threads, and return the first of each; 0 where it is refused."""
+        starts = np.zeros(len(threads), np.int64)
+        for place, (thread, count) in enumerate(zip(threads.tolist(), counts.tolist(), strict=True)):
+            start = self._allocated(index, thread, count)
+            if start is not None:
+                starts[place] = start
+        return starts
+
+    def _allocated(self, index: int, thread: int, count: int) -> int | None:
+        block, report = thread // self._machine.block_threads, np.array([thread])
+        if count not in COUNTS:
+            what = f"allocates {count} columns of tensor memory: 32, 64, 128, 256 or 512"
+            report_misuse(self._machine, index, report, what)
+            return None
+        if self._relinquished[block]:
+            what = "allocates tensor memory after its block gave up the permit (tcgen05.relinquish_alloc_permit)"
+            report_misuse(self._machine, index, report, what)
+        free = self._index[block] == FREE
+        fits = np.lib.stride_tricks.sliding_window_view(free, count)[::32].all(axis=1)
+        if not fits.any():
+            what = f"waits forever for {count} columns of tensor memory: its block leaves {int(free.sum())} of 512 free"
+            report_misuse(self._machine, index, report, what)
+            return None
+        start = 32 * int(fits.argmax())
+        own = block, slice(start, start + count)
+        self._index[own], self._thread[own], self._start[own] = index, thread, start
+        missing = start + count - self.data.shape[2]
+        if missing > 0:
+            fresh = np.full((*self.data.shape[:2], missing), UNWRITTEN, np.uint32)
+            self.data = np.concatenate([self.data, fresh], axis=2)
+        self.data[block, :, start : start + count] = UNWRITTEN
+        return start
+
+    def relinquish(self, threads: Indices) -> None:
+        """The blocks of these threads allocate no more."""
+        self._relinquished[threads // self._machine.block_threads] = True
+
+    def free(self, index: int, threads: Indices, addresses: Indices, counts: Indices) -> None:
+        """Free columns; report those that are not an allocation."""
+        for thread, address, count in zip(threads.tolist(), addresses.tolist(), counts.tolist(), strict=True):
+            block, stop = thread // self._machine.block_threads, address + count
+            wrong = not 0 <= address < stop <= COLUMNS
+            own = self._start[block, address:stop]
+            if wrong or not (own == address).all() or (self._start[block] == address).sum() != count:
+                free = not wrong and bool((self._index[block, address:stop] == FREE).all())
+                why = (
+                    "which is free: free it once"
+                    if free
+                    else "which is no allocation: pass its address and its columns"
+                )
+                what = f"frees {count} columns of tensor memory from {address:#x}, {why}"
+                report_misuse(self._machine, index, np.array([thread]), what)
+                continue
+            self._index[block, address:stop] = self._start[block, address:stop] = FREE
+
+    def _finish(self) -> None:
+        """Report what no thread has waited for or freed when all have ended."""
+        for access in self._unwaited:
+            what = f"executes tcgen05.{access.kind} and never waits for it: tcgen05.wait::{access.kind} before"
+            does = "the registers are used" if access.kind == "ld" else "others read what it stores"
+            report_misuse(self._machine, access.index, access.threads, f"{what} {does}")
+        for index in np.unique(self._index[self._index != FREE]).tolist():
+            blocks, columns = np.nonzero(self._index == index)
+            threads = self._thread[blocks, columns]
+            count = int((blocks == blocks[0]).sum())
+            what = (
+                f"allocates {count} columns of tensor memory that nobody frees: tcgen05.dealloc before the block ends"
+            )
+            report_misuse(self._machine, index, np.unique(threads), what)
+
+    def allocated(self, index: int, threads: Indices, blocks: Indices, first: Indices, count: int) -> Flags:
+        """Return which of these threads access allocated columns of the blocks; report the others."""
+        columns = first[:, None] + np.arange(count)
+        inside = (columns >= 0) & (columns < COLUMNS)
+        good: Flags = (inside & (self._index[blocks[:, None], columns % COLUMNS] != FREE)).all(axis=1)
+        if not good.all():
+            start = int(first[~good][0])
+            what = f"accesses the columns {start} to {start + count - 1} of tensor memory, which are not all allocated"
+            report_misuse(self._machine, index, threads[~good], f"{what}: tcgen05.alloc them first")
+        return good
+
+    # ---- loads and stores ----
+
+    def places(
+        self, index: int, threads: Indices, addresses: Indices, part: RegisterPlaces
+    ) -> tuple[Flags, tuple[Indices, Indices, Indices]]:
+        """Return which warps may access their registers' places, and these places: (warps, 32, registers)."""
+        machine = self._machine
+        lanes, columns = addresses >> LANE_AT, addresses & 0xFFFF
+        blocks, warps = threads // machine.block_threads, threads % machine.block_threads // 32
+        most = int(part.lanes.max()) + 1
+        bad = (lanes < warps % 4 * QUARTER) | (lanes + most > (warps % 4 + 1) * QUARTER) | (lanes % HALF != 0)
+        if bad.any():
+            lane, warp = int(lanes[bad][0]), int(warps[bad][0])
+            what = f"accesses lanes {lane} to {lane + most - 1} of tensor memory: warp {warp} of a block reaches"
+            quarter = warp % 4 * QUARTER
+            report_misuse(machine, index, threads[bad], f"{what} the lanes {quarter} to {quarter + QUARTER - 1}")
+        good = ~bad & self.allocated(index, threads, blocks, columns, int(part.columns.max()) + 1)
+        some = good, blocks[good][:, None, None]
+        return good, (
+            some[1],
+            lanes[good][:, None, None] + part.lanes,
+            columns[good][:, None, None] + part.columns,
+        )
+
+    def accesses(self, kind: str, index: int, threads: Indices, addresses: Indices, part: RegisterPlaces) -> None:
+        """Warps load or store: report it, and remember it until they wait."""
+        columns = addresses & 0xFFFF
+        self.meets(
+            index, threads, threads // self._machine.block_threads, columns, columns + int(part.columns.max()) + 1, kind
+        )
+        halves = np.unique(part.lanes // HALF * COLUMNS + part.columns)
+        places = (addresses >> LANE_AT)[:, None] // HALF * COLUMNS + columns[:, None] + halves
+        self.report(index, threads, places, "reads" if kind == "ld" else "writes")
+        last = columns + int(part.columns.max()) + 1
+        self._unwaited.append(Unwaited(kind, index, threads, columns, last))
+
+    def wait(self, kind: str, threads: Indices) -> None:
+        """tcgen05.wait::ld and ::st of these warps."""
+        remaining = []
+        for access in self._unwaited:
+            some = ~np.isin(access.threads, threads) if access.kind == kind else np.ones(len(access.threads), np.bool_)
+            if some.any():
+                remaining.append(access if some.all() else access.only(some))
+        self._unwaited = remaining
+
+    def meets(
+        self, index: int, threads: Indices, blocks: Indices, first: Indices, last: Indices, kind: str = "mma"
+    ) -> None:
+        """Report an access to columns of these blocks for whose earlier stores or loads a warp has not waited."""
+        machine = self._machine
+        for access in self._unwaited:
+            if kind == access.kind:
+                continue
+            own = access.threads // machine.block_threads
+            bad = (own == blocks[:, None]) & (access.first < last[:, None]) & (access.last > first[:, None])
+            if kind != "mma":  # lanes of other warps are other places
+                bad &= access.threads == threads[:, None]
+            if bad.any():
+                does = "writes" if access.kind == "st" else "reads"
+                at = machine.kernel.instructions[access.index].line
+                what = f"uses columns of tensor memory that the tcgen05.{access.kind} at {at} may still access"
+                way_out = f"first execute tcgen05.wait::{access.kind} in the warp that {does} them"
+                report_misuse(machine, index, threads[bad.any(axis=1)], f"{what}: {way_out}")
+                return
+
+    def report(self, index: int, threads: Indices, places: Indices, what: str) -> None:
+        """Tell the observers of accesses to columns, by halves of quarters of the lanes: (threads, places)."""
+        for observer in self._machine.observers if len(threads) else ():
+            observer.tensor(self._machine, index, threads, places * 4, what)
+
+
+def columns_of(first: Indices, halves: Array, count: int) -> Indices:
+    """The places of columns from the first on, in these halves of quarters: (blocks, halves * count)."""
+    pattern = (halves[:, None] * COLUMNS + np.arange(count)).ravel()
+    places: Indices = first[:, None] + pattern
+    return places

@@ -27,7 +27,7 @@ class Clocks:
         self.blocks = blocks
         self.clock = np.ones((blocks, warps), np.int64)
         self.known = np.zeros((blocks, warps, warps), np.int64)
-        self.settle: Callable[[], None] = lambda: None  # called before what is known changes
+        self.before: list[Callable[[], None]] = []  # called before what is known changes
         self.ticks = 0  # how often a clock or what is known has changed
         self.fenced = np.zeros_like(self.clock)  # the latest clock of each warp that a fence.proxy.async has seen
         self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
@@ -36,6 +36,11 @@ class Clocks:
         self.lanes: Words | None = None
         # For each warp: the clocks known at its last fence, and those that its atomics have received since.
         self._at_fence, self._received = np.zeros((2, blocks, warps, warps), np.int64)
+
+    def settle(self) -> None:
+        """Let the histories check what they have left for later."""
+        for check in self.before:
+            check()
 
     def vouched(self) -> Words:
         """`known` with each warp's own clock: what a release passes on."""

@@ -45,7 +45,7 @@ class History:
         self._new = 0  # every warp has seen every access below it
         self._later: list[tuple[int, Words, Words, int]] = []  # reads of one width that are not checked yet
         self._of_later = 0  # their threads
-        clocks.settle = self.settle
+        clocks.before.append(self.settle)
         self._lanes = np.arange(threads)
 
     @property

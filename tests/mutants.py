@@ -726,7 +726,7 @@ MUTANTS = (
         ("wgmma_blockscaled.cu", "add(parts[(i - 1) % 2]", "add(parts[i % 2]", "the other part is added"),
         ("wgmma_blockscaled.cu", "    this->release(this->before);\n", "", "stages are never handed back"),
         ("wgmma_blockscaled.cu", "    this->clear();\n", "", "sums begin with those of the tile before"),
-        ("wgmma_blockscaled.cu", "steps -= TOGETHER)", "steps -= TOGETHER + 1)", "fewer parts than k has"),
+        ("wgmma_blockscaled.cu", "steps -= TOGETHER,", "steps -= TOGETHER + 1,", "fewer parts than k has"),
         config={"bm": 64, "bn": 64, "stages": 3, "blocks": 2},
         shape=(104, 136, 784),
         name="e4m3",

@@ -195,9 +195,12 @@ def test_random_numbers_keep_the_bound():
     [
         ("min(row + 8, p", "min(row, p"),  # the factor of another row
         ("at.column / 128 * p.b_scale_col", "at.column / 64 * p.b_scale_col"),
-        ("factors.upper * factors.block", "factors.upper"),
-        ("i & 2 ? lower", "i & 1 ? lower"),
-        ("      next = scales.next();", "      scales.next();"),
+        ("coming.upper * coming.block", "coming.upper"),
+        ("i & 2 ? of_lower", "i & 1 ? of_lower"),
+        ("min(part, last)", "min(part + 1, last)"),
+        ("part += 4;", ""),
+        ("(threadIdx.x & 28) + of", "(threadIdx.x & 28)"),
+        ("? (TOGETHER - 1) % 4 : first", "? (TOGETHER - 1) % 4 : 0"),  # of the last parts
     ],
 )
 def test_a_wrong_factor_shows(old, new):
@@ -205,7 +208,7 @@ def test_a_wrong_factor_shows(old, new):
     text = nvrtc.text(file)
     assert text.count(old) == 1
     c, operands, _ = scaled(
-        (72, 264, 656), config={"bm": 64, "bn": 64, "stages": 3}, texts={file: text.replace(old, new)}
+        (72, 264, 784), config={"bm": 64, "bn": 64, "stages": 3}, texts={file: text.replace(old, new)}
     )
     assert not np.array_equal(c, operands.product)
 

@@ -8,6 +8,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import LaunchConfig, Observer
+from gemmery.emulator.memory import Global
 from gemmery.emulator.places import Places
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
@@ -517,3 +518,18 @@ def test_copies_that_nobody_waits_for_do_not_fill_memory(monkeypatch):
         gm.EmulationError, match=r"MiB of cp.async at kernel.cu:5 have not been waited for: wait for them"
     ):
         gm.emulate(code, "f", 1, 64, [x, np.int32(0)])
+
+
+def test_a_chunk_frees_its_memory_when_it_ends():
+    """Registers and shared memory, although its observers still know the machine."""
+    machines = []
+
+    class Watching(Observer):
+        def start(self, machine):
+            machines.append(machine)
+
+    memory = Global({"out": 4 * 96})
+    launch = LaunchConfig((3, 1, 1), (32, 1, 1), np.uint64(memory.address("out")).tobytes())
+    run(lowered(parse(ptx("st.global.u32 [%rd2], %r1;")).kernels["f"]), launch, memory, (Watching(),), chunk=32)
+    assert len(machines) == 3
+    assert not any(machine.registers or machine.shared.data.size or machine.local.data.size for machine in machines)

@@ -103,6 +103,9 @@ class LockStep:
             finish()
         for observer in self.observers:
             observer.finish(self)
+        self.registers.clear()
+        self.shared.release()
+        self.local.release()
 
     def _step(self) -> bool:
         """Execute one basic block of the threads whose turn it is; False when all have ended."""

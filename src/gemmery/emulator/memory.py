@@ -58,6 +58,11 @@ class Space:
             self._views[kind, count] = view
         return view
 
+    def release(self) -> None:
+        """Free the memory, at the end of the chunk; cycles keep the space itself until Python collects garbage."""
+        self.data, self.base = np.zeros(0, np.uint8), 0
+        self._views.clear()
+
     def _elements(self, addresses: Values, width: int) -> Values:
         """Return the number of the element of `width` bytes at each address."""
         offsets = addresses if isinstance(self.base, int) else addresses + self.base

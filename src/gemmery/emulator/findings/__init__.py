@@ -79,7 +79,7 @@ class Findings(Observer):
         self._shared.warpgroup(threads)
 
     def finish(self, machine: Machine) -> None:
-        self._shared.clocks.settle()
+        self._shared.finish()
 
     def misused(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         self._broken("misuse", index, threads, message)

@@ -106,7 +106,7 @@ class Two:
 
     def halve(self) -> None:
         """Split each place in two."""
-        self.last, self.other = np.repeat(self.last, 2), np.repeat(self.other, 2)
+        self.last, self.other = _halved(self.last), _halved(self.other)
 
 
 class GridHistory:
@@ -199,10 +199,7 @@ class GridHistory:
     def _halve(self) -> None:
         self._shift -= 1
         self._low, self._high = 2 * self._low, 2 * self._high + 1
-        if not self._written.any():  # keeps the pages untouched
-            self._written = np.zeros(2 * len(self._written), np.int64)
-        else:
-            self._written = np.repeat(self._written, 2)
+        self._written = _halved(self._written)
         for two in (self._reads, self._updates):
             if two is not None:
                 two.halve()
@@ -249,6 +246,14 @@ class GridHistory:
 
     def _emit(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
         self._report(index, threads[some], places[some] << self._shift, others[some], together)
+
+
+def _halved(stamps: Words) -> Words:
+    """Split each place in two; pages without stamps stay without memory."""
+    halved = np.zeros(2 * len(stamps), np.int64)
+    some = np.flatnonzero(stamps)
+    halved[2 * some] = halved[2 * some + 1] = stamps[some]
+    return halved
 
 
 def stored(event: Any, machine: Any, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:

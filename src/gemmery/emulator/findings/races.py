@@ -76,6 +76,10 @@ class History:
         self.settle()
         self._read_now(index, addresses, threads, width, stores)
 
+    def forget(self) -> None:
+        """Free the memory of all accesses, at the end of the chunk."""
+        self._written = self._read = self._read_too = self._stored = self._stamps = np.zeros(0, np.int64)
+
     def settle(self) -> None:
         """Check the reads that wait, before anything is written or the clocks change: together if none conflicts."""
         later, self._later, self._of_later = self._later, [], 0

@@ -66,6 +66,11 @@ class SharedRaces:
             self._history.reads(event.index, addresses, threads, event.width)
         self._hand_over(event, threads, addresses)
 
+    def finish(self) -> None:
+        """Check the accesses that were left for later, and forget all, at the end of the chunk."""
+        self._history.settle()
+        self._history.forget()
+
     def receives(self, event: Access) -> None:
         """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""
         machine = self._machine

@@ -200,3 +200,46 @@ def test_what_their_order_lacks_is_a_race(name, missing):
     _, findings = met(name, missing)
     assert {one.kind for one in findings} == {"race"}
     assert any("argument 0" in one.message or "argument 1" in one.message for one in findings)
+
+
+COUNTER = """
+__global__ void f(float* y) {
+  __shared__ float s[4];
+  __shared__ unsigned count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  if (threadIdx.x % 32) return;
+  s[threadIdx.x / 32] = threadIdx.x;
+  unsigned old, at = __cvta_generic_to_shared(&count);
+  asm volatile("atom.ORDER.cta.shared.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(at) : "memory");
+  if (old == 3) y[blockIdx.x] = s[0] + s[1] + s[2] + s[3];
+}"""
+
+
+@pytest.mark.parametrize(("order", "kinds"), [("acq_rel", []), ("release", ["race"]), ("relaxed", ["race"])])
+def test_the_last_warp_at_a_counter_sees_what_the_others_wrote(order, kinds):
+    """All warps update the counter in one step of lock step: each acquires from those before it."""
+    y = np.zeros(2, np.float32)
+    run = emulate(COUNTER.replace("ORDER", order), "f", 2, 128, [y])
+    assert y.tolist() == [192, 192]
+    assert [finding.kind for finding in run.findings] == kinds
+
+
+def test_tiles_of_several_warps():
+    code = """
+    #include <cooperative_groups.h>
+    #include <cooperative_groups/reduce.h>
+    namespace cg = cooperative_groups;
+    __global__ void f(const int* x, int* y) {
+      __shared__ cg::block_tile_memory<256> scratch;
+      __shared__ int s[256];
+      auto tile = cg::tiled_partition<64>(cg::this_thread_block(scratch));
+      s[threadIdx.x] = x[threadIdx.x];
+      tile.sync();
+      int other = s[threadIdx.x ^ 63];
+      y[threadIdx.x] = other + cg::reduce(tile, x[threadIdx.x], cg::plus<int>());
+    }"""
+    x, y = np.arange(256, dtype=np.int32), np.zeros(256, np.int32)
+    run = emulate(code, "f", 1, 256, [x, y])
+    assert run.findings == ()
+    assert np.array_equal(y, (x ^ 63) + np.repeat(x.reshape(4, 64).sum(1), 64))

@@ -46,7 +46,7 @@ class LockStep:
         self.threads: int = self.blocks * self.block_threads
         self.warps: int = self.threads // WARP
         self.memory = memory
-        self.shared = Own(self.blocks, program.kernel.shared + launch.shared, self.threads)
+        self.shared = Own(self.blocks, specials.shared_bytes(self, program.provided), self.threads)
         self.local = Own(self.threads, program.kernel.local, self.threads)
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
         self.observers: Sequence[Observer] = tuple(observers)

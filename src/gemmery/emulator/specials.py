@@ -5,7 +5,7 @@ PTX ISA 9.0, "Special Registers".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far
 WORKSPACE = "workspace of the grid"  # where cooperative groups count the blocks at grid.sync()
 WORKSPACE_AT = ("%envreg1", "%envreg2")  # the high and the low half of its address
+GROUPS_AT = "%reserved_smem_offset_1"  # where tiles of several warps of cooperative groups keep barriers and results
+GROUPS = 512  # bytes there; the toolkit's headers use 288
 AXES = {".x": 0, ".y": 1, ".z": 2}
 
 
@@ -30,6 +32,12 @@ def value(machine: Machine, name: str) -> Any:
     if axis is not None and stem in _BY_AXIS:
         return _narrow(_BY_AXIS[stem](machine, axis))
     return _narrow(_PLAIN[name](machine))
+
+
+def shared_bytes(machine: Machine, names: Container[str]) -> int:
+    """The shared memory of a block of a kernel that reads these special registers, with what is reserved behind it."""
+    size = machine.kernel.shared + machine.launch.shared
+    return -(-size // 128) * 128 + GROUPS if GROUPS_AT in names else size
 
 
 def is_modelled(name: str) -> bool:
@@ -113,5 +121,6 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%lanemask_gt": lambda machine: ~((_ONE << _lane(machine)) * np.uint32(2) - _ONE),
     "%lanemask_ge": lambda machine: ~((_ONE << _lane(machine)) - _ONE),
     "%dynamic_smem_size": lambda machine: machine.launch.shared,
-    "%total_smem_size": lambda machine: machine.shared.size,
+    "%total_smem_size": lambda machine: machine.kernel.shared + machine.launch.shared,
+    GROUPS_AT: lambda machine: machine.shared.size - GROUPS,
 }

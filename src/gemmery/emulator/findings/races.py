@@ -33,12 +33,14 @@ class History:
     `threads` and `size` are the threads of a block, in whole warps, and its bytes.
     """
 
-    def __init__(self, clocks: Clocks, threads: int, size: int, report: ReportConflict) -> None:
+    def __init__(self, clocks: Clocks, threads: int, size: int, report: ReportConflict, zeroed: int = 0) -> None:
+        """`zeroed` bytes at the end of `size` count as written."""
         self._clocks, self._threads, self._report = clocks, threads, report
         self._warps = threads // 32
         self._shift = 4  # granules start at the widest access and are halved for a narrower one
         self._granules = -(-max(size, 1) // 16)
         self._written, self._read, self._read_too = np.zeros((3, clocks.blocks * self._granules), np.int64)
+        self._written.reshape(clocks.blocks, -1)[:, self._granules - zeroed // 16 :] = 1
         self._stored = np.zeros_like(self._written)  # the last plain write, where atomics have come since
         self._ticks = -1  # those of the clocks that the following were made from
         self._stamps = self._known_by = self._written

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gemmery.banks import WARP
+from gemmery.emulator import specials
 from gemmery.emulator.blackwell.operations import Operations
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
@@ -34,7 +35,9 @@ class SharedRaces:
     def __init__(self, machine: Machine, orders: Orders, collection: Collection) -> None:
         self._machine, self._orders, self._collection = machine, orders, collection
         self.clocks = Clocks(1, machine.block_threads // WARP)
-        self._history = History(self.clocks, machine.block_threads, machine.shared.size, self._conflict)
+        size = machine.shared.size
+        zeroed = specials.GROUPS if size > machine.kernel.shared + machine.launch.shared else 0
+        self._history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed)
         self.followed = Followed(machine, self.clocks, self._history)
         self._event: Any = None  # the access being checked
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
@@ -90,13 +93,14 @@ class SharedRaces:
         if not (releases or acquires or fences):
             return
         for address in np.unique(addresses).tolist():
-            warps, key = self.followed.warps_of(threads[addresses == address]), ("atomic", address)
-            if acquires:
-                self.clocks.acquire(warps, key)
-            elif fences and event.kind in ("ld", "atom"):
-                self.clocks.receive(warps, key)
-            if releases or (fences and event.kind != "ld"):
-                self.clocks.publish(warps, key, at_fence=not releases)
+            key = ("atomic", address)
+            for warps in _in_turn(self.followed.warps_of(threads[addresses == address]), event.kind == "atom"):
+                if acquires:
+                    self.clocks.acquire(warps, key)
+                elif fences and event.kind in ("ld", "atom"):
+                    self.clocks.receive(warps, key)
+                if releases or (fences and event.kind != "ld"):
+                    self.clocks.publish(warps, key, at_fence=not releases)
 
     def _overwrite(self, index: int, threads: Words, addresses: Words, blocks: Words | None = None) -> None:
         """Report a write to memory that a product of a warpgroup, or a bulk copy out of it, may still read.
@@ -241,3 +245,13 @@ class SharedRaces:
             other = machine.shared.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
         same: Flags = np.all(own == other, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
         return same
+
+
+def _in_turn(warps: Flags, updates: bool) -> Iterator[Flags]:
+    """Yield warps (blocks, warps) one after the other if they update, since each update sees those before it."""
+    each = np.flatnonzero(warps.any(axis=0))
+    if not updates or each.size < 2:
+        yield warps
+        return
+    for warp in each.tolist():
+        yield warps & (np.arange(warps.shape[1]) == warp)

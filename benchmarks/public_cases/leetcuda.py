@@ -76,6 +76,22 @@ def product(
     return cuda(path, kernel, grid, block, args, lambda a, b, c, *s: {2: a @ (b.T if transposed else b)}, **more)
 
 
+def flash(path: str, name: str, tiles: str, rows: int, block: int, shared: int) -> Case:
+    """Attention of 2 heads of 128 tokens of 64 numbers; `tiles` are the template's arguments after the first four."""
+    parts = (halves(1, 2, 128, 64),) * 3
+    return cuda(
+        f"flash-attn/mma/{path}",
+        f"flash_attn_mma_stages_{name}_kernel<64, 16, 8, 16, {tiles}>",
+        (128 // rows, 2),
+        block,
+        (*parts, out(1, 2, 128, 64, dtype="f2"), 128, 2),
+        lambda q, k, v, o, *sizes: {3: attention(q, k, v)},
+        rounds="f2",
+        terms=64,
+        options={"shared": shared},
+    )
+
+
 def sgemm(file: str, kernel: str, grid: Any, block: Any, n: int = 128, **more: Any) -> Case:
     """C = alpha A B + beta C of siboehm/SGEMM_CUDA, with 128 rows and n columns."""
     args = 128, n, 64, 0.5, floats(128, 64), floats(64, n), -1.5, floats(128, n)
@@ -120,8 +136,6 @@ def boxes(count: int) -> Any:
 
 
 BINDINGS = "16, 8, 16, 2, 4, 4, 4, 8, 8"
-SPLIT_Q = "64, 16, 8, 16, 4, 1, 4, 1, 1, 8, 1, 8, 2, 8"  # of flash attention, head dimension 64, as launched
-FLASH = (halves(1, 2, 128, 64), halves(1, 2, 128, 64), halves(1, 2, 128, 64), out(1, 2, 128, 64, dtype="f2"), 128, 2)
 BEYOND = "The last threads read vectors beyond the end of an array before they compare their index with its length."
 PARTIALS = "The first warp reads a partial result for each of its lanes, and there are only as many as warps."
 # fmt: off
@@ -176,7 +190,15 @@ CASES = (
     product("hgemm/mma/basic/hgemm_mma", f"hgemm_mma_m16n8k16_mma2x4_warp4x4_kernel<{BINDINGS}>", (128, 128), 256, (128, 128, 64), "f2"),
     product("hgemm/mma/basic/hgemm_mma_stage", f"hgemm_mma_m16n8k16_mma2x4_warp4x4_stages_kernel<{BINDINGS}, 3, false>", (128, 128), 256, (128, 128, 96), "f2"),
     product("swizzle/hgemm_mma_swizzle", "hgemm_mma_m16n8k16_naive_smem_swizzle_kernel<16, 8, 16>", (16, 8), 32, (48, 40, 64), "f2"),
-    cuda("flash-attn/mma/basic/flash_attn_mma_split_q", f"flash_attn_mma_stages_split_q_kernel<{SPLIT_Q}>", (2, 2), 128, FLASH, lambda q, k, v, o, *s: {3: attention(q, k, v)}, rounds="f2", terms=64, options={"shared": 36864}),
+    flash("basic/flash_attn_mma_split_q", "split_q", "4, 1, 4, 1, 1, 8, 1, 8, 2, 8", 64, 128, 36864),
+    flash("basic/flash_attn_mma_split_kv", "split_kv", "2, 4, 2, 4, 2, 2, 2, 2, 2, 8", 64, 256, 46080),
+    flash("basic/flash_attn_mma_share_kv", "split_q_shared_kv", "8, 1, 8, 1, 1, 8, 1, 8, 1, 2, 8, 8, 8", 128, 256, 36864),
+    flash("basic/flash_attn_mma_tiling_qk", "split_q_tiling_qk", "4, 1, 4, 1, 1, 8, 1, 8, 1, 2, 8, 8, 8", 64, 128, 12288),
+    flash("basic/flash_attn_mma_tiling_qkv_F32F16F16F32", "split_q_tiling_qkv_acc_f32", "4, 1, 4, 1, 1, 8, 1, 8, 1, 2, 8, 8, 8", 64, 128, 12288),
+    flash("others/flash_attn_mma_share_kv_F32F16F16F32_rr", "split_q_shared_kv_acc_f32_rr", "8, 1, 8, 1, 1, 8, 1, 8, 1, 2, 8, 8, 8", 128, 256, 36864),
+    flash("swizzle/flash_attn_mma_share_kv_swizzle_qk", "split_q_shared_kv_swizzle_qk", "8, 1, 8, 1, 1, 8, 1, 8, 1, 2, 0, 0, 8", 128, 256, 34816),
+    flash("swizzle/flash_attn_mma_tiling_qk_swizzle_q", "split_q_tiling_qk_swizzle_q", "4, 1, 4, 1, 1, 8, 1, 8, 1, 2, 0, 8, 8", 64, 128, 10240),
+    flash("swizzle/flash_attn_mma_tiling_qkv_swizzle_qkv", "split_q_tiling_qkv_swizzle_qkv", "4, 1, 4, 1, 1, 8, 1, 8, 1, 2, 0, 0, 0", 64, 128, 8192),
     sgemm("kernels/1_naive.cuh", "sgemm_naive", (4, 4), (32, 32)),
     sgemm("kernels/3_kernel_shared_mem_blocking.cuh", "sgemm_shared_mem_block<32>", (4, 4), 1024),
     sgemm("kernels/5_kernel_2D_blocktiling.cuh", "sgemm2DBlocktiling<128, 128, 8, 8, 8>", (1, 1), 256),

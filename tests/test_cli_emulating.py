@@ -64,6 +64,14 @@ def test_a_wrong_array_and_a_finding_are_exit_code_1(folder, capsys):
     assert "racy.cu:8  race: thread" in capsys.readouterr().out
 
 
+def test_a_warning_is_printed_and_the_exit_code_stays_0(folder, capsys):
+    (folder / "flag.cu").write_text('extern "C" __global__ void flag(int* n) { *n = 1; }')
+    line = ["flag.cu", "--grid=2", "--block=32", "-ai32[1]=arange"]
+    assert cli.run(["emulate", *line]) == 0
+    assert "1 warning" in (output := capsys.readouterr().out)
+    assert "equal stores: thread" in output
+
+
 def test_two_files_side_by_side(folder, capsys):
     assert cli.run(["emulate", "add.cu", "--against", "padded.cu", *LINE, "--html", "p.html"]) == 0
     assert "Counters of both" in capsys.readouterr().out

@@ -34,12 +34,21 @@ def test_race(emulate):
 def test_race_that_is_known(emulate):
     run(emulate, barrier="", findings=-1)
 
+FLAG = "__global__ void f(int* flag) { *flag = 1; }"
+
+def test_equal_stores(emulate):
+    emulate(FLAG, "f", 1, 64, [np.zeros(1, np.int32)])
+
+def test_equal_stores_that_are_not_allowed(emulate):
+    emulate(FLAG, "f", 1, 64, [np.zeros(1, np.int32)], warnings=0)
+
 def test_sectors(emulate):
     run(emulate, step=2, bytes_a_sector=30)
 """
 MESSAGES = (
     ("test_conflicts", "992 bank conflicts, and at most 2 are allowed", "kernel.cu:7: 992  if (LAST) y"),
     ("test_race", "1 findings, and at most 0 are allowed", "kernel.cu:7: race: thread"),
+    ("test_equal_stores_that_are_not_allowed", "1 warnings, and at most 0", "kernel.cu:1: equal stores: thread"),
     ("test_sectors", "21.3 of the 32 bytes of a sector", "kernel.cu:5: 4,096 unused bytes  s[j][i] = x"),
 )
 
@@ -61,7 +70,7 @@ def test_a_test_fails_with_the_line_of_its_kernel(tmp_path):
         tmp_path,
     ]
     output = subprocess.run([*line, path], capture_output=True, text=True, check=False).stdout
-    assert "3 failed, 2 passed" in output, output
+    assert "4 failed, 3 passed" in output, output
     for name, what, place in MESSAGES:
         part = output.partition(f" {name} ")[2].partition("____")[2]
         assert what in part, output

@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from gemmery.emulator.counters.counts import Counts
+    from gemmery.emulator.findings import Finding
     from gemmery.inspection.kernel_run import KernelRun
 
 WORST = 3  # lines that a message shows
@@ -27,6 +28,7 @@ class Emulate:
         self,
         *args: Any,
         findings: int = 0,
+        warnings: int = -1,
         bank_conflicts: int | None = None,
         bytes_a_sector: float | None = None,
         divergent_branches: int | None = None,
@@ -34,16 +36,18 @@ class Emulate:
     ) -> "KernelRun":
         """Run a kernel as `gemmery.emulate` does, and return its run.
 
-        The test fails with more `findings`, `bank_conflicts` or `divergent_branches` than these, and where loads and
-        stores of global memory use fewer than `bytes_a_sector` of the 32 bytes of a sector on average; the message
-        shows the lines. `findings=-1` allows any.
+        The test fails with more `findings`, `warnings`, `bank_conflicts` or `divergent_branches` than these, and where
+        loads and stores of global memory use fewer than `bytes_a_sector` of the 32 bytes of a sector on average; the
+        message shows the lines. -1 findings or warnings are any number. A warning is about threads that store
+        the same value to one place, in no order.
         """
         __tracebackhide__ = True
         from gemmery.inspection.kernel_run import emulate
 
         run = emulate(*args, **options)
         complaints = [
-            *_findings(run, findings),
+            *_faults(run, "findings", run.findings, findings),
+            *_faults(run, "warnings", run.warnings, warnings),
             *_conflicts(run, bank_conflicts),
             *_bytes(run, bytes_a_sector),
             *_divergence(run, divergent_branches),
@@ -59,10 +63,10 @@ def emulate() -> Emulate:
     return Emulate()
 
 
-def _findings(run: "KernelRun", most: int) -> Iterator[str]:
-    if 0 <= most < len(run.findings):
-        yield f"{len(run.findings)} findings, and at most {most} are allowed:"
-        yield from (f"  {_code(run, str(finding.line))}  {finding}" for finding in run.findings)
+def _faults(run: "KernelRun", called: str, faults: "tuple[Finding, ...]", most: int) -> Iterator[str]:
+    if 0 <= most < len(faults):
+        yield f"{len(faults)} {called}, and at most {most} are allowed:"
+        yield from (f"  {_code(run, str(fault.line))}  {fault}" for fault in faults)
 
 
 def _conflicts(run: "KernelRun", most: int | None) -> Iterator[str]:

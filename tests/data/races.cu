@@ -1,14 +1,6 @@
-// Kernels with a race each, in global and in shared memory. With -DREPAIRED the same kernels have none: ADD(code) is then
-// there, and EITHER(wrong, right) is the second. A comment above a kernel gives its blocks and threads.
-#ifdef REPAIRED
-#define ADD(...) __VA_ARGS__
-#define EITHER(wrong, right) right
-#else
-#define ADD(...)
-#define EITHER(wrong, right) wrong
-#endif
-#define KERNEL(name) extern "C" __global__ void name(const float* x, float* y, int* n)
-#define T int(threadIdx.x)
+// Kernels with a race each, in global and in shared memory, and their repair.
+#include "faults.cuh"
+
 #define B int(blockIdx.x)
 #define N int(blockDim.x)
 #define I (B * N + T)
@@ -21,7 +13,7 @@ KERNEL(smoothed_in_place) { y[I + 1] = ((EITHER(y, x))[I] + EITHER(y, x)[I + 2])
 
 // 3 x 64: the parts of two blocks share their last and first element.
 KERNEL(parts_overlap) {
-  for (int i = T; i EITHER(<=, <) N; i += 32) y[B * N + i] = x[i] + B;
+  for (int i = T; i EITHER(<=, <) N; i += N) y[B * N + i] = x[i] + B;
 }
 
 // 3 x 64: the blocks are half as far apart as they are long.
@@ -399,4 +391,17 @@ KERNEL(third_warp_absent) {
   if (T < 64) asm volatile("bar.sync 1, %0;" ::"r"(EITHER(64, 96)) : "memory");
   ADD(else asm volatile("bar.arrive 1, 96;" ::: "memory");)
   if (T < 64) y[T] = s[T + 32];
+}
+
+// equal stores, 3 x 64: every thread that finds it raises the flag.
+KERNEL(flag_of_all_blocks) {
+  if (T % 7 == 0) EITHER(n[0] = 1, atomicExch(n, 1));
+}
+
+// equal stores, 1 x 64: two warps set the same element.
+KERNEL(flag_of_a_block) {
+  __shared__ int found;
+  if (T % 32 == 3 && (T < EITHER(64, 32))) found = int(x[5]);
+  __syncthreads();
+  n[T] = found;
 }

@@ -1,14 +1,6 @@
-// Kernels with a fault of a warp or of a barrier each: masks, absent lanes, divergence. With -DREPAIRED the same kernels
-// have none, as in races.cu. A comment above a kernel gives what is found, and its blocks and threads.
-#ifdef REPAIRED
-#define ADD(...) __VA_ARGS__
-#define EITHER(wrong, right) right
-#else
-#define ADD(...)
-#define EITHER(wrong, right) wrong
-#endif
-#define KERNEL(name) extern "C" __global__ void name(const float* x, float* y, int* n)
-#define T int(threadIdx.x)
+// Kernels with a fault of a warp or of a barrier each: masks, absent lanes, divergence; and their repair.
+#include "faults.cuh"
+
 #define LANE (T % 32)
 #define ALL 0xffffffffu
 

@@ -69,6 +69,7 @@ class EmulatedRun:
     left_out: tuple[str, ...] = ()  # of the source, because the kernel does not need it: "main() (line 40)"
     drawable: Drawable | None = None  # None with check=False
     rerun: Rerun | None = None  # None for a rung
+    warnings: tuple[Finding, ...] = ()  # threads that store the same value to one place, in no order
 
     @cached_property
     def merged(self) -> Counts:
@@ -162,6 +163,7 @@ class EmulatedRun:
             self.merging and other.merging,
             other.left_out,
             other.drawable,
+            warnings=self.warnings + other.warnings,
         )
 
 
@@ -189,6 +191,7 @@ def _table(run: EmulatedRun) -> Iterator[str]:
     if run.left_out:
         yield f"not compiled, because the kernel does not need it: {', '.join(run.left_out)}"
     yield from map(str, run.findings or ("no findings",))
+    yield from (f"warning: {warning}" for warning in run.warnings)
 
 
 def _together(first: Counts, other: Counts) -> Counts:
@@ -222,7 +225,8 @@ def emulated(
     every = (counters, *((findings,) if findings else ()), *observers)
     run(program, launch, memory, every, seed=seed, max_steps=max_steps, ahead=ahead)
     counters.forget_accesses()
-    return EmulatedRun(program.kernel.name, launch, counters.counts, findings.sorted() if findings else (), merge)
+    faults, warnings = (findings.sorted(), findings.warnings()) if findings else ((), ())
+    return EmulatedRun(program.kernel.name, launch, counters.counts, faults, merge, warnings=warnings)
 
 
 def run(

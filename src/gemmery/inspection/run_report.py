@@ -79,6 +79,7 @@ def verdict(run: EmulatedRun) -> str:
     faults = plural(len(run.findings), "finding") if run.findings else "no findings"
     loads = run.global_.loads
     used = f", {loads.used_a_sector:.1f} of 32 bytes used in each sector that is loaded" if loads.sectors else ""
+    faults += f", {plural(len(run.warnings), 'warning')}" if run.warnings else ""
     return f"{faults}, {plural(run.shared.bank_conflicts, 'bank conflict')}{used}"
 
 
@@ -98,9 +99,10 @@ def run_sections(run: EmulatedRun) -> list[Section]:
     counts = count_run(run)
     head, rows = counters.table(counts)
     parts = []
-    if run.findings:
-        findings = tuple((str(finding).partition(": ")[0], str(finding).partition(": ")[2]) for finding in run.findings)
-        parts.append(Section(f"Findings in {run.kernel}", findings))
+    for name, faults in (("Findings", run.findings), ("Warnings", run.warnings)):
+        if faults:
+            texts = (str(fault).partition(": ") for fault in faults)
+            parts.append(Section(f"{name} in {run.kernel}", tuple((line, text) for line, _, text in texts)))
     title = f"Counters of {run.kernel} by line{counters.of_file(counts)}"
     parts.append(Section(title, rows, head, (counters.NOTE, by_kind(counts))))
     if run.left_out:
@@ -133,6 +135,7 @@ def summary(run: EmulatedRun) -> dict[str, object]:
         "grid": run.launch.grid,
         "block": run.launch.block,
         "findings": [{"kind": it.kind, "line": str(it.line), "message": it.message} for it in run.findings],
+        "warnings": [{"kind": it.kind, "line": str(it.line), "message": it.message} for it in run.warnings],
         "lines": counts.lines,
         "total": counts.total,
         "kinds": dict(counts.kinds),

@@ -32,6 +32,10 @@ class Findings(Observer):
         """All findings so far, sorted by line and kind."""
         return self._collection.sorted()
 
+    def warnings(self) -> tuple[Finding, ...]:
+        """Stores of equal values to one place that nothing orders, sorted by line."""
+        return self._collection.warnings()
+
     def start(self, machine: Machine) -> None:
         self._machine = machine
         if self._kernel is None:

@@ -9,13 +9,15 @@ from gemmery.emulator.findings import messages
 from gemmery.emulator.machine import Dims, Machine
 from gemmery.emulator.ptx import Line
 
+EQUAL = "equal stores"  # the one kind that is a warning
+
 
 @dataclass(frozen=True)
 class Finding:
     """One fault at one line, or between two lines, with the first thread that committed it.
 
     `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
-    "deadlock", "warp mask" or "misuse".
+    "deadlock", "warp mask" or "misuse"; of a warning "equal stores".
 
     >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
     sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
@@ -42,8 +44,17 @@ class Collection:
         self._lines: dict[int, str] = {}  # of instructions
 
     def sorted(self) -> tuple[Finding, ...]:
-        """All findings so far, sorted by line and kind."""
-        return tuple(sorted(self._findings.values(), key=lambda it: (it.line.file, it.line.number, it.kind)))
+        """All findings so far, sorted by line and kind; warnings are not among them."""
+        return self._sorted(lambda key: key[0] != EQUAL)
+
+    def warnings(self) -> tuple[Finding, ...]:
+        """Stores of equal values that nothing orders, between lines that have no race of another kind."""
+        racing = {frozenset(lines) for kind, *lines in self._findings if kind == "race"}
+        return self._sorted(lambda key: key[0] == EQUAL and frozenset(key[1:]) not in racing)
+
+    def _sorted(self, selects: Callable[[tuple[str, str, str]], bool]) -> tuple[Finding, ...]:
+        some = (finding for key, finding in self._findings.items() if selects(key))
+        return tuple(sorted(some, key=lambda it: (it.line.file, it.line.number, it.kind)))
 
     def add(
         self,

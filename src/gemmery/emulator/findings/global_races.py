@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
-from gemmery.emulator.findings.finding import Collection
+from gemmery.emulator.findings.finding import EQUAL, Collection
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import UPDATES, Orders
@@ -115,7 +115,21 @@ class GlobalRaces:
                 number_there = int(number[at]) + self._grid.first
                 racing[at] = not self._handover.observed(int(block[at]), int(addresses[at]), number_there)
         if self._event.kind == "st" and racing.any():
-            racing &= ~(self._orders.stores[then] & self._same(threads, addresses, number, second, together))
+            equal = self._orders.stores[then] & self._same(threads, addresses, number, second, together)
+            self._first_of_each(EQUAL, index, threads, addresses, others, racing & equal)
+            racing &= ~equal
+        self._first_of_each("race", index, threads, addresses, others, racing)
+
+    def _first_of_each(
+        self, kind: str, index: int, threads: Words, addresses: Words, others: Words, racing: Flags
+    ) -> None:
+        """Report the first conflict with each other instruction, of two blocks or two warps if there are any."""
+        machine, fields = self._machine, self._grid.fields
+        then = fields.instructions(others)
+        second, number = fields.threads(others), fields.blocks(others) - self._grid.first
+        block, own = np.divmod(threads, machine.block_threads)
+        one_block = block == number
+        one_warp = one_block & (own >> 5 == second >> 5)
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
             far = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
@@ -123,8 +137,8 @@ class GlobalRaces:
             where = int(number[first] + self._grid.first) - 1
             place = self._block_id(where), int(second[first])
             thread, address = int(threads[first]), int(addresses[first])
-            message = partial(messages.grid_race, machine, index, thread, address, other, place)
-            self._collection.add(machine, "race", index, thread, int(these.sum()), message, other)
+            message = partial(messages.grid_race, machine, index, thread, address, other, place, equal=kind == EQUAL)
+            self._collection.add(machine, kind, index, thread, int(these.sum()), message, other)
 
     def _block_id(self, number: int) -> int:
         """The block with a number in the launch, from 0."""

@@ -10,6 +10,7 @@ from gemmery.emulator.memory import PAGE, Allocation
 from gemmery.emulator.ptx import Instruction, Line, calling
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
+_EQUAL = "both store the same value, and C++ leaves it undefined: let one thread store it, or use an atomic"
 _LANES = "lanes of one warp: put __syncwarp() between the two"
 _THREADS = "no barrier in between: put __syncthreads() there"
 _BLOCKS = "read it in a later launch, or hand it over with an atomic and __threadfence() on both sides"
@@ -61,10 +62,15 @@ def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach:
     return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
 
 
-def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool) -> str:
-    """A race in shared memory: an access of a thread, and an earlier one of thread `own` of the same block."""
+def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool, equal: bool) -> str:
+    """A race in shared memory: an access of a thread, and an earlier one of thread `own` of the same block.
+
+    `equal` if both store the same value.
+    """
     second = number - number % machine.block_threads + own
-    if in_bulk(machine, index) and second != number and second // 32 == number // 32:
+    if equal:
+        cause = _EQUAL
+    elif in_bulk(machine, index) and second != number and second // 32 == number // 32:
         cause = _LANES
     elif in_bulk(machine, index) or in_bulk(machine, other):
         cause = "nothing orders the two: wait at the mbarrier or barrier that the other side arrives at"
@@ -83,12 +89,16 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
     )
 
 
-def grid_race(machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int]) -> str:
+def grid_race(
+    machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int], equal: bool
+) -> str:
     """A race in global memory: an access of a thread, and an earlier one of thread `place` (block, thread)."""
     block, own = place
     launch, mine = machine.launch, int(machine.block_ids[number // machine.block_threads])
     one_block = block == mine
-    if way := pointers.update(machine.kernel, index, other):
+    if equal:
+        cause = _EQUAL
+    elif way := pointers.update(machine.kernel, index, other):
         cause = _unordered_update(way)
     elif not one_block and _own_scope(machine, index, other):
         cause = (

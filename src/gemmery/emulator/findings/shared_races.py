@@ -14,7 +14,7 @@ from gemmery.emulator.blackwell.operations import Operations
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
-from gemmery.emulator.findings.finding import Collection
+from gemmery.emulator.findings.finding import EQUAL, Collection
 from gemmery.emulator.findings.followed import Followed
 from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.orders import UPDATES, Orders
@@ -193,14 +193,21 @@ class SharedRaces:
         if kind in ("race", "clash"):
             racing = ~self._atomic(index, threads, others)
             if self._event is not None and self._event.kind == "st" and self._event.index == index:
-                racing &= ~self._same(kind, threads, addresses, others)
+                equal = racing & self._same(kind, threads, addresses, others)
+                self._first_of_each(EQUAL, index, threads[equal], addresses[equal], others[equal])
+                racing &= ~equal
             threads, addresses, others = threads[racing], addresses[racing], others[racing]
-        kind = "race" if kind == "clash" else kind
+        self._first_of_each("race" if kind == "clash" else kind, index, threads, addresses, others)
+
+    def _first_of_each(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
+        """Report the first conflict with each other instruction."""
         instructions = others >> INDEX_AT & INDEX
         for other in np.unique(instructions).tolist():
             these = instructions == other
             apart = these & (threads % self._machine.block_threads >> 5 != (others & THREAD) >> 5)
-            first = int((apart if kind == "race" and apart.any() else these).argmax())  # of two warps if there are any
+            first = int(
+                (apart if kind in ("race", EQUAL) and apart.any() else these).argmax()
+            )  # of two warps if there are any
             self._report(
                 kind, index, int(threads[first]), int(addresses[first]), other, int(others[first]), int(these.sum())
             )
@@ -210,9 +217,9 @@ class SharedRaces:
         count *= self.followed.alike
         place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
         message: str | Callable[[], str]
-        if kind == "race":
+        if kind in ("race", EQUAL):
             access = machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC)
-            message = partial(messages.race, *access)
+            message = partial(messages.race, *access, equal=kind == EQUAL)
         elif kind == "uninitialised":
             message = f"{place}, which no thread has written: write it first, or do not read it"
         elif kind == "not landed":

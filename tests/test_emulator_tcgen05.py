@@ -304,6 +304,7 @@ REFUSED = {
     "tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd1, %r1, [%r1], [%r1], %p1;": "mxf4",
     "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd1, %r1, {%r1, %r1, %r1, %r1}, %p1;": "disabled lanes",
     "tcgen05.cp.cta_group::1.4x256b [%r1], %rd1;": "tcgen05.cp",
+    "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r1];": "try_cancel",
     "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r1];": "1 registers",
 }
 

@@ -227,6 +227,13 @@ def test_registers_of_each_shape(which, half):
     assert (after == expected).all()
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_lanes_of_other_warps_are_other_places(seed):
+    out = np.zeros(128, np.uint32)
+    assert run("quarters", out, seed=seed).findings == ()
+    assert (out[:64] == np.arange(64) * np.repeat([1, 2], 32)).all()
+
+
 def test_registers_of_two_columns():
     out, after = np.zeros((128, 2), np.uint32), np.zeros((128, 4), np.uint32)
     assert run("packed", out, after).findings == ()
@@ -257,7 +264,7 @@ FAULTS = {
     "gave up the permit": "AFTER_RELINQUISH",
     "columns 48 to 79 of tensor memory, which are not all allocated": "NOT_ALLOCATED",
     "warp 0 of a block reaches the lanes 0 to 31": "OTHER_QUARTER",
-    "thread 0 of block 0 reads column 0 of tensor memory (lanes 0 to 15), which the tcgen05.mma": "NO_WAIT",
+    "(lanes 0 to 15), which the tcgen05.mma": "NO_WAIT",
     "thread 32 of block 0 reads column 0 of tensor memory (lanes 32 to 47), which the tcgen05.mma": "ONE_WARP_WAITS",
     "may still read: wait at the mbarrier of its tcgen05.commit": "OVERWRITTEN",
     "without a fence.proxy.async since": "NO_PROXY_FENCE",
@@ -273,6 +280,8 @@ FAULTS = {
     "its block leaves 448 of 512 free": "TOO_MUCH",
     "frees tensor memory that the operation at": "FREED_EARLY",
     "reads a matrix that ends at byte": "OUTSIDE",
+    "thread 0 of block 0 reads column 0 of tensor memory (lanes 0 to 15), which the tcgen05.mma at": "AFTER_COMMIT",
+    "thread 32 of block 0 uses column 0 of tensor memory (lanes 0 to 15), which the tcgen05.mma at": "TWO_THREADS",
 }
 NAMES = [name.strip() for name in SOURCE.partition("enum Fault {")[2].partition("}")[0].split(",") if name.strip()]
 
@@ -293,6 +302,10 @@ def test_two_products_in_turn_are_right(seed):
 def test_a_fault_is_found(name):
     message = next(message for message, fault in FAULTS.items() if fault == name)
     assert [one.message for one in faulty(name)[0] if message in one.message]
+
+
+def test_a_commit_waits_for_what_its_thread_started_before():
+    assert (faulty("AFTER_COMMIT")[1] == 16).all()
 
 
 # ---- what is not modelled ----

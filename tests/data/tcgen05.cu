@@ -188,6 +188,28 @@ extern "C" __global__ void shapes(u32 which, u32 half, u32* out, u32* after) {
   if (i < 32) dealloc<1>(at, 64);
 }
 
+// Lanes of other warps are other places: warp 1 stores while warp 0 has not waited for its load.
+extern "C" __global__ void quarters(u32* out) {
+  __shared__ u32 address;
+  u32 i = threadIdx.x, lane = (i / 32 * 32) << 16, x = 0;
+  if (i < 32) alloc<1>(place(&address), 32);
+  __syncthreads();
+  u32 at = address + lane;
+  store(at, i);
+  wait_stores();
+  if (i < 32) x = load(at);
+  if (i / 32 == 1) {
+    store(at, 2 * i);
+    wait_stores();
+    x = load(at);
+  }
+  __syncthreads();
+  if (i < 64) wait_loads();
+  out[i] = x;
+  __syncthreads();
+  if (i < 32) dealloc<1>(address, 32);
+}
+
 // Registers of two columns of 16 bits.
 extern "C" __global__ void packed(u32* out, u32* after) {
   __shared__ u32 address;
@@ -238,6 +260,7 @@ enum Fault {
   NONE, BAD_COUNT, NOT_FREED, FREED_TWICE, FREED_IN_PART, AFTER_RELINQUISH, NOT_ALLOCATED, OTHER_QUARTER, NO_WAIT,
   ONE_WARP_WAITS, OVERWRITTEN, NO_PROXY_FENCE, NO_WAIT_STORE, NO_WAIT_LOAD, FIRST_ADDS, ALL_LANES, WGMMA_DESCRIPTOR,
   BAD_SIDE, NOT_COMMITTED, SUMS_OVERWRITTEN, NO_BARRIER, TOO_MUCH, FREED_EARLY, OUTSIDE,
+  AFTER_COMMIT, TWO_THREADS,
 };
 
 extern "C" __global__ void faults(u32 fault, u32* out) {
@@ -269,6 +292,11 @@ extern "C" __global__ void faults(u32 fault, u32* out) {
   if (fault == ALL_LANES ? warp == 0 : i == 0) {
     multiply(at, a, b, shape, 0, fault == FIRST_ADDS);
     if (fault != NOT_COMMITTED) commit(done);
+  }
+  if (fault == AFTER_COMMIT && i == 0) multiply(at, a, b, shape, 0, 1);
+  if (fault == TWO_THREADS && i == 32) {
+    multiply(at, a, b, shape, 0, 0);
+    commit(done + 8);
   }
   if (fault == NO_WAIT_STORE) wait_stores();
   if (fault == OVERWRITTEN && i == 64) tiles[0] = 0;

@@ -9,6 +9,7 @@ import pytest
 
 from gemmery.errors import EmulationError
 from gemmery.lab.kernel import emulate
+from gemmery.lab.predicted_run import predicted_run
 
 pytest.importorskip("cuda.bindings")
 SOURCE = (Path(__file__).with_name("data") / "tcgen05.cu").read_text()
@@ -320,6 +321,12 @@ REFUSED = {
     "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r1];": "try_cancel",
     "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r1];": "1 registers",
 }
+
+
+def test_no_time_is_predicted_for_a_card_without_tensor_memory():
+    out = np.zeros((128, 2), np.uint32), np.zeros((128, 4), np.uint32)
+    with pytest.raises(EmulationError, match=r"tensor memory \(tcgen05\), which h200 does not have"):
+        predicted_run(run("packed", *out), "h200")
 
 
 @pytest.mark.parametrize("text", REFUSED)

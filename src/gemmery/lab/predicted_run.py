@@ -18,11 +18,15 @@ def predicted_run(run: EmulatedRun, card: str) -> Prediction:
     """Predict the time of a run's launch on a card.
 
     Raises DeviceError for a card whose latencies are not known, CompileError for a kernel that does not compile for it,
-    and EmulationError where the blocks of one multiprocessor do not run alone.
+    and EmulationError where the blocks of one multiprocessor do not run alone, or use tensor memory.
     """
     device, pipes = pipes_of(card)
     if run.rerun is None:
         raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
+    if orders(run.rerun.program.kernel).tensor_memory:
+        raise EmulationError(
+            f"{run.kernel} uses tensor memory (tcgen05), which {card} does not have: times are not predicted for sm_100"
+        )
     registers, static = run.rerun.resources(device.arch)
     arguments = run.rerun.bind()
     launch = replace(run.launch, parameters=arguments.parameters)

@@ -161,8 +161,11 @@ def _changed(
     threads = np.arange(len(index)) if mask is None else np.flatnonzero(mask)
     places = index[threads]
     order = np.argsort(places, kind="stable")
-    first = np.flatnonzero(np.diff(places[order], prepend=-1))
-    lengths = np.diff(first, append=len(order))
+    ordered = places[order]
+    new = np.ones(len(order), bool)  # whether a place comes for the first time
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    first = np.flatnonzero(new)
+    lengths = np.append(first[1:], len(order)) - first
     if running is not None and len(first) < lengths.max(initial=0):  # few addresses: all turns of each at once
         for some in np.split(threads[order], first[1:]):
             place = index[some[0]]

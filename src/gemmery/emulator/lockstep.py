@@ -90,7 +90,10 @@ class LockStep:
 
     def spread(self, value: Values) -> NDArray[Any]:
         """A value as an array with one element per thread."""
-        return value if value.ndim else np.broadcast_to(value, (self.threads,))
+        if value.ndim:
+            return value
+        few = self.threads <= 1 << 11  # then it is faster to fill an array
+        return np.full(self.threads, value) if few else np.broadcast_to(value, (self.threads,))
 
     def run(self) -> None:
         """Run every thread to its end."""

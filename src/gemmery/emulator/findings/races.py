@@ -191,6 +191,11 @@ class History:
             unordered &= ~self._clocks.lanes_have_met(threads, then & THREAD, clock)
         return unordered
 
+    def _racing(self, then: Words, threads: Words, stamps: Words) -> Flags:
+        """Which earlier accesses nothing orders before these, unless both are atomic."""
+        racing: Flags = then & stamps & ATOMIC == 0
+        return self._unordered(then, threads, stamps) & racing if racing.any() else racing
+
     def _check_read(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
         written = self._written[places]
         if written.min() > 0 and written.max() < self._new:
@@ -204,13 +209,13 @@ class History:
     def _check_write(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
         written = self._written[places]
         if written.max() >= self._new:
-            race = self._unordered(written, threads, stamps) & (written & stamps & ATOMIC == 0)
+            race = self._racing(written, threads, stamps)
             race |= written & UNDER_WAY != 0  # the thread's own copy may land later, too
             if race.any():
                 self._emit("race", index, race, places, threads, written & ~UNDER_WAY)
         for read in (self._read[places], self._read_too[places]):
             if read.max() >= self._new:
-                race = self._unordered(read, threads, stamps) & (read & stamps & ATOMIC == 0)
+                race = self._racing(read, threads, stamps)
                 if race.any():
                     self._emit("race", index, race, places, threads, read)
 

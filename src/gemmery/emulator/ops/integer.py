@@ -58,7 +58,7 @@ def div(a: Values, b: Values) -> Values:
     quotient = (magnitude(a) // np.maximum(magnitude(b), 1)).view(a.dtype)
     if a.dtype.kind == "i":
         quotient = choose((a ^ b) < 0, np.negative(quotient), quotient)
-    return choose(b == 0, np.invert(np.zeros_like(a)), quotient)
+    return choose(b == 0, np.invert(a.dtype.type(0)), quotient)
 
 
 def rem(a: Values, b: Values) -> Values:
@@ -66,7 +66,7 @@ def rem(a: Values, b: Values) -> Values:
     rest = (magnitude(a) % np.maximum(magnitude(b), 1)).view(a.dtype)
     if a.dtype.kind == "i":
         rest = choose(a < 0, np.negative(rest), rest)
-    return choose(b == 0, np.invert(np.zeros_like(a)), rest)
+    return choose(b == 0, np.invert(a.dtype.type(0)), rest)
 
 
 def sad(a: Values, b: Values, c: Values) -> Values:

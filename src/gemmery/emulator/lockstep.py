@@ -90,10 +90,11 @@ class LockStep:
 
     def spread(self, value: Values) -> NDArray[Any]:
         """A value as an array with one element per thread."""
-        if value.ndim:
-            return value
-        few = self.threads <= 1 << 11  # then it is faster to fill an array
-        return np.full(self.threads, value) if few else np.broadcast_to(value, (self.threads,))
+        array: NDArray[Any] = value
+        if not value.ndim:  # filling an array is faster if there are few threads
+            few = self.threads <= 1 << 11
+            array = np.full(self.threads, value) if few else np.broadcast_to(value, (self.threads,))
+        return array
 
     def run(self) -> None:
         """Run every thread to its end."""

@@ -7,14 +7,15 @@ from numpy.typing import NDArray
 
 from gemmery.banks import WARP
 from gemmery.emulator.convergence import WAY_OUT, ranges
-from gemmery.emulator.findings import messages
+from gemmery.emulator.findings import cluster_races, messages
+from gemmery.emulator.findings.cluster_races import ClusterRaces
 from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.machine import Access, Machine, Observer
+from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import PtxKernel
 
@@ -43,6 +44,8 @@ class Findings(Observer):
             self._global = GlobalRaces(machine, self._orders, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
         self._global.start(machine, self._shared.clocks)
+        follows = cluster_races.followed(machine, self._orders)
+        self._cluster = ClusterRaces(machine, self._collection) if follows else None
         self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -50,6 +53,8 @@ class Findings(Observer):
             self._global.access(event)
         elif event.space == "shared":
             self._shared.access(event)
+            if self._cluster is not None:
+                self._cluster.access(event)
         elif event.space == cluster.SPACE and event.kind != "ld":
             self._shared.receives(event)
 
@@ -58,9 +63,21 @@ class Findings(Observer):
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         self._shared.barrier(index, barrier, mask)
+        if self._cluster is not None:
+            self._cluster.barrier(index, barrier, mask)
 
     def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
         self._shared.ordered(index, threads, addresses, acquired)
+        if self._cluster is not None:
+            self._cluster.ordered(index, threads, addresses, acquired)
+
+    def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
+        if self._cluster is not None:
+            self._cluster.mbarrier(event)
+
+    def copied(self, machine: Machine, event: CopyEvent) -> None:
+        if self._cluster is not None:
+            self._cluster.copied(event)
 
     def initialised(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
         self._shared.initialised(index, threads, addresses)
@@ -75,12 +92,16 @@ class Findings(Observer):
 
     def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._shared.bulk(index, threads, addresses, what)
+        if self._cluster is not None and what == "reads":
+            self._cluster.bulk(index, threads, addresses)
 
     def tensor(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._tensor.access(index, threads, addresses, what)
 
     def warpgroup(self, machine: Machine, index: int, threads: Indices) -> None:
         self._shared.warpgroup(threads)
+        if self._cluster is not None:
+            self._cluster.warpgroup(threads)
 
     def finish(self, machine: Machine) -> None:
         self._shared.finish()

@@ -46,6 +46,12 @@ def thread(machine: Machine, number: int, with_block: bool = True) -> str:
     return f"{called} of block {_short(block, machine.launch.grid)}" if with_block else called
 
 
+def block(machine: Machine, number: int) -> str:
+    """A block of the chunk, as "block 3"."""
+    launch = machine.launch
+    return f"block {_short(_unravel(int(machine.block_ids[number]), launch.grid), launch.grid)}"
+
+
 def address(machine: Machine, space: str, at: int) -> str:
     """An address, as "byte 132 of shared memory (tile, byte 4)"."""
     array, start = _array(machine, space, at)

@@ -133,6 +133,20 @@ def test_public_kernels_compile_as_they_are():
     assert len(rows) == listed["files"] >= 300
     assert sum(row["compiled"] for row in rows) == listed["compiled"] >= 0.85 * len(rows)
     assert sum(len(row["understood"]) for row in rows) == listed["understood"]
+    assert listed["understood"] >= 0.97 * (listed["understood"] + listed["refused"])
+
+
+def test_public_kernels_compute_what_they_should():
+    """Or are refused in words, or the record says what is wrong in the kernel: a finding is never left unexplained."""
+    path = Path(__file__).parents[1] / "benchmarks" / "results" / "public_results.json"
+    listed = json.loads(path.read_text())
+    rows = listed["rows"]
+    assert len(rows) == listed["cases"] >= 200
+    assert len({(row["path"], row["kernel"]) for row in rows}) == len(rows)
+    for row in rows:
+        assert row["result"] in ("right", "refused", "fault of the kernel")
+        assert row.get("words") if row["result"] == "refused" else row["error"] <= 1 or row["fault"]
+        assert not row.get("findings") or row["fault"]
 
 
 def test_what_a_macro_needs_is_needed():

@@ -131,7 +131,7 @@ class Global(Space):
             allocation = self.nearest(int(addresses))
             inside = allocation is not None and allocation.start <= addresses and addresses + width <= allocation.stop
             return None if inside else np.ones(1, bool)
-        low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))  # faster than min() and max()
+        low, high = int(addresses.min()), int(addresses.max())
         allocation = self.nearest(low)
         if allocation is not None and allocation.start <= low and high + width <= allocation.stop:
             return None

@@ -200,7 +200,7 @@ class History:
 
     def _check_read(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
         written = self._written[places]
-        if np.minimum.reduce(written) > 0 and np.maximum.reduce(written) < self._new:
+        if written.min() > 0 and written.max() < self._new:
             return
         never, under_way = written == 0, written & UNDER_WAY != 0
         race = self._unordered(written, threads, stamps) & ~under_way
@@ -210,13 +210,13 @@ class History:
 
     def _check_write(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
         written = self._written[places]
-        if np.maximum.reduce(written) >= self._new:  # faster than max() for few
+        if written.max() >= self._new:
             race = self._racing(written, threads, stamps)
             race |= written & UNDER_WAY != 0  # the thread's own copy may land later, too
             if race.any():
                 self._emit("race", index, race, places, threads, written & ~UNDER_WAY)
         for read in (self._read[places], self._read_too[places]):
-            if np.maximum.reduce(read) >= self._new:
+            if read.max() >= self._new:
                 race = self._racing(read, threads, stamps)
                 if race.any():
                     self._emit("race", index, race, places, threads, read)

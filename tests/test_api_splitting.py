@@ -63,6 +63,14 @@ def test_bits_are_those_of_the_array_itself(card, name, which, by_columns):
     assert card.launched[-1].startswith("split_")
 
 
+def test_operands_that_are_split_by_strips(card, monkeypatch):
+    monkeypatch.setattr("gemmery.ladder.float32_parts._SLABS_TO", 0)
+    a, b = drawn(card, 44, 140, by_columns=True), drawn(card, 140, 28)
+    for name in ("f32_tensor", "f32_strict"):
+        split, wanted = split_and_not(card, a, b, "ab", (44, 28), precision=name)
+        assert np.array_equal(split, wanted)
+
+
 def test_the_device_still_chooses(card):
     """Halves, three bfloat16 where elements are small, CUDA cores for Inf: the last kernel that writes C decides."""
     for planted, which in ((1e-30, "a"), (np.inf, "b")):

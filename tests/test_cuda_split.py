@@ -123,6 +123,23 @@ def test_slabs(slab, shape, layout, monkeypatch):
     assert same(c, expected("split_bf16x6", a, b))
 
 
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_strips(name, monkeypatch):
+    """Of long k: some blocks measure tiles that others split, and three parts need no new measures."""
+    case = Problem(64, 68, 2052, "f32", "f32", device="h200")
+    assert RUNGS[name].geometry(case, RUNGS[name].default).before[2].source == "split_strips.cu"
+    assert RUNGS[name].geometry(case._replace(n=70), RUNGS[name].default).before[2].source == "split_parts.cu"
+    monkeypatch.setattr(float32_parts, "_SLABS_TO", 0)
+    b = operands(1, 68, 300)[1]
+    a, b = operands(72, 1, 300)[0].reshape(3, 24, 300), np.ldexp(b, np.arange(68) % 50 - 25).astype(np.float32)
+    a[1, 3, 5] = 1e-30
+    layouts = ("col", "row", "row")
+    if name == "split_bf16x6":
+        assert same(multiplied(RUNGS[name], a, b, layouts), np.stack([expected(name, x, b) for x in a]))
+    else:  # the device takes three parts of the second
+        assert all(same(multiplied(RUNGS[name], x, b, layouts), expected(name, x, b)) for x in a[:2])
+
+
 def test_pieces_of_a_slab_are_whole():
     """Sixteen bytes at a time only where sides are adjacent, aligned, and a multiple of four."""
     case = Problem(64, 68, 600, "f32", "f32", a_layout="col", device="h200")
@@ -474,6 +491,29 @@ def test_a_wrong_exchange_shows(old, new, monkeypatch):
     except AssertionError:  # memory that nothing has written
         return
     assert not same(c, expected("split_bf16x6", a, b))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("most[s] = max(most[s], __shfl_xor_sync(~0u, most[s], 16));", ""),
+        ("w < SPLIT_THREADS / 32; ++w", "w < 7; ++w"),
+        ("int index = ASKED_FOR ? int(blockIdx.x / 2)", "int index = true ? int(blockIdx.x / 2)"),
+    ],
+)
+def test_wrong_strips_show(old, new, monkeypatch):
+    monkeypatch.setattr(float32_parts, "_SLABS_TO", 0)
+    a, b = operands(24, 40, 272)
+    if "ASKED_FOR" in old:
+        a[3, 5] = 1e-30  # three parts are taken
+    b[15] *= 2.0**14  # the last warp has it
+    text = nvrtc.text("split_strips.cu")
+    assert text.count(old) == 1
+    try:
+        c = multiplied(RUNGS["split_fp16x3"], a, b, texts={"split_strips.cu": text.replace(old, new)})
+    except AssertionError:  # memory that nothing has written
+        return
+    assert not same(c, expected("split_fp16x3", a, b))
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ class Slab(NamedTuple):
 
 
 SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
+# Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip, k of a
+# tile, and tiles from one that is measured to one that is split.
+_SLABS_TO = 2048
+_STRIP, _STRIP_DEEP, _STRIP_LAG = 64, 128, 300
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 _, _CUDA_CORES = GENERAL
 
@@ -71,11 +75,20 @@ def _whole(count: int, multiple: int = _WHOLE) -> int:
     return -(-count // multiple) * multiple
 
 
+def _before_marks(problem: Problem) -> int:
+    """Return the bytes in front of what is known of sides and of k: the status, and a counter for each strip."""
+    return _WHOLE + _whole(4 * problem.batch * _strips(problem.m, problem.n))
+
+
+def _strips(*sides: int) -> int:
+    return sum(-(-side // _STRIP) for side in sides)
+
+
 def _places(problem: Problem) -> tuple[int, int, int, int]:
     """Return where parts of A, parts of B and the workspace end, and the bytes from one row of parts to the next."""
     pitch = _whole(2 * problem.k, _ROW)
     marks = sum(_whole(4 * problem.batch * side) + _whole(4 * problem.k) for side in (problem.m, problem.n))
-    start = _WHOLE + marks
+    start = _before_marks(problem) + marks
     a, b = (_whole(_PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
     return start, start + a, start + a + b, pitch
 
@@ -107,9 +120,9 @@ def _launch(name: str, problem: Problem, grid: int, *parameters: object, source:
 
 def _begin(problem: Problem) -> Geometry:
     """The first launch: what later ones lower or raise."""
-    if not problem.split:
-        return _launch("split_begin", problem, -(-problem.k // _THREADS))
     longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
+    if not problem.split:
+        return _launch("split_begin", problem, -(-longest // _THREADS))
     before = 3 - _to_split(problem)
     return _launch("split_join", problem, -(-longest // _THREADS), before, source="split_prepared.cu")
 
@@ -124,13 +137,23 @@ def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ..
         blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
         launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
     if rest:
-        slab = next(each for each in SLABS if problem.k <= each.longest)
-        sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if rest & bit]
-        grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
-        whole = all(_whole_pieces(problem, operand) for operand in (0, 1) if rest >> operand & 1)
-        launch = _launch("split_slabs", problem, grid, scheme, asked_for, rest, whole, *slab[1:])
-        launches.append(replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks))
+        launches.append(_split_columns(problem, scheme, asked_for, rest))
     return tuple(launches)
+
+
+def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int) -> Geometry:
+    """The launch for operands of which no row stays in registers."""
+    sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit]
+    whole = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
+    if whole and problem.k > _SLABS_TO:
+        deep = -(-problem.k // _STRIP_DEEP)
+        count = problem.batch * _strips(*sides) * deep
+        grid = 2 * (count + min(max(_STRIP_LAG, deep), count)) if asked_for else count
+        return _launch("split_strips", problem, grid, scheme, asked_for, operands, source="split_strips.cu")
+    slab = next(each for each in SLABS if problem.k <= each.longest)
+    grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
+    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, whole, *slab[1:])
+    return replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks)
 
 
 def _whole_pieces(problem: Problem, operand: int) -> bool:
@@ -282,7 +305,7 @@ def kept_operand(problem: Problem) -> KeptOperand:
     begin = _begin(problem)
     schemes = [(begin, *_split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")]
     pitch = _whole(2 * problem.k, _ROW)
-    largest = _WHOLE + _whole(4 * problem.batch) + _whole(4 * problem.k)
+    largest = _before_marks(problem) + _whole(4 * problem.batch) + _whole(4 * problem.k)
     smallest = largest + _whole(4 * count)
     parts = smallest + _whole(4 * problem.k) + _whole(_PARTS * pitch)
     marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))

@@ -27,6 +27,8 @@ constexpr unsigned WEAK = (127 - 13) << 23;  // the bits of 2^-13
 // What the pre-pass says: TwoParts are not accurate enough, or an operand has Inf or NaN. 0: TwoParts will do.
 enum Status { INEXACT = 1, NOT_FINITE = 2 };
 
+constexpr int STRIP = 64;  // sides of a strip of split_strips.cu
+
 // An operand, A by rows or B by columns: its sides, and where its parts lie, [part][matrix][side][k].
 struct Split {
   const float* from;
@@ -37,6 +39,7 @@ struct Split {
   unsigned short* parts;
 
   __device__ __forceinline__ long long pitch() const { return (depth + 63LL) / 64 * 64; }
+  __device__ __forceinline__ int strips() const { return (sides + STRIP - 1) / STRIP * matrices; }
   __device__ __forceinline__ long long count() const { return 1LL * matrices * sides; }
   __device__ __forceinline__ const float* row(long long side) const {
     return from + side / sides * batch_step + side % sides * side_step;
@@ -45,8 +48,12 @@ struct Split {
 
 // The workspace, as ladder/float32_parts.py lays it out.
 struct SplitWork {
-  unsigned* status;
+  unsigned *status, *measured;  // of each strip, the tiles that are measured
   Split of[2];
+
+  template <class P> static __device__ __forceinline__ long long strips_of(const P& p) {
+    return 1LL * p.batch * ((p.m + STRIP - 1) / STRIP + (p.n + STRIP - 1) / STRIP);
+  }
 
   template <class P> __device__ __forceinline__ explicit SplitWork(const P& p) {
     char* at = static_cast<char*>(p.workspace);
@@ -56,6 +63,7 @@ struct SplitWork {
       return start;
     };
     status = reinterpret_cast<unsigned*>(take(4));
+    measured = reinterpret_cast<unsigned*>(take(4 * strips_of(p)));
     of[0] = {p.a, p.a_batch, p.a_row, p.a_col, p.m, p.k, p.a_batch ? p.batch : 1};
     of[1] = {p.b, p.b_batch, p.b_col, p.b_row, p.n, p.k, p.b_batch ? p.batch : 1};
     for (Split& x : of) {

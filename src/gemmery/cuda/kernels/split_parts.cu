@@ -22,8 +22,9 @@ __device__ __forceinline__ unsigned rounded_pair(float low, float high, bf16) {
   return ptx::cvt_rn_bf16x2_f32(low, high);
 }
 
-// Writes the parts of eight adjacent scaled elements; what is left after one is split further, exactly.
-template <class Scheme>
+// Writes the parts of eight adjacent scaled elements; what is left after one is split further, exactly. L2 need not
+// keep what STREAMS.
+template <class Scheme, bool STREAMS>
 __device__ __forceinline__ void write_parts(float (&x)[8], unsigned short* to, long long apart) {
   using E = typename Scheme::Element;
 #pragma unroll
@@ -36,12 +37,16 @@ __device__ __forceinline__ void write_parts(float (&x)[8], unsigned short* to, l
       x[2 * i] = (x[2 * i] - widen<float>(E{(unsigned short)eight[i]})) * float(1 << Scheme::SHIFT);
       x[2 * i + 1] = (x[2 * i + 1] - widen<float>(E{(unsigned short)(eight[i] >> 16)})) * float(1 << Scheme::SHIFT);
     }
-    ptx::st_global_v4(to + part * apart, eight[0], eight[1], eight[2], eight[3]);
+    if constexpr (STREAMS) {
+      __stcs(reinterpret_cast<uint4*>(to + part * apart), make_uint4(eight[0], eight[1], eight[2], eight[3]));
+    } else {
+      ptx::st_global_v4(to + part * apart, eight[0], eight[1], eight[2], eight[3]);
+    }
   }
 }
 
 // Scales eight elements and keeps the weak ones of TwoParts in mind.
-template <class Scheme>
+template <class Scheme, bool STREAMS = false>
 __device__ __forceinline__ void split_eight(const float (&v)[8], const Scale& scale, const Split& x, long long side,
                                             int k) {
   float scaled[8];
@@ -57,7 +62,7 @@ __device__ __forceinline__ void split_eight(const float (&v)[8], const Scale& sc
       if (magnitude(scaled[e]) < WEAK && v[e] != 0) atomicMin(x.smallest + k + e, magnitude(scaled[e]));
     }
   }
-  write_parts<Scheme>(scaled, x.parts + side * x.pitch() + k, x.count() * x.pitch());
+  write_parts<Scheme, STREAMS>(scaled, x.parts + side * x.pitch() + k, x.count() * x.pitch());
 }
 
 // What later launches lower or raise.
@@ -65,9 +70,15 @@ template <class T, class Out> __global__ void split_begin(const TmaProduct<T, Ou
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitWork work(p.product);
-  const int k = blockIdx.x * SPLIT_THREADS + threadIdx.x;
-  if (k == 0) *work.status = 0;
-  if (k < p.product.k) work.of[0].smallest[k] = work.of[1].smallest[k] = WEAK;
+  const long long index = blockIdx.x * 1LL * SPLIT_THREADS + threadIdx.x;
+  if (index == 0) *work.status = 0;
+  if (index < work.strips_of(p.product)) work.measured[index] = 0;
+#pragma unroll
+  for (int operand = 0; operand < 2; ++operand) {
+    const Split& x = work.of[operand];
+    if (index < x.depth) x.smallest[index] = WEAK;
+    if (index < x.count()) x.largest[index] = 0;
+  }
 }
 
 // The largest of WARPS warps, in all their threads.
@@ -128,19 +139,19 @@ __device__ __forceinline__ void split_row(const Split& x, long long side, unsign
 template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS, int WARPS, int EIGHTS>
 __global__ void __launch_bounds__(SPLIT_THREADS, EIGHTS == 8 ? 2 : 4) split_rows(const TmaProduct<T, Out> p) {
   __shared__ unsigned shared[8];
+  __shared__ Split of[2];  // registers have no room for them
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitWork work(p.product);
   if (!ASKED_FOR && *work.status != INEXACT) return;
-  const long long a = OPERANDS & 1 ? work.of[0].count() : 0, rows = a + (OPERANDS & 2 ? work.of[1].count() : 0);
+  if (threadIdx.x < 2) of[threadIdx.x] = threadIdx.x == 0 ? work.of[0] : work.of[1];
+  __syncthreads();
+  const long long a = OPERANDS & 1 ? of[0].count() : 0, rows = a + (OPERANDS & 2 ? of[1].count() : 0);
   constexpr int AT_A_TIME = SPLIT_THREADS / 32 / WARPS;
   for (long long row = blockIdx.x * 1LL * AT_A_TIME + threadIdx.x / (32 * WARPS); row < rows;
        row += 1LL * gridDim.x * AT_A_TIME) {
-    if (row < a) {
-      split_row<Scheme, WARPS, EIGHTS>(work.of[0], row, work.status, shared);
-    } else {
-      split_row<Scheme, WARPS, EIGHTS>(work.of[1], row - a, work.status, shared);
-    }
+    const int operand = row < a ? 0 : 1;
+    split_row<Scheme, WARPS, EIGHTS>(of[operand], operand ? row - a : row, work.status, shared);
   }
 }
 

@@ -42,5 +42,6 @@ template <class T, class Out, int KEPT> __global__ void split_join(const TmaProd
       if (index < x.count()) x.largest[index] = 0;
     }
   }
-  if (index == 0) work.status[0] = status, work.status[1] = 0;
+  if (index == 0) *work.status = status;
+  if (index < work.strips_of(p.product)) work.measured[index] = 0;
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.errors import EmulationError
 from gemmery.lab.kernel import emulate
 from gemmery.lab.predicted_run import predicted_run
@@ -255,6 +256,12 @@ def test_copies_to_tensor_memory(which, rows, width):
     assert (out[:, :width] == np.tile(words, (128 // rows, 1))).all()
 
 
+def test_a_tensor_copy_for_one_block_of_a_pair():
+    words, out = np.arange(256, dtype=np.uint32).reshape(16, 16), np.zeros((8, 8), np.uint32)
+    assert run("box", tensor_map(words, (8, 8)), out).findings == ()
+    assert (out == words[4:12, 4:12]).all()
+
+
 # ---- faults ----
 
 FAULTS = {
@@ -311,13 +318,16 @@ def test_a_commit_waits_for_what_its_thread_started_before():
 
 # ---- what is not modelled ----
 
+COPY = "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes"
 REFUSED = {
     "tcgen05.shift.cta_group::1.down [%r1];": "tcgen05.shift",
     "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd1, %r1, %p1;": "tcgen05.mma.ws",
     "tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd1, [%r1], %r1, %p1;": "tcgen05.mma.sp",
     "tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd1, %r1, [%r1], [%r1], %p1;": "mxf4",
-    "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd1, %r1, {%r1, %r1, %r1, %r1}, %p1;": "disabled lanes",
+    "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd1, %r1, {%r1, %r1}, %p1;": "disabled lanes",
+    "mov.b32 %r1, 1; tcgen05.mma.cta_group::1.kind::f16 [0], 0, 0, 0, {0, 0, %r1, 0}, %p1;": "lanes that are disabled",
     "tcgen05.cp.cta_group::1.4x256b [%r1], %rd1;": "tcgen05.cp",
+    f"{COPY}.cta_group::2 [0], [0, {{0}}], [0];": "cta_group::2",
     "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r1];": "try_cancel",
     "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r1];": "1 registers",
 }

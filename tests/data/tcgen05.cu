@@ -58,7 +58,7 @@ __device__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::
                " [%0], %1, %2, %3, p; }" ::"r"(to), "l"(a), "l"(b), "r"(shape), "r"(adds) : "memory")
 #define MMA_OF_MEMORY(kind)                                                                                     \
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; tcgen05.mma.cta_group::1.kind::" kind                     \
-               " [%0], [%1], %2, %3, p; }" ::"r"(to), "r"(a), "l"(b), "r"(shape), "r"(adds) : "memory")
+               " [%0], [%1], %2, %3, {0, 0, 0, 0}, p; }" ::"r"(to), "r"(a), "l"(b), "r"(shape), "r"(adds) : "memory")
 
 __device__ void multiply(u32 to, u64 a, u64 b, u32 shape, u32 kind, u32 adds) {
   if (kind == 0) MMA("1", "f16");
@@ -252,6 +252,25 @@ extern "C" __global__ void copies(u32 which, u64 tile, const u32* words, u32* ou
   wait_loads();
   __syncthreads();
   if (i < 32) dealloc<1>(at, 32);
+}
+
+// ---- a tensor copy, spelled as for one block of a pair ----
+
+struct alignas(64) Map { char bytes[128]; };
+
+extern "C" __global__ void box(const __grid_constant__ Map map, u32* out) {
+  __shared__ __align__(128) u32 shared[64];
+  __shared__ __align__(8) u64 memory;
+  u32 done = place(&memory);
+  if (threadIdx.x == 0) {
+    init(done);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 256;" ::"r"(done) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::1"
+                 " [%0], [%1, {%2, %2}], [%3];" ::"r"(place(shared)), "l"(&map), "r"(4), "r"(done) : "memory");
+  }
+  __syncthreads();
+  wait(done, 0);
+  if (threadIdx.x < 64) out[threadIdx.x] = shared[threadIdx.x];
 }
 
 // ---- faults: two products of 128 x 32 in turn, correct for fault 0 ----

@@ -20,7 +20,7 @@ from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Address, Instruction
+from gemmery.emulator.ptx import Address, Instruction, Vector
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 from gemmery.emulator.sums import added as tensor_sums
 from gemmery.errors import EmulationError
@@ -79,8 +79,11 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         raise refused(instruction)
     pair, kind = match[1] == "2", match[2]
     to, a, b, shape_bits, *rest = instruction.operands
-    if not isinstance(to, Address) or len(rest) != 1:
-        raise refused(instruction, "disabled lanes or a scale of the sums:")
+    mask_of = rest.pop(0) if isinstance(rest[0], Vector) else None
+    lanes = mask_of.elements if isinstance(mask_of, Vector) else ()
+    if not isinstance(to, Address) or len(rest) != 1 or len(lanes) not in (0, 8 if pair else 4):
+        raise refused(instruction, "a scale of the sums, or disabled lanes of another number:")
+    disabled = [lowering.read(word, "b32", instruction) for word in lanes]
     where, in_memory = lowering.address(to, instruction), isinstance(a, Address)
     read_a = lowering.address(a, instruction) if isinstance(a, Address) else lowering.read(a, "s64", instruction)
     read_b, bits = lowering.read(b, "s64", instruction), lowering.read(shape_bits, "u32", instruction)
@@ -90,6 +93,8 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         registers = machine.registers
         every, blocks = _blocks_of(machine, index, _starting(machine, index, mask), pair)
+        if any(of(read(registers), every).any() for read in disabled):
+            raise refused(instruction, "lanes that are disabled:")
         each = of(bits(registers), every)
         for number in np.unique(each).tolist():
             shape = shape_of(kind, pair, number)

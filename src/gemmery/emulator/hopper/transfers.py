@@ -29,7 +29,8 @@ _TENSOR, _HINT = r"(\.tensor\.[1-5]d)", r"(?:\.L2::cache_hint)?"
 _TILE = r"(?(1)(?:\.tile)?)"  # only for tensors
 _COMPLETE = r"\.mbarrier::complete_tx::bytes"
 _LOADED = re.compile(
-    rf"cp\.async\.bulk{_TENSOR}?\.shared::(?:cluster|cta)\.global{_TILE}{_COMPLETE}(?:\.multicast::cluster)?{_HINT}"
+    rf"cp\.async\.bulk{_TENSOR}?\.shared::(?:cluster|cta)\.global{_TILE}{_COMPLETE}(?:\.multicast::cluster)?"
+    rf"(?(1)(?:\.cta_group::1)?){_HINT}"  # .cta_group::2, for an mbarrier of the other block, is not modelled
 )
 _SENT = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"  # to another block's shared memory
 _STORED = re.compile(rf"cp\.async\.bulk{_TENSOR}?\.global\.shared::cta{_TILE}\.bulk_group{_HINT}")

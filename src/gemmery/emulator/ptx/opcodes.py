@@ -38,8 +38,8 @@ _ORDERS = {
     "wmma": ("sync", "aligned", "row|col", _SHAPE, _SPACE, ""),
     "wgmma": ("", "sync", "aligned", _SHAPE, _TYPE, "satfinite"),
     "cp": (
-        *("", r"[1-5]d", "ca|cg", "L2", _SPACE, "add", "tile", "mbarrier::.*", "multicast.*", "bulk_group"),
-        *("L2::.*", _TYPE),
+        *("", r"[1-5]d", "ca|cg", "L2", _SPACE, "add", "tile", "mbarrier::.*", "multicast.*", "cta_group.*"),
+        *("bulk_group", "L2::.*", _TYPE),
     ),
     "fence": ("", "sc|acq_rel|acquire|release", "sync_restrict.*", "cta|cluster|gpu|sys"),
     "barrier": ("", "acquire|release|relaxed", "aligned"),

@@ -47,6 +47,7 @@ class Pipes:
     special: int = 16
     convert: int = 16
     warp_tensor: float = 1.0  # share of the tensor cores' peak that mma.sync reaches
+    small_f64: float = 1.0  # share of the peak in f64 that products of 8 x 8 x 4 reach
     tensor: float = 1.0  # share that any instruction reaches at the power that the card may take
     heat: float = 0.0  # by which the clock falls, as a share, while tensor cores run at their peak
 
@@ -55,18 +56,23 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 
 # Lanes: CUDA Programming Guide, "Throughput of Native Arithmetic Instructions". L1: the same, "Technical Specifications
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
-# Architecture", 2024 (arXiv 2402.13499). On an H200 peak_mma.cu and peak_wgmma.cu measure the shares of tensor cores;
-# `heat` is from the clocks recorded with the ladder in bf16.
+# Architecture", 2024 (arXiv 2402.13499); of L2 and memory of sm_90 a chain of loads on an H200. There peak_mma.cu and
+# peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
+# with the ladder in bf16.
 PIPES: Mapping[int, Pipes] = {
     80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10),
     89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
     90: Pipes(
-        128, 128, 64, 64, 64, Latencies(29, 41, 263, 479), 256 << 10, warp_tensor=0.6, tensor=0.907, heat=0.3
+        128, 128, 64, 64, 64, Latencies(29, 41, 278, 661), 256 << 10,
+        warp_tensor=0.6, small_f64=0.5, tensor=0.907, heat=0.3,
     ),
 }  # fmt: skip
 
+# Measured on an H200: outer products of 8 + 8 registers in f32, of 4 + 4 in f64.
+OPERANDS = 0.187  # issue slots that a multiply-add of three registers takes longer because they share a bank
+OPERANDS_F64 = 0.16  # the same in f64, as a share of its time
+
 # Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
-OPERANDS = 0.16  # issue slots that a multiply-add takes longer because registers share a bank
 LAUNCH = 2e-6  # seconds of the first launch, with the time to start and to end it
 NEXT = 1e-6  # seconds of each launch after it
 USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
@@ -120,6 +126,8 @@ def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
         **{name: WARP / each for name, each in lanes.items()},
         "issue": 1 / 4,
         "operands": OPERANDS / 4,
+        "operands_f64": OPERANDS_F64 * WARP / pipes.f64,
+        "small_f64": (1 / pipes.small_f64 - 1) / rates.tensor_f64 if rates.tensor_f64 else 0.0,
         "barrier": WARP / BARRIER,
         "shuffle": 1.0,
         "access": 1.0,

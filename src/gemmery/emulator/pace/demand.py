@@ -14,11 +14,11 @@ from gemmery.emulator.instructions import find, written
 from gemmery.emulator.op import Op
 from gemmery.emulator.ptx import Address, Instruction, Not, Opcode, Operand, Register, Vector
 
-# Instructions of warps: issued, held by their operands, by pipe; operations of tensor cores, by type and all those of
-# warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2.
+# Instructions of warps: issued, held by their operands, by pipe; operations of tensor cores, by type, of the smallest
+# shape of f64, and all others of warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2.
 KINDS = (
-    "issue", "operands", "fma", "half", "integer", "multiply", "f64", "special", "convert", "shuffle", "access",
-    "barrier", "tensor", "tensor_tf32", "tensor_8", "tensor_f64", "warp_tensor",
+    "issue", "operands", "operands_f64", "fma", "half", "integer", "multiply", "f64", "special", "convert", "shuffle",
+    "access", "barrier", "tensor", "tensor_tf32", "tensor_8", "tensor_f64", "small_f64", "warp_tensor",
     "wavefronts", "lines", "sectors", "l2", "bulk", "stored", "atomics",
 )  # fmt: skip
 PLACE = {kind: place for place, kind in enumerate(KINDS)}
@@ -30,6 +30,7 @@ _ACCESSES = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"}
 _FUNCTIONS = frozenset({"sin", "cos", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh"})
 _SUMS = frozenset({"fma", "mul", "mad", "add", "sub", "neg", "abs"})
 _TENSOR = {"f64": "tensor_f64", "tf32": "tensor_tf32", **dict.fromkeys(("e4m3", "e5m2", "s8", "u8"), "tensor_8")}
+_OPERANDS = {"fma": "operands", "f64": "operands_f64"}  # of multiply-adds
 _DIVISION = {False: 16, True: 40}  # instructions of one in 32 bits, and in 64
 _ROLES = {"cp.async": "copy", "cp.async.commit_group": "commit", "bra": "branch"}
 
@@ -57,15 +58,17 @@ def demand_of(instruction: Instruction) -> WarpDemand:
         amounts[pipe] = slots
     if pipe == "integer" and slots == 2:  # the multiplier may add the upper half
         amounts["integer"] = amounts["multiply"] = 1
-    if pipe == "fma" and len(instruction.operands) == 4:
-        amounts["operands"] = 1
+    if pipe in _OPERANDS and len(instruction.operands) == 4:
+        amounts[_OPERANDS[pipe]] = 1
     is_barrier = opcode.family in ("bar", "barrier") and not opcode.name.startswith("bar.warp")
     if is_barrier:
         amounts["barrier"] = 1
     if latency == "tensor":
         unit, operations = _product(opcode)
         amounts[unit] = operations
-        if opcode.family != "wgmma" and unit != "tensor_f64":
+        if "m8n8k4" in opcode.modifiers and unit == "tensor_f64":
+            amounts["small_f64"] = operations
+        elif opcode.family != "wgmma" and unit != "tensor_f64":
             amounts["warp_tensor"] = operations
     reads, writes = _operands(instruction)
     waits = -1

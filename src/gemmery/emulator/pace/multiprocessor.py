@@ -24,9 +24,9 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "fma": ("fma", "half", "operands"),
     "integer": ("integer",),
     "multiply": ("multiply", "fma"),
-    "f64": ("f64",),
+    "f64": ("f64", "operands_f64"),
     "special": ("special", "convert"),
-    "tensor": ("tensor", "tensor_tf32", "tensor_8", "tensor_f64", "warp_tensor"),
+    "tensor": ("tensor", "tensor_tf32", "tensor_8", "tensor_f64", "small_f64", "warp_tensor"),
     "barrier": ("barrier",),
     "L1 requests": ("access", "shuffle"),
     "L1 lines": ("wavefronts", "lines"),
@@ -211,7 +211,7 @@ class Pace(Observer):
 
     def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
         line = machine.kernel.instructions[index].line
-        raise EmulationError(f"{line}: threads wait for what no thread of these blocks can do")
+        raise EmulationError(f"{line}: threads wait for something that no thread of these blocks can do")
 
     def finish(self, machine: Machine) -> None:
         self._follow()

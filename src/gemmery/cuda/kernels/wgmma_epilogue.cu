@@ -52,14 +52,17 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       if (i < P::STAYING && pending) store(staying[i], P::LEAVING + i, before);
       consumer.next_stage();
     }
-    if constexpr (NEAR) {
+    auto bring = [&] {
       ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before
       if (!AHEAD) order.find();
       bring_bias<P, Tiles::WN>(pipe.ring + bias_at, p, AHEAD ? at : place());
-    }
+    };
+    // After the steps that store pieces: in the last of them, it takes up to a three-hundredth of n = 8192.
+    if (NEAR && steps - brief == P::STEPS) bring();
 #pragma unroll 1
     for (int step = P::STEPS; step < steps - brief; ++step) {
       consumer.multiply_stage(false);
+      if (NEAR && step == P::STEPS) bring();
       consumer.next_stage();
     }
     if (brief) {

@@ -283,7 +283,11 @@ class _Joining:
 
     def _mask(self, registers: int) -> None:
         """Bring registers up to date, under the mask where other threads may need the values that they have."""
-        pairs = [(self._unmasked.pop(slot), slot) for slot in _each(registers) if slot in self._unmasked]
+        if registers.bit_count() > len(self._unmasked):  # the fewer of the two, since there may be hundreds
+            slots = [slot for slot in self._unmasked if registers >> slot & 1]
+        else:
+            slots = [slot for slot in _each(registers) if slot in self._unmasked]
+        pairs = [(self._unmasked.pop(slot), slot) for slot in slots]
         self._runs.extend(_copied(*pair) for pair in pairs if self._own >> pair[1] & 1)
         others = [pair for pair in pairs if not self._own >> pair[1] & 1]
         if others:

@@ -247,3 +247,23 @@ f(const __grid_constant__ Map from, const __grid_constant__ Map to) {{
     assert not y[:, 28:32].any()
     assert np.array_equal(y[:, 32:], x[:, :32])
     assert run.global_.bulk.used == x.nbytes + y.nbytes
+
+
+@pytest.mark.parametrize("fence", [FENCE, f"if (i == 0) {{ {FENCE} }}"])
+def test_a_fence_is_for_the_stores_of_the_lanes_that_execute_it(fence):
+    """The lane that copies fences its own stores alone, if it does so before the lanes meet."""
+    body = f"tile[i] = i; {fence} __syncwarp(); if (i == 0) {{ {COPY_OUT.format(row=0)} {WAIT_READ} }}"
+    found = findings(body, np.zeros(32, np.uint32))
+    assert kinds(found) == (set() if fence == FENCE else {"misuse"})
+    after = f"tile[i] = i; __syncwarp(); if (i == 0) {{ {FENCE} {COPY_OUT.format(row=0)} {WAIT_READ} }}"
+    assert findings(after, np.zeros(32, np.uint32)) == ()
+
+
+@pytest.mark.parametrize("scope", ["cta", "cluster", "gpu"])
+def test_a_release_reaches_the_blocks_of_its_scope(scope):
+    """Blocks that are in no cluster together need the scope of the device."""
+    store = f'asm volatile("st.release.{scope}.global.u32 [%0], 1;" ::"l"(out + 1) : "memory");'
+    load = f'asm volatile("ld.acquire.{scope}.global.u32 %0, [%1];" : "=r"(there) : "l"(out + 1) : "memory");'
+    body = f"if (i == 0 && blockIdx.x == 0) {{ out[0] = 7; {store} }}"
+    body += f" if (i == 0 && blockIdx.x == 1) {{ while (!there) {load} out[2] = out[0]; }}"
+    assert kinds(findings(body, np.zeros(4, np.uint32), blocks=2)) == (set() if scope == "gpu" else {"race"})

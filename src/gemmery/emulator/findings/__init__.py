@@ -88,7 +88,7 @@ class Findings(Observer):
             self._global.fenced(index, warps)
             self._shared.clocks.orders(warps)
         else:
-            self._shared.clocks.fences(warps)
+            self._shared.clocks.fences(self._shared.followed.lanes(mask))
 
     def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._shared.bulk(index, threads, addresses, what)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.banks import WARP
 from gemmery.emulator.op import Flags
 
 Words = NDArray[np.int64]
@@ -29,7 +30,8 @@ class Clocks:
         self.known = np.zeros((blocks, warps, warps), np.int64)
         self.before: list[Callable[[], None]] = []  # called before what is known changes
         self.ticks = 0  # how often a clock or what is known has changed
-        self.fenced = np.zeros_like(self.clock)  # the latest clock of each warp that a fence.proxy.async has seen
+        # The latest clock of each lane that a fence.proxy.async has seen: (blocks, warps, lanes).
+        self.fenced = np.zeros((blocks, warps, WARP), np.int64)
         self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
         # The latest clock at which each lane has met each other one of its warp while others stayed away:
         # (blocks, warps, lanes, others); None until some lanes of a warp meet.
@@ -51,7 +53,7 @@ class Clocks:
     def spread(self, blocks: int) -> None:
         """Follow each block from now on, and not one for all."""
         self.blocks = blocks
-        self.clock, self.fenced = np.tile(self.clock, (blocks, 1)), np.tile(self.fenced, (blocks, 1))
+        self.clock, self.fenced = np.tile(self.clock, (blocks, 1)), np.tile(self.fenced, (blocks, 1, 1))
         self.known, self._at_fence, self._received = (
             np.tile(clocks, (blocks, 1, 1)) for clocks in (self.known, self._at_fence, self._received)
         )
@@ -97,13 +99,17 @@ class Clocks:
         since &= (threads >> 5) % self.clock.shape[1] == others >> 5
         return since
 
-    def fences(self, warps: Flags) -> None:
-        """Asynchronous units see everything that these warps have seen: fence.proxy.async.
+    def fences(self, lanes: Flags) -> None:
+        """Asynchronous units see everything that these lanes (blocks, warps, 32) have seen: fence.proxy.async.
 
         It orders a thread's own accesses alone: lanes do not see each other's by it, as they do by __syncwarp().
         """
         self.settle()
-        self.fenced = np.maximum(self.fenced, self._together(warps))
+        warps: Flags = np.any(lanes, axis=2)
+        known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
+        self.fenced = np.maximum(self.fenced, np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0)))
+        if self.lanes is not None:
+            self.fenced = np.maximum(self.fenced, np.where(lanes[..., None], self.lanes, 0).max(axis=2))
         self._advance(warps)
 
     def release(self, warps: Flags, key: Any) -> None:

@@ -107,9 +107,7 @@ def grid_race(
     elif way := pointers.update(machine.kernel, index, other):
         cause = _unordered_update(way)
     elif not one_block and _own_scope(machine, index, other):
-        cause = (
-            "they are atomic within one block only: use device scope, as in atomicAdd() instead of atomicAdd_block()"
-        )
+        cause = "they are atomic within one block or cluster: use device scope, atomicAdd() and not atomicAdd_block()"
     elif not one_block:
         both = _does(machine, index) == _does(machine, other) == "writes"
         cause = f"blocks run in any order: {'give each its own elements, or use an atomic' if both else _BLOCKS}"
@@ -130,7 +128,7 @@ def _own_scope(machine: Machine, *indices: int) -> bool:
     """Whether both are atomic updates, and at least one has the scope of its block."""
     opcodes = [machine.kernel.instructions[index].opcode for index in indices]
     updates = all(opcode.name in ("atom", "red") for opcode in opcodes)
-    return updates and any("cta" in opcode.modifiers for opcode in opcodes)
+    return updates and any({"cta", "cluster"} & set(opcode.modifiers) for opcode in opcodes)
 
 
 def _both_store(machine: Machine, index: int, other: int) -> bool:

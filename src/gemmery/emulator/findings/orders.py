@@ -15,6 +15,7 @@ from gemmery.emulator.ptx import Opcode, PtxKernel
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
 RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
+OWN_SCOPES = frozenset(("cta", "cluster"))  # blocks of one cluster are not checked against each other
 COUNTS = frozenset(("add", "inc", "dec"))
 ELSEWHERE = frozenset(("proxy", "mbarrier_init"))  # fences for asynchronous units alone
 
@@ -45,7 +46,7 @@ class Orders:
 
     atomic: Flags
     volatile: Flags
-    own: Flags  # atomics and fences with the scope of one block
+    own: Flags  # atomics and fences with the scope of one block or cluster
     stores: Flags  # stores whose values are known
     fence: Flags  # between threads
     releases: Flags
@@ -87,7 +88,7 @@ def orders(kernel: PtxKernel) -> Orders:
     return Orders(
         atomic,
         volatile,
-        _flags("cta" in opcode.modifiers for opcode in opcodes) & (updates | fence),
+        _flags(not OWN_SCOPES.isdisjoint(opcode.modifiers) for opcode in opcodes) & (updates | fence),
         _flags(opcode.name == "st" for opcode in opcodes),
         fence,
         releases,

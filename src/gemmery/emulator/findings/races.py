@@ -103,7 +103,7 @@ class History:
         stamps = self._stamps[threads] | index << INDEX_AT
         if stores is not None:
             written = self._written[places]
-            fenced = self._clocks.fenced.reshape(-1)[threads // self._threads * self._warps + ((written & THREAD) >> 5)]
+            fenced = self._clocks.fenced.reshape(-1)[threads // self._threads * self._threads + (written & THREAD)]
             unfenced = stores[written >> INDEX_AT & INDEX] & (written >> CLOCK_AT > fenced) & (written & UNDER_WAY == 0)
             if unfenced.any():
                 self._emit("unfenced", index, unfenced, places, threads, written)

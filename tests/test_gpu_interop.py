@@ -93,7 +93,8 @@ def test_cupy_in_cupy_out(name, left, right):
         check(result, a, b)
         out = cupy.full_like(result, np.nan)
         assert gm.matmul(a, b, out=out) is out
-        assert (out == result).all()
+        # A kernel for the shape may take over in between: of many small products its bits are its own.
+        check(out, a, b) if len(left) > 2 else np.testing.assert_array_equal(out.get(), result.get())
 
 
 def test_negative_and_other_strides():

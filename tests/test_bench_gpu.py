@@ -105,6 +105,17 @@ def test_a_graph_takes_every_set_in_turn_and_begins_again_with_the_first(monkeyp
     assert sets <= len(calls) <= replays.MOST_CALLS
 
 
+def test_a_short_call_whose_first_launch_is_slow_for_each_set_is_timed_by_its_graph(monkeypatch):
+    device, met = Device(monkeypatch, seconds=3e-5, host=1e-5), set()
+
+    def put(index):
+        device.host = 1e-5 if index in met else 3e-4
+        met.add(index)
+        device.put(index)
+
+    assert replays.replays(put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
+
+
 def test_a_graph_lasts_long_enough_to_hide_its_launch(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
     replays.replays(device.put, device, sets=1)

@@ -118,6 +118,8 @@ FOUND = {
     ".global .b8 x[9999999999999999]; .entry f() { ret; }": "more than a device has",
     ".entry f() { .reg .b32 %r<2>; bra.sometimes %r1; ret; }": "is not modelled",
     ".entry f() { . ; ret; }": "",
+    ".entry f() { .branchtargets a; ret; }": "has no name",
+    ".entry f() { L: .branchtargets a; .branchtargets b; ret; }": "has no name",
     ".entry f() { .reg .b32 %r<2>; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}; ret; }": "with these operands",
     ".entry f() { .reg .b64 %d<2>; cvta.global.u64 %d1; ret; }": "with these operands",
     ".func g(.reg) { ret; } .entry f() { ret; }": "a register is declared as .reg",

@@ -179,11 +179,11 @@ def _which(problem: Problem) -> str:
     return f"for every shape; {faster}, compiled for this one, takes over where it comes often: {special.reason}"
 
 
-_IN_PARTS = {  # the products on tensor cores, by type and number, that a rung makes for one of its own
-    "split_fp16x3": ("f16", 3),
-    "split_bf16x6": ("bf16", 6),
-    "split_paired": ("bf16", 6),
-    "ozaki_int8": ("i8", 15),  # moduli
+_IN_PARTS = {  # the products on tensor cores, by type and number, that a rung makes for one of this precision
+    "f32_tensor": ("f16", 3),
+    "f32_strict": ("bf16", 6),
+    "f32_plus": ("bf16", 6),
+    "f64_normwise": ("i8", 15),  # moduli
 }
 
 
@@ -198,7 +198,9 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     prepared = on_device.planned(x, y, options)
     plan, problem, form, _ = prepared
-    dtype, products = _IN_PARTS.get(plan.rung.name, (problem.precision or problem.dtype, 1))
+    dtype, products = problem.precision or problem.dtype, 1
+    if plan.rung.name.startswith(("split_", "ozaki_")):
+        dtype, products = _IN_PARTS[problem.precision]
     warpgroups = products > 1 or plan.rung.name.startswith("wgmma_")
     tensor = warpgroups or plan.rung.name.startswith(("mma_", "wmma_"))
     peak, bandwidth = _device_limits(dtype, tensor, warpgroups, problem.device)

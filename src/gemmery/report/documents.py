@@ -36,6 +36,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import modelled, words
 from gemmery.report.figures import figures
 from gemmery.report.ladder_text import ladder
+from gemmery.report.model_tables import is_of_model
 from gemmery.report.stored import Query, Stored, missing, query
 from gemmery.report.suite_tables import brief_overview, is_own, overview
 from gemmery.report.svg import Plot, standalone
@@ -121,7 +122,10 @@ class Documents:
     def _table(self, _: Path, marker: str) -> str:
         selection = query(marker)
         parts = list[str]()
-        for run in self._stored.newest(selection):
+        runs = self._stored.newest(selection)
+        if any(is_of_model(m) for run in runs for m in run.measurements):  # a run may have timed some modes alone
+            runs = self._stored.newest_of_each_case(selection)
+        for run in runs:
             tables = sheets(run, self._of(bool(run.machine.gpu.name)))
             parts += [f"{_provenance(run)}\n", *(f"**{sheet.title}**\n\n{table(sheet)}" for sheet in tables)]
         return "\n".join(parts) or missing(selection)

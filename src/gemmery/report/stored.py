@@ -83,13 +83,19 @@ class Stored:
 
     def newest_of_each_type(self, selection: Query) -> list[Run]:
         """Return for each machine one run with the newest matching records of every element type."""
+        return self._newest_of_each(selection, "dtype", "precision")
+
+    def newest_of_each_case(self, selection: Query) -> list[Run]:
+        """Return for each machine one run with the newest matching records of every case."""
+        return self._newest_of_each(selection, "case")
+
+    def _newest_of_each(self, selection: Query, *names: str) -> list[Run]:
         records = (m for runs in self._runs.values() for run in runs for m in run.measurements if selection.matches(m))
-        types = dict.fromkeys((m.dtype, m.precision) for m in records)
         return _merged(
             run
-            for dtype, precision in types
+            for values in dict.fromkeys(tuple(getattr(m, name) for name in names) for m in records)
             for run in self.newest(
-                replace(selection, fields={**selection.fields, "dtype": dtype, "precision": precision})
+                replace(selection, fields={**selection.fields, **dict(zip(names, values, strict=True))})
             )
         )
 

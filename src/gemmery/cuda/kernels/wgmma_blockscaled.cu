@@ -3,8 +3,9 @@
 // tensor cores cut off: they add 8-bit products with 13 bits of fraction. A warpgroup has two parts: while it adds one,
 // the products of the other are under way. Four threads share what they load of the factors.
 // Parent: wgmma_epilogue, whose factors are those of whole rows and columns, applied to the finished sum.
-// Measured on an H200, e4m3: 1,320 TFLOP/s at n = 4096 and 1,370 at 8192. Where each thread loads all its factors, 1,090
-// and 1,130: of the 128 bytes a cycle of shared memory, wgmma and copies need 160 at full speed, and loads share them.
+// Measured on an H200, e4m3: 1,320 TFLOP/s at n = 4096 and 1,370 at 8192. Where each thread loads all its factors,
+// 1,090 and 1,130: of the 128 bytes a cycle of shared memory, wgmma and copies need 160 at full speed, and loads share
+// them.
 #include "wgmma_epilogue.cu"
 
 // The factors of 128 of k: those of a thread's two rows, and that of the block of B.

@@ -160,10 +160,12 @@ class Body:
         self._table = name
 
     def _directive(self, text: str) -> None:
-        word = text[1:].replace(".", " ").split(maxsplit=1)[0]
+        word = (text[1:].replace(".", " ").split(maxsplit=1) or [""])[0]
         if word == "reg":
             self._registers(text)
         elif word in ("branchtargets", "calltargets", "callprototype"):
+            if self._table not in self.scope.labels:
+                raise EmulationError(f"{text} has no name: a label stands in front of it, as in `table: .{word} ...;`")
             del self.labels[self.scope.labels.pop(self._table)]
             names = [name.strip() for name in text[len(word) + 1 :].split(",")]
             self.scope.tables[self._table] = [prototype(text)] if word == "callprototype" else names

@@ -130,10 +130,10 @@ def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, ba
     """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU."""
     options = {"precision": precision, "scale_a": scale_a, "scale_b": scale_b}
     name = next((name for name, value in options.items() if value is not None), "")
-    if name == "precision" and precision not in PRECISIONS:
+    if name == "precision" and not (isinstance(precision, str) and precision in PRECISIONS):
         raise ArgumentError(
-            f"precision={brief(precision)}: the CPU takes none, and a CUDA device {', '.join(map(repr, PRECISIONS))}; "
-            "leave it out on the CPU"
+            f"precision={brief(precision)}: on a CUDA device it can be {', '.join(map(repr, PRECISIONS))}; leave it "
+            "out on the CPU"
         )
     if name:
         way = "leave it out on the CPU" if name == "precision" else f"multiply {name[-1]} by it first on the CPU"

@@ -60,7 +60,7 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
     known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if (common, result) == ("f64", "f64") else ()
     if precision is None:
         effective = get_float32_precision() if float32 else None
-    elif precision not in known:
+    elif not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
         raise ArgumentError(
             f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
             f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "

@@ -64,7 +64,7 @@ def test_bits_are_those_of_the_array_itself(card, name, which, by_columns):
 
 
 def test_operands_that_are_split_by_strips(card, monkeypatch):
-    monkeypatch.setattr("gemmery.ladder.float32_parts._SLABS_TO", 0)
+    monkeypatch.setattr("gemmery.ladder.float32_pre_pass._SLABS_TO", 0)
     a, b = drawn(card, 44, 140, by_columns=True), drawn(card, 140, 28)
     for name in ("f32_tensor", "f32_strict"):
         split, wanted = split_and_not(card, a, b, "ab", (44, 28), precision=name)

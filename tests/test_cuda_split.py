@@ -13,7 +13,7 @@ import split_rules
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
-from gemmery.ladder import float32_bounds, float32_parts
+from gemmery.ladder import float32_bounds, float32_parts, float32_pre_pass
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -87,7 +87,7 @@ def test_a_long_k():
 def test_rows_in_registers(longest, warps, eights, monkeypatch):
     """Of one warp or of eight, one piece or several of a thread; longer rows are read by squares."""
     a, b = operands(9, 10, 597)
-    monkeypatch.setattr(float32_parts, "_IN_REGISTERS", ((longest, warps, eights),))
+    monkeypatch.setattr(float32_pre_pass, "_IN_REGISTERS", ((longest, warps, eights),))
     c = multiplied(RUNGS["split_bf16x6"], a, b, ("row", "col", "row"))
     assert same(c, expected("split_bf16x6", a, b))
 
@@ -117,7 +117,7 @@ def test_registers_have_room_for_a_row(k):
 )
 def test_slabs(slab, shape, layout, monkeypatch):
     """However many blocks share k, by pieces of 16 bytes or element by element."""
-    monkeypatch.setattr(float32_parts, "SLABS", (float32_parts.Slab(10_000, *slab),))
+    monkeypatch.setattr(float32_pre_pass, "SLABS", (float32_pre_pass.Slab(10_000, *slab),))
     a, b = operands(*shape)
     c = multiplied(RUNGS["split_bf16x6"], a, b, ("col" if layout == "row" else layout, layout, "row"))
     assert same(c, expected("split_bf16x6", a, b))
@@ -129,7 +129,7 @@ def test_strips(name, monkeypatch):
     case = Problem(64, 68, 2052, "f32", "f32", device="h200")
     assert RUNGS[name].geometry(case, RUNGS[name].default).before[2].source == "split_strips.cu"
     assert RUNGS[name].geometry(case._replace(n=70), RUNGS[name].default).before[2].source == "split_parts.cu"
-    monkeypatch.setattr(float32_parts, "_SLABS_TO", 0)
+    monkeypatch.setattr(float32_pre_pass, "_SLABS_TO", 0)
     b = operands(1, 68, 300)[1]
     a, b = operands(72, 1, 300)[0].reshape(3, 24, 300), np.ldexp(b, np.arange(68) % 50 - 25).astype(np.float32)
     a[1, 3, 5] = 1e-30
@@ -481,7 +481,7 @@ def test_a_wrong_kernel_shows(name, file, old, new):
 )
 def test_a_wrong_exchange_shows(old, new, monkeypatch):
     """Where a block does not know the largest elements of the others."""
-    monkeypatch.setattr(float32_parts, "SLABS", (float32_parts.Slab(10_000, 2, 4, 2),))
+    monkeypatch.setattr(float32_pre_pass, "SLABS", (float32_pre_pass.Slab(10_000, 2, 4, 2),))
     a, b = operands(24, 40, 600)
     b *= np.ldexp(1, np.random.default_rng(1).integers(0, 12, b.shape)).astype(np.float32)
     text = nvrtc.text(PARTS)
@@ -502,7 +502,7 @@ def test_a_wrong_exchange_shows(old, new, monkeypatch):
     ],
 )
 def test_wrong_strips_show(old, new, monkeypatch):
-    monkeypatch.setattr(float32_parts, "_SLABS_TO", 0)
+    monkeypatch.setattr(float32_pre_pass, "_SLABS_TO", 0)
     a, b = operands(24, 40, 272)
     if "ASKED_FOR" in old:
         a[3, 5] = 1e-30  # three parts are taken

@@ -9,7 +9,7 @@ from gemmery.api import device_memory
 from gemmery.api.prepared import PreparedLaunch, alone, operand_views
 from gemmery.arrays import View
 from gemmery.cuda import driver, ordered
-from gemmery.ladder import float32_bounds, float32_parts
+from gemmery.ladder import float32_bounds, float32_pre_pass
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def scheme(x: View, y: View, prepared: PreparedLaunch) -> Float32Scheme | None:
         ]
         if all(status == 0 for status in statuses):
             verdict = _ENOUGH
-        elif any(status & float32_parts.NOT_FINITE for status in statuses):
+        elif any(status & float32_pre_pass.NOT_FINITE for status in statuses):
             name, verdict = "float32", _NOT_FINITE
         else:
             name, verdict = "bf16x6", _INEXACT
@@ -70,10 +70,10 @@ def scheme(x: View, y: View, prepared: PreparedLaunch) -> Float32Scheme | None:
 
 
 def judged(a: int, b: int, stream: int, prepared: PreparedLaunch) -> int:
-    """Return what the pre-pass says of the operands at these addresses: float32_parts.INEXACT and NOT_FINITE, or 0."""
+    """Return what the pre-pass says of these operands: float32_pre_pass.INEXACT and NOT_FINITE, or 0."""
     _, problem, form, run = prepared
     ordinal = device_memory.ordinal(View(0, (), (), "f32", problem.device))
-    launches = float32_parts.judging(problem.by_rows())
+    launches = float32_pre_pass.judging(problem.by_rows())
     scratch = ordered.Scratch(run.workspace, stream, ordinal)
     judge = alone(launches, problem, *operand_views(form, problem, None)[:3])
     judge(a, b, 0, stream, 0, scratch.pointer)

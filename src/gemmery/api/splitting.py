@@ -13,7 +13,7 @@ from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import too_large
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
-from gemmery.ladder import float32_parts
+from gemmery.ladder import float32_pre_pass
 from gemmery.problem import Problem
 
 _SIZE = 4  # bytes of a float32
@@ -84,13 +84,13 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     problem = problem._replace(b_layout=layout)
     if reason := too_large(problem):
         raise RefusedError(f"gm.split: {reason}")
-    work = float32_parts.kept_operand(problem)
+    work = float32_pre_pass.kept_operand(problem)
     owner, its_view = device_memory.new(x, (work.nbytes,), "u8", z)
     _fill(x, z, b, problem, work, its_view.pointer)
     return SplitOperand(x, operand, its_view.pointer, work.nbytes, owner)
 
 
-def _fill(x: Any, z: View, b: View, problem: Problem, work: float32_parts.KeptOperand, target: int) -> None:
+def _fill(x: Any, z: View, b: View, problem: Problem, work: float32_pre_pass.KeptOperand, target: int) -> None:
     """Put the parts and what is known of them at an address: two halves, three bfloat16, the marks."""
     ordinal = device_memory.ordinal(z)
     scratch, its_view = device_memory.scratch(x, work.workspace, z, z.stream)

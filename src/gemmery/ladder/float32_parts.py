@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery.cuda import hopper
-from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, MapBox, target, template, tiles, vector
+from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template, tiles
 from gemmery.cuda.hopper import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
-from gemmery.ladder import wgmma
+from gemmery.ladder import float32_pre_pass, wgmma
 from gemmery.ladder.float32_bounds import (
     PAIRED_DEPTH,
     PAIRED_SHALLOW,
@@ -24,36 +24,12 @@ from gemmery.ladder.float32_bounds import (
 from gemmery.ladder.general import GENERAL, on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
-from gemmery.tuples import NamedTuple
 
 # Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
 _TILES = (Instance(128, 128, 6, 1, 1, 100), Instance(64, 128, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
 _PAIRED_TILES = (Instance(128, 96, 6, 1, 1, 100), Instance(64, 96, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
 # Rounds of tiles of so many columns from which two blocks of a cluster share them: less of the power that limits them.
 _SHARED_FROM = {128: 6, 96: 16}
-_ROW = 128  # bytes of k in a stage
-_THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
-_PARTS = 3  # for which the workspace has room
-INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
-KEPT_PARTS = 5  # of an operand that was split before: two and three
-_IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
-
-
-class Slab(NamedTuple):
-    """How operands are split that do not stay in registers by rows, for k up to `longest`."""
-
-    longest: int
-    blocks: int  # of a cluster, which share all k of some sides
-    across: int  # lanes, with 4 sides each
-    warps: int  # of a block
-
-
-SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
-# Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip, k of a
-# tile, and tiles from one that is measured to one that is split.
-_SLABS_TO = 2048
-_STRIP, _STRIP_DEEP, _STRIP_LAG = 64, 128, 300
-_WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 _, _CUDA_CORES = GENERAL
 
 
@@ -69,97 +45,6 @@ def _refuses(problem: Problem) -> str:
     if problem.out not in ("f32", "f16", "bf16"):
         return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
     return ""
-
-
-def _whole(count: int, multiple: int = _WHOLE) -> int:
-    return -(-count // multiple) * multiple
-
-
-def _before_marks(problem: Problem) -> int:
-    """Return the bytes in front of what is known of sides and of k: the status, and a counter for each strip."""
-    return _WHOLE + _whole(4 * problem.batch * _strips(problem.m, problem.n))
-
-
-def _strips(*sides: int) -> int:
-    return sum(-(-side // _STRIP) for side in sides)
-
-
-def _places(problem: Problem) -> tuple[int, int, int, int]:
-    """Return where parts of A, parts of B and the workspace end, and the bytes from one row of parts to the next."""
-    pitch = _whole(2 * problem.k, _ROW)
-    marks = sum(_whole(4 * problem.batch * side) + _whole(4 * problem.k) for side in (problem.m, problem.n))
-    start = _before_marks(problem) + marks
-    a, b = (_whole(_PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
-    return start, start + a, start + a + b, pitch
-
-
-def _in_registers(problem: Problem) -> int:
-    """Return the operands of which a row stays in registers: bit 0 stands for A, bit 1 for B."""
-    if problem.k > _IN_REGISTERS[-1][0]:
-        return 0
-    return (problem.a_layout == "row") + 2 * (problem.b_layout == "col")
-
-
-def _to_split(problem: Problem) -> int:
-    """Return the operands that were not split before: bit 0 stands for A, bit 1 for B."""
-    return ("a" not in problem.split) + 2 * ("b" not in problem.split)
-
-
-def _launch(name: str, problem: Problem, grid: int, *parameters: object, source: str = "split_parts.cu") -> Geometry:
-    """A launch of the pre-pass."""
-    return Geometry(
-        source,
-        template(name, "float", C_NAMES[problem.out], *parameters),
-        (grid, 1, 1),
-        (_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol and clusters",
-        overlaps=True,
-    )
-
-
-def _begin(problem: Problem) -> Geometry:
-    """The first launch: what later ones lower or raise."""
-    longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
-    if not problem.split:
-        return _launch("split_begin", problem, -(-longest // _THREADS))
-    before = 3 - _to_split(problem)
-    return _launch("split_join", problem, -(-longest // _THREADS), before, source="split_prepared.cu")
-
-
-def _split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
-    """The launches that write the parts of A and B; those not `asked_for` do nothing where two parts will do."""
-    operands = _to_split(problem) & _in_registers(problem)
-    rest, launches = _to_split(problem) & ~operands, []
-    if operands:
-        warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
-        most = _BLOCKS * target(problem).sms
-        blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
-        launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
-    if rest:
-        launches.append(_split_columns(problem, scheme, asked_for, rest))
-    return tuple(launches)
-
-
-def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int) -> Geometry:
-    """The launch for operands of which no row stays in registers."""
-    sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit]
-    whole = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
-    if whole and problem.k > _SLABS_TO:
-        deep = -(-problem.k // _STRIP_DEEP)
-        count = problem.batch * _strips(*sides) * deep
-        grid = 2 * (count + min(max(_STRIP_LAG, deep), count)) if asked_for else count
-        return _launch("split_strips", problem, grid, scheme, asked_for, operands, source="split_strips.cu")
-    slab = next(each for each in SLABS if problem.k <= each.longest)
-    grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
-    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, whole, *slab[1:])
-    return replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks)
-
-
-def _whole_pieces(problem: Problem, operand: int) -> bool:
-    """Return True if four rows of A (0), or columns of B (1), are adjacent, aligned, and never beyond the last."""
-    adjacent = problem.a_layout == "col" if operand == 0 else problem.b_layout == "row"
-    return adjacent and vector(problem, operand) == 4 and (problem.m, problem.n)[operand] % 4 == 0
 
 
 def _guarded(problem: Problem) -> Geometry:
@@ -200,16 +85,16 @@ def _product(
     bm, bn, stages, cm, cn = tile[:5]
     cluster = cm * cn
     count = min(tiles(problem, bm * cm, bn * cn)[0], wgmma.clusters(config["blocks"], cluster))
-    a, b, end, pitch = _places(problem)
+    a, b, end, pitch = float32_pre_pass.places(problem)
     boxes = (
         MapBox(
             operand,
-            (_ROW // 2, min(rows, side) if sharers == 1 else rows // sharers),
+            (float32_pre_pass.ROW // 2, min(rows, side) if sharers == 1 else rows // sharers),
             packed=place,
             pitch=pitch,
             element=element,
-            parts=_PARTS,
-            split=KEPT_PARTS * (operand in problem.split),
+            parts=float32_pre_pass.PARTS,
+            split=float32_pre_pass.KEPT_PARTS * (operand in problem.split),
         )
         for operand, side, rows, place, sharers in (("a", problem.m, bm, a, cn), ("b", problem.n, bn, b, cm))
     )
@@ -225,7 +110,7 @@ def _product(
         ),
         (count * cluster, 1, 1),
         (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
-        shared=stages * (bm + bn) * _ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
+        shared=stages * (bm + bn) * float32_pre_pass.ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
         workspace=end,
         needs=90,
         instructions="wgmma and tensor copies",
@@ -238,24 +123,15 @@ def _product(
     )
 
 
-def judging(problem: Problem) -> tuple[Geometry, ...]:
-    """Return the launches that split A and B in two parts and judge them, for a C by rows.
-
-    The workspace then begins with INEXACT, NOT_FINITE, both or 0.
-    """
-    guard = _launch("split_guard", problem, -(-problem.k // _THREADS))
-    return (_begin(problem), *_split(problem, "TwoParts", asked_for=True), guard)
-
-
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
     if problem.k < SHALLOW:
         return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
     before = (
-        _begin(problem),
-        *_split(problem, "TwoParts", asked_for=True),
+        float32_pre_pass.begin(problem),
+        *float32_pre_pass.split(problem, "TwoParts", asked_for=True),
         _guarded(problem),
-        *_split(problem, "ThreeParts", asked_for=False),
+        *float32_pre_pass.split(problem, "ThreeParts", asked_for=False),
     )
     other = _tiling("bf16", _tile(_TILES, problem, config))
     product = _product(name, "f16", _TILES, problem, config, other, depth_of(problem.k))
@@ -277,42 +153,12 @@ def _paired(name: str, problem: Problem, config: Config) -> Geometry:
 def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: int) -> Geometry:
     if problem.k < shallow:
         return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
-    before = (_begin(problem), *_split(problem, "ThreeParts", asked_for=True), _guarded(problem))
-    return replace(product(), before=before)
-
-
-# ---- one operand, before its products ----
-
-
-class KeptOperand(NamedTuple):
-    """How an operand of `matrices` x `sides` x `depth` is split: it takes the place of B in a product of one row."""
-
-    two: tuple[Geometry, ...]  # launches that write two parts of its elements
-    three: tuple[Geometry, ...]  # and three
-    workspace: int  # bytes of both
-    parts: int  # where they begin there
-    each: int  # bytes of one part
-    marks: tuple[tuple[int, int], ...]  # of the workspace: the first byte and the number of bytes, of each kind
-    nbytes: int  # of five parts and the marks
-
-
-def kept_operand(problem: Problem) -> KeptOperand:
-    """Return the launches that split B, and what of the workspace is kept, in the order of split_prepared.cu.
-
-    The problem has one row, and A is one matrix for the whole batch.
-    """
-    alone, count = problem._replace(split="a"), problem.batch * problem.n
-    begin = _begin(problem)
-    schemes = [(begin, *_split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")]
-    pitch = _whole(2 * problem.k, _ROW)
-    largest = _before_marks(problem) + _whole(4 * problem.batch) + _whole(4 * problem.k)
-    smallest = largest + _whole(4 * count)
-    parts = smallest + _whole(4 * problem.k) + _whole(_PARTS * pitch)
-    marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))
-    nbytes = _whole(KEPT_PARTS * count * pitch) + sum(_whole(size) for _, size in marks)
-    return KeptOperand(
-        schemes[0], schemes[1], parts + _whole(_PARTS * count * pitch), parts, count * pitch, marks, nbytes
+    before = (
+        float32_pre_pass.begin(problem),
+        *float32_pre_pass.split(problem, "ThreeParts", asked_for=True),
+        _guarded(problem),
     )
+    return replace(product(), before=before)
 
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
@@ -335,7 +181,7 @@ def pays(problem: Problem) -> bool:
     rounds = -(-tiles(p, tile.bm, tile.bn)[0] // sms)
     step = 3 * tile.bm * tile.bn / 32 / _BUSY
     product = rounds * (-(-p.k // 64) * step + _END) / _CYCLES
-    operands = _in_registers(p)
+    operands = float32_pre_pass.in_registers(p)
     others = operands != 3
     sides = ((p.m, operands & 1), (p.n, operands & 2))
     pre_pass = sum(p.batch * side * p.k * 8 / _PRE_PASS[not fast] for side, fast in sides)

@@ -46,7 +46,7 @@ struct Split {
   }
 };
 
-// The workspace, as ladder/float32_parts.py lays it out.
+// The workspace, as ladder/float32_pre_pass.py lays it out.
 struct SplitWork {
   unsigned *status, *measured;  // of each strip, the tiles that are measured
   Split of[2];

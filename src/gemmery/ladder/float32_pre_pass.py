@@ -1,0 +1,173 @@
+"""The launches that split float32 operands into parts, before they are multiplied, and where the parts lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, target, template, vector
+from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
+
+ROW = 128  # bytes of k in a stage
+_THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
+PARTS = 3  # for which the workspace has room
+INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
+KEPT_PARTS = 5  # of an operand that was split before: two and three
+_IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
+
+
+class Slab(NamedTuple):
+    """How operands are split that do not stay in registers by rows, for k up to `longest`."""
+
+    longest: int
+    blocks: int  # of a cluster, which share all k of some sides
+    across: int  # lanes, with 4 sides each
+    warps: int  # of a block
+
+
+SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
+# Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip, k of a
+# tile, and tiles from one that is measured to one that is split.
+_SLABS_TO = 2048
+_STRIP, _STRIP_DEEP, _STRIP_LAG = 64, 128, 300
+_WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
+
+
+# ---- where things lie ----
+
+
+def _whole(count: int, multiple: int = _WHOLE) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _before_marks(problem: Problem) -> int:
+    """Return the bytes in front of what is known of sides and of k: the status, and a counter for each strip."""
+    return _WHOLE + _whole(4 * problem.batch * _strips(problem.m, problem.n))
+
+
+def _strips(*sides: int) -> int:
+    return sum(-(-side // _STRIP) for side in sides)
+
+
+def places(problem: Problem) -> tuple[int, int, int, int]:
+    """Return where parts of A, parts of B and the workspace end, and the bytes from one row of parts to the next."""
+    pitch = _whole(2 * problem.k, ROW)
+    marks = sum(_whole(4 * problem.batch * side) + _whole(4 * problem.k) for side in (problem.m, problem.n))
+    start = _before_marks(problem) + marks
+    a, b = (_whole(PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
+    return start, start + a, start + a + b, pitch
+
+
+def in_registers(problem: Problem) -> int:
+    """Return the operands of which a row stays in registers: bit 0 stands for A, bit 1 for B."""
+    if problem.k > _IN_REGISTERS[-1][0]:
+        return 0
+    return (problem.a_layout == "row") + 2 * (problem.b_layout == "col")
+
+
+def _to_split(problem: Problem) -> int:
+    """Return the operands that were not split before: bit 0 stands for A, bit 1 for B."""
+    return ("a" not in problem.split) + 2 * ("b" not in problem.split)
+
+
+# ---- launches ----
+
+
+def _launch(name: str, problem: Problem, grid: int, *parameters: object, source: str = "split_parts.cu") -> Geometry:
+    """A launch of the pre-pass."""
+    return Geometry(
+        source,
+        template(name, "float", C_NAMES[problem.out], *parameters),
+        (grid, 1, 1),
+        (_THREADS, 1, 1),
+        needs=90,
+        instructions="griddepcontrol and clusters",
+        overlaps=True,
+    )
+
+
+def begin(problem: Problem) -> Geometry:
+    """The first launch: what later ones lower or raise."""
+    longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
+    if not problem.split:
+        return _launch("split_begin", problem, -(-longest // _THREADS))
+    before = 3 - _to_split(problem)
+    return _launch("split_join", problem, -(-longest // _THREADS), before, source="split_prepared.cu")
+
+
+def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
+    """The launches that write the parts of A and B; those not `asked_for` do nothing where two parts will do."""
+    operands = _to_split(problem) & in_registers(problem)
+    rest, launches = _to_split(problem) & ~operands, []
+    if operands:
+        warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
+        most = _BLOCKS * target(problem).sms
+        blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
+        launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
+    if rest:
+        launches.append(_split_columns(problem, scheme, asked_for, rest))
+    return tuple(launches)
+
+
+def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int) -> Geometry:
+    """The launch for operands of which no row stays in registers."""
+    sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit]
+    whole = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
+    if whole and problem.k > _SLABS_TO:
+        deep = -(-problem.k // _STRIP_DEEP)
+        count = problem.batch * _strips(*sides) * deep
+        grid = 2 * (count + min(max(_STRIP_LAG, deep), count)) if asked_for else count
+        return _launch("split_strips", problem, grid, scheme, asked_for, operands, source="split_strips.cu")
+    slab = next(each for each in SLABS if problem.k <= each.longest)
+    grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
+    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, whole, *slab[1:])
+    return replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks)
+
+
+def _whole_pieces(problem: Problem, operand: int) -> bool:
+    """Return True if four rows of A (0), or columns of B (1), are adjacent, aligned, and never beyond the last."""
+    adjacent = problem.a_layout == "col" if operand == 0 else problem.b_layout == "row"
+    return adjacent and vector(problem, operand) == 4 and (problem.m, problem.n)[operand] % 4 == 0
+
+
+def judging(problem: Problem) -> tuple[Geometry, ...]:
+    """Return the launches that split A and B in two parts and judge them, for a C by rows.
+
+    The workspace then begins with INEXACT, NOT_FINITE, both or 0.
+    """
+    guard = _launch("split_guard", problem, -(-problem.k // _THREADS))
+    return (begin(problem), *split(problem, "TwoParts", asked_for=True), guard)
+
+
+# ---- one operand, before its products ----
+
+
+class KeptOperand(NamedTuple):
+    """How an operand of `matrices` x `sides` x `depth` is split: it takes the place of B in a product of one row."""
+
+    two: tuple[Geometry, ...]  # launches that write two parts of its elements
+    three: tuple[Geometry, ...]  # and three
+    workspace: int  # bytes of both
+    parts: int  # where they begin there
+    each: int  # bytes of one part
+    marks: tuple[tuple[int, int], ...]  # of the workspace: the first byte and the number of bytes, of each kind
+    nbytes: int  # of five parts and the marks
+
+
+def kept_operand(problem: Problem) -> KeptOperand:
+    """Return the launches that split B, and what of the workspace is kept, in the order of split_prepared.cu.
+
+    The problem has one row, and A is one matrix for the whole batch.
+    """
+    alone, count = problem._replace(split="a"), problem.batch * problem.n
+    first = begin(problem)
+    schemes = [(first, *split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")]
+    pitch = _whole(2 * problem.k, ROW)
+    largest = _before_marks(problem) + _whole(4 * problem.batch) + _whole(4 * problem.k)
+    smallest = largest + _whole(4 * count)
+    parts = smallest + _whole(4 * problem.k) + _whole(PARTS * pitch)
+    marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))
+    nbytes = _whole(KEPT_PARTS * count * pitch) + sum(_whole(size) for _, size in marks)
+    return KeptOperand(
+        schemes[0], schemes[1], parts + _whole(PARTS * count * pitch), parts, count * pitch, marks, nbytes
+    )

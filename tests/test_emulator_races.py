@@ -115,9 +115,9 @@ def test_the_first_fault_of_each_byte_is_found(steps):
 
 @settings(max_examples=300, deadline=None)
 @given(traces(("read", "read", "read", "write", "update"), BARRIERS))
-def test_reads_that_wait_are_reported_like_those_that_do_not(steps):
+def test_accesses_that_wait_are_reported_like_those_that_do_not(steps):
     """With the same threads, places and stamps, in the same order, whether each is checked at once or at the next."""
-    reports = []
+    reports, states = [], []
     for at_once in (True, False):
         told, clocks = [], Clocks(1, THREADS // 32)
         accesses = History(clocks, THREADS, SIZE, lambda *what, told=told: told.append(what))
@@ -133,7 +133,11 @@ def test_reads_that_wait_are_reported_like_those_that_do_not(steps):
                 accesses.settle()
         accesses.settle()
         reports.append([(kind, index, *map(np.ndarray.tolist, arrays)) for kind, index, *arrays in told])
+        states.append(
+            np.concatenate([accesses._written, accesses._read, accesses._read_too, accesses._stored]).tolist()
+        )
     assert reports[0] == reports[1]
+    assert states[0] == states[1]
 
 
 def history(threads=64):

@@ -28,7 +28,8 @@ class Clocks:
         self.blocks = blocks
         self.clock = np.ones((blocks, warps), np.int64)
         self.known = np.zeros((blocks, warps, warps), np.int64)
-        self.before: list[Callable[[], None]] = []  # called before what is known changes
+        self.before: list[Callable[[], None]] = []  # called before what is known changes,
+        self.meeting: list[Callable[[], None]] = []  # or these, if all warps meet
         self.ticks = 0  # how often a clock or what is known has changed
         # The latest clock of each lane that a fence.proxy.async has seen: (blocks, warps, lanes).
         self.fenced = np.zeros((blocks, warps, WARP), np.int64)
@@ -63,10 +64,12 @@ class Clocks:
 
     def meets(self, warps: Flags) -> None:
         """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
-        self.settle()
         if warps.all():
+            for note in self.meeting:
+                note()
             self.known[:] = self.clock[:, None, :]
         else:
+            self.settle()
             self.known = np.where(warps[:, :, None], self._together(warps)[:, None, :], self.known)
         self._advance(warps)
 
@@ -120,8 +123,8 @@ class Clocks:
 
     def acquire(self, warps: Flags, key: Any) -> None:
         """These warps see what was released to the key."""
-        self.settle()
         if (released := self._released.get(key)) is not None:
+            self.settle()
             self.known = np.where(warps[:, :, None], np.maximum(self.known, released[:, None, :]), self.known)
             self.ticks += 1
 

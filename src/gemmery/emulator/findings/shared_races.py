@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from gemmery.emulator.findings.followed import Followed
 from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
+from gemmery.emulator.findings.together import Contents
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.products import Products
@@ -37,9 +37,9 @@ class SharedRaces:
         self.clocks = Clocks(1, machine.block_threads // WARP)
         size = machine.shared.size
         zeroed = specials.GROUPS if size > machine.kernel.shared + machine.launch.shared else 0
-        self._history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed)
+        self._contents = Contents(machine)
+        self._history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed, self._contents)
         self.followed = Followed(machine, self.clocks, self._history)
-        self._event: Any = None  # the access being checked
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
         # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
         self._readers: list[tuple[Products | Bulk | Operations, str, str]] = []
@@ -54,13 +54,14 @@ class SharedRaces:
 
     def access(self, event: Access) -> None:
         """Threads load, store or update."""
-        self._event, machine = event, self._machine
+        machine = self._machine
         if self._readers and (event.kind in STORES or event.kind in UPDATES):
             writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
             self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
         threads, addresses = self.followed.active(event.addresses, event.mask)
         if not threads.size:
             return
+        self._history.event = event
         if event.kind in UPDATES:
             self._history.updates(event.index, addresses, threads, event.width)
         elif event.kind in STORES:
@@ -71,7 +72,7 @@ class SharedRaces:
 
     def finish(self) -> None:
         """Check the accesses that were left for later, and forget all, at the end of the chunk."""
-        self._history.settle()
+        self.clocks.settle()
         self._history.forget()
 
     def receives(self, event: Access) -> None:
@@ -152,7 +153,7 @@ class SharedRaces:
     def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         """Threads arrive at mbarriers or pass them."""
         threads, addresses = self.followed.listed(threads, addresses)
-        self._event = None
+        self._history.event = None
         inside = addresses >= 0  # the barrier of a cluster has no address
         if inside.any():
             self._history.updates(index, addresses[inside], threads[inside], 8)
@@ -166,12 +167,12 @@ class SharedRaces:
     def initialised(self, index: int, threads: Words, addresses: Words) -> None:
         """Threads initialise mbarriers."""
         threads, addresses = self.followed.listed(threads, addresses)
-        self._event = None
+        self._history.event = None
         self._history.writes(index, addresses, threads, 8)
 
     def bulk(self, index: int, threads: Words, addresses: Words, what: str) -> None:
         """Asynchronous units access 16 bytes at each of `addresses` (threads, pieces)."""
-        self._event = None
+        self._history.event = None
         if what == "begins":
             self._overwrite(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
         threads, addresses = self.followed.pieces(threads, addresses)
@@ -192,7 +193,8 @@ class SharedRaces:
         """Report the first conflict with each other instruction that the history found."""
         if kind in ("race", "clash"):
             racing = ~self._atomic(index, threads, others)
-            if self._event is not None and self._event.kind == "st" and self._event.index == index:
+            event = self._history.event
+            if event is not None and event.kind == "st" and event.index == index:
                 equal = racing & self._same(kind, threads, addresses, others)
                 self._first_of_each(EQUAL, index, threads[equal], addresses[equal], others[equal])
                 racing &= ~equal
@@ -244,12 +246,13 @@ class SharedRaces:
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
         """Stores of the value that the other thread stored: the order does not matter."""
         machine, size = self._machine, self._history.granule
-        own = stored(self._event, machine, threads, addresses, size)
+        event = self._history.event
+        own = stored(event, machine, threads, addresses, size)
         blocks = threads // machine.block_threads
         if kind == "clash":
-            other = stored(self._event, machine, blocks * machine.block_threads + (others & THREAD), addresses, size)
+            other = stored(event, machine, blocks * machine.block_threads + (others & THREAD), addresses, size)
         else:
-            other = machine.shared.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
+            other = self._contents.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
         same: Flags = np.all(own == other, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
         return same
 

@@ -132,18 +132,26 @@ def test_an_out_that_overlaps_is_not_written_by_a_repeated_product(paths):
     assert launches == [0, 0, 0]
 
 
-def test_a_nested_tensor_in_place_of_a_repeated_one_raises(paths):
+@pytest.mark.parametrize("kind", ["nested", "sparse"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_tensor_that_is_not_dense_in_place_of_a_repeated_one_is_left_to_the_slow_path(paths, kind, place):
     launches = []
-    a, b = (torch.zeros(3, 3).as_subclass(There) for _ in range(2))
-    keep(launches, a, b, None, "matmul")
+    tensors = [torch.zeros(3, 3).as_subclass(There) for _ in range(3)]
+    keep(launches, *tensors[:2], None, "matmul")
+    keep(launches, *tensors, "matmul")
     for _ in range(3):
-        paths.new(a, b, "matmul", None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nested = torch.nested.nested_tensor([torch.ones(3, 3), torch.ones(2, 3)]).as_subclass(There)
-    with pytest.raises(RuntimeError):  # and not the end of the process
-        paths.new(nested, b, "matmul", None)
-    assert launches == [0, 0, 0]
+        assert paths.new(*tensors[:2], "matmul", None) is not None
+        assert paths.into(*tensors, "matmul", None) is tensors[2]
+    if kind == "nested":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tensors[place] = torch.nested.nested_tensor([torch.ones(3, 3), torch.ones(2, 3)]).as_subclass(There)
+    else:  # a sparse tensor cannot become one of these, so its answer is put in place
+        tensors[place].data_ptr = torch.eye(3).to_sparse().data_ptr
+    if place < 2:
+        assert paths.new(*tensors[:2], "matmul", None) is None
+    assert paths.into(*tensors, "matmul", None) is None
+    assert launches == [0, 1] * 3
 
 
 def test_repeated_products_are_forgotten_with_the_others(paths):

@@ -371,6 +371,10 @@ def test_mixed_devices_and_options_are_refused():
     ):
         with pytest.raises(gm.DeviceError, match=r"cpu.*one device.*x\.to\(device\)"):
             wrong()
+    gm.matmul(a, b)  # a product like it came before
+    for wrong in (lambda: gm.matmul(a.to_sparse(), b), lambda: gm.matmul(a, b, out=a.to_sparse())):
+        with pytest.raises(gm.LayoutError, match=r"to_dense"):
+            wrong()
     with pytest.raises(gm.ArgumentError, match="threads=2"):
         gm.matmul(a, b, threads=2)
     with pytest.raises(gm.DTypeError, match=r"int32 on cuda:0.*convert"):

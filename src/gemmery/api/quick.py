@@ -212,7 +212,10 @@ def _torch_new(torch: Any, note: Note) -> NewPath:
             return None
         if modes() or tracing() or transforms() or forward._current_level >= 0:  # the slow path raises the error
             return None
-        p, q = a.data_ptr(), b.data_ptr()
+        try:
+            p, q = a.data_ptr(), b.data_ptr()
+        except RuntimeError:  # a sparse tensor: the slow path raises the error
+            return None
         if not p or not q:
             return None
         last, product = repeated.get(id(b)), None
@@ -243,7 +246,10 @@ def _known_new(torch: Any, note: Note) -> Callable[..., KnownProduct | None]:
     products, recording, strided = _TENSORS, torch.is_grad_enabled, torch.strided
 
     def known(a: Any, b: Any, p: int, q: int, name: str, scalars: tuple[float, float] | None) -> KnownProduct | None:
-        key = _tensor_key(a, b, None, name, p, q, 0)
+        try:
+            key = _tensor_key(a, b, None, name, p, q, 0)
+        except RuntimeError:  # a nested tensor has no shape: the slow path raises the error
+            return None
         product = products.get(key)
         if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
             return None
@@ -269,7 +275,10 @@ def _torch_into(torch: Any, note: Note) -> IntoPath:
             return None
         if modes() or tracing() or transforms() or forward._current_level >= 0:
             return None
-        p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        try:
+            p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        except RuntimeError:
+            return None
         if not p or not q or not r:
             return None
         last, product = repeated.get(id(b)), None
@@ -299,7 +308,10 @@ def _known_into(torch: Any, note: Note) -> Callable[..., KnownProduct | None]:
     products, recording = _TENSORS, torch.is_grad_enabled
 
     def known(a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str) -> KnownProduct | None:
-        product = products.get(_tensor_key(a, b, out, name, p, q, r))
+        try:
+            product = products.get(_tensor_key(a, b, out, name, p, q, r))
+        except RuntimeError:
+            return None
         grad = recording()
         if product is None or any(x.is_neg() or (grad and x.requires_grad) for x in (a, b, out)):
             return None

@@ -12,6 +12,7 @@ from gemmery.emulator.memory import Global
 from gemmery.emulator.places import Places
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
+from gemmery.emulator.spinning import Spinning
 
 HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<4>;"
@@ -533,3 +534,19 @@ def test_a_chunk_frees_its_memory_when_it_ends():
     run(lowered(parse(ptx("st.global.u32 [%rd2], %r1;")).kernels["f"]), launch, memory, (Watching(),), chunk=32)
     assert len(machines) == 3
     assert not any(machine.registers or machine.shared.data.size or machine.local.data.size for machine in machines)
+
+
+def test_a_loop_that_counts_needs_no_copy_of_the_arrays(monkeypatch):
+    """The search for endless loops copies memory once the registers come back, or while threads are apart."""
+    copies = []
+    keep = Spinning._keep_memory
+    monkeypatch.setattr(Spinning, "_keep_memory", lambda self: (copies.append(1), keep(self))[0])
+    counts = """extern "C" __global__ void f(volatile int* x) { for (int i = 0; i < 50000; i++) x[threadIdx.x] = i; }"""
+    x = np.zeros(32, np.int32)
+    gm.emulate(counts, "f", 1, 32, [x])
+    assert x.tolist() == [49999] * 32
+    assert not copies
+    spins = """extern "C" __global__ void f(volatile int* x) { while (x[0] == 0); }"""
+    with pytest.raises(gm.EmulationError, match=r"threads loop forever at kernel\.cu:1"):
+        gm.emulate(spins, "f", 1, 32, [np.zeros(1, np.int32)])
+    assert copies

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator import nested, specials, symbols
 from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
-from gemmery.emulator.memory import Global
+from gemmery.emulator.memory import Global, same_bytes
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Parameter, PtxKernel, Special
 from gemmery.emulator.textures import Texture
@@ -37,7 +37,7 @@ class BoundArguments:
         """
         results = {name: self.memory.bytes(name) for name in self.arrays}
         for name, array in self.arrays.items():
-            if not array.flags.writeable and not np.array_equal(_bytes(array), results[name]):
+            if not array.flags.writeable and not same_bytes(_bytes(array), results[name]):
                 raise LayoutError(f"{name} is read-only, but the kernel writes to it: pass a writable copy")
         for name, array in self.arrays.items():
             if array.flags.writeable:

@@ -19,11 +19,18 @@ from gemmery.emulator.op import Mask, Values
 
 PAGE = 4096
 APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array
+PIECE = 1 << 20  # bytes that are compared at once
 SHARED_WINDOW = 1 << 40
 LOCAL_WINDOW = 1 << 41
 PARAMETER_WINDOW = 1 << 42
 
 Bytes = NDArray[np.uint8]
+
+
+def same_bytes(one: Bytes, other: Bytes) -> bool:
+    """Whether two arrays of one length have the same bytes; by pieces, as flags of all take as much memory again."""
+    pieces = (slice(start, start + PIECE) for start in range(0, len(one), PIECE))
+    return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
 
 
 @dataclass(frozen=True)

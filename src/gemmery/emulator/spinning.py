@@ -17,7 +17,7 @@ import numpy as np
 from gemmery.banks import WARP
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.memory import Space
+from gemmery.emulator.memory import Space, same_bytes
 from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.waiting import Waiting
 from gemmery.errors import EmulationError
@@ -38,7 +38,7 @@ class Spinning:
         self._spins: Flags | None = None  # the threads of a loop, from its first return to the next one
         self._yielded: set[bytes] = set()  # the states in which threads yielded
         self._registers: list[Any] = []
-        self._memory: list[Any] = []
+        self._memory: list[Any] | None = None  # None if it is kept at the first return to the same registers
         self._at: Any = None
         self._changes = 0  # `machine.changes` when the state was kept
         self._since: Flags | None = None  # the threads that have run since
@@ -80,7 +80,7 @@ class Spinning:
         if self._since is None or self._changes != machine.changes or machine.places.each is None:
             return
         ran = np.repeat(self._since.reshape(-1, WARP).any(axis=1), WARP)
-        if not self._same_memory() or not self._others(ran):
+        if self._memory is None or not self._same_memory() or not self._others(ran):
             return
         waiting.yielding = ran if waiting.yielding is None else waiting.yielding | ran
         self._gap = AGAIN
@@ -88,6 +88,7 @@ class Spinning:
     def _digest(self) -> bytes:
         """The kept state and the threads that loop, in a few bytes."""
         assert self._spins is not None
+        assert self._memory is not None
         digest = hashlib.blake2b(repr(self._at).encode() + self._spins.tobytes())
         for part in (*self._registers, *self._memory):
             digest.update(np.asarray(part).tobytes())
@@ -97,7 +98,9 @@ class Spinning:
         self._spins = None
         self._at = self._place()
         self._registers = list(self._machine.registers)  # never written in place
-        self._memory = [space.data.copy() for space in self._spaces()]
+        self._memory = None  # most loops count in a register, and need no copy of all arrays while threads are together
+        if self._machine.places.each is not None:
+            self._keep_memory()
         self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)
 
     def _same(self) -> bool:
@@ -110,8 +113,14 @@ class Spinning:
                 return False
         return self._same_memory()
 
+    def _keep_memory(self) -> None:
+        self._memory = [space.data.copy() for space in self._spaces()]
+
     def _same_memory(self) -> bool:
-        return all(np.array_equal(space.data, data) for space, data in zip(self._spaces(), self._memory, strict=True))
+        if self._memory is None:
+            self._keep_memory()
+            return False
+        return all(same_bytes(space.data, data) for space, data in zip(self._spaces(), self._memory, strict=True))
 
     def _spaces(self) -> tuple[Space, ...]:
         return self._machine.shared, self._machine.local, self._machine.memory

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.handover import Handover
+from gemmery.emulator.findings.stamps import Stamps
 from gemmery.emulator.op import Flags
 
 
@@ -65,26 +66,28 @@ class Two:
     """Two threads that accessed each place, of two blocks if possible: any other thread differs from at least one."""
 
     def __init__(self, size: int, fields: StampFields) -> None:
-        self.last, self.other = np.zeros((2, size), np.int64)
+        self.last, self.other = Stamps(size), Stamps(size)
         self._fields = fields
 
-    def keep(self, places: Words, stamps: Words) -> None:
-        """These threads access these places now."""
-        atomic, before = self._fields.atomic, self.last[places]
+    def keep(self, places: Words, stamps: Words, low: int, high: int) -> None:
+        """These threads access these places, from `low` to `high`, now."""
+        touched = self.last.touches(low, high)
+        table = self.last.written_at(places, low, high)
+        atomic, before = self._fields.atomic, table[places] if touched else np.zeros_like(stamps)
         if stamps.size and stamps[0] & atomic:  # a plain read stays, because it races with more
             some = (before == 0) | (before & atomic != 0)
             places, stamps, before = places[some], stamps[some], before[some]
-        self.last[places] = stamps
-        stays = self.last[places] == stamps
+        table[places] = stamps
+        stays = table[places] == stamps
         if stays.all():
             if before.any():
                 self._replace(places, before, stamps)
             return
         latest = np.flatnonzero(stays)  # one access of each place
-        self.last[places[::-1]] = stamps[::-1]
+        table[places[::-1]] = stamps[::-1]
         once, last = places[latest], stamps[latest]
-        first = self.last[once]  # of another block if any thread is, since threads come in the order of their blocks
-        self.last[once] = last
+        first = table[once]  # of another block if any thread is, since threads come in the order of their blocks
+        table[once] = last
         self._replace(once, before[latest], last)
         self._replace(once, first, last)
 
@@ -94,7 +97,8 @@ class Two:
         if not differs.any():
             return
         places, candidates, last = places[differs], candidates[differs], last[differs]
-        other = self.other[places]
+        table = self.other.written_at(places, int(places.min()), int(places.max()))
+        other = table[places]
         # Threads of another block take precedence.
         replaced = (other == 0) | ((other ^ last) & fields.same_block == 0)
         if not replaced.all():
@@ -102,11 +106,11 @@ class Two:
         atomic = candidates & fields.atomic
         if atomic.any():
             replaced &= (other == 0) | (other & fields.atomic != 0) | (atomic == 0)
-        self.other[places[replaced]] = candidates[replaced]
+        table[places[replaced]] = candidates[replaced]
 
     def halve(self) -> None:
         """Split each place in two."""
-        self.last, self.other = _halved(self.last), _halved(self.other)
+        self.last, self.other = self.last.halved(), self.other.halved()
 
 
 class GridHistory:
@@ -116,8 +120,7 @@ class GridHistory:
         self.fields, self._report = fields, report
         self._size = size
         self._shift = 4  # granules start at the widest access and are halved for a narrower one
-        self._written: Words = np.zeros(-(-size // 16), np.int64)
-        self._low, self._high = len(self._written), -1  # the first and the last place that was written
+        self._written = Stamps(-(-size // 16))
         self._reads: Two | None = None  # None until something is read
         self._updates: Two | None = None  # the same for atomic updates
         self._someone, self._block = fields.someone, fields.same_block
@@ -159,26 +162,27 @@ class GridHistory:
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
         if self._full:
             return
-        if self._low <= self._high and self._low <= places.max() and places.min() <= self._high:
-            self._check(index, places, threads, stamps, self._written[places])
+        low, high = int(places.min()), int(places.max())
+        self._check_table(index, places, threads, stamps, self._written, low, high)
         if not atomic:
-            self._check_two(index, places, threads, stamps, self._updates)
-        self._reads = self._keep(self._reads, places, stamps)
+            self._check_two(index, places, threads, stamps, self._updates, low, high)
+        self._reads = self._keep(self._reads, places, stamps, low, high)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads store, or update atomically."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
         if self._full:
             return
-        self._check(index, places, threads, stamps, self._written[places])
-        self._check_two(index, places, threads, stamps, self._reads)
+        low, high = int(places.min()), int(places.max())
+        self._check_table(index, places, threads, stamps, self._written, low, high)
+        self._check_two(index, places, threads, stamps, self._reads, low, high)
         if atomic:
-            self._updates = self._keep(self._updates, places, stamps)
+            self._updates = self._keep(self._updates, places, stamps, low, high)
             return
-        self._check_two(index, places, threads, stamps, self._updates)
-        self._low, self._high = min(self._low, int(places.min())), max(self._high, int(places.max()))
-        self._written[places] = stamps
-        last = self._written[places]
+        self._check_two(index, places, threads, stamps, self._updates, low, high)
+        table = self._written.written_at(places, low, high)
+        table[places] = stamps
+        last = table[places]
         lost = np.flatnonzero(last != stamps)
         lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
         if lost.size:
@@ -198,21 +202,28 @@ class GridHistory:
 
     def _halve(self) -> None:
         self._shift -= 1
-        self._low, self._high = 2 * self._low, 2 * self._high + 1
-        self._written = _halved(self._written)
+        self._written = self._written.halved()
         for two in (self._reads, self._updates):
             if two is not None:
                 two.halve()
 
-    def _keep(self, two: Two | None, places: Words, stamps: Words) -> Two:
-        two = two or Two(len(self._written), self.fields)
-        two.keep(places, stamps)
+    def _keep(self, two: Two | None, places: Words, stamps: Words, low: int, high: int) -> Two:
+        two = two or Two(self._written.size, self.fields)
+        two.keep(places, stamps, low, high)
         return two
 
-    def _check_two(self, index: int, places: Words, threads: Words, stamps: Words, two: Two | None) -> None:
+    def _check_two(
+        self, index: int, places: Words, threads: Words, stamps: Words, two: Two | None, low: int, high: int
+    ) -> None:
         if two is not None:
-            self._check(index, places, threads, stamps, two.last[places])
-            self._check(index, places, threads, stamps, two.other[places])
+            self._check_table(index, places, threads, stamps, two.last, low, high)
+            self._check_table(index, places, threads, stamps, two.other, low, high)
+
+    def _check_table(
+        self, index: int, places: Words, threads: Words, stamps: Words, table: Stamps, low: int, high: int
+    ) -> None:
+        if table.touches(low, high):
+            self._check(index, places, threads, stamps, table.at(places, low, high)[places])
 
     def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
         """Report earlier accesses of other threads that nothing orders before these."""
@@ -246,14 +257,6 @@ class GridHistory:
 
     def _emit(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
         self._report(index, threads[some], places[some] << self._shift, others[some], together)
-
-
-def _halved(stamps: Words) -> Words:
-    """Split each place in two; pages without stamps stay without memory."""
-    halved = np.zeros(2 * len(stamps), np.int64)
-    some = np.flatnonzero(stamps)
-    halved[2 * some] = halved[2 * some + 1] = stamps[some]
-    return halved
 
 
 def stored(event: Any, machine: Any, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:

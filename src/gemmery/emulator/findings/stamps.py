@@ -1,0 +1,189 @@
+"""A table with a stamp for each place of global memory, which packs rows of places that follow a pattern.
+
+A stamp has 8 bytes, and there may be one for each byte of an array. But threads mostly take places in turn: in a row of
+places the stamps then differ by the same steps as in many other rows. Such a row is kept as its greatest stamp and the
+number of its pattern; its page of memory goes back to the system until the row is accessed again. Irregular rows stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from gemmery.emulator.findings.clocks import Words
+from gemmery.emulator.op import Flags
+
+ROW = max(512, mmap.PAGESIZE // 8)  # places: a page of memory
+LEAST = 1 << 20  # places written between two searches for patterns: their stamps take 8 MiB
+AT_ONCE = 256  # rows that are compared together: they fit in a core's L2
+EMPTY = -(1 << 62)  # in a pattern, a place that nobody accessed
+RETURNS = sys.platform == "linux"  # whether the system takes single pages back and gives zeros for them
+
+
+class Stamps:
+    """The stamps of `size` places, zeros at first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.low, self.high = size, -1  # the first and the last place that was written
+        self._packs = RETURNS and size > LEAST
+        if not self._packs:
+            self._data = np.zeros(size, np.int64)
+            return
+        rows = -(-size // ROW)
+        self._pages = mmap.mmap(-1, rows * ROW * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page stays as long as one of its rows is written out
+            with contextlib.suppress(OSError):  # of a system that has none
+                self._pages.madvise(mmap.MADV_NOHUGEPAGE)
+        self._data = np.frombuffer(self._pages, np.int64)
+        self._rows = self._data.reshape(rows, ROW)
+        self._used, self._open, self._packed = np.zeros((3, rows), np.bool_)  # since the last search; before it
+        self._top, self._pattern = np.zeros(rows, np.int64), np.zeros(rows, np.int32)
+        self._searches, self._packed_in = 0, np.zeros(rows, np.int32)
+        self._patterns = np.zeros((16, ROW), np.int64)
+        self._numbers: dict[int, int] = {}  # of patterns, by hash
+        self._most = max(rows >> 6, 8)  # patterns: they take a 64th of what they may save
+        self._since, self._interval = 0, LEAST  # places written since the last search, and how many until the next
+        self._unpacked = 0  # rows of those that the last search packed
+
+    def touches(self, low: int, high: int) -> bool:
+        """Whether any place from `low` to `high` may have a stamp."""
+        return self.low <= high and low <= self.high
+
+    def at(self, places: Words, low: int, high: int) -> Words:
+        """The table, in which these places from `low` to `high` may be read; until the next call."""
+        if self._packs:
+            self._write_out(places, low, high)
+        return self._data
+
+    def written_at(self, places: Words, low: int, high: int) -> Words:
+        """The same to read and to write."""
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        if self._packs:
+            self._since += places.size
+            if self._since > self._interval:
+                self._search()
+            self._used[_rows(places, low, high)] = True
+            self._write_out(places, low, high)
+        return self._data
+
+    def halved(self) -> Stamps:
+        """The same stamps with each place split in two."""
+        split = Stamps(2 * self.size)
+        if self.high < 0:
+            return split
+        split.low, split.high = 2 * self.low, 2 * self.high + 1
+        if not self._packs:
+            some = np.flatnonzero(self._data)
+            split._data[2 * some] = split._data[2 * some + 1] = self._data[some]
+            if split._packs:
+                split._used[2 * some // ROW] = True
+            return split
+        for rows in _batches(np.flatnonzero(self._used | self._open | self._packed)):
+            stamps = np.repeat(self._content(rows), 2, axis=1)
+            for part in (0, 1):
+                some = 2 * rows + part
+                inside = some < len(split._rows)
+                split._rows[some[inside]] = stamps[inside, part * ROW : (part + 1) * ROW]
+                split._used[some[inside]] = True
+                split._pack(some[inside & self._packed[rows]])
+        return split
+
+    def _write_out(self, places: Words, low: int, high: int) -> None:
+        """Write out what is packed of these places."""
+        rows = _rows(places, low, high)
+        packed = self._packed[rows]
+        if packed.any():
+            some = rows.start + np.flatnonzero(packed) if isinstance(rows, slice) else np.unique(rows[packed])
+            for batch in _batches(some):
+                self._rows[batch] = self._content(batch)
+            self._packed[some], self._used[some] = False, True
+            self._unpacked += int(np.count_nonzero(self._packed_in[some] == self._searches - 1))
+            self._since += ROW * len(some)
+
+    def _search(self) -> None:
+        """Pack the rows that have a pattern: full ones, and those that nobody wrote to since the last search."""
+        examined = np.flatnonzero(self._used | self._open)
+        packed = sum(self._pack(rows, self._used[rows]) for rows in _batches(examined))
+        self._used[:] = False
+        # Search less often where it helps little, or where what was packed is needed at once.
+        if 2 * packed < len(examined) or 2 * self._unpacked > packed:
+            self._interval *= 2
+        self._since = self._unpacked = 0
+        self._searches += 1
+
+    def _pack(self, rows: Words, filling: Flags | bool = False) -> int:
+        """Pack rows, except those with empty places that are being filled; returns how many."""
+        stamps = self._rows[rows]
+        top, bottom = stamps.max(axis=1), stamps.min(axis=1)
+        self._open[rows] = top > 0
+        ready = (top > 0) & ((bottom > 0) | np.logical_not(filling))
+        if not ready.all():
+            rows, top, bottom, stamps = rows[ready], top[ready], bottom[ready], stamps[ready]
+        if not rows.size:
+            return 0
+        empty = stamps == 0 if not bottom.all() else None
+        stamps -= top[:, None]
+        if empty is not None:
+            stamps[empty] = EMPTY
+        numbers = self._numbers_of(stamps)
+        known = numbers >= 0
+        rows = rows[known]
+        self._top[rows], self._pattern[rows] = top[known], numbers[known]
+        self._packed[rows], self._open[rows], self._used[rows] = True, False, False
+        self._packed_in[rows] = self._searches
+        self._give_back(rows)
+        return len(rows)
+
+    def _numbers_of(self, stamps: Words) -> Words:
+        """The number of each row's pattern; -1 where there is none."""
+        numbers = np.full(len(stamps), -1)
+        hashes = stamps @ _FACTORS
+        keys, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+        for place, key in enumerate(keys.tolist()):
+            number = self._numbers.get(key)
+            if number is None:
+                number = len(self._numbers)
+                if number >= self._most:
+                    continue
+                if number == len(self._patterns):
+                    self._patterns = np.concatenate([self._patterns, np.zeros_like(self._patterns)])
+                self._patterns[number] = stamps[first[place]]
+                self._numbers[key] = number
+            some = np.flatnonzero(which == place) if len(keys) > 1 else slice(None)
+            same = (stamps[some] == self._patterns[number]).all(axis=1)
+            numbers[some] = np.where(same, number, -1)
+        return numbers
+
+    def _give_back(self, rows: Words) -> None:
+        """Free the pages of rows."""
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            if run.size:
+                self._pages.madvise(mmap.MADV_DONTNEED, int(run[0]) * ROW * 8, len(run) * ROW * 8)
+
+    def _content(self, rows: Words) -> Words:
+        """The stamps of rows, packed or not."""
+        stamps = self._rows[rows]
+        packed: Flags = self._packed[rows]
+        some = rows[packed]
+        stamps[packed] = np.maximum(self._patterns[self._pattern[some]] + self._top[some][:, None], 0)
+        return stamps
+
+
+# Odd factors of a hash; rows of one hash are compared before they count as equal.
+_FACTORS = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, ROW) * 2 + 1
+
+
+def _rows(places: Words, low: int, high: int) -> slice | Words:
+    """The rows of places: as a range where these are close together."""
+    first, last = low // ROW, high // ROW
+    return slice(first, last + 1) if last - first <= 1 + 4 * places.size // ROW else places // ROW
+
+
+def _batches(rows: Words) -> Iterator[Words]:
+    return (rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE))

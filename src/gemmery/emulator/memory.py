@@ -27,10 +27,10 @@ PARAMETER_WINDOW = 1 << 42
 Bytes = NDArray[np.uint8]
 
 
-def same_bytes(one: Bytes, other: Bytes) -> bool:
+def same_bytes(first: Bytes, second: Bytes) -> bool:
     """Whether two arrays of one length have the same bytes; by pieces, as flags of all take as much memory again."""
-    pieces = (slice(start, start + PIECE) for start in range(0, len(one), PIECE))
-    return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
+    pieces = (slice(start, start + PIECE) for start in range(0, len(first), PIECE))
+    return all(np.array_equal(first[piece], second[piece]) for piece in pieces)
 
 
 @dataclass(frozen=True)

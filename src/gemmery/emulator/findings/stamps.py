@@ -19,7 +19,7 @@ from gemmery.emulator.findings.clocks import Words
 from gemmery.emulator.op import Flags
 
 ROW = max(512, mmap.PAGESIZE // 8)  # places: a page of memory
-LEAST = 1 << 20  # places written between two searches for patterns: their stamps take 8 MiB
+LEAST = 1 << 20  # places in use between two searches for patterns: their stamps take 8 MiB
 AT_ONCE = 256  # rows that are compared together: they fit in a core's L2
 EMPTY = -(1 << 62)  # in a pattern, a place that nobody accessed
 RETURNS = sys.platform == "linux"  # whether the system takes single pages back and gives zeros for them
@@ -48,7 +48,7 @@ class Stamps:
         self._patterns = np.zeros((16, ROW), np.int64)
         self._numbers: dict[int, int] = {}  # of patterns, by hash
         self._most = max(rows >> 6, 8)  # patterns: they take a 64th of what they may save
-        self._since, self._interval = 0, LEAST  # places written since the last search, and how many until the next
+        self._since, self._interval = 0, LEAST  # places in use since the last search, and how many until the next
         self._unpacked = 0  # rows of those that the last search packed
 
     def touches(self, low: int, high: int) -> bool:
@@ -65,10 +65,9 @@ class Stamps:
         """The same to read and to write."""
         self.low, self.high = min(self.low, low), max(self.high, high)
         if self._packs:
-            self._since += places.size
             if self._since > self._interval:
                 self._search()
-            self._used[_rows(places, low, high)] = True
+            self._use(_rows(places, low, high))
             self._write_out(places, low, high)
         return self._data
 
@@ -82,7 +81,7 @@ class Stamps:
             some = np.flatnonzero(self._data)
             split._data[2 * some] = split._data[2 * some + 1] = self._data[some]
             if split._packs:
-                split._used[2 * some // ROW] = True
+                split._use(2 * some // ROW)
             return split
         for rows in _batches(np.flatnonzero(self._used | self._open | self._packed)):
             stamps = np.repeat(self._content(rows), 2, axis=1)
@@ -90,7 +89,7 @@ class Stamps:
                 some = 2 * rows + part
                 inside = some < len(split._rows)
                 split._rows[some[inside]] = stamps[inside, part * ROW : (part + 1) * ROW]
-                split._used[some[inside]] = True
+                split._use(some[inside])
                 split._pack(some[inside & self._packed[rows]])
         return split
 
@@ -102,9 +101,15 @@ class Stamps:
             some = rows.start + np.flatnonzero(packed) if isinstance(rows, slice) else np.unique(rows[packed])
             for batch in _batches(some):
                 self._rows[batch] = self._content(batch)
-            self._packed[some], self._used[some] = False, True
+            self._packed[some] = False
+            self._use(some)
             self._unpacked += int(np.count_nonzero(self._packed_in[some] == self._searches - 1))
-            self._since += ROW * len(some)
+
+    def _use(self, rows: slice | Words) -> None:
+        """Rows are in use until the next search."""
+        used = self._used[rows]
+        self._since += ROW * int(used.size - np.count_nonzero(used))
+        self._used[rows] = True
 
     def _search(self) -> None:
         """Pack the rows that have a pattern: full ones, and those that nobody wrote to since the last search."""

@@ -12,6 +12,7 @@ from gemmery.emulator.findings.cluster_races import ClusterRaces
 from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
+from gemmery.emulator.findings.read_only import ReadOnlyLoads
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
@@ -42,6 +43,7 @@ class Findings(Observer):
         if self._kernel is None:
             self._kernel, self._orders = machine.kernel, orders(machine.kernel)
             self._global = GlobalRaces(machine, self._orders, self._collection)
+            self._read_only = ReadOnlyLoads(machine, self._global.reach, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
         self._global.start(machine, self._shared.clocks)
         follows = cluster_races.followed(machine, self._orders)
@@ -51,6 +53,7 @@ class Findings(Observer):
     def access(self, machine: Machine, event: Access) -> None:
         if event.space == "global":
             self._global.access(event)
+            self._read_only.access(machine, event)
         elif event.space == "shared":
             self._shared.access(event)
             if self._cluster is not None:

@@ -1,0 +1,68 @@
+"""Loads by way of the read-only cache (ld.global.nc) of what the launch has stored before.
+
+PTX ISA 9.0, "ld.global.nc": the cache is not coherent, so the load may return the value from before the store, whatever
+orders the two. `__ldg()` and pointers that are `const __restrict__` compile to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gemmery.emulator.findings import messages
+from gemmery.emulator.findings.clocks import Words
+from gemmery.emulator.findings.finding import Collection
+from gemmery.emulator.findings.orders import UPDATES
+from gemmery.emulator.findings.pointers import Reach
+from gemmery.emulator.machine import Access, Machine
+
+_WAY_OUT = (
+    "it may get the value from before the store: load it plainly, without __ldg(), and without const __restrict__ at a "
+    "pointer to what the kernel writes"
+)
+
+
+class ReadOnlyLoads:
+    """The last store to each granule of global memory, in kernels that may load it by way of the read-only cache."""
+
+    def __init__(self, machine: Machine, reach: Reach, collection: Collection) -> None:
+        self._collection = collection
+        kernel = machine.kernel
+        followed = {
+            index: instruction.opcode
+            for index, instruction in enumerate(kernel.instructions)
+            if reach.followed[index] and (instruction.opcode.name == "st" or instruction.opcode.family in UPDATES)
+        }
+        self._loads = {
+            index
+            for index, instruction in enumerate(kernel.instructions)
+            if reach.followed[index] and instruction.opcode.name == "ld" and "nc" in instruction.opcode.modifiers
+        }
+        self._stores = set(followed) if self._loads else set()
+        widths = [kernel.instructions[index].opcode.type for index in self._stores | self._loads]
+        self._granule = 1 if any(kind.endswith(("8", "16")) for kind in widths) else 4
+        size = machine.memory.data.size // self._granule + 1 if self._loads else 0
+        self._stored = np.zeros(size, np.int32)  # the instruction plus 1
+
+    def access(self, machine: Machine, event: Access) -> None:
+        """Threads access global memory."""
+        if event.index in self._stores:
+            _, places = self._places(machine, event)
+            self._stored[places] = event.index + 1
+        elif event.index in self._loads:
+            threads, places = self._places(machine, event)
+            stored = self._stored[places].max(axis=1)
+            for other in np.unique(stored[stored > 0]).tolist():
+                these = np.flatnonzero(stored == other)
+                thread, first = int(threads[these[0]]), places[these[0]]
+                where = int(first[self._stored[first].argmax()]) * self._granule
+                text = (
+                    f"{messages.thread(machine, thread)} reads {messages.address(machine, 'global', where)} by way of "
+                    f"the read-only cache, after the store at {messages.line_of(machine, other - 1)}; {_WAY_OUT}"
+                )
+                self._collection.add(machine, "misuse", event.index, thread, len(these), text, other - 1)
+
+    def _places(self, machine: Machine, event: Access) -> tuple[Words, Words]:
+        """The threads of an access, and the granules of each."""
+        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        first = machine.spread(event.addresses)[threads] // self._granule
+        return threads, first[:, None] + np.arange(max(event.width // self._granule, 1))

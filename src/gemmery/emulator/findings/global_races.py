@@ -29,15 +29,17 @@ class GlobalRaces:
         fields = StampFields.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
         self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
-        self._ids: list[Indices] = []  # the block numbers of each chunk so far
+        self._ids: list[Indices | range] = []  # the block numbers of each chunk so far
 
     def start(self, machine: Machine, clocks: Clocks) -> None:
         """Start a chunk of blocks."""
         self._machine, self._clocks = machine, clocks
         x, y, z = machine.launch.cluster
-        self._grid.start(machine.blocks, machine.block_threads, clocks, self._handover, x * y * z)
+        mates = x * y * z if self._orders.meets else 1
+        self._grid.start(machine.blocks, machine.block_threads, clocks, self._handover, mates)
         self._handover.start()
-        self._ids.append(machine.block_ids)
+        ids = machine.block_ids  # in order they are kept as a range: 2 billion blocks would take 16 GB
+        self._ids.append(range(int(ids[0]), int(ids[-1]) + 1) if (np.diff(ids) == 1).all() else ids)
         self._threads = np.arange(machine.threads)
         warps = machine.block_threads // 32
         # The clocks that each warp covered at its last fence: of any scope, and of a scope beyond its block.

@@ -15,7 +15,8 @@ from gemmery.emulator.ptx import Opcode, PtxKernel
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
 RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
-OWN_SCOPES = frozenset(("cta", "cluster"))  # blocks of one cluster are not checked against each other
+OWN_SCOPES = frozenset(("cta", "cluster"))
+CLUSTER = frozenset(("cluster", "shared::cluster", "multicast::cluster"))  # what blocks of a cluster share
 COUNTS = frozenset(("add", "inc", "dec"))
 ELSEWHERE = frozenset(("proxy", "mbarrier_init"))  # fences for asynchronous units alone
 
@@ -54,6 +55,7 @@ class Orders:
     tickets: Flags
     with_fences: Flags  # atomic or volatile accesses of a kernel that has fences
     hands_over: bool  # whether threads may synchronize by global memory
+    meets: bool  # whether blocks of a cluster may order each other by more than atomics that all blocks see
     products: bool  # whether there are products of warpgroups
     bulk_groups: bool  # whether there are bulk copies out of shared memory
     operations: Flags  # of tensor memory: tcgen05.mma and tcgen05.cp
@@ -96,6 +98,8 @@ def orders(kernel: PtxKernel) -> Orders:
         _flags(map(is_ticket, opcodes)),
         (atomic | volatile) & fence.any(),
         bool((ordered & (fence.any() | releases | acquires)).any()),
+        any(opcode.family == "mapa" or opcode.name.startswith("barrier.cluster") for opcode in opcodes)
+        or any(not CLUSTER.isdisjoint(opcode.modifiers) for opcode in opcodes),
         any(opcode.name == "wgmma.mma_async" for opcode in opcodes),
         any("bulk_group" in opcode.modifiers for opcode in opcodes),
         _flags(opcode.name in ("tcgen05.mma", "tcgen05.cp") for opcode in opcodes),

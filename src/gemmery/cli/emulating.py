@@ -13,6 +13,7 @@ from typer import Argument, Option
 from gemmery.cli.app import Action, app
 from gemmery.cli.options import HtmlToo
 from gemmery.cli.showing import check_page, console, write_page
+from gemmery.cli.time_left import time_left
 from gemmery.errors import ArgumentError, CheckError, DeviceError
 
 if TYPE_CHECKING:
@@ -153,11 +154,16 @@ def _run(
     import numpy as np
 
     from gemmery.cli.written_arguments import check
+    from gemmery.emulator.run import progress
     from gemmery.inspection.kernel_run import emulate
     from gemmery.lab.kernel import only_kernel
 
     arrays = [value.copy() if isinstance(value, np.ndarray) else value for value in values]
-    run = emulate(file, kernel or only_kernel(file), args=arrays, **options)
+    before = progress.set(time_left(sys.stderr.write))
+    try:
+        run = emulate(file, kernel or only_kernel(file), args=arrays, **options)
+    finally:
+        progress.reset(before)
     try:
         if expected:
             check(expected, values, arrays, tolerance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -31,6 +32,9 @@ KEPT = (1 << 25) - (1 << 13)
 CHUNK = 1 << 14  # threads in lock step: a 4-byte register takes 64 KiB, so that several fit in a core's L2
 ALONE = 1 << 11  # threads in a random order: a step is of one warp, and costs as much as the threads of the chunk
 TOGETHER = 1 << 17  # threads of blocks that may wait for each other, which a device with room for them runs together
+
+# Called before each chunk with the blocks that have run and those of the grid, so that a long launch can be announced.
+progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
 
 Place = TypeVar("Place", Line, Frames)
 
@@ -255,8 +259,11 @@ def run(
         chunk = _chunk(program.kernel, launch.blocks * padded, seed is not None)
     step = max(chunk // padded // together, 1) * together
     np.empty(KEPT, np.uint8)
+    announce = progress.get()
     with np.errstate(all="ignore"):
-        for ids in cluster.in_order(launch, step, order):
+        for number, ids in enumerate(cluster.in_order(launch, step, order)):
+            if announce is not None:
+                announce(number * step, launch.blocks)
             LockStep(program, launch, memory, ids, observers, order, max_steps, ahead).run()
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gemmery.cli.app import Action, app
+from gemmery.cli.long_launches import announcer
 from gemmery.cli.options import HtmlToo
 from gemmery.cli.showing import check_page, console, write_page
-from gemmery.cli.time_left import time_left
 from gemmery.errors import ArgumentError, CheckError, DeviceError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _run(
     from gemmery.lab.kernel import only_kernel
 
     arrays = [value.copy() if isinstance(value, np.ndarray) else value for value in values]
-    before = progress.set(time_left(sys.stderr.write))
+    before = progress.set(announcer(sys.stderr.write))
     try:
         run = emulate(file, kernel or only_kernel(file), args=arrays, **options)
     finally:

@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from gemmery.banks import WARP
 from gemmery.emulator.convergence import WAY_OUT, ranges
-from gemmery.emulator.findings import cluster_races, messages
+from gemmery.emulator.findings import cluster_races, messages, peer_races
 from gemmery.emulator.findings.cluster_races import ClusterRaces
 from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
+from gemmery.emulator.findings.peer_races import PeerRaces
 from gemmery.emulator.findings.read_only import ReadOnlyLoads
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
@@ -48,6 +49,9 @@ class Findings(Observer):
         self._global.start(machine, self._shared.clocks)
         follows = cluster_races.followed(machine, self._orders)
         self._cluster = ClusterRaces(machine, self._collection) if follows else None
+        self._peers: PeerRaces | None = None
+        if self._cluster is not None and peer_races.followed(machine, self._orders):
+            self._peers = PeerRaces(machine, self._cluster.clocks, self._collection)
         self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -60,6 +64,8 @@ class Findings(Observer):
                 self._cluster.access(event)
         elif event.space == cluster.SPACE and event.kind != "ld":
             self._shared.receives(event)
+        if self._peers is not None and event.space in ("shared", cluster.SPACE):
+            self._peers.access(event)
 
     def landed(self, machine: Machine, index: int, addresses: Indices, threads: Indices) -> None:
         self._shared.landed(index, addresses, threads)

@@ -42,7 +42,7 @@ class ClusterRaces:
     def __init__(self, machine: Machine, collection: Collection) -> None:
         self._machine, self._collection = machine, collection
         self._size, self._warps = cluster.size(machine), machine.block_threads // WARP
-        self._clocks = Clocks(machine.blocks // self._size, self._size * self._warps)
+        self.clocks = Clocks(machine.blocks // self._size, self._size * self._warps)
         self._pieces = -(-machine.shared.size // PIECE)
         self._read, self._read_too = np.zeros((2, machine.blocks * self._pieces), np.int64)
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
@@ -64,7 +64,7 @@ class ClusterRaces:
     def _reads(self, index: int, threads: Words, addresses: Words) -> None:
         places = threads // self._machine.block_threads * self._pieces + addresses // PIECE
         warps = threads // WARP
-        stamps = self._clocks.clock.reshape(-1)[warps] << CLOCK_AT | index << INDEX_AT
+        stamps = self.clocks.clock.reshape(-1)[warps] << CLOCK_AT | index << INDEX_AT
         stamps |= warps % (self._size * self._warps)
         before = self._read[places]
         self._read[places] = stamps
@@ -87,7 +87,7 @@ class ClusterRaces:
         addresses = event.addresses[copy]
         places = block * self._pieces + addresses // PIECE
         for read in (self._read[places], self._read_too[places]):
-            unseen = read >> CLOCK_AT > self._clocks.known[at, warp, read & WARP_IN_CLUSTER]
+            unseen = read >> CLOCK_AT > self.clocks.known[at, warp, read & WARP_IN_CLUSTER]
             unseen &= read & WARP_IN_CLUSTER != warp
             if unseen.any():
                 first = int(unseen.argmax())
@@ -108,7 +108,7 @@ class ClusterRaces:
         """These threads leave a barrier of their blocks or warps."""
         warps = self._of_mask(mask)
         if barrier < 0:
-            self._clocks.meets_itself(warps)
+            self.clocks.meets_itself(warps)
             return
         blocks = warps.reshape(-1, self._size, self._warps)
         for rank in range(self._size):
@@ -118,25 +118,25 @@ class ClusterRaces:
             if not some.any():
                 continue
             if BARRIERS[self._opcodes[index].spelling].arrives:
-                self._clocks.release(some, key)
+                self.clocks.release(some, key)
             else:
-                self._clocks.acquire(some, key)
-                self._clocks.meets(some)
+                self.clocks.acquire(some, key)
+                self.clocks.meets(some)
 
     def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         """Threads arrive at the barrier of their cluster or pass it, or cp.async arrives for them at an mbarrier."""
         if self._opcodes[index].name == "cp.async.mbarrier.arrive":
             self._release(threads, threads // self._machine.block_threads, addresses)
         elif addresses[0] == cluster.BARRIER and acquired:
-            self._clocks.acquire(self._of(threads), cluster.BARRIER)
+            self.clocks.acquire(self._of(threads), cluster.BARRIER)
         elif addresses[0] == cluster.BARRIER and "relaxed" not in self._opcodes[index].modifiers:
-            self._clocks.release(self._of(threads), cluster.BARRIER)
+            self.clocks.release(self._of(threads), cluster.BARRIER)
 
     def mbarrier(self, event: BarrierEvent) -> None:
         """Threads arrive at mbarriers of any block of the cluster, or pass those of their own."""
         if event.what == "passes":
             for key, some in self._each(event.blocks, event.addresses):
-                self._clocks.acquire(self._of(event.threads[some]), key)
+                self.clocks.acquire(self._of(event.threads[some]), key)
         elif event.what in ("arrives", "expects") and "relaxed" not in self._opcodes[event.index].modifiers:
             self._release(event.threads, event.blocks, event.addresses)
 
@@ -145,11 +145,11 @@ class ClusterRaces:
         each = self._size * self._machine.block_threads  # threads of a cluster
         for first in np.unique(threads % each):
             some = threads[threads % each == first]
-            self._clocks.meets(self._of((some[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
+            self.clocks.meets(self._of((some[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
 
     def _release(self, threads: Words, blocks: Words, addresses: Words) -> None:
         for key, some in self._each(blocks, addresses):
-            self._clocks.release(self._of(threads[some]), key)
+            self.clocks.release(self._of(threads[some]), key)
 
     def _each(self, blocks: Words, addresses: Words) -> list[tuple[tuple[str, int, int], Flags]]:
         """The mbarriers, by the rank of their block and their address, and which of the rows are theirs."""
@@ -161,12 +161,12 @@ class ClusterRaces:
 
     def _of(self, threads: Words) -> Flags:
         """The warps of these threads: (clusters, warps of a cluster)."""
-        warps: Flags = np.zeros(self._clocks.clock.shape, np.bool_)
+        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
         warps.reshape(-1)[threads // WARP] = True
         return warps
 
     def _of_mask(self, mask: Mask) -> Flags:
         if mask is None:
-            return np.ones(self._clocks.clock.shape, np.bool_)
-        warps: Flags = np.any(mask.reshape(*self._clocks.clock.shape, WARP), axis=2)
+            return np.ones(self.clocks.clock.shape, np.bool_)
+        warps: Flags = np.any(mask.reshape(*self.clocks.clock.shape, WARP), axis=2)
         return warps

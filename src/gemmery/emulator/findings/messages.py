@@ -88,7 +88,7 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
         cause = "its own copy may land later: wait for its group first"
     else:
         cause = _LANES if second // 32 == number // 32 else _THREADS
-    here, there = _does(machine, index), _does(machine, other, atomic)
+    here, there = does(machine, index), does(machine, other, atomic)
     return (
         f"{thread(machine, number)} {here} {address(machine, 'shared', where)}, which "
         f"{thread(machine, second, False)} {there} at {line_of(machine, other)}; {cause}"
@@ -109,7 +109,7 @@ def grid_race(
     elif not one_block and _own_scope(machine, index, other):
         cause = "they are atomic within one block or cluster: use device scope, atomicAdd() and not atomicAdd_block()"
     elif not one_block:
-        both = _does(machine, index) == _does(machine, other) == "writes"
+        both = does(machine, index) == does(machine, other) == "writes"
         cause = f"blocks run in any order: {'give each its own elements, or use an atomic' if both else _BLOCKS}"
     elif _both_store(machine, index, other):
         cause = _LAST
@@ -119,8 +119,8 @@ def grid_race(
     if not one_block:
         second += f" of block {_short(_unravel(block, launch.grid), launch.grid)}"
     return (
-        f"{thread(machine, number)} {_does(machine, index)} {address(machine, 'global', where)}, which {second} "
-        f"{_does(machine, other)} at {line_of(machine, other)}; {cause}"
+        f"{thread(machine, number)} {does(machine, index)} {address(machine, 'global', where)}, which {second} "
+        f"{does(machine, other)} at {line_of(machine, other)}; {cause}"
     )
 
 
@@ -132,7 +132,7 @@ def _own_scope(machine: Machine, *indices: int) -> bool:
 
 
 def _both_store(machine: Machine, index: int, other: int) -> bool:
-    both = _does(machine, index) == _does(machine, other) == "writes"
+    both = does(machine, index) == does(machine, other) == "writes"
     return both and line_of(machine, index) == line_of(machine, other)
 
 
@@ -145,7 +145,8 @@ def in_bulk(machine: Machine, index: int) -> bool:
     return machine.kernel.instructions[index].opcode.is_bulk
 
 
-def _does(machine: Machine, index: int, atomic: bool = False) -> str:
+def does(machine: Machine, index: int, atomic: bool = False) -> str:
+    """What an access does: "reads", "writes" or "updates"."""
     opcode = machine.kernel.instructions[index].opcode
     if opcode.name in ("atom", "red") or atomic:
         return "updates"

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from gemmery.cli.time_left import time_left
+from gemmery.cli.long_launches import announcer
 
 
 def said(seconds_a_call, done, blocks):
     """The lines after calls with these numbers of blocks, each so many seconds after the one before."""
     lines, now = [], iter(range(0, 10**6, seconds_a_call))
-    announce = time_left(lines.append, lambda: float(next(now)))
+    announce = announcer(lines.append, lambda: float(next(now)))
     for number in done:
         announce(number, blocks)
     return lines
@@ -37,7 +37,7 @@ def test_the_command_hears_of_each_chunk(monkeypatch, tmp_path):
     from gemmery.cli import emulating
 
     calls = []
-    monkeypatch.setattr(emulating, "time_left", lambda write: lambda done, blocks: calls.append((done, blocks)))
+    monkeypatch.setattr(emulating, "announcer", lambda write: lambda done, blocks: calls.append((done, blocks)))
     (tmp_path / "add.cu").write_text("__global__ void add(float* x) { if (blockIdx.x == 0) x[threadIdx.x] += 1; }")
     assert cli.run(["emulate", str(tmp_path / "add.cu"), "--grid=1200", "-af32[32]"]) == 0
     assert calls == [(0, 1200), (512, 1200), (1024, 1200)]

@@ -10,11 +10,11 @@ LONG = 20.0  # seconds left from which on a line is written
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
-def time_left(write: Callable[[str], object], clock: Callable[[], float] = monotonic) -> Callable[[int, int], None]:
+def announcer(write: Callable[[str], object], clock: Callable[[], float] = monotonic) -> Callable[[int, int], None]:
     """Return what a launch calls before each chunk with the blocks that have run and all blocks of the grid.
 
     >>> times = iter([0.0, 10.0])
-    >>> call = time_left(lambda text: print(text.partition("; ")[2], end=""), lambda: next(times))
+    >>> call = announcer(lambda text: print(text.partition("; ")[2], end=""), lambda: next(times))
     >>> for done in (0, 5):
     ...     call(done, 1000)
     the others take about 33 minutes. Ctrl-C ends this; a smaller --grid finds most faults, too
@@ -30,11 +30,11 @@ def time_left(write: Callable[[str], object], clock: Callable[[], float] = monot
         if not done or past < after:
             return
         after = 4 * past
-        left = past / done * (blocks - done)
-        if left >= LONG:
+        rest = past / done * (blocks - done)
+        if rest >= LONG:
             write(
                 f"gemmery: {done:,} of {blocks:,} blocks have run in {_written(past)}; the others take about "
-                f"{_written(left)}. Ctrl-C ends this; a smaller --grid finds most faults, too\n"
+                f"{_written(rest)}. Ctrl-C ends this; a smaller --grid finds most faults, too\n"
             )
 
     return announce

@@ -198,11 +198,8 @@ class DecodedMap:
         places = addresses >> width.bit_length() - 1
         if inside is not None:
             places, values = places[inside], values[inside]
-        if adds and self.type == BFLOAT16:
-            for place, value in zip(places.reshape(-1), values.reshape(-1), strict=True):
-                view[place] = to_bf16(from_bf16(view[place]) + from_bf16(value))
-        elif adds:
-            np.add.at(view, places, values)
+        if adds:
+            add_in_turn(view, places, values, self.type == BFLOAT16)
         else:
             view[places] = values
         return values.nbytes
@@ -212,6 +209,15 @@ class DecodedMap:
         many = width // size
         apart = (addresses[:, :, None] + np.arange(0, width, size)).reshape(len(addresses), -1)
         return apart, None if inside is None else np.repeat(inside, many, axis=1), size
+
+
+def add_in_turn(view: NDArray[Any], places: Indices, values: NDArray[Any], bfloat16: bool) -> None:
+    """Add each value to its place, one after the other: a place may occur several times."""
+    if bfloat16:
+        for place, value in zip(places.reshape(-1), values.reshape(-1), strict=True):
+            view[place] = to_bf16(from_bf16(view[place]) + from_bf16(value))
+    else:
+        np.add.at(view, places, values)
 
 
 _PIECES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}

@@ -17,9 +17,9 @@ from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
-from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
+from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
 from gemmery.emulator.machine import Access, CopyEvent, Machine, report_access, report_misuse
-from gemmery.emulator.op import Flags, Indices, Mask
+from gemmery.emulator.op import NUMPY, Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
 from gemmery.errors import EmulationError
@@ -35,6 +35,10 @@ _LOADED = re.compile(
 _SENT = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"  # to another block's shared memory
 _STORED = re.compile(rf"cp\.async\.bulk{_TENSOR}?\.global\.shared::cta{_TILE}\.bulk_group{_HINT}")
 _ADDED = re.compile(rf"cp\.reduce\.async\.bulk{_TENSOR}\.global\.shared::cta\.add{_TILE}\.bulk_group{_HINT}")
+_ADDED_ROW = re.compile(
+    rf"cp\.reduce\.async\.bulk(\.noftz)?\.global\.shared::cta\.add\.bulk_group{_HINT}"
+    r"\.(?(1)(?:f16|bf16)|(?:[us]32|u64|f32|f64))"
+)
 _PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TILE}{_HINT}")
 
 
@@ -50,7 +54,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cp.async.bulk and cp.reduce.async.bulk, with or without tensors."""
     opcode, spelling = instruction.opcode, str(instruction.opcode)
-    stores = _STORED.fullmatch(spelling) or _ADDED.fullmatch(spelling)
+    stores = any(pattern.fullmatch(spelling) for pattern in (_STORED, _ADDED, _ADDED_ROW))
     sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
     hinted = modifiers.POLICY in opcode.modifiers
     if not (stores or sends or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
@@ -155,6 +159,7 @@ class _Row:
     addresses: Indices
     bytes: int
     swizzle: int = 0
+    adds: str = ""  # the type of the elements that are added, and not written
 
     def described(self, copies: Indices) -> tuple[int, tuple[int, ...], int, Indices]:
         return int(self.addresses[0]), (self.bytes,), 1, np.zeros((len(copies), 1), np.int64)
@@ -168,7 +173,14 @@ class _Row:
 
     def put(self, machine: Machine, data: Chunks) -> None:
         inside, places = self._checked(machine)
-        machine.memory.view("c16", 1)[places] = data[np.isin(self.threads, inside.threads)]
+        some = np.ascontiguousarray(data[np.isin(self.threads, inside.threads)])
+        if self.adds:
+            kind = "u2" if self.adds == "bf16" else NUMPY[self.adds]
+            elements = PIECE // np.dtype(kind).itemsize
+            each = (places[:, :, None] * elements + np.arange(elements)).reshape(len(places), -1)
+            add_in_turn(machine.memory.view(kind, 1), each, some.view(kind), self.adds == "bf16")
+        else:
+            machine.memory.view("c16", 1)[places] = some
 
     def _checked(self, machine: Machine) -> tuple[_Row, Indices]:
         """Return the copies that stay within an array."""
@@ -331,11 +343,12 @@ def _begin(
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
     """Copy from shared to global memory, at the latest when the thread waits for its group."""
-    adds = instruction.opcode.name == "cp.reduce.async.bulk.tensor"
+    opcode = instruction.opcode
+    adds = opcode.name.startswith("cp.reduce.async.bulk")
 
     def step(machine: Machine, mask: Mask) -> None:
         for end, threads, addresses in _checked(ends, machine, index, mask):
-            inside = replace(end, adds=True) if adds and isinstance(end, _Boxes) else end
+            inside = replace(end, adds=True if isinstance(end, _Boxes) else opcode.type) if adds else end
             places = _pieces(machine, threads // machine.block_threads, addresses, inside)
             machine.unit(Bulk).store(Store(index, threads, places, inside, np.zeros(len(threads), np.int64)))
 
@@ -348,6 +361,7 @@ def _entry(step: Lower, spelled: re.Pattern[str] | None, kind: str = "cp.async.b
 
 TABLE = {
     **{name: _entry(_copy, None) for name in ("cp.async.bulk", "cp.async.bulk.tensor")},
+    "cp.reduce.async.bulk": _entry(_copy, _ADDED_ROW, "cp.reduce"),
     "cp.reduce.async.bulk.tensor": _entry(_copy, _ADDED, "cp.reduce"),
     **{f"cp.async.bulk.prefetch{of}": _entry(no_step, _PREFETCHED) for of in ("", ".tensor")},
     "cp.async.bulk.commit_group": _entry(_commit, re.compile(r"cp\.async\.bulk\.commit_group")),

@@ -215,6 +215,24 @@ def test_an_error_in_the_handler_is_raised_and_later_calls_run(monkeypatch):
     assert np.array_equal(product(a, b), np.asarray(a) @ np.asarray(b))
 
 
+def test_the_default_precision_of_float32_holds_at_the_next_call():
+    if driver.find("cuda:0").capability != 90:
+        pytest.skip("the precision is for Hopper")
+    torch = pytest.importorskip("torch")
+    a, b = jnp.asarray(random((512, 1024), "f32", 1)), jnp.asarray(random((1024, 384), "f32", 2))
+    product, before = jax.jit(matmul), gm.get_float32_precision()
+    tensors = [torch.from_dlpack(z) for z in (a, b)]
+    try:
+        for precision in ("f32_tensor", "f32_strict", "tf32", None):
+            gm.set_float32_precision(precision)
+            for _ in range(3):
+                result, same = product(a, b).block_until_ready(), gm.matmul(*tensors)
+                tiers.wait()
+            assert torch.equal(torch.from_dlpack(result), same), precision
+    finally:
+        gm.set_float32_precision(before)
+
+
 PROGRAM = """
 import json, sys, os
 import jax, jax.numpy as jnp

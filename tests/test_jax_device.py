@@ -14,7 +14,7 @@ from gemmery.cuda import ordered
 pytest.importorskip("jax", reason="JAX is not installed")
 
 from gemmery.jax import device_handler, frame  # after the skip
-from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED
+from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
 class Frame:
@@ -32,7 +32,8 @@ class Frame:
             self.words(48, 0, codes[name], address, len(shape), self.words(*shape))
             for address, shape, name in (a, b, c)
         ]
-        scalars = [self.words(self.words(0, self.words(x))) for x in (12345, transposed)]
+        product = StaticProduct(a[1], b[1], a[2], c[2], transposed)
+        scalars = [self.words(self.words(0, self.words(x))) for x in (product.key, transposed)]
         values = self.words(*(ctypes.c_int64.from_address(scalar).value for scalar in scalars))
         args, results = self.words(*operands[:2]), self.words(operands[2])
         self.address = self.words(
@@ -53,6 +54,11 @@ class Frame:
         words = (ctypes.c_int64 * 4).from_address(arguments)
         assert words[2] == 777  # the context
         words[3] = 888
+
+
+@pytest.fixture(autouse=True)
+def _no_launch_known_from_other_tests(monkeypatch):
+    monkeypatch.setattr(device_handler, "_launches", {})
 
 
 def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
@@ -99,6 +105,22 @@ def test_products_on_an_emulated_card(card, dtype, out, transposed):
     assert np.array_equal(c.numbers, a @ b)
     assert card.launched
     assert card.findings == []
+
+
+def test_a_known_product_is_launched_again_without_a_plan(card, monkeypatch):
+    draw = np.random.default_rng(1)
+    written = []
+    write = on_device.write
+    monkeypatch.setattr(on_device, "write", lambda *views: written.append(views) or write(*views))
+    for count in (1, 1, 2):  # another batch is another product
+        a, b = draw.integers(-3, 4, (count, 16, 24)), draw.integers(-3, 4, (24, 8))
+        x, y = card.put(a, "f32"), card.put(b, "f32")
+        for _ in range(3):
+            c = card.empty((count, 16, 8), "f32")
+            call = Frame(*((z.memory.pointer, z.memory.shape, z.dtype) for z in (x, y, c)))
+            assert device_handler.handle(call.address) == 0, call.errors
+            assert np.array_equal(c.numbers, a @ b)
+    assert len(written) == 2
 
 
 def test_a_question_about_the_handler_is_answered_with_the_version_of_the_header():

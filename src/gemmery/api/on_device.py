@@ -99,14 +99,20 @@ def product(
     return device_memory.finished(a, array)
 
 
-def write(x: View, y: View, target: View) -> None:
+def write(x: View, y: View, target: View) -> TieredLaunch | None:
     """Write a product to `target`; the views name the device, and their stream is the one on which it runs.
+
+    It returns what ran, for more products of memory like this; None for an empty one.
 
     Raises DTypeError for element types that the device does not multiply.
     """
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
     check_capability(common, False, x.device)
-    _compute(None, Inputs(x, y, None, "", []), None, target._replace(dtype=result), None, NO_OPTIONS)
+    precision = resolved(None, common, result, x.device)
+    options = NO_OPTIONS if precision is None else NO_OPTIONS._replace(precision=precision)
+    operands, target = Inputs(x, y, None, "", []), target._replace(dtype=result)
+    _compute(None, operands, None, target, None, options)
+    return None if 0 in target.shape else prepared(operands, target, options)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:

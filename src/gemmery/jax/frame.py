@@ -50,6 +50,11 @@ def answered(frame: int) -> bool:
     return True
 
 
+def key(frame: int) -> int:
+    """Return the key of the product that a call is for."""
+    return _word(_word(_word(_word(frame + xla.ATTRIBUTES)) + xla.SCALAR_VALUE))
+
+
 def product(frame: int) -> StaticProduct:
     """Return the product that a call is for."""
     a, b, c = _buffers(frame)

@@ -3,7 +3,7 @@
 // tiles until it comes to the next of its block. Of a tile only blocks of 64 rows that the group has are brought and
 // multiplied, so that a group of few rows moves little beside its matrix.
 // Parent: wgmma_epilogue, which needs a launch for each group, and to know its rows.
-// Measured on an H200, bf16: 0.91 to 1.6 of torch._grouped_mm, 1.3 on average.
+// Measured on an H200, bf16: 0.89 to 1.6 of torch._grouped_mm, 1.2 on average.
 #include "wgmma_epilogue.cu"
 
 // The tiles of a block, every gridDim.x-th of those of all groups, one group after the other. Without offsets the

@@ -116,6 +116,12 @@ def test_a_short_call_whose_first_launch_is_slow_for_each_set_is_timed_by_its_gr
     assert replays.replays(put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
 
 
+@pytest.mark.parametrize("host", [2.2e-4, 4e-4])
+def test_a_short_call_whose_launches_keep_the_host_busy_is_timed_by_its_graph(monkeypatch, host):
+    device = Device(monkeypatch, seconds=3e-5, host=host)
+    assert replays.replays(device.put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
+
+
 def test_a_graph_lasts_long_enough_to_hide_its_launch(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
     replays.replays(device.put, device, sets=1)

@@ -15,7 +15,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import Event, Graph, Stream
 
 WARM_CALLS = 4
-QUEUED_NS = 200_000  # a call this long hides the launch of the next (10 us on the host), and needs no graph
+QUEUED_NS = 500_000  # a call this long hides the launch of the next (up to 0.3 ms on the host), and needs no graph
 GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two launches of it
 MOST_CALLS = 1024  # calls in a graph
 

@@ -255,3 +255,22 @@ def test_a_program_that_jax_stored_on_disk(tmp_path):
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout.splitlines()[-1]))
     assert answers == [[145, 145, False], [145, 145, True]]
+
+
+@pytest.mark.skipif(not driver.missing() and driver.device(0).capability != 90, reason="the device is no Hopper")
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("f32", "tf32"), ("f32", "f32_tensor"), ("f32", "f32_strict"), ("f32", "f32_plus"), ("f64", "f64_normwise")],
+)
+def test_a_precision_gives_the_bits_of_gm_matmul(name, precision):
+    x, y = jnp.asarray(random((512, 1024), name, 1)), jnp.asarray(random((1024, 384), name, 2))
+    result = jax.jit(lambda a, b: matmul(a, b, precision=precision))(x, y).block_until_ready()
+    expected = gm.matmul(x, y, precision=precision)
+    assert np.array_equal(np.asarray(result), np.asarray(expected))
+    if name == "f32":  # so that the precision has an effect
+        assert not np.array_equal(np.asarray(result), np.asarray(matmul(x, y)))
+
+
+def test_a_precision_that_a_product_cannot_have_is_refused_when_traced():
+    with pytest.raises(gm.ArgumentError, match="precision='tf32' of a product of bfloat16"):
+        matmul(jnp.ones((2, 2), jnp.bfloat16), jnp.ones((2, 2), jnp.bfloat16), precision="tf32")

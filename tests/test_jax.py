@@ -17,6 +17,7 @@ import gemmery as gm
 from gemmery import tiers, verify
 from gemmery.cpu import xla
 from gemmery.cpu.layout import JOB
+from gemmery.errors import ArgumentError
 from operands import random
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
@@ -388,3 +389,39 @@ def test_the_offsets_are_those_of_the_header():
 def test_an_array_of_ml_dtypes_is_taken():
     a = np.ones((2, 2), ml_dtypes.bfloat16)
     assert matmul(a, a).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "message"),
+    [
+        ("f32", "f32_tensor", "precision='f32_tensor' applies to products on a CUDA device only; leave it out"),
+        ("f64", "f64_normwise", "precision='f64_normwise' applies to products on a CUDA device only"),
+        ("f32", "highest", "precision='highest' of a product of float32 into float32: it can be 'tf32'"),
+        ("f32", "f64_normwise", "precision='f64_normwise' of a product of float32"),
+        ("bf16", "tf32", "precision='tf32' of a product of bfloat16 into bfloat16"),
+        ("f32", 3, "precision=3 of a product"),
+    ],
+)
+def test_a_precision_is_refused_on_the_cpu_and_where_no_product_has_it(name, precision, message):
+    x = jnp.asarray(random((4, 4), name, 1))
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        matmul(x, x, precision=precision)
+
+
+def test_gradients_and_batches_have_the_precision_of_the_product(monkeypatch):
+    asked = []
+    called = traced._called
+
+    def recorded(a, b, transposed, out, precision):
+        asked.append((transposed, precision))
+        return called(a, b, transposed, out, "")
+
+    monkeypatch.setattr(traced, "_called", recorded)
+    monkeypatch.setattr(traced, "only_on_devices", lambda precision: None)
+    traced._batchable.cache_clear()
+    x, y = jnp.asarray(random((3, 5, 7), "f32", 1)), jnp.asarray(random((7, 4), "f32", 2))
+    product = jax.vmap(lambda a, b: matmul(a, b, precision="f32_strict"), (0, None))
+    jax.grad(lambda a, b: product(a, b).sum(), (0, 1))(x, y)
+    traced._batchable.cache_clear()
+    assert len(asked) >= 3
+    assert {precision for _, precision in asked} == {"f32_strict"}

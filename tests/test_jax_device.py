@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from hashlib import blake2b
 
 import numpy as np
 import pytest
 
 from emulated_card import ORDINAL, installed
+from gemmery import dtypes
 from gemmery.api import on_device
+from gemmery.api.options import PRECISIONS
 from gemmery.cuda import ordered
 
 pytest.importorskip("jax", reason="JAX is not installed")
@@ -20,7 +23,7 @@ from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 class Frame:
     """A call of XLA on a CUDA device, and the functions of XLA that its handler uses."""
 
-    def __init__(self, a, b, c, transposed=0):
+    def __init__(self, a, b, c, transposed=0, precision=""):
         self.errors, self.owners = [], []
         callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         create, get = callback(self.create), callback(self.stream)
@@ -32,8 +35,8 @@ class Frame:
             self.words(48, 0, codes[name], address, len(shape), self.words(*shape))
             for address, shape, name in (a, b, c)
         ]
-        product = StaticProduct(a[1], b[1], a[2], c[2], transposed)
-        scalars = [self.words(self.words(0, self.words(x))) for x in (product.key, transposed)]
+        product = StaticProduct(a[1], b[1], a[2], c[2], transposed, precision)
+        scalars = [self.words(self.words(0, self.words(x))) for x in (product.key, product.form)]
         values = self.words(*(ctypes.c_int64.from_address(scalar).value for scalar in scalars))
         args, results = self.words(*operands[:2]), self.words(operands[2])
         self.address = self.words(
@@ -67,12 +70,13 @@ def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
     monkeypatch.setattr(on_device, "write", lambda *views: launched.append(views))
     call = Frame((4096, (2, 7, 5), "bf16"), (8192, (7, 4), "bf16"), (16384, (2, 5, 4), "f32"), A_TRANSPOSED)
     assert device_handler.handle(call.address) == 0
-    ((x, y, c),) = launched
+    ((x, y, c, precision),) = launched
     assert [z.pointer for z in (x, y, c)] == [4096, 8192, 16384]
     assert (x.shape, x.strides, x.dtype) == ((2, 5, 7), (70, 2, 10), "bf16")
     assert (y.shape, y.strides, y.dtype) == ((7, 4), (8, 2), "bf16")
     assert (c.shape, c.strides, c.dtype) == ((2, 5, 4), (80, 16, 4), "f32")
     assert {(z.device, z.stream) for z in (x, y, c)} == {("cuda:3", 888)}
+    assert precision is None
 
 
 def test_the_handler_of_devices_returns_errors_to_xla(monkeypatch):
@@ -82,6 +86,28 @@ def test_the_handler_of_devices_returns_errors_to_xla(monkeypatch):
     ((message, code),) = call.errors
     assert "DTypeError: int32 on cuda:0: devices multiply float64" in message
     assert code == 13
+
+
+@pytest.mark.parametrize("transposed", range(4))
+@pytest.mark.parametrize("precision", ["", *PRECISIONS])
+def test_the_handler_of_devices_computes_with_the_precision_of_the_call(monkeypatch, precision, transposed):
+    launched = []
+    monkeypatch.setattr(ordered, "where", lambda pointer: 3)
+    monkeypatch.setattr(on_device, "write", lambda *views: launched.append(views))
+    name = "f64" if precision == "f64_normwise" else "f32"
+    call = Frame((4096, (5, 5), name), (8192, (5, 5), name), (16384, (5, 5), name), transposed, precision)
+    assert device_handler.handle(call.address) == 0, call.errors
+    ((x, y, _, requested),) = launched
+    assert requested == (precision or None)
+    assert [z.strides[0] == dtypes.get(name).size for z in (x, y)] == [bool(transposed & 1), bool(transposed & 2)]
+
+
+def test_products_of_different_precision_have_different_keys_and_others_the_key_of_before():
+    plain = StaticProduct((5, 5), (5, 5), "f32", "f32", 0)
+    keys = [plain._replace(precision=precision).key for precision in ("", *PRECISIONS)]
+    assert len(set(keys)) == len(keys)
+    whole = repr(((5, 5), (5, 5), "f32", "f32", 0)).encode()
+    assert plain.key == int.from_bytes(blake2b(whole, digest_size=8).digest(), "little", signed=True)
 
 
 @pytest.fixture

@@ -99,16 +99,16 @@ def product(
     return device_memory.finished(a, array)
 
 
-def write(x: View, y: View, target: View) -> TieredLaunch | None:
+def write(x: View, y: View, target: View, precision: str | None = None) -> TieredLaunch | None:
     """Write a product to `target`; the views name the device, and their stream is the one on which it runs.
 
     It returns what ran, for more products of memory like this; None for an empty one.
 
-    Raises DTypeError for element types that the device does not multiply.
+    Raises DTypeError for element types that the device does not multiply, RefusedError for a precision it cannot have.
     """
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
     check_capability(common, False, x.device)
-    precision = resolved(None, common, result, x.device)
+    precision = resolved(precision, common, result, x.device)
     options = NO_OPTIONS if precision is None else NO_OPTIONS._replace(precision=precision)
     operands, target = Inputs(x, y, None, "", []), target._replace(dtype=result)
     _compute(None, operands, None, target, None, options)

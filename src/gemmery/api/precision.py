@@ -56,18 +56,9 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
 
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
-    float32 = (common, result) == ("f32", "f32")
-    known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if (common, result) == ("f64", "f64") else ()
-    if precision is None:
-        effective = get_float32_precision() if float32 else None
-    elif not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
-        raise ArgumentError(
-            f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
-            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
-            "out for others"
-        )
-    else:
-        effective = str(precision)
+    effective = checked(precision, common, result)
+    if effective is None and (common, result) == ("f32", "f32"):
+        effective = get_float32_precision()
     if effective in _ON_HOPPER and driver.find(device).capability != 90:
         card = driver.find(device)
         raise RefusedError(
@@ -75,6 +66,24 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
             f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[effective]}"
         )
     return effective
+
+
+def checked(precision: Any, common: str, result: str) -> str | None:
+    """Return the precision that a call names, or None.
+
+    Raises ArgumentError for one that a product of `common` into `result` cannot have on any device.
+    """
+    if precision is None:
+        return None
+    float32, float64 = ((common, result) == (name, name) for name in ("f32", "f64"))
+    known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if float64 else ()
+    if not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
+        raise ArgumentError(
+            f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
+            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
+            "out for others"
+        )
+    return str(precision)
 
 
 _OF_FLOAT64 = "f64_normwise"

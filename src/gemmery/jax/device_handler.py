@@ -51,8 +51,9 @@ def _write(frame: int, addresses: tuple[int, int, int], ordinal: int, stream: in
     """Launch the product of a call; return what ran."""
     from gemmery.api import on_device  # for the first product on a device
 
+    product = frames.product(frame)
     x, y, target = (
         z._replace(pointer=address, device=f"cuda:{ordinal}", stream=stream)
-        for z, address in zip(frames.product(frame).operands(), addresses, strict=True)
+        for z, address in zip(product.operands(), addresses, strict=True)
     )
-    return on_device.write(x, y, target)
+    return on_device.write(x, y, target, product.precision or None)

@@ -59,8 +59,8 @@ def product(frame: int) -> StaticProduct:
     """Return the product that a call is for."""
     a, b, c = _buffers(frame)
     attributes = _word(frame + xla.ATTRIBUTES)
-    transposed = _word(_word(_word(attributes + 8) + xla.SCALAR_VALUE))
-    return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), transposed)
+    form = _word(_word(_word(attributes + 8) + xla.SCALAR_VALUE))
+    return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), 0).of_form(form)
 
 
 def addresses(frame: int) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from gemmery import dispatch, dtypes
 from gemmery.api.compute import prepare
 from gemmery.api.cpu_call import Prepared
+from gemmery.api.options import PRECISIONS, only_on_devices
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, contiguous
 from gemmery.cpu.launch import Launch
@@ -14,6 +15,7 @@ from gemmery.errors import RefusedError
 from gemmery.tuples import NamedTuple
 
 A_TRANSPOSED, B_TRANSPOSED = 1, 2
+_PRECISIONS = ("", *PRECISIONS)  # by number; new ones go to the end, as programs that JAX stored have the numbers
 
 
 class StaticProduct(NamedTuple):
@@ -24,17 +26,28 @@ class StaticProduct(NamedTuple):
     dtype: str  # gemmery's names of the element types
     out: str
     transposed: int  # A_TRANSPOSED, B_TRANSPOSED, both or 0
+    precision: str = ""  # on a CUDA device
 
     @property
     def key(self) -> int:
         """A number that identifies the product in any process; 0 is none."""
-        digest = blake2b(repr(tuple(self)).encode(), digest_size=8).digest()
+        whole = tuple(self) if self.precision else tuple(self)[:-1]
+        digest = blake2b(repr(whole).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True) or 1
+
+    @property
+    def form(self) -> int:
+        """A number for what the shapes and types do not say: which operands are transposed, and the precision."""
+        return self.transposed | _PRECISIONS.index(self.precision) << 2
 
     @property
     def shape(self) -> Ints:
         """Shape of the result. Raises ShapeError."""
         return result_shape(self._exchanged(self.a_shape, A_TRANSPOSED), self._exchanged(self.b_shape, B_TRANSPOSED))
+
+    def of_form(self, form: int) -> StaticProduct:
+        """Return the product of these shapes and types that has this form."""
+        return self._replace(transposed=form & 3, precision=_PRECISIONS[form >> 2])
 
     def _exchanged(self, sides: Ints, which: int) -> Ints:
         return (*sides[:-2], sides[-1], sides[-2]) if self.transposed & which else sides
@@ -58,7 +71,11 @@ class StaticJob(NamedTuple):
 
 
 def prepared(product: StaticProduct) -> Prepared:
-    """Return the kernel for a product, compiled, and the form in which it takes the operands."""
+    """Return the kernel for a product on the CPU, compiled, and the form in which it takes the operands.
+
+    Raises ArgumentError for a precision, which only products on a CUDA device have.
+    """
+    only_on_devices(product.precision or None)
     x, y, target = product.operands()
     done = prepare(
         product.dtype,

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemmery import dtypes
+from gemmery.api.options import only_on_devices
+from gemmery.api.precision import checked
 from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
@@ -19,8 +21,8 @@ from gemmery.jax import handler
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
-@functools.partial(jax.jit, static_argnames=("preferred_element_type",))
-def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("preferred_element_type", "precision"))
+def matmul(a: Any, b: Any, *, preferred_element_type: Any = None, precision: str | None = None) -> jax.Array:
     """Return the matrix product of two JAX arrays, with the semantics of `jax.numpy.matmul`.
 
     >>> import jax, jax.numpy as jnp
@@ -35,7 +37,8 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
     `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast, without copies. Element types
     are promoted by JAX's rules; all that `gemmery.matmul` multiplies on the same device are supported, except bool and
     8-bit floating point. With `preferred_element_type` sums are returned in a wider type: float32 for bfloat16, int32
-    for int8. Accuracy and determinism are those of `gemmery.matmul`, but on the CPU XLA treats subnormal numbers as
+    for int8. `precision` is that of `gemmery.matmul`, for float32 and float64 on a CUDA device; gradients have it too.
+    Accuracy and determinism are those of `gemmery.matmul`, but on the CPU XLA treats subnormal numbers as
     zero.
 
     It works under `jit`, `grad` (reverse mode, of any order) and `vmap`, which makes one product of a batch. The
@@ -43,7 +46,8 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
     differentiation (`jvp`, `jacfwd`) is refused by JAX.
 
     Raises ShapeError for shapes that cannot be multiplied and for dimensions unknown when JAX traces, DTypeError for
-    element types that are not supported, ArgumentError for what is no array, and DeviceError on systems other than
+    element types that are not supported, ArgumentError for what is no array and for a precision that the product cannot
+    have, and DeviceError on systems other than
     Linux. They are raised when JAX traces the call, apart from those for element types that only the CPU multiplies.
     """
     x, y = _array("a", a), _array("b", b)
@@ -56,7 +60,10 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None) -> jax.Array:
     rows = x.reshape(1, -1) if x.ndim == 1 else x
     columns = y.reshape(-1, 1) if y.ndim == 1 else y
     kind = np.dtype(common) if source == _name(common) else _numpy(source)
-    result = _product(rows.astype(kind), columns.astype(kind), 0, out)
+    checked(precision, source, out)
+    if jax.default_backend() == "cpu":
+        only_on_devices(precision)
+    result = _product(rows.astype(kind), columns.astype(kind), 0, out, precision or "")
     return result.reshape(shape)
 
 
@@ -114,35 +121,38 @@ def _preferred(preferred: Any) -> str:
     return _name(dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product(a: jax.Array, b: jax.Array, transposed: int, out: str) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _product(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str = "") -> jax.Array:
     """Return the product of arrays of one type, each transposed in its last two dimensions or not."""
-    return _batchable(transposed, out)(a, b)
+    return _batchable(transposed, out, precision)(a, b)
 
 
-def _forward(a: jax.Array, b: jax.Array, transposed: int, out: str) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(a, b, transposed, out), (a, b)
+def _forward(
+    a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product(a, b, transposed, out, precision), (a, b)
 
 
 def _backward(
-    transposed: int, out: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
+    transposed: int, out: str, precision: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of both operands: dA = dC B' and dB = A' dC, of A and B as they were multiplied."""
     a, b = operands
     a_turned, b_turned = bool(transposed & A_TRANSPOSED), bool(transposed & B_TRANSPOSED)
     c, x, y = (z.astype(jnp.promote_types(gradient.dtype, a.dtype)) for z in (gradient, a, b))
     name = _name(c.dtype)
+    product = functools.partial(_product, out=name, precision=precision)
     if a_turned:
-        da = _product(y, c, A_TRANSPOSED * b_turned | B_TRANSPOSED, name)
+        da = product(y, c, A_TRANSPOSED * b_turned | B_TRANSPOSED)
     else:
-        da = _product(c, y, B_TRANSPOSED * (not b_turned), name)
+        da = product(c, y, B_TRANSPOSED * (not b_turned))
     if b_turned:
-        db = _product(c, x, A_TRANSPOSED | B_TRANSPOSED * a_turned, name)
+        db = product(c, x, A_TRANSPOSED | B_TRANSPOSED * a_turned)
     elif b.ndim == 2 and not a_turned:  # the batch is more rows
         rows = math.prod(x.shape[:-1])  # not -1, which has no value where a side is 0
-        db = _product(x.reshape(rows, x.shape[-1]), c.reshape(rows, c.shape[-1]), A_TRANSPOSED, name)
+        db = product(x.reshape(rows, x.shape[-1]), c.reshape(rows, c.shape[-1]), A_TRANSPOSED)
     else:
-        db = _product(x, c, A_TRANSPOSED * (not a_turned), name)
+        db = product(x, c, A_TRANSPOSED * (not a_turned))
     return _summed(da, a), _summed(db, b)
 
 
@@ -158,9 +168,9 @@ def _summed(gradient: jax.Array, operand: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def _batchable(transposed: int, out: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _batchable(transposed: int, out: str, precision: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return the product as a function for which `vmap` makes one product of the whole batch."""
-    product = jax.custom_batching.custom_vmap(lambda a, b: _called(a, b, transposed, out))
+    product = jax.custom_batching.custom_vmap(lambda a, b: _called(a, b, transposed, out, precision))
 
     def batched(_: int, which: list[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
         count = max(z.ndim - moves for z, moves in zip((a, b), which, strict=True))
@@ -177,9 +187,9 @@ def _aligned(array: jax.Array, count: int) -> jax.Array:
     return array.reshape(array.shape[0], *[1] * (count + 1 - array.ndim), *array.shape[1:])
 
 
-def _called(a: jax.Array, b: jax.Array, transposed: int, out: str) -> jax.Array:
+def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str) -> jax.Array:
     """Return the result of the custom call."""
-    product = StaticProduct(a.shape, b.shape, _name(a.dtype), out, transposed)
+    product = StaticProduct(a.shape, b.shape, _name(a.dtype), out, transposed, precision)
     shape, dtype = product.shape, _numpy(out)
     if math.prod(shape) == 0:
         return jnp.zeros(shape, dtype)
@@ -189,5 +199,6 @@ def _called(a: jax.Array, b: jax.Array, transposed: int, out: str) -> jax.Array:
     if jax.default_backend() == "cpu":  # else the handler prepares what runs on the CPU all the same
         handler.know(product._replace(out=kernel_out))
     call = jax.ffi.ffi_call(handler.TARGET, jax.ShapeDtypeStruct(shape, dtype))
-    result: jax.Array = call(a, b, key=np.int64(product._replace(out=kernel_out).key), transposed=np.int64(transposed))
+    key = product._replace(out=kernel_out).key
+    result: jax.Array = call(a, b, key=np.int64(key), transposed=np.int64(product.form))  # by their names' order
     return result

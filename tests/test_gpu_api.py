@@ -275,7 +275,7 @@ def test_a_graph_captures_products(warm):
         work()
         torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         vector, number = work()
     for seed in (5, 6):
         a.copy_(tensor(a.shape, seed=seed))

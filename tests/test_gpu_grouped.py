@@ -152,7 +152,7 @@ def test_a_graph_is_replayed_with_other_offsets():
     out = torch.empty(2000, 512, dtype=torch.bfloat16, device="cuda")
     gm.grouped_matmul(a, b, offsets=ends, out=out)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gm.grouped_matmul(a, b, offsets=ends, out=out)
     for each in ENDS.values():
         ends.copy_(on_device(each))
@@ -165,7 +165,7 @@ def test_a_graph_keeps_offsets_of_the_host():
     a, b, ends = numbers(2000, 256), numbers(4, 512, 256, seed=1).mT, ENDS["uneven"]
     out = gm.grouped_matmul(a, b, offsets=ends)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gm.grouped_matmul(a, b, offsets=ends, out=out)
     out.fill_(UNTOUCHED)
     graph.replay()
@@ -179,7 +179,7 @@ def test_a_graph_keeps_offsets_of_the_host_beside_one_factor():
     factors = {"scale_a": torch.full((1,), 2.0, device="cuda"), "scale_b": torch.full((1,), 0.5, device="cuda")}
     out = gm.grouped_matmul(a, b, offsets=ends, **factors)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gm.grouped_matmul(a, b, offsets=ends, out=out, **factors)
     out.fill_(UNTOUCHED)
     graph.replay()

@@ -147,7 +147,7 @@ def test_a_chain_of_products_reads_what_the_one_before_wrote(rung):
     for _ in range(5):
         assert torch.equal(chain(), expected)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = chain()
     for _ in range(5):
         for buffer in buffers:
@@ -162,7 +162,7 @@ def test_a_graph_replays_with_new_data(rung):
     ready = launches(rung, a, b, c)
     run(ready, a, b, c)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run(ready, a, b, c)
     run(ready, integers(512, 256), b, torch.empty_like(c))  # the graph keeps its addresses
     for _ in range(4):
@@ -249,7 +249,7 @@ def test_matmul_in_a_graph(k):
     out = torch.empty(512, 640, device="cuda").bfloat16()
     gm.matmul(a, b, out=out)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gm.matmul(a, b, out=out)
         later = gm.matmul(out[:, :512], out)
     for _ in range(3):

@@ -121,7 +121,7 @@ def test_a_graph_captured_before_the_swap_replays_after_it():
     exact = (a.double() @ b.double()).bfloat16()
     gm.matmul(a, b)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         out = gm.matmul(a, b)
     for _ in range(prepared.OFTEN + 1):
         gm.matmul(a, b)

@@ -120,7 +120,7 @@ def captured(step):
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = step()
     return graph, result
 
@@ -268,7 +268,10 @@ def test_the_gradient_of_matrices_in_a_graph_needs_offsets_on_the_host():
     graph.replay()
     assert near(result, torch.ops.gemmery.grouped_mm_weights(a, grad, ends.cuda()).double())
     on_device = ends.cuda()
-    with pytest.raises(DeviceError, match="on the host"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(DeviceError, match="on the host"),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
+    ):
         torch.ops.gemmery.grouped_mm_weights(a, grad, on_device)
 
 

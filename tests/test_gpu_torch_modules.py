@@ -92,7 +92,7 @@ def test_a_graph_holds_a_whole_step(bits, rows):
     torch.cuda.current_stream().wait_stream(side)
     tiers.wait()
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
+    with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         y = model(x)
     for seed in range(3):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))

@@ -659,6 +659,9 @@ MUTANTS = (
         ("wgmma_grouped.cu", "tile.row + 63) / 64", "tile.row) / 64", "the last rows are not brought"),
         ("wgmma_grouped.cu", "blocks * 8192 + Tiles::B_BYTES", "Tiles::STAGE", "rows are awaited that nobody brings"),
         ("wgmma_grouped.cu", "this->now.parity ^ 1", "this->now.parity", "a producer that waits for the wrong phase"),
+        ("wgmma_grouped.cu", "    ptx::mbarrier_arrive(barrier());\n", "", "a tile that consumers are not told"),
+        ("wgmma_grouped.cu", "turn / COUNT & 1", "turn / COUNT & 1 ^ 1", "a place that is read too early"),
+        ("wgmma_grouped.cu", "      places.put(-1, 0, 0, 0);\n", "", "a wait after the last tile"),
         (
             "wgmma_specialized.cu",
             "      release(now.stage);\n      now.next();",

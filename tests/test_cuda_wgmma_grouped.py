@@ -35,8 +35,14 @@ def operands(rows, groups, n, k, layouts=("row", "col")):
     return a, b
 
 
-def emulated(a, b, ends, *, out="f16", seed=None, epilogue="", config=None, texts=None, **others):
-    """The result of the rung, and what the emulator says of the run."""
+def emulated(a, b, ends, **others):
+    """The result of the rung, and what the emulator finds in the run."""
+    c, runs = launched(a, b, ends, **others)
+    return c, [finding for run in runs for finding in run.findings]
+
+
+def launched(a, b, ends, *, out="f16", seed=None, epilogue="", config=None, texts=None, **others):
+    """The result of the rung, and its emulated launches."""
     groups, _, n = b.shape
     c = np.full((len(a), n), UNTOUCHED, "f2" if out == "f16" else "f4")
     scales = "outer" if "b_scale" in others else ""
@@ -44,8 +50,7 @@ def emulated(a, b, ends, *, out="f16", seed=None, epilogue="", config=None, text
     problem = problem_of(gemm, "f16", out, "h200", epilogue=epilogue, scaled="alpha" in others)
     problem = problem._replace(batch=1, groups=groups, scales=scales)
     options = EmulationOptions(seed=seed, texts=texts)
-    runs = run_rung(RUNG, problem, {**RUNG.default, **SMALL, **(config or {})}, gemm, options)
-    return c, [finding for run in runs for finding in run.findings]
+    return c, run_rung(RUNG, problem, {**RUNG.default, **SMALL, **(config or {})}, gemm, options)
 
 
 def expected(a, b, ends, finish=lambda sums, group: sums):
@@ -86,6 +91,18 @@ def test_other_layouts(layouts):
     assert np.array_equal(result, expected(a, b, ends))
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_warpgroup_without_rows_has_read_where_its_tile_is(waits):
+    """Its thread that hands stages back waits for the others: places of tiles are written again after 16 tiles."""
+    text = nvrtc.text("wgmma_grouped.cu")
+    wait = "    ptx::bar_sync(2 + warpgroup, 128);"
+    assert text.count(wait) == 1
+    a, b = operands(130, 3, 600, 8)
+    texts = {"wgmma_grouped.cu": text if waits else text.replace(wait, "")}
+    _, findings = emulated(a, b, [40, 80, 130], config={"blocks": 1}, texts=texts)
+    assert (findings == []) is waits
+
+
 @pytest.mark.parametrize("k", [8, 64])
 def test_few_steps_of_k(k):
     a, b = operands(90, 2, 16, k)
@@ -99,6 +116,73 @@ def test_more_rows_of_tiles_than_a_band_has():
     result, findings = emulated(a, b, [2090, 2095], config={"blocks": 7})
     assert findings == []
     assert np.array_equal(result, expected(a, b, [2090, 2095]))
+
+
+# Sizes of groups: long tiles and a short one, a short one, none, long ones. Two rounds of long tiles for 11 blocks
+# leave one for short tiles, and these outlast them.
+SORTED = np.cumsum([130, 30, 700, 0, 129, 64, 65, 300]).tolist()
+
+
+def sorted_kernel(*edits):
+    """The kernel that takes long tiles first whatever the sizes of matrix and groups, with further edits."""
+    text = nvrtc.text("wgmma_grouped.cu")
+    rows = "p.product.m / (4 * Tiles::BM) >= p.product.batch"
+    for old, new in (("LARGE = 48 << 20", "LARGE = 0"), (rows, "true"), *edits):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return {"wgmma_grouped.cu": text}
+
+
+def is_each_tile_taken_once(ends, rows, **options):
+    """Whether the result is right, and as much is multiplied as blocks of 64 rows have."""
+    a, b = operands(rows, len(ends), 72, 8)
+    result, (run,) = launched(a, b, ends, **options)
+    used = np.minimum(np.maximum.accumulate([0, *ends]), rows)
+    blocks = sum(-(-int(size) // 64) for size in np.diff(used))
+    right = np.array_equal(result, expected(a, b, used[1:])) and run.findings == ()
+    return right and run.flops == blocks * 2 * (2 * 64**3)  # 72 columns are two tiles, 8 of k one step of 64
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 11, 100])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_long_tiles_of_large_matrices_come_first(blocks, seed):
+    assert is_each_tile_taken_once(SORTED, SORTED[-1] + 9, config={"blocks": blocks}, texts=sorted_kernel(), seed=seed)
+
+
+@pytest.mark.parametrize("ends", [[0, 0], [64, 64], [1024, 1024], [30, 60], [1500, -1], [900, 9000], [2190, 2200]])
+def test_lists_of_tiles_may_be_empty_and_longer_than_a_band(ends):
+    assert is_each_tile_taken_once(ends, 2200, config={"blocks": 5}, texts=sorted_kernel())
+
+
+def test_long_tiles_come_first_only_where_groups_have_many_rows():
+    """Without the edit of their number, groups of 512 rows on average are sorted, and others are not."""
+    text = nvrtc.text("wgmma_grouped.cu").replace("LARGE = 48 << 20", "LARGE = 0")
+    never = text.replace("listed(int rows) const {", "listed(int rows) const { if (sorts) return 0;")
+    assert never != text
+    for rows, is_sorted in ((1024, True), (1023, False)):
+        right = is_each_tile_taken_once([500, 1020], rows, texts={"wgmma_grouped.cu": never})
+        assert right is not is_sorted
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("group = end = 0;", "group = 0;"),
+        ("rest = tiles + meanwhile + block;", "rest = tiles + block;"),
+        ("rest = tiles + meanwhile + block;", "rest = tiles + meanwhile + block + 1;"),
+        ("tiles + (is_first ? 0 : meanwhile) - 1;", "tiles + (is_first ? 0 : meanwhile);"),
+        ("tiles + block - first_blocks;", "tiles + block;"),
+        ("stride = is_first ? first_blocks : others;", "stride = blocks;"),
+        ("return is_long ? long_of(rows) :", "return is_long ? tiles_of(rows) :"),
+        ("tiles_of(rows) - long_of(rows);", "tiles_of(rows);"),
+        ("is_long ? above + within % height : long_of(end - begin)", "above + within % height"),
+        ("if (!sorts || !is_long) return;", "return;"),
+        ("    if (index > last) take_rest();\n    find();", "    find();"),
+    ],
+)
+def test_a_kernel_that_is_wrong_about_the_order_is_told(old, new):
+    texts = sorted_kernel((old, new))
+    assert not is_each_tile_taken_once(SORTED, SORTED[-1], config={"blocks": 11}, texts=texts)
 
 
 def test_groups_with_few_tiles_take_narrow_ones():

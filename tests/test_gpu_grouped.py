@@ -81,6 +81,18 @@ def test_many_groups_and_rows():
     check(numbers(rows[-1], 256), numbers(64, 512, 256, seed=1).mT, rows)
 
 
+def test_many_rows_of_large_matrices():
+    """Matrices of 50 MB: the kernel takes long tiles first. A row's bits are those that it has in a group alone."""
+    a, b, ends = numbers(2700, 6144), numbers(3, 4096, 6144, seed=1).mT, [1033, 1040, 2650]
+    check(a, b, ends)
+    x = torch.randn(2700, 6144, device="cuda").bfloat16()
+    b = b.to(torch.bfloat16) + torch.randn(4096, device="cuda").bfloat16()
+    whole = gm.grouped_matmul(x, b, offsets=on_device(ends))
+    assert torch.equal(whole[: ends[-1]], gm.grouped_matmul(x, b, offsets=on_device(ends))[: ends[-1]])
+    alone = gm.grouped_matmul(x[1040:2650], b[2:], offsets=on_device([1610]))
+    assert torch.equal(whole[1040:2650], alone)
+
+
 @pytest.mark.parametrize("shape", [(136,), (4, 136)])
 def test_bias(shape):
     bias = numbers(*shape, seed=2)

@@ -15,6 +15,7 @@ from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
 
 _BM, _BLOCK = 128, 64  # rows of a tile, and of the part of it that one warpgroup multiplies
+_PLACES = 16 * 24  # bytes of places of tiles, and their barriers
 _STAGES = {256: 4, 128: 6, 64: 8}  # of a tile's columns: about 200 KB
 
 
@@ -36,12 +37,13 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     if problem.b_layout == "col":
         b = MapBox("b", (b.box[0], bn))
     tiles = wgmma.wgmma_tiles(problem, _BM, bn, stages)
+    ring = wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(problem, _BM, bn)
     return Geometry(
         f"{name}.cu",
         template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiles),
         (max(1, min(most_tiles(problem, bn), config["blocks"])), 1, 1),
         (384, 1, 1),
-        shared=wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(problem, _BM, bn) + 16 * stages,
+        shared=ring + 16 * stages + _PLACES,
         needs=90,
         instructions="wgmma and tensor copies",
         alone=True,

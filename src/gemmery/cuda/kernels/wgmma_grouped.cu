@@ -1,51 +1,147 @@
 // Idea: one launch for groups of rows, each times a matrix of its own, as layers of experts need them. Where groups end
-// is read on the device, so a graph can be replayed with others: every thread walks along the groups and counts their
-// tiles until it comes to the next of its block. Of a tile only blocks of 64 rows that the group has are brought and
-// multiplied, so that a group of few rows moves little beside its matrix.
+// is read on the device, so a graph can be replayed with others: one thread of a block walks along the groups, counts
+// their tiles until it comes to the block's next, brings it, and tells the others its place in shared memory. Of a tile
+// only blocks of 64 rows that the group has are brought and multiplied, so that a group of few rows moves little beside
+// its matrix.
 // Parent: wgmma_epilogue, which needs a launch for each group, and to know its rows.
-// Measured on an H200, bf16: 0.89 to 1.6 of torch._grouped_mm, 1.2 on average.
+// Measured on an H200, bf16: 1.1 to 1.5 of torch._grouped_mm, of 8 groups 0.97 to 1.2 of a loop of torch.mm.
 #include "wgmma_epilogue.cu"
 
-// The tiles of a block, every gridDim.x-th of those of all groups, one group after the other. Without offsets the
+// The tiles of a block: every gridDim.x-th of those of all groups, one group after the other. Without offsets the
 // groups are the products of a batch, m rows each.
+// A last tile of up to 64 rows, a short one, takes about 5/8 of the time of a long one. After it, its block is ahead of
+// those with the same rows or columns, and reads what L2 no longer holds when they need it. So of groups of many rows
+// and a large matrix, long tiles come first, to as many blocks as their rounds fill: these stay together. The others
+// take short tiles meanwhile, and all blocks the short tiles that are left.
 template <class Tiles, class P> struct Groups {
-  static constexpr bool GROUPED = true;
   // Rows of tiles of a group that are taken column by column. Each band reads the group's matrix again: with 8, groups
   // of 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B.
-  static constexpr int BAND = 16;
-  const P& p;  // what it holds of the argument is no register
-  int index, group = -1, begin = 0, end = 0, first = 0, next_first = 0;  // of a group: its rows, its first tile
+  static constexpr int BAND = 16, LARGE = 48 << 20;  // bytes of a matrix, about what L2 holds
+  const P& p;
+  const int columns;  // of tiles
+  const bool sorts;   // whether long tiles come first
+  bool is_long = true;  // of the two lists, if it sorts, that of long tiles
+  int index = blockIdx.x, stride = gridDim.x, last = 0x7fffffff, rest = 0;  // the tile behind `last` is that of `rest`
+  int group = -1, begin = 0, end = 0, first = 0, next_first = 0;  // of a group: its rows, its first tile
   Tile tile;
 
-  template <class Place>
-  __device__ __forceinline__ Groups(const P& p, const Place&) : p(p), index(blockIdx.x) {
+  __device__ __forceinline__ Groups(const P& p)
+      : p(p), columns((p.product.n + Tiles::BN - 1) / Tiles::BN),
+        sorts(p.offsets && p.product.m / (4 * Tiles::BM) >= p.product.batch &&
+              (long long)p.product.n * p.product.k * int(sizeof(typename Tiles::T)) > LARGE) {
     ptx::griddepcontrol_wait();  // the launches before may write the offsets
+    if (sorts) share();
     find();
   }
 
-  __device__ __forceinline__ bool more() const { return group < p.product.batch; }
-  __device__ __forceinline__ bool passes(int warpgroup) const {
-    return tile.row + warpgroup * Tiles::BLOCKS * 64 >= end;
+  static __device__ __forceinline__ int tiles_of(int rows) { return (rows + Tiles::BM - 1) / Tiles::BM; }
+  static __device__ __forceinline__ int long_of(int rows) { return (rows + Tiles::BM / 2 - 1) / Tiles::BM; }
+
+  // Rows of tiles of a group, those in the list.
+  __device__ __forceinline__ int listed(int rows) const {
+    if (!sorts) return tiles_of(rows);
+    return is_long ? long_of(rows) : tiles_of(rows) - long_of(rows);
   }
+
+  // Names the first blocks for long tiles, as many as need the same number of rounds as all would, the others for as
+  // many short ones as these rounds last, 13/8 each.
+  __device__ __forceinline__ void share() {
+    const int blocks = gridDim.x, block = blockIdx.x;
+    int tiles = 0, from = 0;
+    for (int each = 0; each < p.product.batch; ++each) {
+      int to = max(end_of<true>(p, each), from);
+      tiles += long_of(to - from) * columns;
+      from = to;
+    }
+    const int rounds = max((tiles + blocks - 1) / blocks, 1), first_blocks = (tiles + rounds - 1) / rounds;
+    const int others = blocks - first_blocks, meanwhile = rounds * 13 / 8 * others;
+    const bool is_first = block < first_blocks;
+    index = is_first ? block : tiles + block - first_blocks;
+    stride = is_first ? first_blocks : others;
+    last = tiles + (is_first ? 0 : meanwhile) - 1;
+    rest = tiles + meanwhile + block;
+    if (index > last) take_rest();
+  }
+
+  __device__ __forceinline__ void take_rest() {
+    index = rest;
+    stride = gridDim.x;
+    last = 0x7fffffff;
+  }
+
+  __device__ __forceinline__ bool more() const { return group < p.product.batch; }
   __device__ __forceinline__ void next() {
-    index += gridDim.x;
+    index += stride;
+    if (index > last) take_rest();
     find();
   }
 
   __device__ __forceinline__ void find() {
-    const int columns = (p.product.n + Tiles::BN - 1) / Tiles::BN;
     while (index >= next_first) {
-      if (++group == p.product.batch) return;
+      if (++group == p.product.batch) {
+        if (!sorts || !is_long) return;
+        is_long = false;
+        group = end = 0;
+      }
       first = next_first;
       begin = p.offsets ? end : 0;
       end = max(end_of<true>(p, group), begin);  // of any offsets: nothing outside is touched
-      next_first += (end - begin + Tiles::BM - 1) / Tiles::BM * columns;
+      next_first += listed(end - begin) * columns;
     }
     int within = index - first, above = within / (BAND * columns) * BAND;
-    int height = min((end - begin + Tiles::BM - 1) / Tiles::BM - above, BAND);
+    int height = min(listed(end - begin) - above, BAND);
     within -= above * columns;
-    tile = {group, begin + (above + within % height) * Tiles::BM, within / height * Tiles::BN};
+    int row = is_long ? above + within % height : long_of(end - begin);
+    tile = {group, begin + row * Tiles::BM, within / height * Tiles::BN};
   }
+};
+
+// Places of tiles in shared memory, in turn, and barriers that say that they are there. The producer is at most STAGES
+// tiles ahead of a warpgroup that has a tile, so it writes no place that one still reads.
+struct Places {
+  static constexpr int COUNT = 16, BYTES = COUNT * 24;
+  unsigned at;
+  int turn = 0;
+  __device__ __forceinline__ unsigned place() const { return at + turn % COUNT * 16; }
+  __device__ __forceinline__ unsigned barrier() const { return at + COUNT * 16 + turn % COUNT * 8; }
+
+  // By COUNT threads, one for each.
+  __device__ __forceinline__ void init(int place) const {
+    ptx::mbarrier_init(at + COUNT * 16 + place * 8, 1);
+    ptx::fence_mbarrier_init();
+  }
+
+  __device__ __forceinline__ void put(int group, int row, int column, int end) {
+    ptx::st_shared_v4(place(), {unsigned(group), unsigned(row), unsigned(column), unsigned(end)});
+    ptx::mbarrier_arrive(barrier());
+    ++turn;
+  }
+};
+
+// The tiles of a block as consumers are told them; after the last one, group -1.
+struct Told : Places {
+  static constexpr bool GROUPED = true;
+  int end;
+  Tile tile;
+  __device__ __forceinline__ explicit Told(const Places& places) : Places(places) {}
+
+  __device__ __forceinline__ void find() {
+    unsigned x[4];
+    ptx::ld_shared_v4(x, place());
+    tile = {int(x[0]), int(x[1]), int(x[2])};
+    end = int(x[3]);
+  }
+  __device__ __forceinline__ bool more() {
+    ptx::mbarrier_try_wait_parity(barrier(), turn / COUNT & 1);
+    find();
+    return tile.batch >= 0;
+  }
+  __device__ __forceinline__ bool passes(int warpgroup) const {
+    if (tile.row + warpgroup * 64 < end) return false;
+    ptx::bar_sync(2 + warpgroup, 128);  // one thread hands stages back: all have read the place
+    return true;
+  }
+  __device__ __forceinline__ void next() { ++turn; }
 };
 
 // Brings the blocks of 64 rows of A that a tile has.
@@ -74,5 +170,27 @@ template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_grouped(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<EPILOGUE, Tiles, Groups<Tiles, TmaProduct<T, Out>>, GroupProducer<Tiles>>(p, shared);
+  using P = Pieces<Tiles, Out, true>;
+  static_assert(Tiles::BM == 128 && Tiles::STAGES + 2 <= Places::COUNT);
+  Places places{ptx::shared_address(shared) + Tiles::RING + P::BYTES + 16 * Tiles::STAGES};
+  if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < Places::COUNT) places.init(threadIdx.x % 32);
+  Pipeline<Tiles, P::BYTES> pipe(shared, p);
+  Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
+  pipe.wait_for_launches_before();
+  if (pipe.warpgroup == 0) {
+    pipe.begin_producer();
+    if (threadIdx.x == 0) {
+      GroupProducer<Tiles> producer(pipe);
+      Groups<Tiles, TmaProduct<T, Out>> order(p);
+      for (; order.more(); order.next()) {
+        places.put(order.tile.batch, order.tile.row, order.tile.col, order.end);
+        producer.bring_tile(p, order.tile, k.first, k.steps);
+      }
+      places.put(-1, 0, 0, 0);
+    }
+  } else {
+    pipe.begin_consumer();
+    Told order(places);
+    consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
+  }
 }

@@ -149,9 +149,9 @@ def test_long_tiles_of_large_matrices_come_first(blocks, seed):
     assert is_each_tile_taken_once(SORTED, SORTED[-1] + 9, config={"blocks": blocks}, texts=sorted_kernel(), seed=seed)
 
 
-@pytest.mark.parametrize("ends", [[0, 0], [64, 64], [1024, 1024], [30, 60], [1500, -1], [900, 9000], [2190, 2200]])
+@pytest.mark.parametrize("ends", [[0, 0], [64, 64], [1024, 1024], [30, 60], [1500, -1], [900, 9000], [4290, 4300]])
 def test_lists_of_tiles_may_be_empty_and_longer_than_a_band(ends):
-    assert is_each_tile_taken_once(ends, 2200, config={"blocks": 5}, texts=sorted_kernel())
+    assert is_each_tile_taken_once(ends, 4300, config={"blocks": 5}, texts=sorted_kernel())
 
 
 def test_long_tiles_come_first_only_where_groups_have_many_rows():

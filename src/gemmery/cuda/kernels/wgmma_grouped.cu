@@ -15,7 +15,8 @@
 // take short tiles meanwhile, and all blocks the short tiles that are left.
 template <class Tiles, class P> struct Groups {
   // Rows of tiles of a group that are taken column by column. Each band reads the group's matrix again: with 8, groups
-  // of 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B.
+  // of 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B. Where groups have many rows
+  // and a large matrix, bands of twice as many read less.
   static constexpr int BAND = 16, LARGE = 48 << 20;  // bytes of a matrix, about what L2 holds
   const P& p;
   const int columns;  // of tiles
@@ -88,8 +89,9 @@ template <class Tiles, class P> struct Groups {
       end = max(end_of<true>(p, group), begin);  // of any offsets: nothing outside is touched
       next_first += listed(end - begin) * columns;
     }
-    int within = index - first, above = within / (BAND * columns) * BAND;
-    int height = min(listed(end - begin) - above, BAND);
+    const int band = sorts ? 2 * BAND : BAND;
+    int within = index - first, above = within / (band * columns) * band;
+    int height = min(listed(end - begin) - above, band);
     within -= above * columns;
     int row = is_long ? above + within % height : long_of(end - begin);
     tile = {group, begin + row * Tiles::BM, within / height * Tiles::BN};

@@ -8,6 +8,7 @@ import pytest
 import gemmery as gm
 from gemmery import cli
 from gemmery.cli import written_arguments
+from gemmery.cuda import device_part
 from gemmery.errors import ArgumentError, CheckError
 
 ADD = """#include <iostream>
@@ -215,3 +216,36 @@ def test_a_reference_that_fails_is_told_in_a_line(tmp_path):
     (tmp_path / "r.py").write_text("\nraise SystemExit(5)")
     with pytest.raises(ArgumentError, match=r"r.py fails with SystemExit: 5 \(line 2 of r.py\); mend the file"):
         written_arguments.reference(f"{tmp_path}/r.py:f")
+
+
+@pytest.mark.parametrize("name", ["m", "c", "N"])
+def test_an_argument_that_names_another_parameter_is_refused(folder, name, capsys):
+    assert cli.run(["emulate", "add.cu", *LINE[:-1], f"{name}=128"]) == 2
+    message = capsys.readouterr().err
+    assert f"--arg {name}=128: argument 3 of add<4>(a, b, c, n) is n; write one --arg for each parameter" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("__global__ void k(int a, /* b, */ const float* __restrict__ c = nullptr, unsigned n) {}", ("a", "c", "n")),
+        (
+            "template <class T, int N> __global__ void __launch_bounds__(N, 2) k(T x[], T* const y, int) {}",
+            ("x", "y", ""),
+        ),
+        ("struct P { int n; };\n__global__ void k(P p, int (*f)(int), Pair<int, 4> q) {}", ("p", "", "q")),
+        ('extern "C" __global__ void k() {}', ()),
+    ],
+)
+def test_the_names_of_parameters(source, names):
+    assert device_part.parameters_of(source, "k<4>") == {names}
+
+
+def test_a_name_of_one_of_several_kernels_of_that_name_is_taken():
+    source = "__global__ void k(int a, int n) {}\n__global__ void k(float a, int m) {}"
+    known = device_part.parameters_of(source, "k")
+    assert known == {("a", "n"), ("a", "m")}
+    written_arguments.check_names(["a=1", "m=2"], "k", known)
+    written_arguments.check_names(["1", "f32=2", "x=3"], "k", known)  # one too many is refused when it is bound
+    with pytest.raises(ArgumentError, match=r"argument 1 of k.* is m, n"):
+        written_arguments.check_names(["a=1", "q=2"], "k", known)

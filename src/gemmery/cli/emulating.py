@@ -36,7 +36,8 @@ if TYPE_CHECKING:
       f32[64,32]=random  an array: f16 f32 f64 bf16 i8 ... u64 bool, filled
                          with zeros ones arange random nan or a number
       x.npy, x.npz:key   an array from a file; the file stays as it is
-      n=64, 0.5          a number of the parameter's type; i64=3 of this one
+      n=64, 0.5          a number for parameter n, or for the next one; of its
+                         own type, or of another: i64=3
       null               a null pointer
 
     \b
@@ -105,7 +106,7 @@ def emulate(
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
     files = [file, *([against] if against else [])]
-    run_each = [partial(_run, path, kernel, values, options, expected, tolerance) for path in files]
+    run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance) for path in files]
     return partial(_emulate, run_each, bool(expected), card, line, json, html)
 
 
@@ -148,25 +149,34 @@ def _emulate(
 
 
 def _run(
-    file: Path, kernel: str, values: list[Any], options: dict[str, Any], expected: Any, tolerance: float
+    file: Path,
+    kernel: str,
+    texts: Sequence[str],
+    values: list[Any],
+    options: dict[str, Any],
+    expected: Any,
+    tolerance: float,
 ) -> tuple[KernelRun, str]:
     """Run one file on copies of the arrays; returns what is wrong with the result, too."""
     import numpy as np
 
-    from gemmery.cli.written_arguments import check
+    from gemmery.cli import written_arguments
     from gemmery.emulator.run import progress
     from gemmery.inspection.kernel_run import emulate
-    from gemmery.lab.kernel import only_kernel
+    from gemmery.lab.kernel import only_kernel, parameter_names
 
+    kernel = kernel or only_kernel(file)
+    if any(map(written_arguments.parameter, texts)):
+        written_arguments.check_names(texts, kernel, parameter_names(file, kernel))
     arrays = [value.copy() if isinstance(value, np.ndarray) else value for value in values]
     before = progress.set(announcer(sys.stderr.write))
     try:
-        run = emulate(file, kernel or only_kernel(file), args=arrays, **options)
+        run = emulate(file, kernel, args=arrays, **options)
     finally:
         progress.reset(before)
     try:
         if expected:
-            check(expected, values, arrays, tolerance)
+            written_arguments.check(expected, values, arrays, tolerance)
     except CheckError as error:
         return run, f"{file}: {error}"
     return run, ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,28 @@ def argument(text: str, place: int = 0) -> Any:
     if name in TYPES:
         return _typed(text, name, value)
     return _number(text, value)
+
+
+def parameter(text: str) -> str:
+    """Return the parameter that an argument names: "n" of "n=64"; "" for an argument without a name."""
+    name = text.strip().rpartition("=")[0].strip()
+    return name if name.isidentifier() and name not in TYPES else ""
+
+
+def check_names(texts: Sequence[str], kernel: str, known: Collection[Sequence[str]]) -> None:
+    """Check that each argument with a name stands in the place of that parameter.
+
+    `known` are the names of the parameters, for each kernel of this name; "" is a name that is not known. Raises
+    ArgumentError for an argument in another place, or with a name that no parameter has.
+    """
+    for place, text in enumerate(texts):
+        there = {names[place] for names in known if place < len(names)}
+        if parameter(text) and there and not there & {parameter(text), ""}:
+            listed = " or ".join(f"({', '.join(names)})" for names in known)
+            raise ArgumentError(
+                f"--arg {text}: argument {place} of {kernel}{listed} is {', '.join(sorted(there))}; write one --arg "
+                "for each parameter, in their order"
+            )
 
 
 def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[Any]:

@@ -233,6 +233,54 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     return instances
 
 
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short", "signed", "unsigned", "__restrict__"}
+_BRACKETS = dict(zip(")]>}", "([<{", strict=True))
+
+
+def parameters_of(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> set[tuple[str, ...]]:
+    """The names of a kernel's parameters, as each definition of that name has them; "" for one that is not known.
+
+    >>> parameters_of("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add")
+    {('x', '', 'n')}
+    """
+    program = _program(text, name, (), folder, include.folders())
+    marks = device_words(program.macros, frozenset({"__global__"}))
+    called = kernel.partition("<")[0].rpartition("::")[2].strip()
+    names = set()
+    for each in program.splits[name].declarations:
+        if each.head & marks and each.title == f"{called}()":
+            declared = _COMMENT.sub(" ", text[each.start : each.stop])
+            start = re.search(rf"\b{re.escape(called)}\s*\(", declared)
+            if start:
+                names.add(tuple(map(_parameter_name, _separated(declared[start.end() :]))))
+    return names
+
+
+def _separated(text: str) -> list[str]:
+    """The parts between commas outside of brackets, up to the bracket that ends them all."""
+    parts, open_brackets = [""], []
+    for letter in text:
+        if letter in _BRACKETS.values():
+            open_brackets.append(letter)
+        elif letter in _BRACKETS:
+            if not open_brackets:
+                break
+            if open_brackets[-1] == _BRACKETS[letter]:
+                open_brackets.pop()
+        if letter == "," and not open_brackets:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part.strip()]
+
+
+def _parameter_name(declared: str) -> str:
+    """The last word of a parameter's type and name; "" where that may be no name."""
+    word = re.fullmatch(r".*[\s*&](\w+)\s*(\[[^\]]*\]\s*)*", declared.partition("=")[0].strip(), re.DOTALL)
+    return word[1] if word and "(" not in declared and word[1] not in _OF_TYPES else ""
+
+
 def _first_cause(errors: Mapping[str, str], name: str) -> str:
     """The error in what a name needs: of a function that was left out, not that its name is then unknown."""
     cause = ""

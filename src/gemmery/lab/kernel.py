@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
-from gemmery.cuda.device_part import device_part, kernels_of
+from gemmery.cuda.device_part import device_part, kernels_of, parameters_of
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
@@ -365,3 +365,9 @@ def only_kernel(source: str | Path) -> str:
         none = "no __global__ function; give a file with a kernel"
         raise ArgumentError(f"{name} has {f'the kernels {listed}: name one' if names else none}")
     return names[0]
+
+
+def parameter_names(source: str | Path, kernel: str) -> set[tuple[str, ...]]:
+    """Return the names of a kernel's parameters, for each definition of that name; none for PTX, which has no names."""
+    text, name, folder = read_source(source)
+    return set() if re.search(r"^\s*\.version\s", text, re.MULTILINE) else parameters_of(text, kernel, name, folder)

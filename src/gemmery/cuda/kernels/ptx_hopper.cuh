@@ -243,4 +243,12 @@ template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(int (&d)[CO
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+// True in one lane of a whole warp. ptxas knows that it is one: where a test of threadIdx.x picks the thread, it puts a
+// loop over the warp's lanes around each tensor copy.
+__device__ __forceinline__ bool elect_sync() {
+  unsigned elected;
+  asm volatile("{ .reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 %0, 1, 0, one; }" : "=r"(elected));
+  return elected;
+}
+
 }  // namespace ptx

@@ -133,7 +133,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
-    if (threadIdx.x == 0) {
+    if (pipe.brings()) {
       Brings producer(pipe);
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
     }

@@ -14,6 +14,9 @@ constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 
 // The ring in shared memory, its barriers behind it and behind STAGING bytes for C, and the block's place in a cluster.
 template <class Tiles, int STAGING = 0> struct Pipeline {
   static constexpr int THREADS = (Tiles::WARPGROUPS + 1) * 128;
+  // Two blocks of 64 rows that share B multiply a stage in less time than a thread takes to ask for one by two copies,
+  // each in a loop over lanes: elected, it asks sooner. For other tiles that gains nothing.
+  static constexpr bool ELECTS = Tiles::CM * Tiles::CN > 1 && Tiles::BM == 64;
   Cluster<Tiles::CM, Tiles::CN> place;
   unsigned ring, full, empty;
   int warpgroup;  // 0: the producer's
@@ -35,6 +38,12 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   // After it, the launches before have ended: until then nothing of theirs may be read, and nothing written. What needs
   // only the argument, such as the place of the first tile, comes before it.
   static __device__ __forceinline__ void wait_for_launches_before() { ptx::griddepcontrol_wait(); }
+
+  // Whether this thread is the producer, in the first warpgroup.
+  static __device__ __forceinline__ bool brings() {
+    if constexpr (ELECTS) return __shfl_sync(~0u, threadIdx.x / 32, 0) == 0 && ptx::elect_sync();
+    return threadIdx.x == 0;
+  }
 
   // The first statement of each role, on its own path: ptxas ignores it where the paths have met before (C7507).
   static __device__ __forceinline__ void begin_producer() {

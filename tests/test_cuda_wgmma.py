@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from gemmery.cuda import nvrtc, sass
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import refusal
 from gemmery.cuda.hopper import INSTANCES, plain_halves
@@ -129,3 +130,19 @@ def test_bounds_by_type():
     assert LIBRARY.bound_of("f32", "tf32")(16) == 2.0**14 + 16 / 2 + 2 * 2.5
     assert LIBRARY.bound_of("e4m3")(64) == 2 * (33 * 2**11 + 2)
     assert LIBRARY.bound_of("i8")(1000) == 0
+
+
+def test_pairs_of_64_rows_ask_for_stages_without_a_loop_over_lanes():
+    """ptxas loops over the lanes that may be there, each with ELECT, unless elect.sync has named the one."""
+    pytest.importorskip("cuda.bindings")
+
+    def copies(config):
+        geometry = launch(product(128, 4096, 4096), **config)
+        made = nvrtc.code(geometry.source, geometry.kernel, "sm_90a")
+        code = [each.opcode for each in sass.instructions(sass.disassembled(made.cubin, made.entry))]
+        places = [i for i, opcode in enumerate(code) if opcode.startswith("UTMALDG")]
+        return len(places), code[places[0] - 4 : places[-1]].count("ELECT")
+
+    alone = {"bm": 64, "bn": 64, "stages": 12, "cm": 1, "cn": 1}
+    assert copies({**alone, "cm": 2}) == (2, 0)
+    assert copies(alone) == (2, 2)

@@ -60,7 +60,7 @@ def test_operands_that_are_packed_have_whole_lines():
 
 
 def test_few_tiles_split_k_unless_the_kernel_cannot():
-    few = product(128, 4096, 4096)
+    few = product(128, 1024, 8192)
     assert hopper.chosen(few, H200)["splits"] > 1
     assert hopper.chosen(few, H200, split=False)["splits"] == 1
     assert hopper.chosen(product(8192, 8192, 8192), H200)["splits"] == 1
@@ -93,6 +93,24 @@ def test_few_rows_take_a_ring_that_keeps_enough_of_b_under_way():
         columns = min(4096, H200.sms * config["bn"])
         assert config["splits"] == 1
         assert columns * config["stages"] * hopper.ROW >= 6 << 20  # bytes; 4 MB reach 3.2 TB/s, 8 MB 3.9
+
+
+def test_rows_that_end_within_a_second_tile_of_64_take_a_taller_one():
+    """A copy takes longer for a row beyond the edge than for one of the matrix."""
+    for m, invariant in itertools.product((65, 100, 111), (False, True)):
+        case = product(m, 4096, 14336)._replace(invariant=invariant)
+        assert hopper.chosen(case, H200)["bm"] == 128
+        assert hopper.chosen(case._replace(k=1024, invariant=True), H200)["bm"] == 64
+        assert hopper.chosen(case._replace(n=5000, k=5000, invariant=True), H200)["bm"] == 64
+    for m in (64, 112, 128):
+        assert hopper.chosen(product(m, 4096, 14336)._replace(invariant=True), H200)["bm"] == 64
+
+
+@pytest.mark.parametrize("k", [4096, 7168, 14336])
+def test_128_rows_by_4096_need_no_split(k):
+    """Pairs that share B are faster, so that batch invariance costs nothing there."""
+    case = product(128, 4096, k)
+    assert hopper.chosen(case, H200) == hopper.chosen(case._replace(invariant=True), H200)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 64), (64, 0), (0, 0)])

@@ -51,6 +51,7 @@ INSTANCES = (
     Instance(128,  96,    6, 1, 1,  76),
     Instance( 64, 128,    8, 2, 1,  78),
     Instance(128,  64,    8, 1, 1,  79),
+    Instance(128,  32,    9, 1, 1,  88),  # where tiles of 64 rows do not suit
     Instance( 64,  96,    8, 2, 1,  78),
     Instance( 64,  64,    8, 1, 1,  80),
     Instance( 64,  64,   12, 1, 1,  80),
@@ -82,6 +83,10 @@ MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
 FEW_DEPTH = 4096  # k from which 8 rows are known to gain from a ring of 36 stages
+# A copy takes five times as long for a row beyond the edge as for one of the matrix, and a second box of 64 rows of A
+# that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
+# 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
+UNEVEN, UNEVEN_SIDE = range(65, 112), 4096
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 
@@ -122,6 +127,10 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
 def suits(problem: Problem, bm: int, bn: int) -> bool:
     """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
     if bm == 8 and (problem.m > 8 or problem.a_layout == "col" or problem.k < FEW_DEPTH):
+        return False
+    whole = problem.a_layout == "row" and problem.k * dtypes.get(problem.dtype).size % ROW == 0
+    uneven = problem.m in UNEVEN and whole and min(problem.n, problem.k) >= UNEVEN_SIDE
+    if (bm == 64 and uneven) or ((bm, bn) == (128, 32) and not uneven):
         return False
     return (bm != 192 or plain_halves(problem)) and (bn % 32 == 0 or dtypes.get(problem.out).size == 2)
 

@@ -130,6 +130,19 @@ def test_along_columns_a_team_is_part_of_a_warp():
         launched(ACROSS, team=64)
 
 
+def test_more_blocks_than_run_evenly_become_half_as_many_that_share_k():
+    def grid(n, dtype="bf16", **fields):
+        product = Problem(1, n, 4096, dtype, dtype, device="h200", alignments=(16, 16, 16), **fields)
+        rung = find(GEMV, "gemv_vectorized")
+        return rung.geometry(product, rung.default).launches[0].grid
+
+    assert grid(17000) == (266, 1, 1)
+    assert grid(20480) == (160, 1, 2)
+    assert grid(32000) == (250, 1, 2)
+    assert grid(32000, "f32") == (1000, 1, 1)
+    assert grid(20480, batch=2) == (320, 2, 1)
+
+
 @pytest.mark.parametrize("name", ["f16", "f64"])
 def test_nothing_spills_at_any_number_of_threads(name):
     pytest.importorskip("cuda.bindings")

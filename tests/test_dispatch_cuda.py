@@ -47,9 +47,29 @@ def test_tf32_is_taken_only_when_it_is_allowed():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sizes", [(1, 4096, 512), (4096, 1, 512), (1, 1, 512)])
+@pytest.mark.parametrize("sizes", [(1, 6144, 4096), (4096, 1, 512), (1, 1, 512)])
 def test_vectors_have_their_own_rungs(name, sizes):
     assert chosen(sizes, name).rung.name == "gemv_vectorized"
+
+
+@pytest.mark.skipif("wgmma_epilogue" not in cuda._RUNGS, reason="there is no such rung")
+@pytest.mark.parametrize(
+    ("sizes", "fields", "rung"),
+    [
+        ((1, 4096, 4096), {}, "wgmma_epilogue"),
+        ((1, 8192, 1024), {"epilogue": "bias"}, "wgmma_epilogue"),
+        ((1, 14336, 2048), {}, "wgmma_epilogue"),
+        ((1, 32000, 512), {}, "gemv_vectorized"),
+        ((1, 5120, 4096), {}, "gemv_vectorized"),
+        ((1, 2048, 2048), {}, "gemv_vectorized"),
+        ((1, 4096, 64), {}, "gemv_vectorized"),
+        ((1, 4096, 4096), {"b_layout": "col"}, "gemv_vectorized"),
+        ((1, 4096, 4096), {"alignments": (16, 2, 16)}, "gemv_vectorized"),
+        ((1, 4096, 4096), {"where": "a100"}, "gemv_vectorized"),
+    ],
+)
+def test_one_row_by_a_b_of_rows_takes_what_was_faster(sizes, fields, rung):
+    assert chosen(sizes, "bf16", **fields).rung.name == rung
 
 
 @pytest.mark.skipif("wgmma_epilogue" not in cuda._RUNGS, reason="there is no such rung")

@@ -152,6 +152,24 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     return Instance(*winner[:5], 100), winner[5]
 
 
+def outruns_gemv(problem: Problem) -> bool:
+    """Return True if tiles multiply one row by a B of adjacent rows in less time than gemv_vectorized.
+
+    That one adds up parts of k in a second launch: at n = 4096, k = 1024 it takes 5.7 us, and tiles 4.2. Of 48 sizes
+    of n and k, 512 to 128256, in bf16 on an H200, this misses two, where tiles take 0.97 and 0.96 of its time.
+
+    >>> row = Problem(1, 4096, 1024, "bf16", "bf16")
+    >>> outruns_gemv(row), outruns_gemv(row._replace(n=14336, k=4096)), outruns_gemv(row._replace(b_layout="col"))
+    (True, False, False)
+    """
+    n, k = problem.n, problem.k
+    if problem.m != 1 or problem.batch > 1 or problem.a_layout == "col" or problem.b_layout == "col":
+        return False
+    if kind(problem)[:2] != (2, 2) or describable(problem, "a") or describable(problem, "b") or min(n, k) < 512:
+        return False
+    return (k <= 1536 and n <= 32 * k) or (k <= 3072 and 4096 <= n < 16384) or (k <= 4096 and n in (4096, 8192))
+
+
 def has_room(tile: Instance, demand: Demand, device: Device) -> bool:
     """Return True if shared memory has room for a tile's ring, mbarriers, and pieces of C on their way out.
 

@@ -112,6 +112,8 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     For an invariant problem the choice does not depend on m or the batch, and no rung of it adds in another order.
     """
     choices = []
+    if card.capability == 90 and hopper.outruns_gemv(p):
+        choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
     if p.precision.startswith("f32_") and p.k and card.capability == 90:
         choices += _by_parts(p)
     if p.precision == "f64_normwise" and p.k >= float64_residues.SHALLOW and card.capability == 90:

@@ -129,14 +129,15 @@ def problem_of(shape: tuple[int, int, int], name: str, layouts: tuple[str, str, 
 
 
 def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapping[str, str] | None = None) -> Product:
-    """Run a rung on random matrices, and a bias for an epilogue of it, with the package's kernels or other texts."""
+    """Run a rung on random matrices, and a bias for an epilogue with it, with the package's kernels or other texts."""
     p = problem
     layouts = p.a_layout, p.b_layout, p.c_layout
     a, b, c = (one.array for one in matrices((p.m, p.n, p.k), p.dtype, p.out, layouts, p.batch))
-    bias = random((p.n,), "f32", 4) if p.epilogue == "bias" else None
+    bias = random((p.n,), "f32", 4) if p.epilogue.startswith("bias") else None
+    activation = p.epilogue.removeprefix("bias").removeprefix("+")
     runs = run_rung(rung, p, config, Gemm(a, b, c, bias), EmulationOptions(texts=texts))
     return Product(
-        verify.check(c, a, b, _bound(rung, p.dtype, p.precision), bias=bias).error_over_bound,
+        verify.check(c, a, b, _bound(rung, p.dtype, p.precision), bias=bias, activation=activation).error_over_bound,
         tuple(one for run in runs for one in run.findings),
         sum(run.shared.bank_conflicts for run in runs),
     )

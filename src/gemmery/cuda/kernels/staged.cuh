@@ -148,9 +148,14 @@ __device__ __forceinline__ const float* bias_of(const TmaProduct<T, Out>& p, int
 // Whether half of the bias is in shared memory, and half of a sum is added to it: both are exact above 2^-125.
 template <int EPILOGUE> constexpr bool HALVED = EPILOGUE == (BIAS | GELU);
 
+// Where the bias of a column lies there: of 16 columns, the four of a thread, such as 2, 3, 10 and 11, lie together.
+__device__ __forceinline__ int place_of_bias(int column) {
+  return (column & ~15) + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
+
 // Each thread halves what it has copied there.
 __device__ __forceinline__ void halve_bias(float* bias, int columns) {
-  for (int i = threadIdx.x % 128; i < columns; i += 128) bias[i] *= 0.5f;
+  for (int i = threadIdx.x % 128; i < columns; i += 128) bias[place_of_bias(i)] *= 0.5f;
 }
 
 // A warpgroup copies the bias of its columns of a tile to shared memory while the tile is multiplied: at its end, loads
@@ -160,7 +165,8 @@ __device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>
   const bool of_columns = biases_columns<P::GROUPED>(p);
   const float* from = bias_of<P::GROUPED>(p, at.batch);
   for (int i = threadIdx.x % 128; i < COLUMNS; i += 128) {
-    ptx::cp_async<4>(to + i * 4, from + min(at.column + i, p.product.n - 1) * p.product.bias_col, of_columns);
+    const int column = min(at.column + i, p.product.n - 1);
+    ptx::cp_async<4>(to + place_of_bias(i) * 4, from + column * p.product.bias_col, of_columns);
   }
   ptx::cp_async_commit_group();
 }
@@ -206,10 +212,10 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 }
 
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
-// `near` is a thread's part of the piece's columns in shared memory, where the bias is NEAR.
-template <int EPILOGUE, class P, bool NEAR = false, class Tiles, class T, class Out>
+// `near` is a thread's part of the bias of the piece's columns, every NEARth four from there on, unless that is 0.
+template <int EPILOGUE, class P, int NEAR = 0, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
-                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, 2>* near = nullptr) {
+                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, 4>* near = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -218,13 +224,15 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     float v[P::COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i]);
-    if constexpr (NEAR && HALVED<EPILOGUE>) {
+    if constexpr (NEAR > 0 && HALVED<EPILOGUE>) {
 #pragma unroll
-      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = gelu_of_half(__fmaf_rn(0.5f, v[i], near[i / 4 * 4].of[i % 2]));
-    } else if constexpr (NEAR) {
+      for (int i = 0; i < P::COLUMNS / 2; ++i) {
+        v[i] = gelu_of_half(__fmaf_rn(0.5f, v[i], near[i / 8 * NEAR].of[i / 4 % 2 * 2 + i % 2]));
+      }
+    } else if constexpr (NEAR > 0) {
       static_assert(!(EPILOGUE & (FACTORS | SCALED)), "a bias is added after these");
 #pragma unroll
-      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] += near[i / 4 * 4].of[i % 2];
+      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] += near[i / 8 * NEAR].of[i / 4 % 2 * 2 + i % 2];
       finish_piece<EPILOGUE & ~BIAS, P::GROUPED>(v, p, at);
     } else {
       finish_piece<EPILOGUE, P::GROUPED>(v, p, at);

@@ -19,16 +19,31 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     return Where{order.tile.batch, order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16,
                  order.tile.col + Tiles::column_of(warp / 4)};
   };
-  // The bias in shared memory, of which a thread has every fourth pair of columns.
+  // The bias in shared memory, in fours, of which a thread has every fourth one.
   constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED);
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
-  auto bias = reinterpret_cast<const Chunk<float, 2>*>(shared + bias_at) + threadIdx.x % 4;
+  auto bias = reinterpret_cast<const Chunk<float, 4>*>(shared + bias_at) + threadIdx.x % 4;
+  static_assert(Tiles::WN % 16 == 0, "fours of 16 columns");
+  // For gelu, an eighth of it is loaded while the last products run, so that work is at hand when they end: with that and
+  // fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
+  constexpr bool LOADED = NEAR && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
+  Chunk<float, 4> loaded[LOADED ? Tiles::WN / 16 : 1];
+  auto load_bias = [&](bool early) {
+#pragma unroll
+    for (int i = 0; i < (LOADED ? Tiles::WN / 16 : 0); ++i) {
+      if ((i % 8 == 7) == early) loaded[i] = bias[i * 4];
+    }
+  };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
-    pack<EPILOGUE, P, NEAR>(part, consumer, piece, p, of_piece, bias + P::column(piece) / 2);
+    if constexpr (LOADED) {
+      pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
+    } else {
+      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / 4);
+    }
   };
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
@@ -75,6 +90,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       ptx::bar_sync(2 + warp / 4, 128);
     };
     if constexpr (NEAR && HALVED<EPILOGUE>) wait_for_bias();  // while the last products run
+    load_bias(true);
     consumer.finish();
     if (!AHEAD) {
       order.find();
@@ -89,6 +105,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
         }
       }
     }
+    load_bias(false);
 #pragma unroll
     for (int piece = 0; piece < P::LEAVING; ++piece) {
       typename P::Part part[P::EACH];

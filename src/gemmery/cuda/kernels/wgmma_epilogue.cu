@@ -24,8 +24,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
   auto bias = reinterpret_cast<const Chunk<float, 4>*>(shared + bias_at) + threadIdx.x % 4;
   static_assert(Tiles::WN % 16 == 0, "fours of 16 columns");
-  // For gelu, an eighth of it is loaded while the last products run, so that work is at hand when they end: with that and
-  // fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
+  // For gelu, an eighth of it is loaded while the last products run, so that work is at hand when they end: with that
+  // and fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
   constexpr bool LOADED = NEAR && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
   Chunk<float, 4> loaded[LOADED ? Tiles::WN / 16 : 1];
   auto load_bias = [&](bool early) {

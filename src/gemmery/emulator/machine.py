@@ -115,6 +115,10 @@ class CopyEvent:
     swizzle: int  # bytes
 
 
+# What bulk copies access in global memory: their threads, an address for each, and the bytes at each address.
+Pieces = tuple[Indices, Indices, int]
+
+
 class Observer:
     """Receives each event before it takes effect; this base class does nothing."""
 
@@ -147,6 +151,9 @@ class Observer:
 
         `what` is "begins" for the start of a copy to shared memory, "lands" for its end, or "reads".
         """
+
+    def transferred(self, machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
+        """Bulk copies read global memory, as they begin, or write it, when their threads wait for them."""
 
     def tensor(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         """Threads access words of their blocks' tensor memory at each of `addresses` (threads, words).
@@ -199,6 +206,12 @@ def report_access(machine: Machine, event: Access) -> None:
     """Tell the observers of an access."""
     for observer in machine.observers:
         observer.access(machine, event)
+
+
+def report_transfer(machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
+    """Tell the observers what bulk copies access in global memory."""
+    for observer in machine.observers:
+        observer.transferred(machine, index, places)
 
 
 def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:

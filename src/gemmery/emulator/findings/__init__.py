@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +19,7 @@ from gemmery.emulator.findings.read_only import ReadOnlyLoads
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer
+from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, Pieces
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import PtxKernel
 
@@ -103,6 +105,9 @@ class Findings(Observer):
         self._shared.bulk(index, threads, addresses, what)
         if self._cluster is not None and what == "reads":
             self._cluster.bulk(index, threads, addresses)
+
+    def transferred(self, machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
+        self._global.transferred(index, places)
 
     def tensor(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._tensor.access(index, threads, addresses, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.pointers import Reach, reach
-from gemmery.emulator.machine import Access, Machine
+from gemmery.emulator.machine import Access, Machine, Pieces
 from gemmery.emulator.op import Flags, Indices
 
 
@@ -49,7 +50,7 @@ class GlobalRaces:
         """Threads access global memory."""
         if event.kind == "bulk" or not self.reach.followed[event.index]:
             return
-        self._event = event
+        self._event: Access | None = event
         threads = self._threads if event.mask is None else np.flatnonzero(event.mask)
         addresses = self._machine.spread(event.addresses)
         addresses = addresses if event.mask is None else addresses[threads]
@@ -60,6 +61,18 @@ class GlobalRaces:
             self._grid.reads(event.index, addresses, threads, event.width, atomic)
         if self._orders.hands_over:
             self._hand_over(event, threads, addresses)
+
+    def transferred(self, index: int, places: Callable[[], Pieces]) -> None:
+        """Bulk copies read global memory as they begin, or write or update it when their threads wait for them."""
+        if not self.reach.followed[index]:
+            return
+        self._event = None
+        threads, addresses, width = places()
+        if not threads.size:
+            return
+        opcode = self._machine.kernel.instructions[index].opcode
+        touch = self._grid.writes if "bulk_group" in opcode.modifiers else self._grid.reads
+        touch(index, addresses, threads, width, bool(self._atomic[index]))
 
     def fenced(self, index: int, warps: Flags) -> None:
         """Warps (blocks, warps) execute a fence; one block may stand for all."""
@@ -116,7 +129,7 @@ class GlobalRaces:
             for at in np.flatnonzero(racing & flags & ~one_block):
                 number_there = int(number[at]) + self._grid.first
                 racing[at] = not self._handover.observed(int(block[at]), int(addresses[at]), number_there)
-        if self._event.kind == "st" and racing.any():
+        if self._event is not None and self._event.kind == "st" and racing.any():
             equal = self._orders.stores[then] & self._same(threads, addresses, number, second, together)
             self._first_of_each(EQUAL, index, threads, addresses, others, racing & equal)
             racing &= ~equal

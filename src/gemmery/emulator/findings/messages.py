@@ -13,6 +13,10 @@ _LAST = "the last one to write wins: let one thread write there, or use an atomi
 _EQUAL = "both store the same value, and C++ leaves it undefined: let one thread store it, or use an atomic"
 _LANES = "lanes of one warp: put __syncwarp() between the two"
 _THREADS = "no barrier in between: put __syncthreads() there"
+_COPIED = (
+    "nothing orders the copy and the other access: wait for the copy (cp.async.bulk.wait_group, or its mbarrier), and "
+    "put a barrier between the two"
+)
 _BLOCKS = "read it in a later launch, or hand it over with an atomic and __threadfence() on both sides"
 
 
@@ -102,6 +106,7 @@ def grid_race(
     block, own = place
     launch, mine = machine.launch, int(machine.block_ids[number // machine.block_threads])
     one_block = block == mine
+    here, there = (_does_globally(machine, each) for each in (index, other))
     if equal:
         cause = _EQUAL
     elif way := pointers.update(machine.kernel, index, other):
@@ -109,19 +114,31 @@ def grid_race(
     elif not one_block and _own_scope(machine, index, other):
         cause = "they are atomic within one block or cluster: use device scope, atomicAdd() and not atomicAdd_block()"
     elif not one_block:
-        both = does(machine, index) == does(machine, other) == "writes"
+        both = here == there == "writes"
         cause = f"blocks run in any order: {'give each its own elements, or use an atomic' if both else _BLOCKS}"
     elif _both_store(machine, index, other):
         cause = _LAST
+    elif any(in_bulk(machine, each) for each in (index, other)):
+        cause = _COPIED
     else:
         cause = _LANES if own // 32 == number % machine.block_threads // 32 else _THREADS
     second = f"thread {_short(_unravel(own, launch.block), launch.block)}"
     if not one_block:
         second += f" of block {_short(_unravel(block, launch.grid), launch.grid)}"
     return (
-        f"{thread(machine, number)} {does(machine, index)} {address(machine, 'global', where)}, which {second} "
-        f"{does(machine, other)} at {line_of(machine, other)}; {cause}"
+        f"{thread(machine, number)} {here} {address(machine, 'global', where)}, which {second} "
+        f"{there} at {line_of(machine, other)}; {cause}"
     )
+
+
+def _does_globally(machine: Machine, index: int) -> str:
+    """What an access does to global memory: bulk copies read one end and write the other."""
+    opcode = machine.kernel.instructions[index].opcode
+    if not opcode.is_bulk:
+        return does(machine, index)
+    if opcode.name.startswith("cp.reduce"):
+        return "updates"
+    return "writes" if "bulk_group" in opcode.modifiers else "reads"
 
 
 def _own_scope(machine: Machine, *indices: int) -> bool:

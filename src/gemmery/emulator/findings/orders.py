@@ -79,7 +79,8 @@ def orders(kernel: PtxKernel) -> Orders:
     opcodes = [instruction.opcode for instruction in kernel.instructions]
     retried = pointers.retried(kernel)
     updates = _flags(map(is_atomic, opcodes))
-    atomic = updates | _flags(index in retried for index in range(len(opcodes)))
+    adds = _flags(opcode.name.startswith("cp.reduce.async.bulk") for opcode in opcodes)
+    atomic = updates | adds | _flags(index in retried for index in range(len(opcodes)))
     volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
     releases, acquires = (
         _flags(not order.isdisjoint(opcode.modifiers) for opcode in opcodes) for order in (RELEASES, ACQUIRES)

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gemmery.emulator.hopper import tensormap
 from gemmery.emulator.instructions import written
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
 from gemmery.emulator.ptx.variables import SIZES
+from gemmery.errors import EmulationError
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
 Makers = dict[str, list[Instruction]]  # of each register
@@ -58,7 +60,11 @@ def reach(kernel: PtxKernel, memory: Global, parameters: bytes) -> Reach:
     everything = False
     reaching = _reaching(kernel)
     for index, place in reaching.items():
-        names, null = _arrays(_of(place.base, origins), kernel, memory, parameters)
+        whence = _of(place.base, origins)
+        if place.coordinates:
+            names, null = _of_tensors(whence, memory, parameters), False
+        else:
+            names, null = _arrays(whence, kernel, memory, parameters)
         arrays[index] = names
         if null:
             nulls.add(index)
@@ -88,12 +94,28 @@ def reached(instruction: Instruction) -> Address | None:
         return None
     places = [operand for operand in instruction.operands if isinstance(operand, Address)]
     if opcode.family == "cp":
-        places = places[1:2]
+        places = places[:1] if "bulk_group" in opcode.modifiers else places[1:2]
     return places[0] if places else None
 
 
 def _writes(opcode: Opcode) -> bool:
-    return opcode.name in ("st", "stmatrix", "atom", "red", "wmma.store")
+    stores = opcode.name in ("st", "stmatrix", "atom", "red", "wmma.store")
+    return stores or (opcode.is_bulk and "bulk_group" in opcode.modifiers)
+
+
+def _of_tensors(origins: Origins, memory: Global, parameters: bytes) -> frozenset[str] | None:
+    """The allocations of the tensors whose maps are parameters; None for any."""
+    names: set[str] = set()
+    for origin in origins:
+        if not isinstance(origin, tuple) or origin[0] != "parameter":
+            return None
+        data = parameters[origin[1] : origin[1] + tensormap.BYTES]
+        try:
+            start = tensormap.decoded(data.ljust(tensormap.BYTES, b"\0")).address
+        except EmulationError:  # the copy itself refuses the map
+            return None
+        names |= {each.name for each in memory.allocations if each.start <= start <= each.stop}
+    return frozenset(names) or None
 
 
 def _arrays(

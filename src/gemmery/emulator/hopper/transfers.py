@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,15 @@ from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
-from gemmery.emulator.machine import Access, CopyEvent, Machine, report_access, report_misuse
+from gemmery.emulator.machine import (
+    Access,
+    CopyEvent,
+    Machine,
+    Pieces,
+    report_access,
+    report_misuse,
+    report_transfer,
+)
 from gemmery.emulator.op import NUMPY, Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
@@ -141,13 +150,21 @@ class _Boxes:
         return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
 
     def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
+        report_transfer(machine, self.index, partial(self._touched, whole=False))
         data, moved = self.tensor.fetch(machine.memory, self.coordinates)
         _count(machine, self.index, self.threads, self.tensor.address, moved)
         return self, data
 
     def put(self, machine: Machine, data: Chunks) -> None:
+        report_transfer(machine, self.index, partial(self._touched, whole=not self.adds))
         moved = self.tensor.put(machine.memory, self.coordinates, data, self.adds)
         _count(machine, self.index, self.threads, self.tensor.address, moved)
+
+    def _touched(self, whole: bool) -> Pieces:
+        addresses, inside, width = self.tensor.pieces(self.coordinates, whole)
+        threads = np.broadcast_to(self.threads[:, None], addresses.shape)
+        some = slice(None) if inside is None else inside
+        return threads[some].ravel(), addresses[some].ravel(), width
 
 
 @dataclass(frozen=True)
@@ -169,10 +186,12 @@ class _Row:
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         inside, places = self._checked(machine)
+        report_transfer(machine, self.index, partial(inside._touched, places))
         return inside, machine.memory.view("c16", 1).take(places)
 
     def put(self, machine: Machine, data: Chunks) -> None:
         inside, places = self._checked(machine)
+        report_transfer(machine, self.index, partial(inside._touched, places))
         some = np.ascontiguousarray(data[np.isin(self.threads, inside.threads)])
         if self.adds:
             kind = "u2" if self.adds == "bf16" else NUMPY[self.adds]
@@ -181,6 +200,9 @@ class _Row:
             add_in_turn(machine.memory.view(kind, 1), each, some.view(kind), self.adds == "bf16")
         else:
             machine.memory.view("c16", 1)[places] = some
+
+    def _touched(self, places: Indices) -> Pieces:
+        return np.repeat(self.threads, places.shape[1]), places.ravel() * PIECE, PIECE
 
     def _checked(self, machine: Machine) -> tuple[_Row, Indices]:
         """Return the copies that stay within an array."""

@@ -34,6 +34,7 @@ class StampFields:
     someone: int  # the bits that say which thread of which block
     same_block: int  # those that say which block
     last_clock: int  # the last clock that fits
+    narrow_clock: int  # the last clock with which a stamp is less than 2^32
 
     @classmethod
     def of(cls, instructions: int, threads: int, blocks: int) -> StampFields:
@@ -42,8 +43,8 @@ class StampFields:
         block_at = thread_at + (threads - 1).bit_length()
         clock_at = block_at + blocks.bit_length()
         someone, same_block = (1 << clock_at) - (1 << thread_at), (1 << clock_at) - (1 << block_at)
-        last_clock = (1 << 62 - clock_at) - 1
-        return cls(1 << thread_at - 1, thread_at, block_at, clock_at, someone, same_block, last_clock)
+        last_clock, narrow_clock = (1 << 62 - clock_at) - 1, (1 << max(32 - clock_at, 0)) - 1
+        return cls(1 << thread_at - 1, thread_at, block_at, clock_at, someone, same_block, last_clock, narrow_clock)
 
     def instructions(self, stamps: Words) -> Words:
         """The instruction of each stamp."""
@@ -65,8 +66,8 @@ ReportGridConflict = Callable[[int, Words, Words, Words, bool], None]
 class Two:
     """Two threads that accessed each place, of two blocks if possible: any other thread differs from at least one."""
 
-    def __init__(self, size: int, fields: StampFields) -> None:
-        self.last, self.other = Stamps(size), Stamps(size)
+    def __init__(self, size: int, fields: StampFields, narrow: bool) -> None:
+        self.last, self.other = Stamps(size, narrow), Stamps(size, narrow)
         self._fields = fields
 
     def keep(self, places: Words, stamps: Words, low: int, high: int) -> None:
@@ -112,6 +113,10 @@ class Two:
         """Split each place in two."""
         self.last, self.other = self.last.halved(), self.other.halved()
 
+    def widen(self) -> None:
+        """Make room for stamps of 8 bytes."""
+        self.last, self.other = self.last.widened(), self.other.widened()
+
 
 class GridHistory:
     """The accesses of a launch to global memory of `size` bytes."""
@@ -120,7 +125,8 @@ class GridHistory:
         self.fields, self._report = fields, report
         self._size = size
         self._shift = 4  # granules start at the widest access and are halved for a narrower one
-        self._written = Stamps(-(-size // 16))
+        self._narrow = fields.narrow_clock > 0  # until a later clock comes
+        self._written = Stamps(-(-size // 16), self._narrow)
         self._reads: Two | None = None  # None until something is read
         self._updates: Two | None = None  # the same for atomic updates
         self._someone, self._block = fields.someone, fields.same_block
@@ -154,7 +160,10 @@ class GridHistory:
             stamps += (numbers << self.fields.block_at)[:, None]
             stamps += np.arange(self._threads) << self.fields.thread_at
             self._stamps = stamps.ravel()
-            self._full = int(clocks.max()) > self.fields.last_clock
+            latest = int(clocks.max())
+            self._full = latest > self.fields.last_clock
+            if self._narrow and latest > self.fields.narrow_clock:
+                self._widen()
         return self._stamps
 
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
@@ -186,7 +195,7 @@ class GridHistory:
         lost = np.flatnonzero(last != stamps)
         lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
         if lost.size:
-            self._emit(index, lost, places, threads, last, together=True)
+            self._emit(index, lost, places, threads, last.astype(np.int64), together=True)
 
     def _places(
         self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
@@ -207,8 +216,15 @@ class GridHistory:
             if two is not None:
                 two.halve()
 
+    def _widen(self) -> None:
+        self._narrow = False
+        self._written = self._written.widened()
+        for two in (self._reads, self._updates):
+            if two is not None:
+                two.widen()
+
     def _keep(self, two: Two | None, places: Words, stamps: Words, low: int, high: int) -> Two:
-        two = two or Two(self._written.size, self.fields)
+        two = two or Two(self._written.size, self.fields, self._narrow)
         two.keep(places, stamps, low, high)
         return two
 
@@ -223,7 +239,8 @@ class GridHistory:
         self, index: int, places: Words, threads: Words, stamps: Words, table: Stamps, low: int, high: int
     ) -> None:
         if table.touches(low, high):
-            self._check(index, places, threads, stamps, table.at(places, low, high)[places])
+            then = table.at(places, low, high)[places].astype(np.int64, copy=False)
+            self._check(index, places, threads, stamps, then)
 
     def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
         """Report earlier accesses of other threads that nothing orders before these."""

@@ -1,9 +1,9 @@
 """A table with a stamp for each place of global memory, which packs rows of places that follow a pattern.
 
-A stamp has 8 bytes, and there may be one for each byte of an array. But threads mostly take places in turn: in a row of
-places the stamps then differ by the same steps as in many other rows. Such a row is kept as its greatest stamp and the
-number of its pattern; its page of memory goes back to the system until the row is accessed again. Irregular rows stay
-as they are.
+A stamp has 8 bytes, or 4 while all fit in them, and there may be one for each byte of an array. But threads mostly take
+places in turn: in a row of places the stamps then differ by the same steps as in many other rows. Such a row is kept as
+its greatest stamp and the number of its pattern; its page of memory goes back to the system until the row is accessed
+again. Irregular rows stay as they are.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import contextlib
 import mmap
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmery.emulator.findings.clocks import Words
 from gemmery.emulator.op import Flags
 
-ROW = max(512, mmap.PAGESIZE // 8)  # places: a page of memory
+ROW = max(512, mmap.PAGESIZE // 8)  # places: a page of memory; twice as many in a narrow table
 LEAST = 1 << 20  # places in use between two searches for patterns: their stamps take 8 MiB
 AT_ONCE = 256  # rows that are compared together: they fit in a core's L2
 EMPTY = -(1 << 62)  # in a pattern, a place that nobody accessed
@@ -26,26 +28,28 @@ RETURNS = sys.platform == "linux"  # whether the system takes single pages back 
 
 
 class Stamps:
-    """The stamps of `size` places, zeros at first."""
+    """The stamps of `size` places, zeros at first; those of a narrow table are less than 2^32."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, narrow: bool = False) -> None:
+        self.size, self._narrow = size, narrow
+        kind: type[np.unsignedinteger | np.signedinteger] = np.uint32 if narrow else np.int64
+        self._row = 2 * ROW if narrow else ROW  # places
         self.low, self.high = size, -1  # the first and the last place that was written
         self._packs = RETURNS and size > LEAST
         if not self._packs:
-            self._data = np.zeros(size, np.int64)
+            self._data = np.zeros(size, kind)
             return
-        rows = -(-size // ROW)
+        rows = -(-size // self._row)
         self._pages = mmap.mmap(-1, rows * ROW * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page stays as long as one of its rows is written out
             with contextlib.suppress(OSError):  # of a system that has none
                 self._pages.madvise(mmap.MADV_NOHUGEPAGE)
-        self._data = np.frombuffer(self._pages, np.int64)
-        self._rows = self._data.reshape(rows, ROW)
+        self._data = np.frombuffer(self._pages, kind)
+        self._rows = self._data.reshape(rows, self._row)
         self._used, self._open, self._packed = np.zeros((3, rows), np.bool_)  # since the last search; before it
         self._top, self._pattern = np.zeros(rows, np.int64), np.zeros(rows, np.int32)
         self._searches, self._packed_in = 0, np.zeros(rows, np.int32)
-        self._patterns = np.zeros((16, ROW), np.int64)
+        self._patterns = np.zeros((16, self._row), np.int64)
         self._numbers: dict[int, int] = {}  # of patterns, by hash
         self._most = max(rows >> 6, 8)  # patterns: they take a 64th of what they may save
         self._since, self._interval = 0, LEAST  # places in use since the last search, and how many until the next
@@ -55,47 +59,67 @@ class Stamps:
         """Whether any place from `low` to `high` may have a stamp."""
         return self.low <= high and low <= self.high
 
-    def at(self, places: Words, low: int, high: int) -> Words:
+    def at(self, places: Words, low: int, high: int) -> NDArray[Any]:
         """The table, in which these places from `low` to `high` may be read; until the next call."""
         if self._packs:
             self._write_out(places, low, high)
         return self._data
 
-    def written_at(self, places: Words, low: int, high: int) -> Words:
+    def written_at(self, places: Words, low: int, high: int) -> NDArray[Any]:
         """The same to read and to write."""
         self.low, self.high = min(self.low, low), max(self.high, high)
         if self._packs:
             if self._since > self._interval:
                 self._search()
-            self._use(_rows(places, low, high))
+            self._use(self._rows_of(places, low, high))
             self._write_out(places, low, high)
         return self._data
 
     def halved(self) -> Stamps:
         """The same stamps with each place split in two."""
-        split = Stamps(2 * self.size)
-        if self.high < 0:
-            return split
-        split.low, split.high = 2 * self.low, 2 * self.high + 1
+        split = Stamps(2 * self.size, self._narrow)
+        if self.high >= 0:
+            self._move(split, 2)
+        return split
+
+    def widened(self) -> Stamps:
+        """The same stamps in a table that is not narrow."""
+        wide = Stamps(self.size)
+        if self.high >= 0:
+            self._move(wide, 1)
+        return wide
+
+    def _move(self, other: Stamps, times: int) -> None:
+        """Move the stamps to an empty table with `times` as many places, each row to two of it."""
+        other.low, other.high = times * self.low, times * self.high + times - 1
         if not self._packs:
             some = np.flatnonzero(self._data)
-            split._data[2 * some] = split._data[2 * some + 1] = self._data[some]
-            if split._packs:
-                split._use(2 * some // ROW)
-            return split
+            for part in range(times):
+                other._data[times * some + part] = self._data[some]
+            if other._packs:
+                other._use(times * some // other._row)
+            return
+        row = other._row
         for rows in _batches(np.flatnonzero(self._used | self._open | self._packed)):
-            stamps = np.repeat(self._content(rows), 2, axis=1)
+            stamps = np.repeat(self._content(rows), times, axis=1)
+            packed = self._packed[rows]
+            self._give_back(rows)
             for part in (0, 1):
                 some = 2 * rows + part
-                inside = some < len(split._rows)
-                split._rows[some[inside]] = stamps[inside, part * ROW : (part + 1) * ROW]
-                split._use(some[inside])
-                split._pack(some[inside & self._packed[rows]])
-        return split
+                inside = some < len(other._rows)
+                other._rows[some[inside]] = stamps[inside, part * row : (part + 1) * row]
+                other._use(some[inside])
+                other._pack(some[inside & packed])
+
+    def _rows_of(self, places: Words, low: int, high: int) -> slice | Words:
+        """The rows of places: as a range where these are close together."""
+        first, last = low // self._row, high // self._row
+        close = last - first <= 1 + 4 * places.size // self._row
+        return slice(first, last + 1) if close else places // self._row
 
     def _write_out(self, places: Words, low: int, high: int) -> None:
         """Write out what is packed of these places."""
-        rows = _rows(places, low, high)
+        rows = self._rows_of(places, low, high)
         packed = self._packed[rows]
         if packed.any():
             some = rows.start + np.flatnonzero(packed) if isinstance(rows, slice) else np.unique(rows[packed])
@@ -108,7 +132,7 @@ class Stamps:
     def _use(self, rows: slice | Words) -> None:
         """Rows are in use until the next search."""
         used = self._used[rows]
-        self._since += ROW * int(used.size - np.count_nonzero(used))
+        self._since += self._row * int(used.size - np.count_nonzero(used))
         self._used[rows] = True
 
     def _search(self) -> None:
@@ -124,7 +148,7 @@ class Stamps:
 
     def _pack(self, rows: Words, filling: Flags | bool = False) -> int:
         """Pack rows, except those with empty places that are being filled; returns how many."""
-        stamps = self._rows[rows]
+        stamps = self._rows[rows].astype(np.int64, copy=False)
         top, bottom = stamps.max(axis=1), stamps.min(axis=1)
         self._open[rows] = top > 0
         ready = (top > 0) & ((bottom > 0) | np.logical_not(filling))
@@ -148,7 +172,7 @@ class Stamps:
     def _numbers_of(self, stamps: Words) -> Words:
         """The number of each row's pattern; -1 where there is none."""
         numbers = np.full(len(stamps), -1)
-        hashes = stamps @ _FACTORS
+        hashes = stamps @ _FACTORS[: self._row]
         keys, first, which = np.unique(hashes, return_index=True, return_inverse=True)
         for place, key in enumerate(keys.tolist()):
             number = self._numbers.get(key)
@@ -169,11 +193,11 @@ class Stamps:
         """Free the pages of rows."""
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
             if run.size:
-                self._pages.madvise(mmap.MADV_DONTNEED, int(run[0]) * ROW * 8, len(run) * ROW * 8)
+                self._pages.madvise(mmap.MADV_DONTNEED, int(run[0]) * ROW * 8, len(run) * ROW * 8)  # both kinds: a page
 
     def _content(self, rows: Words) -> Words:
         """The stamps of rows, packed or not."""
-        stamps = self._rows[rows]
+        stamps = self._rows[rows].astype(np.int64, copy=False)
         packed: Flags = self._packed[rows]
         some = rows[packed]
         stamps[packed] = np.maximum(self._patterns[self._pattern[some]] + self._top[some][:, None], 0)
@@ -181,13 +205,7 @@ class Stamps:
 
 
 # Odd factors of a hash; rows of one hash are compared before they count as equal.
-_FACTORS = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, ROW) * 2 + 1
-
-
-def _rows(places: Words, low: int, high: int) -> slice | Words:
-    """The rows of places: as a range where these are close together."""
-    first, last = low // ROW, high // ROW
-    return slice(first, last + 1) if last - first <= 1 + 4 * places.size // ROW else places // ROW
+_FACTORS = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, 2 * ROW) * 2 + 1
 
 
 def _batches(rows: Words) -> Iterator[Words]:

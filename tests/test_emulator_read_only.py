@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gemmery.emulator.findings.read_only import ReadOnlyLoads
 from gemmery.lab.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
@@ -43,6 +44,30 @@ def test_bytes_beside_a_stored_one_are_not_reported():
       y[threadIdx.x] = __ldg(x + 2 * threadIdx.x + 1);
     }"""
     assert emulate(code, "f", 1, 32, [np.zeros(64, np.uint8), np.zeros(32, np.int32)]).findings == ()
+
+
+def stored_by(stores, monkeypatch):
+    """The table of a kernel with many stores, whose last one is loaded."""
+    tables = []
+    access = ReadOnlyLoads.access
+    monkeypatch.setattr(
+        ReadOnlyLoads, "access", lambda self, *event: (tables.append(self._stored), access(self, *event))[1]
+    )
+    lines = "\n".join(f"x[{32 * turn} + threadIdx.x] = {turn};" for turn in range(stores))
+    code = f"""__global__ void f(volatile float* x, float* y) {{
+{lines}
+__syncthreads();
+y[threadIdx.x] = __ldg((float*)x + {32 * (stores - 1)} + threadIdx.x);
+}}"""
+    found = emulate(code, "f", 1, 32, [np.zeros(32 * stores, np.float32), np.zeros(32, np.float32)]).findings
+    return tables[-1], found
+
+
+@pytest.mark.parametrize(("stores", "size"), [(3, 1), (300, 2)])
+def test_the_last_store_of_each_place_takes_as_few_bytes_as_number_the_stores(stores, size, monkeypatch):
+    table, (finding,) = stored_by(stores, monkeypatch)
+    assert table.itemsize == size
+    assert (finding.kind, finding.other.number) == ("misuse", 1 + stores)
 
 
 @pytest.mark.parametrize(

@@ -27,39 +27,40 @@ class ReadOnlyLoads:
     def __init__(self, machine: Machine, reach: Reach, collection: Collection) -> None:
         self._collection = collection
         kernel = machine.kernel
-        followed = {
-            index: instruction.opcode
+        stores = [
+            index
             for index, instruction in enumerate(kernel.instructions)
             if reach.followed[index] and (instruction.opcode.name == "st" or instruction.opcode.family in UPDATES)
-        }
+        ]
         self._loads = {
             index
             for index, instruction in enumerate(kernel.instructions)
             if reach.followed[index] and instruction.opcode.name == "ld" and "nc" in instruction.opcode.modifiers
         }
-        self._stores = set(followed) if self._loads else set()
-        widths = [kernel.instructions[index].opcode.type for index in self._stores | self._loads]
+        self._stores = stores if self._loads else []
+        self._number = {index: number for number, index in enumerate(self._stores, 1)}
+        widths = [kernel.instructions[index].opcode.type for index in (*self._stores, *self._loads)]
         self._granule = 1 if any(kind.endswith(("8", "16")) for kind in widths) else 4
         size = machine.memory.data.size // self._granule + 1 if self._loads else 0
-        self._stored = np.zeros(size, np.int32)  # the instruction plus 1
+        self._stored = np.zeros(size, np.min_scalar_type(len(self._stores)))  # numbers of stores; 0 for none
 
     def access(self, machine: Machine, event: Access) -> None:
         """Threads access global memory."""
-        if event.index in self._stores:
+        if event.index in self._number:
             _, places = self._places(machine, event)
-            self._stored[places] = event.index + 1
+            self._stored[places] = self._number[event.index]
         elif event.index in self._loads:
             threads, places = self._places(machine, event)
             stored = self._stored[places].max(axis=1)
-            for other in np.unique(stored[stored > 0]).tolist():
-                these = np.flatnonzero(stored == other)
+            for number in np.unique(stored[stored > 0]).tolist():
+                these, other = np.flatnonzero(stored == number), self._stores[number - 1]
                 thread, first = int(threads[these[0]]), places[these[0]]
                 where = int(first[self._stored[first].argmax()]) * self._granule
                 text = (
                     f"{messages.thread(machine, thread)} reads {messages.address(machine, 'global', where)} by way of "
-                    f"the read-only cache, after the store at {messages.line_of(machine, other - 1)}; {_WAY_OUT}"
+                    f"the read-only cache, after the store at {messages.line_of(machine, other)}; {_WAY_OUT}"
                 )
-                self._collection.add(machine, "misuse", event.index, thread, len(these), text, other - 1)
+                self._collection.add(machine, "misuse", event.index, thread, len(these), text, other)
 
     def _places(self, machine: Machine, event: Access) -> tuple[Words, Words]:
         """The threads of an access, and the granules of each."""

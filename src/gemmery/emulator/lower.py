@@ -11,6 +11,7 @@ import numpy as np
 
 from gemmery.emulator import convergence, specials
 from gemmery.emulator.blocks import Block, joined
+from gemmery.emulator.collecting import without_collection
 from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.instructions import find
@@ -47,6 +48,7 @@ class LoweredKernel:
         return merged(self.kernel)
 
 
+@without_collection()
 def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     """Prepare a kernel; `faster` may replace functions, such as `exact.fma`, by others that give the same bits.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from gemmery.emulator.collecting import without_collection
 from gemmery.emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
 from gemmery.emulator.ptx.calls import DeviceFunction, Functions, expand
@@ -31,6 +32,7 @@ _TOP = re.compile(
 _LIMIT = re.compile(r"\.(\w+)([\s,\d]*)")
 
 
+@without_collection()
 def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
     r"""Read all kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
 

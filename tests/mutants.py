@@ -787,7 +787,7 @@ MUTANTS = (
     *_of(
         "wgmma_epilogue",
         ("staged.cuh", "min(at.column + i, p.product.n - 1)", "(at.column + i)", "a bias beyond the last column"),
-        ("staged.cuh", "to + place_of_bias(i) * 4", "to + i * 4", "a bias where that of another column belongs"),
+        ("staged.cuh", "to + place_of_bias<LOAD>(i) * 4", "to + i * 4", "a bias where that of another column belongs"),
         ("wgmma_epilogue.cu", "      ptx::cp_async_wait_group<0>();\n", "", "a bias is read before it has come"),
         (
             "wgmma_epilogue.cu",
@@ -809,7 +809,7 @@ MUTANTS = (
     ),
     *_of(
         "wgmma_epilogue",
-        ("staged.cuh", "bias[place_of_bias(i)] *= 0.5f", "bias[i] *= 0.5f", "a bias halved before it has come"),
+        ("staged.cuh", "bias[place_of_bias<LOAD>(i)] *= 0.5f", "bias[i] *= 0.5f", "a bias halved before it has come"),
         ("wgmma_epilogue.cu", "(i % 8 == 7) == early", "i % 8 == 6 && early", "most of a bias is never loaded"),
         config={"bm": 64, "bn": 128, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
         shape=(40, 184, 72),

@@ -148,25 +148,30 @@ __device__ __forceinline__ const float* bias_of(const TmaProduct<T, Out>& p, int
 // Whether half of the bias is in shared memory, and half of a sum is added to it: both are exact above 2^-125.
 template <int EPILOGUE> constexpr bool HALVED = EPILOGUE == (BIAS | GELU);
 
-// Where the bias of a column lies there: of 16 columns, the four of a thread, such as 2, 3, 10 and 11, lie together.
-__device__ __forceinline__ int place_of_bias(int column) {
-  return (column & ~15) + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+// Where the bias of a column lies there: of 16 columns, the four of a thread, such as 2, 3, 10 and 11, lie together if
+// it LOADs four of them at a time, and not two.
+template <int LOAD> __device__ __forceinline__ int place_of_bias(int column) {
+  return LOAD == 2 ? column : (column & ~15) + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
+// That of a thread's sum `i` of a piece, where every NEARth of what it loads is its own.
+template <int NEAR, int LOAD> __device__ __forceinline__ float near_bias(const Chunk<float, LOAD>* near, int i) {
+  return LOAD == 2 ? near[i / 4 * NEAR].of[i % 2] : near[i / 8 * NEAR].of[(i / 4 % 2 * 2 + i % 2) % LOAD];
 }
 
 // Each thread halves what it has copied there.
-__device__ __forceinline__ void halve_bias(float* bias, int columns) {
-  for (int i = threadIdx.x % 128; i < columns; i += 128) bias[place_of_bias(i)] *= 0.5f;
+template <int LOAD> __device__ __forceinline__ void halve_bias(float* bias, int columns) {
+  for (int i = threadIdx.x % 128; i < columns; i += 128) bias[place_of_bias<LOAD>(i)] *= 0.5f;
 }
 
 // A warpgroup copies the bias of its columns of a tile to shared memory while the tile is multiplied: at its end, loads
 // from there wait for nothing, and are the same for every alignment, step and edge. Zeros if the bias is of rows.
-template <class P, int COLUMNS, class T, class Out>
+template <class P, int COLUMNS, int LOAD, class T, class Out>
 __device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>& p, Where at) {
   const bool of_columns = biases_columns<P::GROUPED>(p);
   const float* from = bias_of<P::GROUPED>(p, at.batch);
   for (int i = threadIdx.x % 128; i < COLUMNS; i += 128) {
     const int column = min(at.column + i, p.product.n - 1);
-    ptx::cp_async<4>(to + place_of_bias(i) * 4, from + column * p.product.bias_col, of_columns);
+    ptx::cp_async<4>(to + place_of_bias<LOAD>(i) * 4, from + column * p.product.bias_col, of_columns);
   }
   ptx::cp_async_commit_group();
 }
@@ -212,10 +217,10 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 }
 
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
-// `near` is a thread's part of the bias of the piece's columns, every NEARth four from there on, unless that is 0.
-template <int EPILOGUE, class P, int NEAR = 0, class Tiles, class T, class Out>
+// `near` is a thread's part of the bias of the piece's columns, every NEARth LOAD from there on, unless that is 0.
+template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
-                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, 4>* near = nullptr) {
+                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -227,12 +232,12 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     if constexpr (NEAR > 0 && HALVED<EPILOGUE>) {
 #pragma unroll
       for (int i = 0; i < P::COLUMNS / 2; ++i) {
-        v[i] = gelu_of_half(__fmaf_rn(0.5f, v[i], near[i / 8 * NEAR].of[i / 4 % 2 * 2 + i % 2]));
+        v[i] = gelu_of_half(__fmaf_rn(0.5f, v[i], near_bias<NEAR>(near, i)));
       }
     } else if constexpr (NEAR > 0) {
       static_assert(!(EPILOGUE & (FACTORS | SCALED)), "a bias is added after these");
 #pragma unroll
-      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] += near[i / 8 * NEAR].of[i / 4 % 2 * 2 + i % 2];
+      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] += near_bias<NEAR>(near, i);
       finish_piece<EPILOGUE & ~BIAS, P::GROUPED>(v, p, at);
     } else {
       finish_piece<EPILOGUE, P::GROUPED>(v, p, at);

@@ -19,19 +19,23 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     return Where{order.tile.batch, order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16,
                  order.tile.col + Tiles::column_of(warp / 4)};
   };
-  // The bias in shared memory, in fours, of which a thread has every fourth one.
+  // The bias in shared memory, of which a thread has every fourth four, or pair.
   constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED);
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
-  auto bias = reinterpret_cast<const Chunk<float, 4>*>(shared + bias_at) + threadIdx.x % 4;
   static_assert(Tiles::WN % 16 == 0, "fours of 16 columns");
   // For gelu, an eighth of it is loaded while the last products run, so that work is at hand when they end: with that
   // and fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
   constexpr bool LOADED = NEAR && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
+  // The largest sums leave no registers for it, nor for fours: with these NVRTC 13.0 spills some.
+  constexpr int LOAD = HALVED<EPILOGUE> && !LOADED ? 2 : 4;
+  auto bias = reinterpret_cast<const Chunk<float, LOAD>*>(shared + bias_at) + threadIdx.x % 4;
   Chunk<float, 4> loaded[LOADED ? Tiles::WN / 16 : 1];
   auto load_bias = [&](bool early) {
 #pragma unroll
     for (int i = 0; i < (LOADED ? Tiles::WN / 16 : 0); ++i) {
-      if ((i % 8 == 7) == early) loaded[i] = bias[i * 4];
+      if constexpr (LOADED) {
+        if ((i % 8 == 7) == early) loaded[i] = bias[i * 4];
+      }
     }
   };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
@@ -42,7 +46,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else {
-      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / 4);
+      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD);
     }
   };
   typename P::Part staying[P::STEPS][P::EACH];
@@ -70,7 +74,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     auto bring = [&] {
       ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before
       if (!AHEAD) order.find();
-      bring_bias<P, Tiles::WN>(pipe.ring + bias_at, p, AHEAD ? at : place());
+      bring_bias<P, Tiles::WN, LOAD>(pipe.ring + bias_at, p, AHEAD ? at : place());
     };
     // After the steps that store pieces: in the last of them, it takes up to a three-hundredth of n = 8192.
     if (NEAR && steps - brief == P::STEPS) bring();
@@ -86,7 +90,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     auto wait_for_bias = [&] {
       ptx::cp_async_wait_group<0>();
-      if constexpr (HALVED<EPILOGUE>) halve_bias(reinterpret_cast<float*>(shared + bias_at), Tiles::WN);
+      if constexpr (HALVED<EPILOGUE>) halve_bias<LOAD>(reinterpret_cast<float*>(shared + bias_at), Tiles::WN);
       ptx::bar_sync(2 + warp / 4, 128);
     };
     if constexpr (NEAR && HALVED<EPILOGUE>) wait_for_bias();  // while the last products run

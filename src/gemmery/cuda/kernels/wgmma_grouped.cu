@@ -15,8 +15,8 @@
 // take short tiles meanwhile, and all blocks the short tiles that are left.
 template <class Tiles, class P> struct Groups {
   // Rows of tiles of a group that are taken column by column. Each band reads the group's matrix again: with 8, groups
-  // of 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B. Where groups have many rows
-  // and a large matrix, bands of twice as many read less.
+  // of 9 rows of tiles read it twice. 16 x 8 tiles, a round, need about as much of A as of B. Where groups have many
+  // rows and a large matrix, bands of twice as many read less.
   static constexpr int BAND = 16, LARGE = 48 << 20;  // bytes of a matrix, about what L2 holds
   const P& p;
   const int columns;  // of tiles

@@ -243,3 +243,44 @@ def test_tiles_of_several_warps():
     run = emulate(code, "f", 1, 256, [x, y])
     assert run.findings == ()
     assert np.array_equal(y, (x ^ 63) + np.repeat(x.reshape(4, 64).sum(1), 64))
+
+
+# ---- what a release does not cover ----
+
+STORE = "out[t] = 7;"
+RELEASES = {  # a thread raises the flag
+    "st": 'asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");',
+    "red": 'asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(flag) : "memory");',
+    "atom": '{ u32 old; asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], 1;" : "=r"(old) : "l"(flag) : '
+    '"memory"); }',
+    "fence": "__threadfence(); atomicAdd(flag, 1);",
+}
+BEHIND = {  # stores that no release covers, and where the store has to be
+    "by the same thread": ("if (t == 0) {{ {release} out[0] = 7; }}", "if (t == 0) {{ out[0] = 7; {release} }}"),
+    "between two": ("if (t == 0) {{ {release} out[0] = 7; }}", "if (t == 0) {{ {release} out[0] = 7; {release} }}"),
+    "by other threads": ("if (t == 0) {{ {release} }} {sync} {store}", "{store} {sync} if (t == 0) {{ {release} }}"),
+}
+
+
+@pytest.mark.parametrize("threads", [32, 96])
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_store_after_a_release_is_not_part_of_it(name, release, threads):
+    for covered, body in enumerate(BEHIND[name]):
+        if "{release} out" in body and body.count("{release}") == 2 and release in ("st", "atom"):
+            continue  # the flag says 1 both times
+        raises = body.format(release=RELEASES[release], sync=SYNC, store=STORE)
+        code = f"""{hopper.HEAD}
+extern "C" __global__ void f(u32* flag, u32* out, u32* seen) {{
+  u32 t = threadIdx.x;
+  if (blockIdx.x == 0) {{ {raises} }}
+  else if (t == 0) {{
+    u32 raised;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+    while (raised < {body.count("{release}")});
+    seen[0] = out[0];
+  }}
+}}"""
+        arrays = [np.zeros(1, np.uint32), np.zeros(96, np.uint32), np.zeros(1, np.uint32)]
+        run = emulate(code, "f", 2, threads, arrays, arch="sm_90a")
+        assert [finding.kind for finding in run.findings] == ([] if covered else ["race"]), (body, run.findings)

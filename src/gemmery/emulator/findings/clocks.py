@@ -145,6 +145,11 @@ class Clocks:
             self._pass_on(key, self._together(warps))
             self._advance(warps)
 
+    def has_released(self, warps: Flags) -> None:
+        """What these warps (blocks, warps) do from now on is not part of what they have released to other blocks."""
+        self.settle()
+        self._advance(warps if len(warps) == len(self.clock) else warps.any(axis=0, keepdims=True))
+
     def receive(self, warps: Flags, key: Any) -> None:
         """These warps read atomically: after their next fence they see what was released to the key."""
         if (released := self._released.get(key)) is not None:

@@ -114,6 +114,10 @@ class GlobalRaces:
                         ready = before.diagonal() <= every[block, warp]
                         covered[each] = np.where(ready[:, None], before, 0).max(axis=0)
                 self._handover.release(key, block, thread, covered[each])
+        if releases:
+            warps = np.zeros(self._fence.shape[:2], np.bool_)
+            warps[blocks, own >> 5] = True
+            self._clocks.has_released(warps)
 
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
         """Report the first conflict with each other instruction that the grid found."""

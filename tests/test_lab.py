@@ -534,3 +534,21 @@ def test_the_doctor_tells_a_busy_machine(monkeypatch, busy, advice):
 def test_no_module_hides_a_public_name():
     """With a file lab/chain.py, `lab.chain` would be the module once something has imported it."""
     assert not {module.name for module in pkgutil.iter_modules(lab.__path__)} & set(lab.__all__)
+
+
+def test_a_rival_that_prepared_another_product_since_multiplies_that_of_its_stage():
+    class Rival:
+        runs, prepared = "a library", None
+
+        def prepare(self, work):
+            self.prepared = work
+            return ""
+
+        def sample(self, inner, warm):
+            return self.prepared.n * inner
+
+    rival = Rival()
+    stages = [on_cpu.CpuStage(Work(n, n, n, "f32", "f32")) for n in (8, 16)]
+    samples = [stage.rival(rival).sampler() for stage in stages]
+    assert [sample(10, 1) for sample in samples] == [80, 160]
+    assert [sample(10, 1) for sample in samples] == [80, 160]

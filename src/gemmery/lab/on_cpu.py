@@ -65,7 +65,12 @@ class CpuStage:
     def rival(self, opponent: RivalProcess) -> Runnable:
         """Let a rival's process make the same operands."""
         note = opponent.prepare(self.work)
-        return Runnable(lambda: opponent.sample, note="; ".join(filter(None, (note, opponent.runs))))
+
+        def sample(inner: int, warm: int) -> int:
+            opponent.prepare(self.work)  # the process has one product, by now perhaps that of another stage
+            return opponent.sample(inner, warm)
+
+        return Runnable(lambda: sample, note="; ".join(filter(None, (note, opponent.runs))))
 
     def _error(self, run: Callable[[], Any], rung: Rung) -> float:
         """Error over bound of one product, written over NaN (ones for integers) so that unwritten elements show."""

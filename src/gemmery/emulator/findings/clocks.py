@@ -148,8 +148,8 @@ class Clocks:
     def has_released(self, warps: Flags) -> None:
         """What these warps (blocks, warps) do from now on is not part of what they have released to other blocks."""
         self.settle()
-        one: Flags = np.any(warps, axis=0, keepdims=True)  # where one block stands for all
-        self._advance(warps if len(warps) == len(self.clock) else one)
+        any_block: Flags = np.any(warps, axis=0, keepdims=True)  # where one block stands for all
+        self._advance(warps if len(warps) == len(self.clock) else any_block)
 
     def receive(self, warps: Flags, key: Any) -> None:
         """These warps read atomically: after their next fence they see what was released to the key."""

@@ -134,7 +134,7 @@ def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         every = address(registers)
         for where, addresses, there in reach.placed(machine, space, every, mask):
             checked, some, _ = reach.checked(machine, index, where, name, addresses, there, size * count)
-            if some is not None and not some.any():
+            if some is not None and not np.count_nonzero(some):
                 continue
             memory, checked = reach.memory_of(machine, where), machine.spread(checked)
             for place in range(count):
@@ -158,13 +158,12 @@ def _changed(
     view = memory.view(kind, 1)
     index = addresses + memory.base >> np.dtype(kind).itemsize.bit_length() - 1
     before = np.zeros(len(index), view.dtype)
-    threads = np.arange(len(index)) if mask is None else np.flatnonzero(mask)
+    threads = np.arange(len(index)) if mask is None else mask.nonzero()[0]
     places = index[threads]
-    order = np.argsort(places, kind="stable")
+    order = places.argsort(kind="stable")
     ordered = places[order]
-    new = np.ones(len(order), bool)  # whether a place comes for the first time
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    first = np.flatnonzero(new)
+    last = (ordered[1:] != ordered[:-1]).nonzero()[0]  # of each place but the greatest, in this order
+    first = np.concatenate([[0], last + 1])
     lengths = np.append(first[1:], len(order)) - first
     if running is not None and len(first) < lengths.max(initial=0):  # few addresses: all turns of each at once
         for some in np.split(threads[order], first[1:]):

@@ -18,7 +18,7 @@ from gemmery.emulator.blocks import Block
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import LaunchConfig, Machine, Observer, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
-from gemmery.emulator.op import Indices, Mask, Values
+from gemmery.emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
 from gemmery.emulator.places import Places
 from gemmery.emulator.spinning import LIMIT, Spinning
 from gemmery.emulator.waiting import Waiting
@@ -125,10 +125,14 @@ class LockStep:
         if self._order is not None:
             rank = np.where(ready, self._order, self.warps)
             ready = rank == rank.min()
-        at = int(np.where(ready, places.each, stop).min())
-        mask: Mask = (places.each == at) & ready  # the block of a thread at a barrier is already the next one
-        if mask is not None and mask.all():
-            places.each, mask = None, None
+        every = np.count_nonzero(ready) == self.threads
+        at = lowest(places.each if every else np.where(ready, places.each, stop))
+        there: Flags = places.each == at
+        if not every:
+            there &= ready  # the block of a thread at a barrier is already the next one
+        mask: Mask = None if np.count_nonzero(there) == self.threads else there
+        if mask is None:
+            places.each = None
         places.at, self._ran = at, mask
         self._execute(self._program.blocks[at], mask, at)
         if self._order is not None:
@@ -138,10 +142,11 @@ class LockStep:
     def _execute(self, block: Block, mask: Mask, at: int) -> None:
         if block.gathering is not None and mask is not None:
             mask = self._waiting.gather(block.gathering, mask)
-            if not mask.any():
+            if not np.count_nonzero(mask):
                 return
-        warps = self.warps if mask is None else int(mask.reshape(-1, WARP).any(axis=1).sum())
-        threads = self.threads if mask is None else int(mask.sum())
+        warps, threads = self.warps, self.threads
+        if mask is not None:
+            warps, threads = warps_in(mask), int(np.count_nonzero(mask))
         for observer in self.observers:
             observer.executed(self, block.first, block.last, warps, threads)
         self.elapsed += self._ended - block.first
@@ -150,7 +155,7 @@ class LockStep:
         self._ended = block.last
         if block.waits:
             mask = self._waiting.sleep(mask)
-            if mask is not None and not mask.any():
+            if mask is not None and not np.count_nonzero(mask):
                 return
         if not block.way:
             self.places.go(mask, at + 1)
@@ -172,12 +177,12 @@ class LockStep:
         goes = block.guard(self.registers)
         for observer in self.observers:
             observer.branch(self, block.last - 1, goes, mask)
-        if goes.ndim == 0:
+        if not goes.ndim:
             self.places.go(mask, target if goes else at + 1)
             return
         going = goes if mask is None else goes & mask
-        count = int(np.count_nonzero(going))
-        if count == 0:
+        count = np.count_nonzero(going)
+        if not count:
             self.places.go(mask, at + 1)
         elif count == (self.threads if mask is None else np.count_nonzero(mask)):
             self.places.go(mask, target)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.op import Mask, Values, highest, lowest
 
 PAGE = 4096
 APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array
@@ -138,7 +138,7 @@ class Global(Space):
             allocation = self.nearest(int(addresses))
             inside = allocation is not None and allocation.start <= addresses and addresses + width <= allocation.stop
             return None if inside else np.ones(1, bool)
-        low, high = int(addresses.min()), int(addresses.max())
+        low, high = lowest(addresses), highest(addresses)
         allocation = self.nearest(low)
         if allocation is not None and allocation.start <= low and high + width <= allocation.stop:
             return None

@@ -15,6 +15,7 @@ Meaning = Callable[..., Any]  # the function of an instruction
 Flags = NDArray[np.bool_]
 Mask = Flags | None  # the active threads; None means all
 
+_WARP_FLAGS = np.dtype("V32")
 # The NumPy type of values of a PTX type. bf16, fp8 and packed types are kept as their bits.
 NUMPY = {
     "pred": "?",
@@ -75,6 +76,21 @@ class Op(Traits):
 def same(name: str, kinds: Iterable[str], arity: int, meaning: Meaning, kind: str) -> dict[str, Op]:
     """The entries of an instruction whose operands and result have one type, for each of these types."""
     return {f"{name}.{t}": Op((t,), (t,) * arity, meaning, kind=kind) for t in kinds}
+
+
+def warps_in(mask: Flags) -> int:
+    """How many warps have a thread in the mask; NumPy counts 32 bytes as one element that is not zero."""
+    return int(np.count_nonzero(mask.view(_WARP_FLAGS)))
+
+
+def lowest(values: NDArray[Any]) -> int:
+    """The least of some values; for few, argmin takes a quarter of the time of min."""
+    return int(values[values.argmin()])
+
+
+def highest(values: NDArray[Any]) -> int:
+    """The greatest of some values."""
+    return int(values[values.argmax()])
 
 
 def pair(first: Meaning, second: Meaning) -> Meaning:

@@ -12,7 +12,7 @@ from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.machine import Access, Machine, report_access
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
-from gemmery.emulator.op import Flags, Mask, Values
+from gemmery.emulator.op import Flags, Mask, Values, highest, lowest
 from gemmery.errors import EmulationError
 
 IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most
@@ -63,7 +63,7 @@ def store(
     """Store a value, or the elements of a vector, for each thread of the mask."""
     for name, part, threads in placed(machine, space, addresses, mask):
         safe, some, _ = checked(machine, index, name, what, part, threads, width, values)
-        if some is None or some.any():
+        if some is None or np.count_nonzero(some):
             memory_of(machine, name).store(safe, values, some, kind, width, machine.threads)
 
 
@@ -143,7 +143,7 @@ def checked(
         mask = ~faulty if mask is None else mask & ~faulty
         some = machine.spread(addresses)[mask.argmax()] if mask.any() else memory_of(machine, space).safe
         addresses = np.where(mask, addresses, some)
-    if space != "const" and (mask is None or mask.any()):
+    if space != "const" and (mask is None or np.count_nonzero(mask)):
         report_access(machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
     if space == cluster.SPACE:
         _in_peers(machine, index, addresses, mask)
@@ -185,7 +185,7 @@ def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[
         return [(space, addresses, mask)]
     if mask is not None and addresses.ndim:
         addresses = np.where(mask, addresses, addresses[mask.argmax()])
-    low, high = int(addresses.min()), int(addresses.max())
+    low, high = (lowest(addresses), highest(addresses)) if addresses.ndim else (int(addresses), int(addresses))
     for name, start, stop, zero in _WINDOWS:
         if start <= low and high < stop:
             return [(name, addresses - np.int64(zero), mask)]

@@ -104,10 +104,12 @@ class Spinning:
         self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)
 
     def _same(self) -> bool:
-        pairs = list(zip(self._machine.registers, self._registers, strict=True))
-        if not all(_equal(*pair) for pair in pairs[self._differed :][:1]) or self._place() != self._at:
+        now, then, differed = self._machine.registers, self._registers, self._differed
+        if differed < len(now) and not _equal(now[differed], then[differed]):
             return False
-        for number, pair in enumerate(pairs):
+        if self._place() != self._at:
+            return False
+        for number, pair in enumerate(zip(now, then, strict=True)):
             if not _equal(*pair):
                 self._differed = number
                 return False
@@ -152,7 +154,11 @@ def _equal(value: Any, other: Any) -> bool:
     """The same bits, NaN or not; as an array or as one number."""
     if value is other:
         return True
-    return bool(np.all(value.view(f"u{value.itemsize}") == other.view(f"u{other.itemsize}")))
+    if value.shape == other.shape:
+        same: bool = value.tobytes() == other.tobytes()
+        return same
+    bits = f"u{value.itemsize}"
+    return bool((value.view(bits) == other.view(bits)).all())
 
 
 def _endless(line: str) -> str:

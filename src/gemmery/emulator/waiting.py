@@ -47,7 +47,7 @@ class Waiting:
             ready &= ~self.at_barriers.parked
         if self._asleep:
             ready &= ~self._sleeping
-        return ready if ready.any() else None
+        return ready if np.count_nonzero(ready) else None
 
     def turn(self) -> Mask:
         """The threads whose turn it is: those that can run and do not yield; None if none can run."""
@@ -55,11 +55,11 @@ class Waiting:
         if ready is None or self.yielding is None:
             return ready
         others = ready & ~self.yielding
-        if not others.any() and self.at_barriers.release(self._machine.places.running()):
+        if not np.count_nonzero(others) and self.at_barriers.release(self._machine.places.running()):
             ready = self.ready()
             assert ready is not None
             others = ready & ~self.yielding
-        if others.any():
+        if np.count_nonzero(others):
             return others
         self.yielding = None
         return ready
@@ -70,7 +70,7 @@ class Waiting:
             self._forced = False
             return mask
         waits = convergence.absent(self._machine, gathering, mask)
-        if not waits.any():
+        if not np.count_nonzero(waits):
             return mask
         self._put_to_sleep(waits)
         return mask & ~waits
@@ -82,7 +82,7 @@ class Waiting:
         machine.failed = np.False_  # a guarded wait that no thread executes leaves no result
         if mask is not None:
             failed = failed & mask
-        if not failed.any():
+        if not np.count_nonzero(failed):
             return mask
         self._put_to_sleep(failed)
         return ~failed if mask is None else mask & ~failed
@@ -100,7 +100,7 @@ class Waiting:
         """Complete barriers when no thread can run; False if all threads have ended or wait forever."""
         machine = self._machine
         alive = machine.places.running()
-        if not alive.any():
+        if not np.count_nonzero(alive):
             return False
         if self.at_barriers.release(alive):
             return True
@@ -188,7 +188,7 @@ class AtBarriers:
     def release(self, alive: Flags) -> bool:
         """Complete the barriers that all threads have reached; False if there is none."""
         moved = False
-        if self.parked.any():
+        if np.count_nonzero(self.parked):
             for number in np.unique(self._number[self.parked]).tolist():
                 moved |= self._complete(number, alive)
         return moved

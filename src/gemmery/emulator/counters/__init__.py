@@ -21,7 +21,7 @@ from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.hopper import products
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Indices, Mask, Op, Traits
+from gemmery.emulator.op import Indices, Mask, Op, Traits, warps_in
 from gemmery.emulator.ptx import Instruction, Opcode, PtxKernel
 from gemmery.emulator.steps import Handler
 
@@ -69,15 +69,11 @@ class Counters(Observer):
         self._threads[last] -= threads
 
     def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
-        if active is None:
-            self._branches[index] += machine.warps
-        else:
-            active = active.reshape(-1, banks.WARP)
-            self._branches[index] += int(np.count_nonzero(active.any(axis=1)))
+        warps = machine.warps if active is None else warps_in(active)
+        self._branches[index] += warps
         if np.ndim(jumps):
-            rows = jumps.reshape(-1, banks.WARP)
-            going, staying = (rows, ~rows) if active is None else (rows & active, ~rows & active)
-            self._divergent[index] += int(np.count_nonzero(going.any(axis=1) & staying.any(axis=1)))
+            going, staying = (jumps, ~jumps) if active is None else (jumps & active, active & ~jumps)
+            self._divergent[index] += warps_in(going) + warps_in(staying) - warps
 
     def access(self, machine: Machine, event: Access) -> None:
         if machine.threads <= FEW and event.addresses.ndim and event.kind not in ("cp.async", "bulk"):

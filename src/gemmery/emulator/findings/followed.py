@@ -60,7 +60,7 @@ class Followed:
                 addresses = rows[0] if addresses.ndim else rows
             else:
                 self._spread()
-        threads = self._every[: self.clocks.blocks * block_threads] if mask is None else np.flatnonzero(mask)
+        threads = self._every[: self.clocks.blocks * block_threads] if mask is None else mask.nonzero()[0]
         if not addresses.ndim:
             return threads, np.full(threads.shape, addresses, np.int64)
         return threads, addresses if mask is None else addresses[mask]

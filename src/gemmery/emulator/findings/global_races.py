@@ -51,7 +51,7 @@ class GlobalRaces:
         if event.kind == "bulk" or not self.reach.followed[event.index]:
             return
         self._event: Access | None = event
-        threads = self._threads if event.mask is None else np.flatnonzero(event.mask)
+        threads = self._threads if event.mask is None else event.mask.nonzero()[0]
         addresses = self._machine.spread(event.addresses)
         addresses = addresses if event.mask is None else addresses[threads]
         atomic = bool(self._atomic[event.index])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.stamps import Stamps
-from gemmery.emulator.op import Flags
+from gemmery.emulator.op import Flags, highest, lowest
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Two:
             places, stamps, before = places[some], stamps[some], before[some]
         table[places] = stamps
         stays = table[places] == stamps
-        if stays.all():
-            if before.any():
+        if np.count_nonzero(stays) == stays.size:
+            if np.count_nonzero(before):
                 self._replace(places, before, stamps)
             return
         latest = np.flatnonzero(stays)  # one access of each place
@@ -95,17 +95,17 @@ class Two:
     def _replace(self, places: Words, candidates: Words, last: Words) -> None:
         fields = self._fields
         differs = ((candidates ^ last) & fields.someone != 0) & (candidates != 0)
-        if not differs.any():
+        if not np.count_nonzero(differs):
             return
         places, candidates, last = places[differs], candidates[differs], last[differs]
-        table = self.other.written_at(places, int(places.min()), int(places.max()))
+        table = self.other.written_at(places, lowest(places), highest(places))
         other = table[places]
         # Threads of another block take precedence.
         replaced = (other == 0) | ((other ^ last) & fields.same_block == 0)
-        if not replaced.all():
+        if np.count_nonzero(replaced) < replaced.size:
             replaced |= (candidates ^ last) & fields.same_block != 0
         atomic = candidates & fields.atomic
-        if atomic.any():
+        if np.count_nonzero(atomic):
             replaced &= (other == 0) | (other & fields.atomic != 0) | (atomic == 0)
         table[places[replaced]] = candidates[replaced]
 
@@ -171,7 +171,7 @@ class GridHistory:
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
         if self._full:
             return
-        low, high = int(places.min()), int(places.max())
+        low, high = lowest(places), highest(places)
         self._check_table(index, places, threads, stamps, self._written, low, high)
         if not atomic:
             self._check_two(index, places, threads, stamps, self._updates, low, high)
@@ -182,7 +182,7 @@ class GridHistory:
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
         if self._full:
             return
-        low, high = int(places.min()), int(places.max())
+        low, high = lowest(places), highest(places)
         self._check_table(index, places, threads, stamps, self._written, low, high)
         self._check_two(index, places, threads, stamps, self._reads, low, high)
         if atomic:
@@ -192,7 +192,7 @@ class GridHistory:
         table = self._written.written_at(places, low, high)
         table[places] = stamps
         last = table[places]
-        lost = np.flatnonzero(last != stamps)
+        lost = (last != stamps).nonzero()[0]
         lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
         if lost.size:
             self._emit(index, lost, places, threads, last.astype(np.int64), together=True)
@@ -245,7 +245,7 @@ class GridHistory:
     def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
         """Report earlier accesses of other threads that nothing orders before these."""
         differs = ((then ^ stamps) & self._someone != 0) & (then != 0) & (then & stamps & self.fields.atomic == 0)
-        if not differs.any():
+        if not np.count_nonzero(differs):
             return
         some = np.flatnonzero(differs)
         some = some[self._unordered(threads[some], stamps[some], then[some])]

@@ -52,6 +52,18 @@ HISTOGRAM = """extern "C" __global__ void f(const int* x, int* bins)
 { int i = blockIdx.x * blockDim.x + threadIdx.x; atomicAdd(&bins[x[i]], 1); }"""
 SCATTER = """extern "C" __global__ void f(const int* x, float* y)
 { int i = blockIdx.x * blockDim.x + threadIdx.x; y[x[i]] *= 2; }"""
+STORE = """extern "C" __global__ void f(const int* x, float* y)
+{ int i = blockIdx.x * blockDim.x + threadIdx.x; y[x[i]] = i; }"""
+SWAP = """extern "C" __global__ void f(const int* x, float* y, float* z)
+{ int i = blockIdx.x * blockDim.x + threadIdx.x, j = x[i]; float t = y[j]; y[j] = z[j]; z[j] = t; }"""
+LAST_BLOCK = """__device__ unsigned ticket;
+extern "C" __global__ void f(const int* x, int* bins)
+{ __shared__ bool last;
+  atomicAdd(&bins[x[blockIdx.x * blockDim.x + threadIdx.x]], 1);
+  __syncthreads();
+  if (threadIdx.x == 0) { __threadfence(); last = atomicAdd(&ticket, 1) == gridDim.x - 1; }
+  __syncthreads();
+  if (last) { __threadfence(); for (int i = threadIdx.x; i < 4096; i += blockDim.x) bins[i] *= 2; } }"""
 MATMUL = """extern "C" __global__ void f(const float* a, const float* b, float* c, int n, int k)
 { __shared__ float s[16][16], t[16][16];
   int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
@@ -107,6 +119,19 @@ def launch(kernel: str, size: int) -> list[float]:
             lambda: [random.integers(0, n, n, np.int32), np.ones(n, np.int32)],
         ),
         "permutation": (SCATTER, n // 256, 256, lambda: [random.permutation(n).astype(np.int32), half]),
+        "stores to a permutation": (STORE, n // 256, 256, lambda: [random.permutation(n).astype(np.int32), half]),
+        "exchange by a permutation": (
+            SWAP,
+            2 * n // 3 // 256,
+            256,
+            lambda: [random.permutation(2 * n // 3).astype(np.int32), half[: 2 * n // 3], half[: 2 * n // 3].copy()],
+        ),
+        "histogram that is read": (
+            LAST_BLOCK,
+            n // 256,
+            256,
+            lambda: [random.integers(0, n, n, np.int32), np.ones(n, np.int32)],
+        ),
         "matmul, k = 16": (
             MATMUL,
             (side // 16, side // 16),
@@ -137,7 +162,8 @@ def _resident(field: str) -> int:
 KERNELS = (
     "copy", "copy, blocks of 192", "copy by float4", "in place", "in place, blocks of 1000", "two passes in place",
     "axpy", "bytes in place", "transpose by tiles", "transpose by columns", "sum", "histogram, 1000 bins",
-    "histogram, as many bins", "permutation", "matmul, k = 16",
+    "histogram, as many bins", "histogram that is read", "permutation", "stores to a permutation",
+    "exchange by a permutation", "matmul, k = 16",
 )  # fmt: skip
 
 

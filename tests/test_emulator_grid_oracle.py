@@ -28,6 +28,8 @@ ACCESSES = {
     "store": "st.global.u32 [%d2], %r9;",
     "load": "ld.global.u32 %r8, [%d2];",
     "update": "red.global.add.u32 [%d2], 1;",
+    "both": "ld.global.u32 %r8, [%d2];\n@{guard} st.global.u32 [%d2], %r9;",
+    "apart": "ld.global.u32 %r8, [%d2];\nbar.sync 0;\n@{guard} st.global.u32 [%d2], %r9;",
 }
 ORDERS = {
     "barrier": "bar.sync 0;",
@@ -51,7 +53,7 @@ def source(steps):
             continue
         kind, place, guard = step
         lines.append(f"mad.lo.u32 %r9, %r3, 64, {number + 1}; mad.wide.u32 %d2, %r{PLACES[place]}, 4, %d1;")
-        lines.append(f"@{guard} {ACCESSES[kind]}")
+        lines.append(f"@{guard} " + ACCESSES[kind].format(guard=guard))
     return "\n".join([*lines, "ret; }"])
 
 
@@ -98,7 +100,7 @@ class Oracle(Observer):
             self.clocks[thread, thread] += 1
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=90, deadline=None, derandomize=True)
 @given(st.lists(STEPS, min_size=2, max_size=9), st.sampled_from([None, 1, 2]))
 def test_a_race_is_found_where_there_is_one(steps, seed):
     """Each pair of instructions that is told races, and something is told wherever anything does."""

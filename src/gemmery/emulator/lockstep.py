@@ -47,7 +47,8 @@ class LockStep:
         self.warps: int = self.threads // WARP
         self.memory = memory
         self.shared = Own(self.blocks, specials.shared_bytes(self, program.provided), self.threads)
-        self.local = Own(self.threads, program.kernel.local, self.threads)
+        local = program.kernel.local
+        self.local = Own(self.threads if local else 1, local, self.threads)  # no part for each thread if there is none
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
         self.observers: Sequence[Observer] = tuple(observers)
         self.registers = list(program.zeros)

@@ -27,7 +27,9 @@ class GlobalRaces:
         # Pairs of atomics pass unchecked only if the kernel has neither volatile accesses nor atomics of block scope.
         simple = not (orders.volatile.any() or (orders.own & orders.atomic).any())
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
-        fields = StampFields.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
+        self._checked = _checked(self.reach, self._atomic)
+        accesses = tuple(index for index, checked in enumerate(self._checked) if checked)
+        fields = StampFields.of(accesses, machine.block_threads, machine.launch.blocks)
         self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
         self._ids: list[Indices | range] = []  # the block numbers of each chunk so far
@@ -54,17 +56,16 @@ class GlobalRaces:
         threads = self._threads if event.mask is None else event.mask.nonzero()[0]
         addresses = self._machine.spread(event.addresses)
         addresses = addresses if event.mask is None else addresses[threads]
-        atomic = bool(self._atomic[event.index])
-        if event.kind in UPDATES or event.kind == "st":
-            self._grid.writes(event.index, addresses, threads, event.width, atomic)
-        else:
-            self._grid.reads(event.index, addresses, threads, event.width, atomic)
+        if self._checked[event.index]:
+            writes = event.kind in UPDATES or event.kind == "st"
+            touch = self._grid.writes if writes else self._grid.reads
+            touch(event.index, addresses, threads, event.width, bool(self._atomic[event.index]))
         if self._orders.hands_over:
             self._hand_over(event, threads, addresses)
 
     def transferred(self, index: int, places: Callable[[], Pieces]) -> None:
         """Bulk copies read global memory as they begin, or write or update it when their threads wait for them."""
-        if not self.reach.followed[index]:
+        if not self._checked[index]:
             return
         self._event = None
         threads, addresses, width = places()
@@ -94,6 +95,10 @@ class GlobalRaces:
         inside, across, own_scope = self._own_fence, self._fence, orders.own[index]
         if not (releases or self._handover.any or inside.any()):
             return
+        if not releases:  # others release nothing before a fence, and acquire nothing where no thread has released
+            have_fenced = np.any(across | inside, axis=(1, 2))
+            some = have_fenced[threads // self._machine.block_threads] | np.isin(addresses, self._handover.addresses())
+            threads, addresses = threads[some], addresses[some]
         covered: dict[tuple[int, int, int], Words] = {}
         blocks, own = np.divmod(threads, self._machine.block_threads)
         for block, place, address in zip(blocks.tolist(), own.tolist(), addresses.tolist(), strict=True):
@@ -177,3 +182,17 @@ class GlobalRaces:
             other = machine.memory.data[addresses[:, None] + np.arange(size)]
         same: Flags = np.all(own == other, axis=1)
         return same
+
+
+def _checked(reach: Reach, atomic: Flags) -> tuple[bool, ...]:
+    """The instructions that may race: those followed, but for atomics of arrays that only atomics access."""
+    plain: set[str] = set()
+    for names, follows, passes in zip(reach.arrays, reach.followed, atomic, strict=True):
+        if follows and not passes:
+            if names is None:
+                return reach.followed
+            plain |= names
+    return tuple(
+        follows and (names is None or not plain.isdisjoint(names))
+        for names, follows in zip(reach.arrays, reach.followed, strict=True)
+    )

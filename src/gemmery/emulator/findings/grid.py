@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.handover import Handover
+from gemmery.emulator.findings.latest_reads import LatestReads, ReadPlaces
 from gemmery.emulator.findings.stamps import Stamps
 from gemmery.emulator.op import Flags, highest, lowest
 
 
 @dataclass(frozen=True)
 class StampFields:
-    """The fields of a stamp, from bit 0: the instruction, the atomic flag, the thread in its block, the block, a clock.
+    """The fields of a stamp, from bit 0: the access, the atomic flag, the thread in its block, the block, a clock.
 
-    Blocks are numbered from 1 in the order in which they run.
+    Accesses are instructions, numbered among those that are followed; blocks are numbered from 1 in the order in which
+    they run.
     """
 
+    accesses: tuple[int, ...]  # the instructions
     atomic: int  # the bit that marks an atomic
     thread_at: int  # the first bit of each
     block_at: int
@@ -37,18 +40,20 @@ class StampFields:
     narrow_clock: int  # the last clock with which a stamp is less than 2^32
 
     @classmethod
-    def of(cls, instructions: int, threads: int, blocks: int) -> StampFields:
-        """The narrowest fields for a launch."""
-        thread_at = instructions.bit_length() + 1
+    def of(cls, accesses: tuple[int, ...], threads: int, blocks: int) -> StampFields:
+        """The narrowest fields for a launch in which these instructions are followed."""
+        thread_at = len(accesses).bit_length() + 1
         block_at = thread_at + (threads - 1).bit_length()
         clock_at = block_at + blocks.bit_length()
         someone, same_block = (1 << clock_at) - (1 << thread_at), (1 << clock_at) - (1 << block_at)
         last_clock, narrow_clock = (1 << 62 - clock_at) - 1, (1 << max(32 - clock_at, 0)) - 1
-        return cls(1 << thread_at - 1, thread_at, block_at, clock_at, someone, same_block, last_clock, narrow_clock)
+        atomic = 1 << thread_at - 1
+        return cls(accesses, atomic, thread_at, block_at, clock_at, someone, same_block, last_clock, narrow_clock)
 
     def instructions(self, stamps: Words) -> Words:
         """The instruction of each stamp."""
-        return stamps & self.atomic - 1
+        instructions: Words = np.array(self.accesses, np.int64)[stamps & self.atomic - 1]
+        return instructions
 
     def threads(self, stamps: Words) -> Words:
         """The thread of each stamp, in its block."""
@@ -92,6 +97,19 @@ class Two:
         self._replace(once, before[latest], last)
         self._replace(once, first, last)
 
+    def keep_earlier(self, places: Words, stamps: Words) -> None:
+        """These threads have accessed these places before what the tables know."""
+        low, high = lowest(places), highest(places)
+        table = self.last.written_at(places, low, high)
+        before = table[places]
+        others = ((before ^ stamps) & self._fields.someone != 0) & (before != 0)
+        first = before == 0
+        table[places[first]] = stamps[first]
+        if np.count_nonzero(others):
+            places, stamps = places[others], stamps[others]
+            table = self.other.written_at(places, low, high)
+            table[places] = np.where(table[places] == 0, stamps, table[places])
+
     def _replace(self, places: Words, candidates: Words, last: Words) -> None:
         fields = self._fields
         differs = ((candidates ^ last) & fields.someone != 0) & (candidates != 0)
@@ -119,7 +137,10 @@ class Two:
 
 
 class GridHistory:
-    """The accesses of a launch to global memory of `size` bytes."""
+    """The accesses of a launch to global memory of `size` bytes.
+
+    The stamp of a plain write with the atomic flag stands also for the read before it, which latest_reads.py knows.
+    """
 
     def __init__(self, size: int, fields: StampFields, report: ReportGridConflict) -> None:
         self.fields, self._report = fields, report
@@ -129,6 +150,9 @@ class GridHistory:
         self._written = Stamps(-(-size // 16), self._narrow)
         self._reads: Two | None = None  # None until something is read
         self._updates: Two | None = None  # the same for atomic updates
+        self._access = {index: number for number, index in enumerate(fields.accesses)}
+        self._latest = LatestReads(self._keep_read)
+        self._reads_before = np.full(fields.atomic, -1)  # the access that reads before each one that writes
         self._someone, self._block = fields.someone, fields.same_block
         self._before = 1  # the number of the chunk's first block
         self._blocks = 0
@@ -145,6 +169,7 @@ class GridHistory:
 
     def start(self, blocks: int, threads: int, clocks: Clocks, handover: Handover, cluster: int) -> None:
         """Start a chunk of `blocks` blocks of `threads` threads in whole warps, with `cluster` blocks per cluster."""
+        self._latest.settle_all()
         self._before += self._blocks
         self._blocks, self._threads, self._cluster = blocks, threads, cluster
         self._clocks, self._handover = clocks, handover
@@ -172,10 +197,14 @@ class GridHistory:
         if self._full:
             return
         low, high = lowest(places), highest(places)
-        self._check_table(index, places, threads, stamps, self._written, low, high)
-        if not atomic:
-            self._check_two(index, places, threads, stamps, self._updates, low, high)
-        self._reads = self._keep(self._reads, places, stamps, low, high)
+        self._check_written(index, places, threads, stamps, low, high, writes=False)
+        read = ReadPlaces(self._access[index], places, stamps, low, high)
+        if atomic:
+            self._latest.settle(low, high)
+            self._keep_read(read)
+            return
+        self._check_two(index, places, threads, stamps, self._updates, low, high)
+        self._latest.add(read)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads store, or update atomically."""
@@ -183,26 +212,50 @@ class GridHistory:
         if self._full:
             return
         low, high = lowest(places), highest(places)
-        self._check_table(index, places, threads, stamps, self._written, low, high)
-        self._check_two(index, places, threads, stamps, self._reads, low, high)
+        some, reads = self._check_written(index, places, threads, stamps, low, high, writes=True)
+        read = None if atomic else self._read_before(ReadPlaces(self._access[index], places, stamps, low, high))
+        flag = 0 if read is None else self.fields.atomic
+        self._latest.settle(low, high, read)
         if atomic:
+            self._check_two(index, places, threads, stamps, self._reads, low, high)
             self._updates = self._keep(self._updates, places, stamps, low, high)
             return
         self._check_two(index, places, threads, stamps, self._updates, low, high)
         table = self._written.written_at(places, low, high)
-        table[places] = stamps
+        table[places] = stamps | flag
         last = table[places]
-        lost = (last != stamps).nonzero()[0]
+        lost = (last != stamps | flag).nonzero()[0]
         lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
         if lost.size:
-            self._emit(index, lost, places, threads, last.astype(np.int64), together=True)
+            self._latest.settle_all()  # one thread writes what another one has read
+            table[places] = last ^ flag
+            self._emit(index, lost, places, threads, last.astype(np.int64) ^ flag, together=True)
+        if read is not None:
+            self._latest.drop(read)
+        self._check_two(index, places, threads, stamps, self._reads, low, high)
+        if flag:  # a later read of the same thread takes the place of its read before
+            apart = (reads ^ stamps[some]) & self._someone != 0
+            some, reads = some[apart], reads[apart]
+        if some.size:
+            self._reads = self._reads or Two(self._written.size, self.fields, self._narrow)
+            self._reads.keep_earlier(places[some], reads)
+
+    def _read_before(self, write: ReadPlaces) -> ReadPlaces | None:
+        """The read that the stamp of a write may stand for."""
+        read = self._latest.before(write, self.fields.thread_at)
+        if read is not None and self._reads_before[write.access] < 0:
+            self._reads_before[write.access] = read.access
+        return read if read is not None and self._reads_before[write.access] == read.access else None
+
+    def _keep_read(self, read: ReadPlaces) -> None:
+        self._reads = self._keep(self._reads, read.places, read.stamps, read.low, read.high)
 
     def _places(
         self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
     ) -> tuple[Words, Words, Words]:
         while width < 1 << self._shift:
             self._halve()
-        stamps = self._own()[threads] | (index | (self.fields.atomic if atomic else 0))
+        stamps = self._own()[threads] | (self._access[index] | (self.fields.atomic if atomic else 0))
         places, count = addresses >> self._shift, width >> self._shift
         if count == 1:
             return places, threads, stamps
@@ -210,6 +263,7 @@ class GridHistory:
         return places, np.repeat(threads, count), np.repeat(stamps, count)
 
     def _halve(self) -> None:
+        self._latest.settle_all()
         self._shift -= 1
         self._written = self._written.halved()
         for two in (self._reads, self._updates):
@@ -217,6 +271,7 @@ class GridHistory:
                 two.halve()
 
     def _widen(self) -> None:
+        self._latest.settle_all()
         self._narrow = False
         self._written = self._written.widened()
         for two in (self._reads, self._updates):
@@ -234,6 +289,27 @@ class GridHistory:
         if two is not None:
             self._check_table(index, places, threads, stamps, two.last, low, high)
             self._check_table(index, places, threads, stamps, two.other, low, high)
+
+    def _check_written(
+        self, index: int, places: Words, threads: Words, stamps: Words, low: int, high: int, *, writes: bool
+    ) -> tuple[Words, Words]:
+        """Check the latest writes, and for an access that `writes` the reads that they stand for.
+
+        Returns which of the places have such reads, and their stamps.
+        """
+        none = np.zeros(0, np.int64)
+        if not self._written.touches(low, high):
+            return none, none
+        then = self._written.at(places, low, high)[places].astype(np.int64, copy=False)
+        flags = then & self.fields.atomic
+        then ^= flags
+        self._check(index, places, threads, stamps, then)
+        if not writes or not np.count_nonzero(flags):
+            return none, none
+        some = flags.nonzero()[0]
+        reads = then[some] & -self.fields.atomic | self._reads_before[then[some] & self.fields.atomic - 1]
+        self._check(index, places[some], threads[some], stamps[some], reads)
+        return some, reads
 
     def _check_table(
         self, index: int, places: Words, threads: Words, stamps: Words, table: Stamps, low: int, high: int

@@ -53,6 +53,7 @@ class Handover:
 
     def __init__(self) -> None:
         self._logs: dict[LogKey, Log] = {}
+        self._addresses: set[int] = set()  # of the logs
         self._knows: dict[int, Known] = {}  # by block of the chunk, from 0
         self._received: dict[int, Known] = {}  # received by relaxed atomics, known after the next fence
 
@@ -66,9 +67,16 @@ class Handover:
         """Whether any block of the chunk has acquired."""
         return bool(self._knows)
 
+    def addresses(self) -> Indices:
+        """The addresses to which anything has been released."""
+        return np.array(list(self._addresses), np.int64)
+
     def start(self) -> None:
-        """Start a chunk of blocks."""
+        """Start a chunk of blocks; logs of earlier blocks' own threads stay if other blocks may know them."""
         self._knows, self._received = {}, {}
+        passed_on = {key for (_, block), log in self._logs.items() if block < 0 for key in log.known}
+        self._logs = {key: log for key, log in self._logs.items() if key[1] < 0 or key in passed_on}
+        self._addresses = {address for address, _ in self._logs}
 
     def acquire(self, key: LogKey, block: int, thread: tuple[int, int], by_fence: bool) -> None:
         """A block reads atomically: it knows the log now, or after its next fence."""
@@ -92,7 +100,9 @@ class Handover:
         """A block, with this number in the launch, writes atomically and covers its warps up to these clocks."""
         if not clocks.any():
             return
-        log = self._logs.setdefault(key, Log(only=thread))
+        if (log := self._logs.get(key)) is None:
+            log = self._logs[key] = Log(only=thread)
+            self._addresses.add(key[0])
         if log.only != thread:
             log.only = None
         log.add(thread[0], clocks)

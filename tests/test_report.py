@@ -8,16 +8,20 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import records
 from gemmery import report
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
 from gemmery.report import problems, sheet, svg, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
+from gemmery.report.stored import Stored, query
 from gemmery.report.tables import sheets
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
@@ -125,9 +129,18 @@ def test_what_is_not_square_has_a_table_of_its_own():
     assert [s.title for s in squares] == ["n = 512, f32", "n = 1024, f32", "n = 2048, f32"]
     assert others.title == "Other shapes, f32"
     assert [[cell.text for cell in r[:1] + r[2:7]] for r in others.rows][:2] == [
-        ["gemv", "1 × 512 × 512", "0.0514", "10.2", "20.5", "1.03×"],
-        ["NumPy", "1 × 512 × 512", "0.0530", "9.90", "19.9", ""],
+        ["gemv", "1×512×512", "0.0514", "10.2", "20.5", "1.03×"],
+        ["NumPy", "1×512×512", "0.0530", "9.90", "19.9", ""],
     ]
+
+
+def test_every_table_of_a_stored_ladder_is_one_table_in_80_columns():
+    stored = Stored(Path(__file__).parents[1])
+    runs = [(run, CPU) for run in stored.newest_of_each_type(query("ladder machine=cpu"))]
+    runs += [(run, CUDA) for run in stored.newest_of_each_type(query("ladder machine=gpu"))]
+    tables = [sheet for run, rungs in runs for sheet in sheets(run, rungs)]
+    assert sum(sheet.title.startswith("Other shapes") for sheet in tables) >= 3
+    assert [sheet.title for sheet in tables if len(terminal._folded(sheet, 80)) > 1] == []
 
 
 @pytest.mark.parametrize("width", [80, 160])

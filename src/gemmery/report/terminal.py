@@ -215,7 +215,7 @@ def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Ta
 
 def _heading(name: str) -> str:
     """One word per line, so that a column is as narrow as its numbers."""
-    return "\n".join(wrap(name.replace("error/bound", "error/ bound"), 8, break_long_words=False))
+    return "\n".join(wrap(name.replace("error/bound", "error/ bound"), 7, break_long_words=False))
 
 
 def styled(cell: Cell) -> Text:

@@ -121,6 +121,18 @@ def test_compiled_as_one_graph_with_dynamic_shapes():
         assert close(compiled(x, weight, bias), expected, 10)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_inside_compiled_autograd(activation):
+    x, weight, bias = draw(3, 4, grad=True), draw(5, 4, grad=True), draw(5, grad=True)
+    for layer in (gemmery.torch.linear, torch.ops.gemmery.linear):
+        expected = torch.autograd.grad(layer(x, weight, bias, activation).sum(), (x, weight, bias))
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+            layer(x, weight, bias, activation).sum().backward()
+        assert all(torch.equal(z.grad, own) for z, own in zip((x, weight, bias), expected, strict=True))
+        for z in (x, weight, bias):
+            z.grad = None
+
+
 BATCHES = [
     ((6, 3, 4), (4, 5), (0, None)),
     ((3, 4, 6), (4, 5), (2, None)),

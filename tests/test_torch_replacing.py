@@ -150,7 +150,8 @@ def own_weight():
 
 LEFT_ALONE = {
     "subclass": (lambda: Other(32, 8), "Other is a subclass"),
-    "lazy": (lambda: nn.LazyLinear(8), "LazyLinear is a subclass"),
+    "lazy": (lambda: nn.LazyLinear(8), "its weight is created by the first call"),
+    "attention": (lambda: nn.MultiheadAttention(32, 4), "it is part of an nn.MultiheadAttention"),
     "hooked": (hooked, "it has hooks (forward_hooks)"),
     "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(32, 8)), "weight is parametrized"),
     "forward": (own_forward, "its forward was replaced"),
@@ -171,6 +172,18 @@ def test_a_layer_that_is_left_alone_has_a_reason(case, bits):
     assert len(report.replaced) == 1
     assert reason in report.skipped[0].reason
     assert reason in str(report)
+
+
+def test_a_report_without_replaced_layers_has_no_sizes():
+    assert str(replace_linear(Other(32, 8), 8, group=16)).splitlines()[0].endswith(" by gemmery.torch.QuantizedLinear")
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_lazy_layer_is_replaced_after_a_call(bits):
+    model = nn.Sequential(nn.LazyLinear(8))
+    model(torch.ones(2, 32))
+    assert len(replace_linear(model, bits, group=16).replaced) == 1
+    assert model(torch.ones(2, 32)).shape == (2, 8)
 
 
 def test_a_group_that_does_not_divide_the_columns_is_a_reason(model):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
 from gemmery import display
@@ -73,6 +74,8 @@ class Replacement:
         count, every = len(self.replaced), len(self.replaced) + len(self.skipped)
         if self.bits is None:
             return f"Replaced {count} of {every} linear layers by gemmery.torch.Linear"
+        if not count:
+            return f"Replaced 0 of {every} linear layers by gemmery.torch.QuantizedLinear"
         before, after = sum(x.bytes_before for x in self.replaced), sum(x.bytes_after for x in self.replaced)
         how = f"{self.bits} bits in groups of {self.group}, {_size(before)} -> {_size(after)}"
         return f"Replaced {count} of {every} linear layers by gemmery.torch.QuantizedLinear: {how}"
@@ -177,6 +180,10 @@ def _reason_of_module(layer: nn.Linear, bits: int | None) -> str:
     if parametrize.is_parametrized(layer):
         names = ", ".join(name for name, _ in layer.get_submodule("parametrizations").named_children())
         return f"{names} is parametrized; torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+    if isinstance(layer, nn.LazyLinear):
+        return "its weight is created by the first call: call the model once, then replace"
+    if type(layer) is NonDynamicallyQuantizableLinear:
+        return "it is part of an nn.MultiheadAttention, which multiplies by its weight without calling it"
     if type(layer) not in (nn.Linear, Linear):
         return f"{type(layer).__name__} is a subclass of nn.Linear, which may compute something else"
     if "forward" in vars(layer):

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -290,15 +291,22 @@ def _vecdot(axis: Any, a: int, b: int) -> Labels:
 
 def _pair(axes: Any) -> int | tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the axes of tensordot as a number, or as two tuples."""
-    if hasattr(axes, "__index__"):
+    with suppress(TypeError):  # of what is no number: an array has __index__ too
         return index(axes)
     try:
-        ours, theirs = ((side,) if hasattr(side, "__index__") else tuple(side) for side in axes)
+        ours, theirs = map(_side, axes)
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             f"axes={brief(axes)}: pass a number of dimensions, or the dimensions of a and of b as a pair of lists"
         ) from error
     return ours, theirs
+
+
+def _side(axes: Any) -> tuple[Any, ...]:
+    """Return the dimensions of one operand, of which there may be one alone, not in a list."""
+    with suppress(TypeError):
+        return (index(axes),)
+    return tuple(axes)
 
 
 @lru_cache(maxsize=256)

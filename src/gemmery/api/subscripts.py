@@ -29,9 +29,13 @@ def labels(subscripts: str, a: int, b: int) -> Labels:
     inputs, arrow, output = text.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2:
-        raise count_refused(len(terms))
-    for term in (*terms, output):
-        _check_term(term, subscripts)
+        raise ArgumentError(
+            f"{brief(subscripts)} describes {_operands(len(terms))}, and two are passed: write one comma between "
+            "their letters, as in 'ij,jk->ik'"
+        )
+    for term in terms:
+        _check_term(term, subscripts, f"a diagonal, and no product: take it first with numpy.diagonal, or {_WAY_OUT}")
+    _check_term(output, subscripts, "a diagonal to write: set it afterwards with numpy.fill_diagonal")
     left, right = (_dimensions(term, count, name) for term, count, name in zip(terms, (a, b), _NAMES, strict=True))
     both = [*left, *right]
     ellipsis = tuple(sorted({label for label in both if isinstance(label, int)}))
@@ -45,10 +49,14 @@ def labels(subscripts: str, a: int, b: int) -> Labels:
 
 def count_refused(count: int) -> ArgumentError:
     """Return the error for another number of operands than two."""
-    return ArgumentError(f"einsum of {count} operand{'s' * (count != 1)}: gemmery multiplies two; {_WAY_OUT}")
+    return ArgumentError(f"einsum of {_operands(count)}: gemmery multiplies two; {_WAY_OUT}")
 
 
-def _check_term(term: str, subscripts: str) -> None:
+def _operands(count: int) -> str:
+    return f"{count} operand{'s' * (count != 1)}"
+
+
+def _check_term(term: str, subscripts: str, repeated: str) -> None:
     letters = term.replace("...", "", 1)
     for letter in letters:
         if not (letter.isascii() and letter.isalpha()):
@@ -58,10 +66,7 @@ def _check_term(term: str, subscripts: str) -> None:
             )
     for letter in letters:
         if letters.count(letter) > 1:
-            raise ArgumentError(
-                f"letter {letter!r} is repeated in {term!r}: that is a diagonal and no product; take it first with "
-                f"numpy.diagonal, or {_WAY_OUT}"
-            )
+            raise ArgumentError(f"letter {letter!r} is repeated in {term!r}: that is {repeated}")
 
 
 def _dimensions(term: str, count: int, name: str) -> tuple[DimensionLabel, ...]:
@@ -103,8 +108,6 @@ def _check_product(
                 )
     summed = set(a) & set(b) - set(c)
     if not summed and not (set(a) - set(b) and set(b) - set(a)):
-        letters = "".join(str(label) for label in c if isinstance(label, str))
         raise ArgumentError(
-            f"{brief(subscripts)} sums over no letter and multiplies element by element (result {letters or '...'!r}): "
-            f"use a * b, or {_WAY_OUT}"
+            f"{brief(subscripts)} sums over no letter and multiplies element by element: use a * b, or {_WAY_OUT}"
         )

@@ -58,7 +58,8 @@ def _view(tensor: Any, torch: Any) -> View:
         raise LayoutError(f"a tensor of layout {tensor.layout} is not dense: pass x.to_dense()")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise LayoutError(
-            "the tensor requires grad, and gemmery computes no gradients: pass x.detach(), or use torch.no_grad()"
+            "the tensor requires grad, and this function records no gradients: call gemmery.torch, "
+            "whose functions do, or pass x.detach()"
         )
     if _in_dual_level(torch) and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise LayoutError(

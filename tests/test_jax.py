@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -261,6 +264,26 @@ def test_a_product_that_this_process_has_not_prepared_is_prepared_when_it_is_cal
         result = exported.call(a, b)
         assert verify.check(np.asarray(result), np.asarray(a), np.asarray(b)).error_over_bound <= 1
     assert len([job for job in prepared if len(job.offsets) > 1]) == 1
+
+
+LOADED = """
+import numpy as np
+import gemmery.jax, jax
+from jax._src import xla_bridge
+from gemmery.jax.static import StaticProduct
+
+assert not xla_bridge.backends_are_initialized()  # jax.distributed.initialize may still be called
+a, b = np.arange(6, dtype="f4").reshape(2, 3), np.ones((3, 4), "f4")
+product = StaticProduct(a.shape, b.shape, "f32", "f32", 0)
+call = jax.ffi.ffi_call("gemmery_matmul", jax.ShapeDtypeStruct((2, 4), "f4"))
+c = call(a, b, key=np.int64(product.key), transposed=np.int64(product.form))
+assert np.array_equal(c, a @ b), c
+"""
+
+
+def test_a_process_that_only_imports_the_module_runs_a_stored_program():
+    """What the program does there: it calls the handler, and nothing traces `matmul`."""
+    subprocess.run([sys.executable, "-c", LOADED], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
 def test_another_number_of_threads_gives_the_same_bits():

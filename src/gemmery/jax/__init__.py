@@ -15,6 +15,13 @@ except ModuleNotFoundError as error:
 
     raise InstallError("gemmery.jax needs JAX: run pip install jax", name="jax") from error
 
+from contextlib import suppress
+
+from gemmery.errors import DeviceError
+from gemmery.jax.handler import register
 from gemmery.jax.traced import matmul
+
+with suppress(DeviceError):  # where there are no compiled workers, `matmul` raises it
+    register()  # a program that jax.export stored calls the handler without a trace; this takes 2 ms
 
 __all__ = ["matmul"]

@@ -38,8 +38,7 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None, precision: str
     are promoted by JAX's rules; all that `gemmery.matmul` multiplies on the same device are supported, except bool and
     8-bit floating point. With `preferred_element_type` sums are returned in a wider type: float32 for bfloat16, int32
     for int8. `precision` is that of `gemmery.matmul`, for float32 and float64 on a CUDA device; gradients have it too.
-    Accuracy and determinism are those of `gemmery.matmul`, but on the CPU XLA treats subnormal numbers as
-    zero.
+    Accuracy and determinism are those of `gemmery.matmul`, but on the CPU XLA treats subnormal numbers as zero.
 
     It works under `jit`, `grad` (reverse mode, of any order) and `vmap`, which makes one product of a batch. The
     gradients are products of the same kind, of operands that are not transposed in memory. Forward-mode
@@ -47,8 +46,8 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None, precision: str
 
     Raises ShapeError for shapes that cannot be multiplied and for dimensions unknown when JAX traces, DTypeError for
     element types that are not supported, ArgumentError for what is no array and for a precision that the product cannot
-    have, and DeviceError on systems other than
-    Linux. They are raised when JAX traces the call, apart from those for element types that only the CPU multiplies.
+    have, and DeviceError on systems other than Linux. They are raised when JAX traces the call, apart from those for
+    element types that only the CPU multiplies.
     """
     x, y = _array("a", a), _array("b", b)
     for name, z in (("a", x), ("b", y)):

@@ -18,7 +18,7 @@ ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 class Repository:
     """Documents of a checkout in a language, and `sources`: the files of code that they link to, each to become a page.
 
-    docs/gpu.zh.md is docs/gpu.md in Chinese.
+    NAME.zh.md takes the place of NAME.md in Chinese.
     """
 
     def __init__(self, root: Path, language: str = "en") -> None:

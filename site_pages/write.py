@@ -20,7 +20,7 @@ from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course
 from site_pages.measured import Records
-from site_pages.phrases import translated
+from site_pages.phrases import in_drawing, joined, translated
 from site_pages.repository import Repository, fenced, inline, source_page, source_text
 
 HERE = Path(__file__).parent
@@ -76,14 +76,17 @@ class Writer:
         self.templates.filters |= {
             "fenced": fenced,
             "code_html": code_html,
-            "inline": inline,
+            "inline": self._drawing,
             "sentence": sentence,
             "told": self._told,
             "phrase": self._phrase,
         }
         self.titles: Mapping[str, str] = json.loads((self.texts / "titles.json").read_text(encoding="utf-8"))
         self._rungs = self._toml("rungs")  # rung -> its "idea", "lesson" and "opening" in this language
-        self._phrases: Mapping[str, str] = self._toml("phrases").get("phrases", {})
+        words = self._toml("phrases")
+        self._phrases: Mapping[str, str] = words.get("phrases", {})
+        ideas = {rung.idea: self._rungs[rung.name]["idea"] for rung in RUNGS if rung.name in self._rungs}
+        self._of_drawings: Mapping[str, str] = {**ideas, **words.get("drawings", {})}
 
     @property
     def labels(self) -> dict[str, str]:
@@ -96,6 +99,9 @@ class Writer:
 
     def _phrase(self, english: str) -> str:
         return translated(english, self._phrases)
+
+    def _drawing(self, svg: str, name: str) -> str:
+        return in_drawing(inline(svg, name), self._of_drawings)
 
     def _toml(self, name: str) -> dict[str, Any]:
         file = self.texts / f"{name}.toml"
@@ -182,10 +188,10 @@ class Writer:
 
     def _figure(self, name: str) -> str:
         svg = (self.root / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-        return f'<div class="drawing" data-search-exclude>{inline(svg, name)}</div>'
+        return f'<div class="drawing" data-search-exclude>{self._drawing(svg, name)}</div>'
 
     def _render(self, template: str, **values: Any) -> str:
-        return self.templates.get_template(f"{template}.md.jinja").render(values)
+        return joined(self.templates.get_template(f"{template}.md.jinja").render(values))
 
     def _page(self, place: str, text: str) -> None:
         path = self.folder / place

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from site_pages.chapters import opening
 from site_pages.phrases import translated
+from site_pages.write import Writer
 
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
 TITLES = [part.partition("\n")[0].strip("# ") for part in re.split(r"^(?=## )", ENGLISH, flags=re.MULTILINE)]
@@ -111,6 +112,10 @@ RUNGS = {rung.name: rung for rung in (*CPU, *CUDA)}
 EN, ZH = (ROOT / "site_pages" / "text" / language for language in ("en", "zh"))
 TRANSLATED = tomllib.loads((ZH / "rungs.toml").read_text(encoding="utf-8"))
 PHRASES = tomllib.loads((ZH / "phrases.toml").read_text(encoding="utf-8"))["phrases"]
+OF_DRAWINGS = tomllib.loads((ZH / "phrases.toml").read_text(encoding="utf-8"))["drawings"]
+DRAWINGS = sorted(
+    [*(ROOT / "docs" / "pictures").glob("*.svg"), *(ROOT / "docs" / "figures").glob("*[!e]-ladder-*.svg")]
+)  # no roofline
 FINGERPRINTS = tomllib.loads((ZH / "english.toml").read_text(encoding="utf-8"))  # file -> of its English text
 TEXTS = sorted(path.relative_to(EN).as_posix() for path in EN.rglob("*.*"))
 MEASURING = "How speed is measured"  # a section of docs/design.md, which the page measuring.md shows
@@ -186,6 +191,24 @@ def test_captions_of_pictures_are_translated():
     assert len(texts) > 12
     assert [left for text in chinese for left in re.findall(r"[a-z]+ [a-z]+ [a-z]+", text)] == [], "see phrases.toml"
     assert translated("peak, 2 threads; 12.5% reached", PHRASES) == "峰值，2 线程; 达到 12.5%"
+
+
+@pytest.mark.parametrize("file", DRAWINGS, ids=lambda file: file.stem)
+def test_the_texts_of_drawings_are_translated(file, tmp_path):
+    writer = Writer(ROOT, tmp_path, "zh", pictures=False)
+    texts = re.findall(r">([^<>]*[A-Za-z][^<>]*)</(?:text|title)>", writer._drawing(file.read_text(), file.stem))
+    assert texts
+    left = [
+        text for text in texts if re.search(r"[a-z]{2,} [a-z]{2,}", text) and not re.search(r"[(\u4e00-\u9fff]", text)
+    ]
+    assert left == [], "translate these in [drawings] of site_pages/text/zh/phrases.toml"
+
+
+@pytest.mark.parametrize("english", OF_DRAWINGS)
+def test_a_text_of_a_drawing_keeps_its_numbers_and_holes(english):
+    holes = re.findall(r"\{\d\}", OF_DRAWINGS[english])
+    assert sorted(holes) == [f"{{{number}}}" for number in range(english.count("{}"))]
+    assert differs(english, re.sub(r"\{\d\}", "", OF_DRAWINGS[english])) == []
 
 
 def test_every_text_of_the_site_is_translated():

@@ -22,7 +22,7 @@ from gemmery.inspection import gather  # noqa: E402
 from gemmery.ladder.cpu import CPU  # noqa: E402
 from gemmery.ladder.cuda import CUDA  # noqa: E402
 from gemmery.ladder.definitions import contents  # noqa: E402
-from site_pages import chapters, course, links, reference, repository, write  # noqa: E402
+from site_pages import chapters, course, links, phrases, reference, repository, write  # noqa: E402
 
 RUNGS = (*CPU, *CUDA)
 
@@ -143,6 +143,21 @@ def test_every_public_name_has_a_place_in_the_reference():
     assert len(set(names)) == len(names)
     assert "gemmery.torch.linear" in listed["torch"]
     assert listed["products"][0] == "gemmery.api.matmul"
+
+
+@pytest.mark.parametrize("language", write.LANGUAGES)
+def test_every_page_of_the_reference_has_a_title_and_every_title_a_page(language, tmp_path):
+    import gemmery
+
+    titles = write.Writer(ROOT, tmp_path, language, pictures=False).titles
+    sections = {"home", "tutorial", "guides", "reference", "explanation", "project", "decisions"}
+    assert titles.keys() - sections == reference.pages(gemmery._HOMES, ROOT).keys()
+
+
+def test_lines_of_chinese_are_joined_without_spaces():
+    assert phrases.joined("一行，\n  另一行。\n`code` 和\n\n- 一项\n- b") == "一行，另一行。`code` 和\n\n- 一项\n- b"
+    assert phrases.joined("做法：\n```\na\n```\n一\n# 二") == "做法：\n```\na\n```\n一\n# 二"
+    assert phrases.joined("one.\ntwo") == "one.\ntwo"
 
 
 def test_public_names_are_read_from_source(tmp_path):

@@ -60,7 +60,7 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     columns: Columns[Measurement] = [
         ("rung", lambda m: label(m, at[id(m)])),
         (IDEA, lambda m: Cell(ideas.pop(m.kernel, ""), tone="faint")),  # shown once
-        ("shape", lambda m: words.shape(m).replace(" × ", "×")),  # so that the table fits into 80 columns
+        ("shape", words.shape),
         *measured(
             [
                 (unit, lambda m: words.digits(m.seconds * scale)),

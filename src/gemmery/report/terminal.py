@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from textwrap import wrap
@@ -35,6 +36,7 @@ from gemmery.report.tree import tree, walk
 StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # from this width the ideas are in the table; in narrower terminals they follow it
+BETWEEN = re.compile(r"(?<=\d) × (?=\d)")
 LABEL = 16  # the least width of a label before a table is split
 NOWHERE = MachineRecord("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
@@ -176,9 +178,18 @@ def _print_tree(of: Results, console: Console) -> None:
 
 def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
     """Return a sheet as a rich table, or as several if it is too wide, with its notes below."""
+    if len(_folded(sheet, width)) > 1 == len(_folded(_closer(sheet), width)):
+        sheet = _closer(sheet)
     first, *others = _folded(sheet, width)
     tables = [_table(sheet, first, sheet.title), *(_table(sheet, columns) for columns in others)]
     return [*tables, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
+
+
+def _closer(sheet: Sheet) -> Sheet:
+    """A sheet with shapes like 8×2048×2048, without spaces."""
+    return replace(
+        sheet, rows=tuple(tuple(replace(c, text=BETWEEN.sub("×", c.text)) for c in row) for row in sheet.rows)
+    )
 
 
 def _folded(sheet: Sheet, width: int) -> list[list[int]]:

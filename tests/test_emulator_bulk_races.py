@@ -34,6 +34,7 @@ __device__ void land(unsigned long long* bar) {
   asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra W; }"
                ::"r"(at(bar)) : "memory");
 }
+__device__ void wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ void wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 """
 FILLED = "__shared__ alignas(128) float s[64]; s[threadIdx.x] = threadIdx.x; fence(); __syncthreads();"
@@ -72,6 +73,44 @@ RACES = {
         "x[64 * blockIdx.x + threadIdx.x] = out[threadIdx.x];",
         FILLED + "out += 64 * blockIdx.x; if (threadIdx.x == 0) { store(out, s, 256); wait(); }"
         "__syncthreads(); x[64 * blockIdx.x + threadIdx.x] = out[threadIdx.x];",
+    ),
+    "read after a wait for the copy's source alone": (
+        FILLED + "out += 64 * blockIdx.x; if (threadIdx.x == 0) { store(out, s, 256); wait_read(); }"
+        "__syncthreads(); x[64 * blockIdx.x + threadIdx.x] = out[threadIdx.x];",
+        FILLED + "out += 64 * blockIdx.x; if (threadIdx.x == 0) { store(out, s, 256); wait_read(); wait(); }"
+        "__syncthreads(); x[64 * blockIdx.x + threadIdx.x] = out[threadIdx.x];",
+    ),
+    "stored to after a wait for the copy's source alone": (
+        FILLED + "out += 64 * blockIdx.x; if (threadIdx.x == 0) { store(out, s, 256); wait_read(); }"
+        "__syncthreads(); out[threadIdx.x] = 3; if (threadIdx.x == 0) wait();",
+        FILLED + "if (threadIdx.x == 0) { store(out + 64 * blockIdx.x, s, 256); wait_read(); }"
+        "__syncthreads(); s[threadIdx.x] = 3; x[64 * blockIdx.x + threadIdx.x] = s[threadIdx.x];",
+    ),
+    "one of two groups is waited for": (
+        FILLED + "out += 96 * blockIdx.x; if (threadIdx.x == 0) { store(out, s, 128); store(out + 32, s, 128);"
+        'wait_read(); asm volatile("cp.async.bulk.wait_group 1;" ::: "memory"); }'
+        "__syncthreads(); if (threadIdx.x < 8) x[64 * blockIdx.x + threadIdx.x] = out[32 + threadIdx.x];",
+        FILLED + "out += 96 * blockIdx.x; if (threadIdx.x == 0) { store(out, s, 128); store(out + 32, s, 128);"
+        'wait_read(); asm volatile("cp.async.bulk.wait_group 1;" ::: "memory"); }'
+        "__syncthreads(); if (threadIdx.x < 8) x[64 * blockIdx.x + threadIdx.x] = out[threadIdx.x];",
+    ),
+    "one of two threads waits": (
+        FILLED + "out += 96 * blockIdx.x; if (threadIdx.x % 32 == 0) { store(out + threadIdx.x, s, 128);"
+        "wait_read(); if (threadIdx.x == 0) wait(); }"
+        "__syncthreads(); if (threadIdx.x < 8) x[64 * blockIdx.x + threadIdx.x] = out[32 + threadIdx.x];",
+        FILLED + "out += 96 * blockIdx.x; if (threadIdx.x % 32 == 0) { store(out + threadIdx.x, s, 128);"
+        "wait_read(); if (threadIdx.x == 0) wait(); }"
+        "__syncthreads(); if (threadIdx.x < 8) x[64 * blockIdx.x + threadIdx.x] = out[threadIdx.x];",
+    ),
+    "handed over after a wait for the copy's source alone": (
+        FILLED + "if (blockIdx.x == 0) { if (threadIdx.x == 0) { store(out, s, 256); wait_read(); fence();"
+        "__threadfence(); atomicExch(flag, 1u); } }"
+        "else { if (threadIdx.x == 0) { while (atomicAdd(flag, 0u) == 0) { } __threadfence(); }"
+        "__syncthreads(); x[threadIdx.x] = out[threadIdx.x]; }",
+        FILLED + "if (blockIdx.x == 0) { if (threadIdx.x == 0) { store(out, s, 256); wait(); fence();"
+        "__threadfence(); atomicExch(flag, 1u); } }"
+        "else { if (threadIdx.x == 0) { while (atomicAdd(flag, 0u) == 0) { } __threadfence(); }"
+        "__syncthreads(); x[threadIdx.x] = out[threadIdx.x]; }",
     ),
     "another block reads": (
         FILLED + "if (blockIdx.x == 0 && threadIdx.x == 0) { store(out, s, 256); wait(); }"

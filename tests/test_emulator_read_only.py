@@ -46,6 +46,32 @@ def test_bytes_beside_a_stored_one_are_not_reported():
     assert emulate(code, "f", 1, 32, [np.zeros(64, np.uint8), np.zeros(32, np.int32)]).findings == ()
 
 
+BULK = """__global__ void f(float* x, float* y) {
+  __shared__ alignas(128) float s[64];
+  int t = threadIdx.x;
+  s[t] = t;
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncthreads();
+  if (t == 0)
+    asm volatile("COPY [%0], [%1], 128; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+                 ::"l"(x + FIRST), "r"((unsigned)__cvta_generic_to_shared(s)) : "memory");
+  __syncthreads();
+  y[t] = LOAD(x + t / 2);
+}"""
+COPIES = ("cp.async.bulk.global.shared::cta.bulk_group", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32")
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize(
+    ("load", "first", "count"), [("__ldg", 0, 64), ("__ldg", 16, 32), ("__ldg", 32, 0), ("*", 0, 0)]
+)
+def test_a_read_only_load_after_a_bulk_copy_is_reported(copy, load, first, count):
+    """A copy of 32 elements, of which the threads load some by way of the cache."""
+    code = BULK.replace("COPY", copy).replace("FIRST", str(first)).replace("LOAD", load)
+    found = emulate(code, "f", 1, 64, [np.zeros(64, np.float32), np.zeros(64, np.float32)]).findings
+    assert [(one.kind, one.count) for one in found] == ([("misuse", count)] if count else [])
+
+
 def stored_by(stores, monkeypatch):
     """The table of a kernel with many stores, whose last one is loaded."""
     tables = []

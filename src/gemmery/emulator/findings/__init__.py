@@ -108,6 +108,7 @@ class Findings(Observer):
 
     def transferred(self, machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
         self._global.transferred(index, places)
+        self._read_only.transferred(index, places)
 
     def tensor(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._tensor.access(index, threads, addresses, what)

@@ -6,6 +6,8 @@ orders the two. `__ldg()` and pointers that are `const __restrict__` compile to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gemmery.emulator.findings import messages
@@ -13,7 +15,8 @@ from gemmery.emulator.findings.clocks import Words
 from gemmery.emulator.findings.finding import Collection
 from gemmery.emulator.findings.orders import UPDATES
 from gemmery.emulator.findings.pointers import Reach
-from gemmery.emulator.machine import Access, Machine
+from gemmery.emulator.machine import Access, Machine, Pieces
+from gemmery.emulator.ptx import Opcode
 
 _WAY_OUT = (
     "it may get the value from before the store: load it plainly, without __ldg(), and without const __restrict__ at a "
@@ -30,7 +33,7 @@ class ReadOnlyLoads:
         stores = [
             index
             for index, instruction in enumerate(kernel.instructions)
-            if reach.followed[index] and (instruction.opcode.name == "st" or instruction.opcode.family in UPDATES)
+            if reach.followed[index] and _stores(instruction.opcode)
         ]
         self._loads = {
             index
@@ -46,6 +49,8 @@ class ReadOnlyLoads:
 
     def access(self, machine: Machine, event: Access) -> None:
         """Threads access global memory."""
+        if event.kind == "bulk":
+            return
         if event.index in self._number:
             _, places = self._places(machine, event)
             self._stored[places] = self._number[event.index]
@@ -62,8 +67,20 @@ class ReadOnlyLoads:
                 )
                 self._collection.add(machine, "misuse", event.index, thread, len(these), text, other)
 
+    def transferred(self, index: int, pieces: Callable[[], Pieces]) -> None:
+        """Bulk copies write global memory."""
+        if index in self._number:
+            _, addresses, width = pieces()
+            places = addresses[:, None] // self._granule + np.arange(max(width // self._granule, 1))
+            self._stored[places] = self._number[index]
+
     def _places(self, machine: Machine, event: Access) -> tuple[Words, Words]:
         """The threads of an access, and the granules of each."""
         threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
         first = machine.spread(event.addresses)[threads] // self._granule
         return threads, first[:, None] + np.arange(max(event.width // self._granule, 1))
+
+
+def _stores(opcode: Opcode) -> bool:
+    """Whether it writes global memory: a store, an atomic, or a bulk copy out of shared memory."""
+    return opcode.name == "st" or opcode.family in UPDATES or (opcode.is_bulk and "bulk_group" in opcode.modifiers)

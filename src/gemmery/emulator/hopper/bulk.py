@@ -3,10 +3,13 @@
 PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy". A load lands when a
 thread waits for its mbarrier, and only as much of it as ends the phase; a store reads its data when its thread waits
 for the group. Both are as late as possible, so that a missing wait is found.
+After cp.async.bulk.wait_group.read a store has read its data, but counts as a write only at a wait without .read, or
+when its block ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.machine import Machine, Pieces, report_misuse, report_transfer
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
@@ -52,6 +55,27 @@ class Store:
     groups: Indices
 
 
+@dataclass(frozen=True)
+class Unseen:
+    """Stores that have read their data and written it, which no thread may rely on yet."""
+
+    index: int
+    threads: Indices
+    groups: Indices
+    places: Callable[[], Pieces]  # what they have written
+
+    def only(self, some: Flags) -> Unseen:
+        """Return the selected stores."""
+        threads = self.threads[some]
+
+        def places() -> Pieces:
+            writers, addresses, width = self.places()
+            these = np.isin(writers, threads)
+            return writers[these], addresses[these], width
+
+        return Unseen(self.index, threads, self.groups[some], places)
+
+
 class Bulk:
     """The bulk copies under way of a chunk of blocks."""
 
@@ -61,6 +85,7 @@ class Bulk:
         machine.at_end.append(self._finish)
         self._loads: list[Load] = []
         self._stores: list[Store] = []
+        self._unseen: list[Unseen] = []
         # The number of stores under way that read each piece of shared memory; empty until there is one.
         self._readers = np.zeros(0, np.int32)
         self._committed = np.zeros(machine.threads, np.int64)
@@ -151,8 +176,8 @@ class Bulk:
         """Close the group of these threads."""
         self._committed[slice(None) if mask is None else mask] += 1
 
-    def wait(self, mask: Mask, pending: int) -> None:
-        """Complete all groups of these threads except the latest `pending` ones."""
+    def wait(self, mask: Mask, pending: int, *, reads_only: bool = False) -> None:
+        """Complete all groups of these threads except the latest `pending` ones, or only their reads."""
         remaining = []
         for store in self._stores:
             ready = store.groups < self._committed[store.threads] - pending
@@ -165,6 +190,21 @@ class Bulk:
                 write = store.write.only(rest)
                 remaining.append(replace(store, threads=threads, places=places, groups=groups, write=write))
         self._stores = remaining
+        if not reads_only:
+            self._show(mask, pending)
+
+    def _show(self, mask: Mask, pending: int) -> None:
+        """Report the writes of all groups of these threads except the latest `pending` ones."""
+        remaining = []
+        for unseen in self._unseen:
+            ready = unseen.groups < self._committed[unseen.threads] - pending
+            if mask is not None:
+                ready &= mask[unseen.threads]
+            if ready.any():
+                report_transfer(self._machine, unseen.index, (unseen if ready.all() else unseen.only(ready)).places)
+            if not ready.all():
+                remaining.append(unseen.only(~ready))
+        self._unseen = remaining
 
     def _finish(self) -> None:
         """Complete the stores for which no thread has waited, when all threads have ended."""
@@ -172,13 +212,16 @@ class Bulk:
             what = "ends while its bulk copy may still read shared memory: cp.async.bulk.wait_group.read before the end"
             report_misuse(self._machine, store.index, store.threads, what)
             self._write(store, np.ones(len(store.threads), bool))
-        self._stores = []
+        for unseen in self._unseen:
+            report_transfer(self._machine, unseen.index, unseen.places)
+        self._stores, self._unseen = [], []
 
     def _write(self, store: Store, some: Flags) -> None:
         if some.any():
             np.subtract.at(self._readers, store.places[some], 1)
             self.report(store.index, store.threads[some], store.places[some], "reads")
-            store.write.only(some).put(self._machine, self._shared[store.places[some]])
+            places = store.write.only(some).put(self._machine, self._shared[store.places[some]])
+            self._unseen.append(Unseen(store.index, store.threads[some], store.groups[some], places))
 
     # ---- tensor maps ----
 

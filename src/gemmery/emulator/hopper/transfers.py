@@ -6,7 +6,7 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tenso
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,8 +56,8 @@ def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
 
 def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    pending = only_constant(instruction)
-    return lambda machine, mask: machine.unit(Bulk).wait(mask, pending)
+    pending, reads_only = only_constant(instruction), "read" in instruction.opcode.modifiers
+    return lambda machine, mask: machine.unit(Bulk).wait(mask, pending, reads_only=reads_only)
 
 
 def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -155,10 +155,10 @@ class _Boxes:
         _count(machine, self.index, self.threads, self.tensor.address, moved)
         return self, data
 
-    def put(self, machine: Machine, data: Chunks) -> None:
-        report_transfer(machine, self.index, partial(self._touched, whole=not self.adds))
+    def put(self, machine: Machine, data: Chunks) -> Callable[[], Pieces]:
         moved = self.tensor.put(machine.memory, self.coordinates, data, self.adds)
         _count(machine, self.index, self.threads, self.tensor.address, moved)
+        return partial(self._touched, whole=not self.adds)
 
     def _touched(self, whole: bool) -> Pieces:
         addresses, inside, width = self.tensor.pieces(self.coordinates, whole)
@@ -189,9 +189,8 @@ class _Row:
         report_transfer(machine, self.index, partial(inside._touched, places))
         return inside, machine.memory.view("c16", 1).take(places)
 
-    def put(self, machine: Machine, data: Chunks) -> None:
+    def put(self, machine: Machine, data: Chunks) -> Callable[[], Pieces]:
         inside, places = self._checked(machine)
-        report_transfer(machine, self.index, partial(inside._touched, places))
         some = np.ascontiguousarray(data[np.isin(self.threads, inside.threads)])
         if self.adds:
             kind = "u2" if self.adds == "bf16" else NUMPY[self.adds]
@@ -200,6 +199,7 @@ class _Row:
             add_in_turn(machine.memory.view(kind, 1), each, some.view(kind), self.adds == "bf16")
         else:
             machine.memory.view("c16", 1)[places] = some
+        return partial(inside._touched, places)
 
     def _touched(self, places: Indices) -> Pieces:
         return np.repeat(self.threads, places.shape[1]), places.ravel() * PIECE, PIECE

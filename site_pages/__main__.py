@@ -22,6 +22,7 @@ def main() -> int:
     built = subprocess.run([sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "-f", config], check=False)
     if built.returncode:
         return 1
+    (SITE / "404.html").unlink()  # of the language built last, and with the addresses of a site at the root of a host
     broken = links.broken(SITE)
     sys.stderr.writelines(f"broken link: {link}\n" for link in broken)
     if not broken:

@@ -34,7 +34,7 @@ ALSO = {  # page -> what its functions return
     "inspect": ("gemmery.inspection.records.Inspection",),
 }
 MODULES = ("gemmery.torch", "gemmery.jax")  # public modules that need more packages, each with a page
-FIRST = "gemmery.api.matmul"
+FIRST = ("gemmery.api.matmul", "gemmery.lab.kernel.emulate", "gemmery.lab.climb.ladder", "gemmery.lab.suites.bench")
 
 
 def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[str]]:
@@ -49,7 +49,7 @@ def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[st
         beside = public(root / "src" / module.replace(".", "/"))
         listed |= {module.rpartition(".")[2]: [f"{module}.{name}" for name in beside]} if beside else {}
     listed["lab"] = [f"{home}.{name}" for home, names in lab._HOMES.items() for name in names]
-    return {page: sorted(names, key=lambda name: name != FIRST) for page, names in listed.items()}
+    return {page: sorted(names, key=lambda name: name not in FIRST) for page, names in listed.items()}
 
 
 def public(module: Path) -> list[str]:

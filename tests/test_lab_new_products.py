@@ -15,6 +15,7 @@ from gemmery.errors import GemmeryError
 from gemmery.lab import measurements, new_products, passes, suites
 from gemmery.report.suite_tables import overview
 from gemmery.report.tables import sheets
+from gemmery.report.text import table
 
 WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)
 
@@ -120,7 +121,9 @@ def test_a_sheet_has_a_row_for_each_state(monkeypatch):
 
 
 def test_the_overview_has_a_row_for_each_state(monkeypatch):
-    rows = overview(stored(monkeypatch), {"new_shapes": "New shapes"}).rows
+    sheet = overview(stored(monkeypatch), {"new_shapes": "New shapes"})
+    rows = sheet.rows
+    assert table(sheet).splitlines()[1].endswith("---: | :--- |")  # the last column has words
     states = [EMPTY, WARM, f"{WARM}, {REST}", MET]
     assert [row[0].text for row in rows] == [f"New shapes ({state})" for state in states]
 

@@ -1,5 +1,6 @@
 """The built documentation site: its links, and its pages in headless Chromium; `make site` builds it and runs this."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -57,6 +58,17 @@ def page():
 
 def test_no_link_is_broken_and_nothing_comes_from_elsewhere():
     assert links.broken(SITE) == []
+
+
+def test_names_in_docstrings_are_code_and_not_bold():
+    pages = sorted((SITE / "reference").glob("*.html"))
+    assert len(pages) >= 8
+    bold = [(page.name, *re.findall(r"<strong>.*?</strong>", page.read_text(encoding="utf-8"))) for page in pages]
+    assert [names for names in bold if names[1:]] == []
+
+
+def test_there_is_no_page_for_wrong_addresses_in_one_language():
+    assert not (SITE / "404.html").exists()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -62,10 +62,10 @@ def emulate(
     is the name of a function, an instance of a template ("add<4>") or a symbol. `grid`, `block` and `cluster` are
     numbers or tuples of up to three; `shared` is bytes of dynamic shared memory; `options` the compiler's ("-DN=4",).
     In `args`, arrays, tensors and buffers are passed as their addresses, NumPy scalars by value, None as a null
-    pointer, bytes or a tuple of members as a struct, and a list as an array of pointers. `variables` sets __device__
-    and __constant__ variables to arrays, by name. `merge` counts adjacent accesses as ptxas merges them; `check` looks
-    for faults; `seed` shuffles the order of blocks and warps, to show results that depend on it. A kernel that does not
-    end within `max_steps` basic blocks (counted over the thread blocks that run together) is an error.
+    pointer, bytes or a tuple of members as a struct, and a list as an array of pointers. `variables` sets `__device__`
+    and `__constant__` variables to arrays, by name. `merge` counts adjacent accesses as ptxas merges them; `check`
+    looks for faults; `seed` shuffles the order of blocks and warps, to show results that depend on it. A kernel that
+    does not end within `max_steps` basic blocks (counted over the thread blocks that run together) is an error.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)

@@ -28,13 +28,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of text. With `aside`, the second column is a remark on the first, shown if there is room."""
+    """A table of text. With `aside`, the second column is a remark on the first, shown if there is room.
+
+    `sentences` are columns of words, left-aligned in a document.
+    """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     aside: bool = False
+    sentences: tuple[int, ...] = ()
 
     @property
     def left_aligned(self) -> tuple[int, ...]:

@@ -277,7 +277,7 @@ def overview(run: Run, about: Mapping[str, str]) -> Sheet:
         _standing(about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), same)
         for (suite, apart), same in groups.items()
     ]
-    return Sheet("How it compares", OVERVIEW, tuple(rows))
+    return Sheet("How it compares", OVERVIEW, tuple(rows), sentences=(len(OVERVIEW) - 1,))
 
 
 def brief_overview(run: Run, about: Mapping[str, str]) -> Sheet:

@@ -42,9 +42,10 @@ def _gpu(machine: MachineRecord) -> str:
 
 def table(sheet: Sheet) -> str:
     """Return a sheet as a table, without its title."""
+    texts = {*sheet.left_aligned, *sheet.sentences}
     lines = [
         _line(sheet.head),
-        _line([":---" if index in sheet.left_aligned else "---:" for index in range(len(sheet.head))]),
+        _line([":---" if index in texts else "---:" for index in range(len(sheet.head))]),
         *(_line([_marked(cell) for cell in row]) for row in sheet.rows),
     ]
     notes = "".join(f"\n{note}\n" for note in sheet.notes)

@@ -71,9 +71,9 @@ def tensor_map(
     """Make a tensor map of an array, for a parameter `const __grid_constant__ CUtensorMap` or a pointer to one.
 
     `box` is in elements, in the order of the array's shape (a kernel names coordinates in the opposite order);
-    `swizzle` is 0, 32, 64 or 128 bytes; `steps` takes each so-many-th element of a dimension. The array may be a view
-    with gaps, or with other dimensions exchanged, while its last dimension is contiguous. Elements outside the array
-    read as zeros and are not written.
+    `swizzle` is 0, 32, 64 or 128 bytes; with `steps` of s the box has every s-th element of a dimension. The array may
+    be a view with gaps, or with other dimensions exchanged, while its last dimension is contiguous. Elements outside
+    the array read as zeros and are not written.
 
     >>> a = np.zeros((200, 128), np.float16)
     >>> tensor_map(a, (64, 64), swizzle=128).box

@@ -38,6 +38,7 @@ STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # from this width the ideas are in the table; in narrower terminals they follow it
 BETWEEN = re.compile(r"(?<=\d) × (?=\d)")
 LABEL = 16  # the least width of a label before a table is split
+NUMBER = 7  # the width that headings of numbers are wrapped at
 NOWHERE = MachineRecord("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
 
@@ -209,7 +210,7 @@ def _folded(sheet: Sheet, width: int) -> list[list[int]]:
 
 def _width(sheet: Sheet, index: int) -> int:
     """The width of a column with its heading."""
-    return max(map(cell_len, [*_heading(sheet.head[index]).split("\n"), *(row[index].text for row in sheet.rows)]))
+    return max(map(cell_len, [*_heading(sheet, index).split("\n"), *(row[index].text for row in sheet.rows)]))
 
 
 def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Table:
@@ -218,15 +219,16 @@ def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Ta
     for index in columns:
         label = index in sheet.left_aligned
         justify: Literal["left", "right"] = "left" if label else "right"
-        table.add_column(_heading(sheet.head[index]), justify=justify, no_wrap=not label, overflow="fold")
+        table.add_column(_heading(sheet, index), justify=justify, no_wrap=not label, overflow="fold")
     for row in sheet.rows:
         table.add_row(*(styled(row[index]) for index in columns))
     return table
 
 
-def _heading(name: str) -> str:
-    """One word per line, so that a column is as narrow as its numbers."""
-    return "\n".join(wrap(name.replace("error/bound", "error/ bound"), 7, break_long_words=False))
+def _heading(sheet: Sheet, index: int) -> str:
+    """The heading of a column; of numbers one word a line, so that the column is as narrow as they are."""
+    width = LABEL if index in sheet.left_aligned else NUMBER
+    return "\n".join(wrap(sheet.head[index].replace("error/bound", "error/ bound"), width, break_long_words=False))
 
 
 def styled(cell: Cell) -> Text:

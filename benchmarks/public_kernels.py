@@ -17,7 +17,8 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from gemmery.cuda.device_part import device_part, kernels_of
+from gemmery.cuda.device_part import device_part
+from gemmery.cuda.kernel_names import kernels_of
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.ptx.module import parse
 from gemmery.errors import GemmeryError
@@ -31,7 +32,8 @@ def file_row(path: str) -> dict[str, Any]:
     """Compile a file's kernels and read their PTX."""
     file = Path(path)
     text = file.read_text(encoding="utf-8", errors="replace")
-    kernels = kernels_of(text, file.name, file.parent)
+    named = kernels_of(text, file.name, file.parent)
+    kernels = {kernel.rpartition("::")[2]: instances for kernel, instances in named.items()}
     if not kernels:
         return {}
     refused: dict[str, str] = {}

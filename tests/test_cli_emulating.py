@@ -8,7 +8,7 @@ import pytest
 import gemmery as gm
 from gemmery import cli
 from gemmery.cli import written_arguments
-from gemmery.cuda import device_part
+from gemmery.cuda import kernel_names
 from gemmery.errors import ArgumentError, CheckError
 
 ADD = """#include <iostream>
@@ -112,9 +112,9 @@ def test_a_file_with_a_byte_order_mark_runs_and_others_are_refused_in_words(fold
     kernel = "namespace a {\n__global__ void f(float* x) { x[threadIdx.x] = 1; }\n}\n"
     (folder / "bom.cu").write_bytes(b"\xef\xbb\xbf" + kernel.replace("\n", "\r\n").encode())
     assert cli.run(["emulate", "bom.cu", "-k", "a::f", "-a", "f32[32]"]) == 0
-    assert cli.run(["emulate", "bom.cu", "-a", "f32[32]"]) == 1
-    assert "kernels of this source: f; name" in (complaint := capsys.readouterr().err)
-    assert "one in a namespace with it (a::add)" in complaint
+    assert cli.run(["emulate", "bom.cu", "-a", "f32[32]"]) == 0
+    assert cli.run(["emulate", "bom.cu", "-k", "g", "-a", "f32[32]"]) == 2
+    assert "kernel='g': bom.cu has the kernels a::f; name one of them" in capsys.readouterr().err
     (folder / "none.cu").write_text("int f() { return 1; }")
     assert cli.run(["emulate", "none.cu"]) == 2
     assert "none.cu has no __global__ function; give a file with a kernel" in capsys.readouterr().err
@@ -238,12 +238,12 @@ def test_an_argument_that_names_another_parameter_is_refused(folder, name, capsy
     ],
 )
 def test_the_names_of_parameters(source, names):
-    assert device_part.parameters_of(source, "k<4>") == {names}
+    assert kernel_names.parameters_of(source, "k<4>") == {names}
 
 
 def test_a_name_of_one_of_several_kernels_of_that_name_is_taken():
     source = "__global__ void k(int a, int n) {}\n__global__ void k(float a, int m) {}"
-    known = device_part.parameters_of(source, "k")
+    known = kernel_names.parameters_of(source, "k")
     assert known == {("a", "n"), ("a", "m")}
     written_arguments.check_names(["a=1", "m=2"], "k", known)
     written_arguments.check_names(["1", "f32=2", "x=3"], "k", known)  # one too many is refused when it is bound

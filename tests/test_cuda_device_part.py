@@ -8,7 +8,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda.declarations import Split, blanked, device_words
-from gemmery.cuda.device_part import kernels_of
+from gemmery.cuda.kernel_names import kernels_of
 
 PROGRAM = """#include <iostream>
 #include <vector>

@@ -39,21 +39,52 @@ def test_a_kernel_by_its_name(name, value):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "nowhere",
-            'identifier "nowhere" is undefined(.|\n)*kernels of this source: fill, plain, over; name an instance',
-        ),
-        ("fill", "cannot determine which instance(.|\n)*name an instance of a template with its arguments"),
+        ("nowhere", r"kernel='nowhere': kernel\.cu has the kernels fill, inner::fill, plain, over; name one of them"),
+        ("fill", r"kernel='fill': kernel\.cu has fill, inner::fill; name one of them"),
         ("over", "overloaded(.|\n)*by its symbol"),
     ],
 )
 def test_a_kernel_that_is_not_there(name, words):
-    with pytest.raises(gm.CompileError, match=words) as caught:
+    with pytest.raises((gm.ArgumentError, gm.CompileError), match=words) as caught:
         gm.emulate(SEVERAL, name, 1, 32, [X], options=("-DVALUE=7",))
     assert "name_map" not in str(caught.value)
     assert "mangled" not in str(caught.value)
     with pytest.raises(gm.ArgumentError, match=r"kernel '_Z4overPd': this PTX has .*_Z4overPf"):
         gm.emulate(SEVERAL, "_Z4overPd", 1, 32, [X], options=("-DVALUE=7",))
+
+
+SHORT = """
+namespace lab { namespace inner { __global__ void add(float* x) { x[threadIdx.x] += 5; } }
+template <class T> __global__ void scale(T* x) { x[threadIdx.x] *= 2; } }
+namespace { template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; } }
+extern "C" { __global__ void plain(float* x) { x[threadIdx.x] = 6; } }
+inline namespace v1 { __global__ void last(float* x) { x[threadIdx.x] = 8; } }
+void run(float* x) { lab::scale<float><<<1, 32>>>(x); fill<3><<<1, 32>>>(x); fill<4><<<1, 32>>>(x); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("add", 6),
+        ("inner::add", 6),
+        ("scale", 2),
+        ("lab::scale", 2),
+        ("scale<float>", 2),
+        ("fill<4>", 4),
+        ("plain", 6),
+        ("last", 8),
+    ],
+)
+def test_a_kernel_without_its_namespace_or_its_only_arguments(name, value):
+    x = np.ones(32, np.float32)
+    assert gm.emulate(SHORT, name, 1, 32, [x]).kernel == name
+    assert (x == value).all()
+
+
+def test_a_short_name_of_several_instances_is_refused():
+    with pytest.raises(gm.ArgumentError, match=r"kernel='fill': kernel\.cu has fill<3>, fill<4>; name one of them"):
+        gm.emulate(SHORT, "fill", 1, 32, [X])
 
 
 def test_an_error_of_the_compiler_is_its_own_words_alone():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -63,6 +63,7 @@ class Declaration:
     head: frozenset[str]  # words outside of its braces
     stays: bool = False  # `using namespace` and the like
     body: tuple[int, int] = (0, 0)  # tokens between the braces of a struct
+    scope: str = ""  # the namespaces around it that have a name: "lab::inner"
 
 
 class Split:
@@ -92,16 +93,21 @@ class Split:
     def within(self, at: int, stop: int) -> Iterator[Declaration]:
         """The declarations between two tokens."""
         values = [token.value for token in self.tokens]
+        scopes: list[str] = []
         while at < stop:
             if values[at] in ("}", ";") or self._is_label(values, at):
+                if values[at] == "}" and scopes:
+                    scopes.pop()
                 at += 1 if values[at] in ("}", ";") else 2
                 continue
-            scope = _scope(values, at, stop)
-            if scope:
-                at = scope
+            inside = _scope(values, at, stop)
+            if inside:
+                words = values[at : inside - 1]
+                scopes.append("".join(words[words.index("namespace") + 1 :]) if "namespace" in words else "")
+                at = inside
                 continue
             end, braces = self._end(values, at, stop)
-            yield self._declaration(at, end, braces)
+            yield replace(self._declaration(at, end, braces), scope="::".join(filter(None, scopes)))
             at = end
 
     def _is_label(self, values: Sequence[str], at: int) -> bool:

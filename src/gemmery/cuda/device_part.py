@@ -56,7 +56,7 @@ class DevicePart:
 
 
 @dataclass
-class _Program:
+class DeviceProgram:
     """The texts of a file and of its own headers, by the names in #include, and what is left out of them."""
 
     name: str
@@ -186,7 +186,7 @@ def device_part(
     Raises CompileError with the compiler's words where they concern the kernel, or where nothing more can be left out.
     """
     toolkit = include.folders()
-    program = _program(text, name, options, folder, toolkit)
+    program = program_of(text, name, options, folder, toolkit)
     if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for each in _all(program)):
         raise CompileError(f"{name} has no kernel: it has no __global__ function")
     function = re.match(r"(?:\w+::)*(\w+)", kernel)
@@ -210,77 +210,6 @@ def device_part(
     raise CompileError(f"{name}: after {_ROUNDS} attempts the compiler still has errors{_package(program)}")
 
 
-def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """The kernels of a program by name; with a template its instances that the program launches.
-
-    >>> kernels_of("template <int N> __global__ void f(int* x) { *x = N; } int main() { f<4><<<1, 1>>>(0); }")
-    {'f': ('f<4>',)}
-    """
-    program = _program(text, name, (), folder, include.folders())
-    marks = device_words(program.macros, frozenset({"__global__"}))
-    whole = program.splits[name]
-    instances: dict[str, tuple[str, ...]] = {}
-    for each in whole.declarations:
-        if not each.head & marks or "()" not in each.title:
-            continue
-        called = each.title.removesuffix("()")
-        is_template = "template" in each.head and not re.search(r"\btemplate\s*<\s*>", text[each.start : each.stop])
-        if is_template:
-            launched = re.findall(rf"\b{called}\s*(<[^;{{}}()]*?>)\s*<<<", text)
-            instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
-        else:
-            instances.setdefault(called, (called,))
-    return instances
-
-
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short", "signed", "unsigned", "__restrict__"}
-_BRACKETS = dict(zip(")]>}", "([<{", strict=True))
-
-
-def parameters_of(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> set[tuple[str, ...]]:
-    """The names of a kernel's parameters, as each definition of that name has them; "" for one that is not known.
-
-    >>> parameters_of("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add")
-    {('x', '', 'n')}
-    """
-    program = _program(text, name, (), folder, include.folders())
-    marks = device_words(program.macros, frozenset({"__global__"}))
-    called = kernel.partition("<")[0].rpartition("::")[2].strip()
-    names = set()
-    for each in program.splits[name].declarations:
-        if each.head & marks and each.title == f"{called}()":
-            declared = _COMMENT.sub(" ", text[each.start : each.stop])
-            start = re.search(rf"\b{re.escape(called)}\s*\(", declared)
-            if start:
-                names.add(tuple(map(_parameter_name, _separated(declared[start.end() :]))))
-    return names
-
-
-def _separated(text: str) -> list[str]:
-    """The parts between commas outside of brackets, up to the bracket that ends them all."""
-    parts, open_brackets = [""], []
-    for letter in text:
-        if letter in _BRACKETS.values():
-            open_brackets.append(letter)
-        elif letter in _BRACKETS:
-            if not open_brackets:
-                break
-            if open_brackets[-1] == _BRACKETS[letter]:
-                open_brackets.pop()
-        if letter == "," and not open_brackets:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part for part in parts if part.strip()]
-
-
-def _parameter_name(declared: str) -> str:
-    """The last word of a parameter's type and name; "" where that may be no name."""
-    word = re.fullmatch(r".*[\s*&](\w+)\s*(\[[^\]]*\]\s*)*", declared.partition("=")[0].strip(), re.DOTALL)
-    return word[1] if word and "(" not in declared and word[1] not in _OF_TYPES else ""
-
-
 def _first_cause(errors: Mapping[str, str], name: str) -> str:
     """The error in what a name needs: of a function that was left out, not that its name is then unknown."""
     cause = ""
@@ -291,12 +220,14 @@ def _first_cause(errors: Mapping[str, str], name: str) -> str:
     return cause
 
 
-def _all(program: _Program) -> Iterator[Declaration]:
+def _all(program: DeviceProgram) -> Iterator[Declaration]:
     for split in program.splits.values():
         yield from split.declarations
 
 
-def _program(text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]) -> _Program:
+def program_of(
+    text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]
+) -> DeviceProgram:
     """Read a file's own headers, and those of their own."""
     folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
     splits, empty, wheels = {name: Split(text)}, list[str](), set[str]()
@@ -322,7 +253,7 @@ def _program(text: str, name: str, options: tuple[str, ...], folder: Path | None
     macros = macros_of([directive for split in splits.values() for directive in split.directives])
     for split in splits.values():
         split.macros = macros
-    return _Program(name, splits, empty, tuple(sorted(wheels)))
+    return DeviceProgram(name, splits, empty, tuple(sorted(wheels)))
 
 
 def _first(header: str, folders: Iterable[Path]) -> Path | None:
@@ -358,7 +289,7 @@ def _stand_in(header: str) -> str:
     return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
 
 
-def _package(program: _Program) -> str:
+def _package(program: DeviceProgram) -> str:
     """What to install for headers that are missing."""
     needed = {
         package: header for header in program.empty for start, package in _PACKAGES.items() if header.startswith(start)

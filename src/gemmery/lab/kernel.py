@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
-from gemmery.cuda.device_part import device_part, kernels_of, parameters_of
+from gemmery.cuda.device_part import device_part
+from gemmery.cuda.kernel_names import kernels_of, listed, meant, parameters_of
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
@@ -34,7 +35,6 @@ HOST_CODE = (
     "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
     "makes"
 )
-NAMED = 24  # kernels that a message lists
 BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
 CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
@@ -198,7 +198,9 @@ def compiled_kernel(
             part = device_part(text, name, kernel, arch, options, folder)
         except CompileError as error:
             if "nv_mangled_name" in str(error):
-                raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_names(text)}") from None
+                if (other := meant(text, kernel, name, folder)) != kernel:
+                    return compiled_kernel(text, name, folder, other, arch, options)
+                raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
             if "cannot open source file" in str(as_it_is):
                 raise CompileError(f"{error}\n{HOST_CODE}") from None
             raise error from None
@@ -242,15 +244,9 @@ _OF_NAMES = re.compile(
 )
 
 
-def _names(text: str) -> str:
-    """Describe how to name a kernel that the compiler does not find."""
-    pattern = r"__global__(?:\s|__launch_bounds__\s*\([^)]*\)|\w)*?\b(\w+)\s*\("
-    names = dict.fromkeys(name for name in re.findall(pattern, text) if name != "__launch_bounds__")
-    return (
-        f"kernels of this source: {', '.join(names) or 'none (a kernel is a __global__ function)'}; "
-        "name an instance of a template with its arguments (add<4>), one in a namespace with it (a::add), "
-        "and one of several overloads by its symbol"
-    )
+_WAYS = (
+    "name an instance of a template with its arguments (add<4>), and one of several overloads by its symbol (_Z3addPf)"
+)
 
 
 def _only(names: list[str], kernel: str) -> str:
@@ -361,9 +357,8 @@ def only_kernel(source: str | Path) -> str:
     else:
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
     if len(names) != 1:
-        listed = ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")
         none = "no __global__ function; give a file with a kernel"
-        raise ArgumentError(f"{name} has {f'the kernels {listed}: name one' if names else none}")
+        raise ArgumentError(f"{name} has {f'the kernels {listed(names)}: name one' if names else none}")
     return names[0]
 
 

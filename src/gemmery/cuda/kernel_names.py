@@ -1,0 +1,116 @@
+"""The names of a file's kernels and of their parameters, as its text has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemmery.cuda import include
+from gemmery.cuda.declarations import device_words
+from gemmery.cuda.device_part import program_of
+from gemmery.errors import ArgumentError
+
+NAMED = 24  # kernels that a message lists
+
+
+def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -> dict[str, tuple[str, ...]]:
+    """The kernels of a program, each with its namespace; of a template the instances that the program launches.
+
+    >>> kernels_of("template <int N> __global__ void f(int* x) { *x = N; } int main() { f<4><<<1, 1>>>(0); }")
+    {'f': ('f<4>',)}
+    >>> kernels_of("namespace lab { __global__ void g(int* x) { *x = 1; } }")
+    {'lab::g': ('lab::g',)}
+    """
+    program = program_of(text, name, (), folder, include.folders())
+    marks = device_words(program.macros, frozenset({"__global__"}))
+    whole = program.splits[name]
+    instances: dict[str, tuple[str, ...]] = {}
+    for each in whole.declarations:
+        if not each.head & marks or "()" not in each.title:
+            continue
+        name_alone = each.title.removesuffix("()")
+        called = f"{each.scope}::{name_alone}" if each.scope else name_alone
+        is_template = "template" in each.head and not re.search(r"\btemplate\s*<\s*>", text[each.start : each.stop])
+        if is_template:
+            launched = re.findall(rf"\b{name_alone}\s*(<[^;{{}}()]*?>)\s*<<<", text)
+            instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
+        else:
+            instances.setdefault(called, (called,))
+    return instances
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names."""
+    return ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")
+
+
+def meant(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> str:
+    """The kernel that a name may mean without its namespace, or without the arguments of a template.
+
+    Raises ArgumentError if there is none, or several.
+
+    >>> meant("namespace lab { template <int N> __global__ void f() {} void g() { f<4><<<1, 1>>>(); } }", "f")
+    'lab::f<4>'
+    """
+    known = kernels_of(text, name, folder)
+    called, angle, arguments = kernel.partition("<")
+    candidates = [each for each in known if each == called.strip() or each.endswith(f"::{called.strip()}")]
+    if angle:
+        instances = [f"{each}<{arguments}" for each in candidates]
+    else:
+        instances = [instance for each in candidates for instance in known[each] or (each,)]
+    if len(instances) == 1:
+        return instances[0]
+    every = [instance for each, launched in known.items() for instance in launched or (each,)]
+    if instances:
+        raise ArgumentError(f"kernel={kernel!r}: {name} has {listed(instances)}; name one of them")
+    raise ArgumentError(f"kernel={kernel!r}: {name} has the kernels {listed(every)}; name one of them")
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short", "signed", "unsigned", "__restrict__"}
+_BRACKETS = dict(zip(")]>}", "([<{", strict=True))
+
+
+def parameters_of(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> set[tuple[str, ...]]:
+    """The names of a kernel's parameters, as each definition of that name has them; "" for one that is not known.
+
+    >>> parameters_of("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add")
+    {('x', '', 'n')}
+    """
+    program = program_of(text, name, (), folder, include.folders())
+    marks = device_words(program.macros, frozenset({"__global__"}))
+    called = kernel.partition("<")[0].rpartition("::")[2].strip()
+    names = set()
+    for each in program.splits[name].declarations:
+        if each.head & marks and each.title == f"{called}()":
+            declared = _COMMENT.sub(" ", text[each.start : each.stop])
+            start = re.search(rf"\b{re.escape(called)}\s*\(", declared)
+            if start:
+                names.add(tuple(map(_parameter_name, _separated(declared[start.end() :]))))
+    return names
+
+
+def _separated(text: str) -> list[str]:
+    """The parts between commas outside of brackets, up to the bracket that ends them all."""
+    parts, open_brackets = [""], []
+    for letter in text:
+        if letter in _BRACKETS.values():
+            open_brackets.append(letter)
+        elif letter in _BRACKETS:
+            if not open_brackets:
+                break
+            if open_brackets[-1] == _BRACKETS[letter]:
+                open_brackets.pop()
+        if letter == "," and not open_brackets:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part.strip()]
+
+
+def _parameter_name(declared: str) -> str:
+    """The last word of a parameter's type and name; "" where that may be no name."""
+    word = re.fullmatch(r".*[\s*&](\w+)\s*(\[[^\]]*\]\s*)*", declared.partition("=")[0].strip(), re.DOTALL)
+    return word[1] if word and "(" not in declared and word[1] not in _OF_TYPES else ""

@@ -17,11 +17,11 @@ except ModuleNotFoundError as error:
 
 from contextlib import suppress
 
-from gemmery.errors import DeviceError
+from gemmery.errors import GemmeryError
 from gemmery.jax.handler import register
 from gemmery.jax.traced import matmul
 
-with suppress(DeviceError):  # where there are no compiled workers, `matmul` raises it
+with suppress(GemmeryError):  # where there are no compiled workers; `matmul` raises it then
     register()  # a program that jax.export stored calls the handler without a trace; this takes 2 ms
 
 __all__ = ["matmul"]

@@ -366,6 +366,8 @@ def test_tensors_and_buffers_are_arrays():
     assert half.tolist() == [1.5] * 4
     with pytest.raises(gm.ArgumentError, match=r"argument 0 is a tensor on meta: pass tensor.cpu\(\)"):
         gm.emulate(code, "f", 1, 4, [torch.zeros(4, device="meta")])
+    with pytest.raises(gm.ArgumentError, match=r"argument 0 is a tensor of layout torch.sparse_coo: pass tensor.to_d"):
+        gm.emulate(code, "f", 1, 4, [torch.zeros(4).to_sparse()])
 
 
 def test_device_memory_keeps_addresses_over_launches():
@@ -389,3 +391,31 @@ def test_device_memory_keeps_addresses_over_launches():
     assert total[0] == 3 + 4 + 5 + 6 + 7
     assert not later.any()
     assert gm.emulate(code, "walk", 1, 1, [heads, total]).findings[0].kind == "out of bounds"
+
+
+def test_device_memory_that_has_ended_takes_no_arrays():
+    with gm.device_memory() as memory:
+        kept = memory.zeros(4)
+    with pytest.raises(gm.ArgumentError, match="has ended: make its arrays inside the with block"):
+        memory.zeros(4)
+    assert kept.tolist() == [0, 0, 0, 0]
+    with gm.device_memory() as outer, gm.device_memory() as inner:
+        outer.zeros(2)
+        first = inner.address(inner.zeros(2))
+    with gm.device_memory() as alone:
+        assert alone.address(alone.zeros(2)) == first  # the outer one's arrays are not in the launches of the inner one
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda memory: memory.zeros(-1), r"shape=-1 and .* make no array \(negative.*pass whole numbers >= 0"),
+        (lambda memory: memory.zeros(1 << 60), r"zeros\(\): shape=1152921504606846976"),
+        (lambda memory: memory.array([object()]), "this holds Python objects, but a kernel needs numbers"),
+        (lambda memory: memory.array([[1], [1, 2]]), r"array\(\): NumPy makes no array of this"),
+        (lambda memory: memory.address(np.zeros(2)), "this array is not in device memory"),
+    ],
+)
+def test_what_device_memory_does_not_take(make, words):
+    with gm.device_memory() as memory, pytest.raises(gm.ArgumentError, match=words):
+        make(memory)

@@ -133,6 +133,8 @@ def _argument(place: int, value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise ArgumentError(f"argument {place} is a tensor on {value.device}: pass tensor.cpu()")
+        if value.layout != torch.strided:
+            raise ArgumentError(f"argument {place} is a tensor of layout {value.layout}: pass tensor.to_dense()")
         plain = value.detach()
         return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
     try:

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from gemmery.errors import ArgumentError
+from gemmery.pytest import Emulate
+
 KERNEL = """
 __global__ void f(const float* x, float* y) {
   __shared__ float s[32][STRIDE];
@@ -47,8 +50,8 @@ def test_sectors(emulate):
 """
 MESSAGES = (
     ("test_conflicts", "992 bank conflicts, and at most 2 are allowed", "kernel.cu:7: 992  if (LAST) y"),
-    ("test_race", "1 findings, and at most 0 are allowed", "kernel.cu:7: race: thread"),
-    ("test_equal_stores_that_are_not_allowed", "1 warnings, and at most 0", "kernel.cu:1: equal stores: thread"),
+    ("test_race", "1 finding, and at most 0 are allowed", "kernel.cu:7: race: thread"),
+    ("test_equal_stores_that_are_not_allowed", "1 warning, and at most 0", "kernel.cu:1: equal stores: thread"),
     ("test_sectors", "21.3 of the 32 bytes of a sector", "kernel.cu:5: 4,096 unused bytes  s[j][i] = x"),
 )
 
@@ -75,3 +78,19 @@ def test_a_test_fails_with_the_line_of_its_kernel(tmp_path):
         part = output.partition(f" {name} ")[2].partition("____")[2]
         assert what in part, output
         assert place in part, output
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"findings": float("nan")}, r"findings=nan: pass a whole number >= 0, or -1 for any number"),
+        ({"warnings": -2}, r"warnings=-2: pass a whole number"),
+        ({"bank_conflicts": float("nan")}, r"bank_conflicts=nan: pass a whole number >= 0, or None for no limit"),
+        ({"divergent_branches": "2"}, r"divergent_branches='2': pass a whole number"),
+        ({"bytes_a_sector": float("nan")}, r"bytes_a_sector=nan: pass a number from 0 to 32"),
+        ({"bytes_a_sector": 33}, r"bytes_a_sector=33: pass a number from 0 to 32"),
+    ],
+)
+def test_a_limit_that_would_never_fail_is_refused(limit, words):
+    with pytest.raises(ArgumentError, match=words):
+        Emulate()(KERNEL, "f", 1, 32, [], **limit)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gemmery.errors import ArgumentError
+
 if TYPE_CHECKING:
     from gemmery.emulator.counters.counts import Counts
     from gemmery.emulator.findings import Finding
@@ -44,6 +46,13 @@ class Emulate:
         __tracebackhide__ = True
         from gemmery.inspection.kernel_run import emulate
 
+        for name, limit, least in (("findings", findings, -1), ("warnings", warnings, -1)):
+            _check_count(name, limit, least)
+        for name, most in (("bank_conflicts", bank_conflicts), ("divergent_branches", divergent_branches)):
+            _check_count(name, 0 if most is None else most, 0)
+        used: Any = bytes_a_sector
+        if used is not None and not (isinstance(used, int | float) and 0 <= used <= 32):
+            raise ArgumentError(f"bytes_a_sector={bytes_a_sector!r}: pass a number from 0 to 32, or None for no limit")
         run = emulate(*args, **options)
         complaints = [
             *_faults(run, "findings", run.findings, findings),
@@ -63,16 +72,29 @@ def emulate() -> Emulate:
     return Emulate()
 
 
+def _check_count(name: str, limit: Any, least: int) -> None:
+    if not isinstance(limit, int) or limit < least:
+        ways = "0, or -1 for any number" if least < 0 else "0, or None for no limit"
+        raise ArgumentError(f"{name}={limit!r}: pass a whole number >= {ways}")
+
+
+def _counted(count: int, singular: str, plural: str, most: int) -> str:
+    """How many there are, and how many may be."""
+    return (
+        f"{count:,} {singular if count == 1 else plural}, and at most {most:,} {'is' if most == 1 else 'are'} allowed:"
+    )
+
+
 def _faults(run: "KernelRun", called: str, faults: "tuple[Finding, ...]", most: int) -> Iterator[str]:
     if 0 <= most < len(faults):
-        yield f"{len(faults)} {called}, and at most {most} are allowed:"
+        yield _counted(len(faults), called.removesuffix("s"), called, most)
         yield from (f"  {_code(run, str(fault.line))}  {fault}" for fault in faults)
 
 
 def _conflicts(run: "KernelRun", most: int | None) -> Iterator[str]:
     count = run.shared.bank_conflicts
     if most is not None and count > most:
-        yield f"{count:,} bank conflicts, and at most {most:,} are allowed:"
+        yield _counted(count, "bank conflict", "bank conflicts", most)
         yield from _worst(run, lambda counts: counts.shared.bank_conflicts)
 
 
@@ -86,7 +108,7 @@ def _bytes(run: "KernelRun", least: float | None) -> Iterator[str]:
 
 def _divergence(run: "KernelRun", most: int | None) -> Iterator[str]:
     if most is not None and run.divergent_branches > most:
-        yield f"{run.divergent_branches:,} divergent branches, and at most {most:,} are allowed:"
+        yield _counted(run.divergent_branches, "divergent branch", "divergent branches", most)
         yield from _worst(run, lambda counts: counts.divergent_branches)
 
 

@@ -23,10 +23,14 @@ SEEN = (
     "tutorial/bank-conflicts/simt_padded.html",
     "tutorial/hopper/wgmma_specialized.html",
     "reference/products.html",
+    "reference/torch.html",
+    "guides/quantised_decode.html",
+    "ladder_gpu.html",
     "results.html",
     "zh/index.html",
     "zh/tutorial/index.html",
     "zh/tutorial/hopper/wgmma_specialized.html",
+    "zh/tutorial/bank-conflicts/simt_padded.html",
 )
 SCHEMES = ("light", "dark")
 WIDTHS = (400, 1280)
@@ -83,6 +87,18 @@ def test_a_page_fits_its_window_and_has_its_colours(name, width, scheme, page):
     paper = page.value(LUMINANCE % ("document.body", "backgroundColor"))
     ink = page.value(LUMINANCE % ("document.querySelector('article p')", "color"))
     assert (paper < 0.15 and ink > 0.5) if scheme == "dark" else (paper > 0.9 and ink < 0.5)
+
+
+@pytest.mark.parametrize("folder", ["", "zh/tutorial"])
+def test_every_page_fits_a_telephone(folder, page):
+    pages = [path for path in (SITE / folder).rglob("*.html") if folder or path.relative_to(SITE).parts[0] != "zh"]
+    assert len(pages) > 60
+    wide = []
+    for path in pages:
+        page.open(path, 400, "light")
+        if page.value("document.documentElement.scrollWidth") > 400 or page.value(BEYOND):
+            wide.append(path.relative_to(SITE).as_posix())
+    assert wide == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,18 @@ def test_a_kernel_without_its_namespace_or_its_only_arguments(name, value):
 def test_a_short_name_of_several_instances_is_refused():
     with pytest.raises(gm.ArgumentError, match=r"kernel='fill': kernel\.cu has fill<3>, fill<4>; name one of them"):
         gm.emulate(SHORT, "fill", 1, 32, [X])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NVRTC has __int128 on Linux alone")
+def test_integers_of_128_bits():
+    code = """extern "C" __global__ void f(long long* x) {
+      __int128 product = (__int128)x[threadIdx.x] * x[threadIdx.x];
+      x[threadIdx.x] = product >> 64;
+    }"""
+    x = np.array([3, 1 << 40, -(1 << 62), (1 << 63) - 1], np.int64)
+    expected = [value * value >> 64 for value in x.tolist()]
+    gm.emulate(code, "f", 1, 4, [x])
+    assert x.tolist() == expected
 
 
 def test_an_error_of_the_compiler_is_its_own_words_alone():

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -205,8 +206,11 @@ def ptx_alone(
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     before = (f"--pre-include={first}",) if first else ()
-    flags = (*PTX_OPTIONS, "-w", *options, *before, *(f"-I{folder}" for folder in toolkit))
     sources = {**(beside or {}), name: text}
+    # nvcc has __int128 where the host's compiler has it, as those of Linux have.
+    wide = sys.platform == "linux" and any("__int128" in each for each in sources.values())
+    wide_flag = ("--device-int128",) if wide and "--device-int128" not in options else ()
+    flags = (*PTX_OPTIONS, "-w", *options, *wide_flag, *before, *(f"-I{folder}" for folder in toolkit))
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
     keeps = _stays(text, options, beside or {})
 

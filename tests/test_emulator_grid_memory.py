@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.emulator import memory
 
 pytest.importorskip("cuda.bindings")
 
@@ -150,3 +151,33 @@ def test_a_run_takes_less_than_twice_its_arrays(kernel):
     command = [sys.executable, str(BENCHMARK), "--mib", "64", kernel]
     row = subprocess.check_output(command, text=True).splitlines()[-1].split()
     assert float(row[-3]) < 2
+
+
+@pytest.mark.parametrize("hashed", [0, 1 << 30])
+def test_bytes_are_told_from_others_by_a_copy_or_a_hash(hashed, monkeypatch):
+    monkeypatch.setattr(memory, "HASHED", hashed)
+    data = np.random.default_rng(0).integers(0, 256, 3 << 20, np.uint8)
+    before = memory.remembered(data)
+    assert isinstance(before, bytes) == (hashed == 0)
+    assert memory.is_as_remembered(data, before)
+    for place in (0, 1 << 20, len(data) - 1):
+        data[place] ^= 128
+        assert not memory.is_as_remembered(data, before)
+        data[place] ^= 128
+    assert memory.is_as_remembered(data, before)
+
+
+@pytest.mark.parametrize("hashed", [0, 1 << 30])
+def test_loops_that_wait_end_or_are_told_also_where_memory_is_hashed(hashed, monkeypatch):
+    monkeypatch.setattr(memory, "HASHED", hashed)
+    code = """extern "C" __global__ void f(volatile int* x) {
+      if (threadIdx.x < 32) { while (x[0] != 1) { } x[1] = 2; }
+      else { WORK; if (threadIdx.x == 32) x[0] = VALUE; }
+    }"""
+    work = "for (int i = 0; i < 3000; i++) x[2 + threadIdx.x] += 1"
+    x = np.zeros(66, np.int32)
+    gm.emulate(code.replace("WORK", work).replace("VALUE", "1"), "f", 1, 64, [x])
+    assert x[:2].tolist() == [1, 2]
+    assert (x[34:] == 3000).all()
+    with pytest.raises(gm.EmulationError, match=r"threads loop forever at kernel\.cu:2"):
+        gm.emulate(code.replace("WORK", work).replace("VALUE", "3"), "f", 1, 64, [x * 0])

@@ -7,6 +7,7 @@ of parameters are in windows far above, as on a device (PTX ISA 9.0, "Generic Ad
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gemmery.emulator.op import Mask, Values, highest, lowest
 PAGE = 4096
 APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array
 PIECE = 1 << 20  # bytes that are compared at once
+HASHED = 1 << 23  # bytes from which a hash is kept and not a copy: it takes five times as long to compare
 SHARED_WINDOW = 1 << 40
 LOCAL_WINDOW = 1 << 41
 PARAMETER_WINDOW = 1 << 42
@@ -31,6 +33,18 @@ def same_bytes(first: Bytes, second: Bytes) -> bool:
     """Whether two arrays of one length have the same bytes; by pieces, as flags of all take as much memory again."""
     pieces = (slice(start, start + PIECE) for start in range(0, len(first), PIECE))
     return all(np.array_equal(first[piece], second[piece]) for piece in pieces)
+
+
+def remembered(data: Bytes) -> Bytes | bytes:
+    """What tells later whether bytes have changed: a copy, or a hash if they are many."""
+    return data.copy() if len(data) < HASHED else hashlib.sha256(data.data).digest()
+
+
+def is_as_remembered(data: Bytes, before: Bytes | bytes) -> bool:
+    """Whether bytes are those that were kept."""
+    if isinstance(before, bytes):
+        return hashlib.sha256(data.data).digest() == before
+    return same_bytes(data, before)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from gemmery.banks import WARP
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.memory import Space, same_bytes
+from gemmery.emulator.memory import Space, is_as_remembered, remembered
 from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.waiting import Waiting
 from gemmery.errors import EmulationError
@@ -91,14 +91,16 @@ class Spinning:
         assert self._memory is not None
         digest = hashlib.blake2b(repr(self._at).encode() + self._spins.tobytes())
         for part in (*self._registers, *self._memory):
-            digest.update(np.asarray(part).tobytes())
+            digest.update(part if isinstance(part, bytes) else np.asarray(part).tobytes())
         return digest.digest()
 
     def _keep(self) -> None:
         self._spins = None
         self._at = self._place()
         self._registers = list(self._machine.registers)  # never written in place
-        self._memory = None  # most loops count in a register, and need no copy of all arrays while threads are together
+        self._memory = (
+            None  # most loops count in a register, and need no copy or hash of all arrays while threads are together
+        )
         if self._machine.places.each is not None:
             self._keep_memory()
         self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)
@@ -116,13 +118,15 @@ class Spinning:
         return self._same_memory()
 
     def _keep_memory(self) -> None:
-        self._memory = [space.data.copy() for space in self._spaces()]
+        self._memory = [remembered(space.data) for space in self._spaces()]
 
     def _same_memory(self) -> bool:
         if self._memory is None:
             self._keep_memory()
             return False
-        return all(same_bytes(space.data, data) for space, data in zip(self._spaces(), self._memory, strict=True))
+        return all(
+            is_as_remembered(space.data, before) for space, before in zip(self._spaces(), self._memory, strict=True)
+        )
 
     def _spaces(self) -> tuple[Space, ...]:
         return self._machine.shared, self._machine.local, self._machine.memory

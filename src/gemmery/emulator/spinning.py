@@ -98,9 +98,7 @@ class Spinning:
         self._spins = None
         self._at = self._place()
         self._registers = list(self._machine.registers)  # never written in place
-        self._memory = (
-            None  # most loops count in a register, and need no copy or hash of all arrays while threads are together
-        )
+        self._memory = None  # most loops count in a register, and need neither copy nor hash while threads are together
         if self._machine.places.each is not None:
             self._keep_memory()
         self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)

@@ -311,6 +311,7 @@ class Race:
                     "ratio": ratio,
                     "final": is_final,
                     "sms": self.backend.machine.gpu.sms,
+                    "l2": self.backend.machine.gpu.l2,
                 }
                 file.write(json.dumps(row) + "\n")
 

@@ -28,7 +28,7 @@ class Slab(NamedTuple):
 SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
 # Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip, k of a
 # tile, and tiles from one that is measured to one that is split.
-_SLABS_TO = 2048
+_SLABS_TO = 1024
 _STRIP, _STRIP_DEEP, _STRIP_LAG = 64, 128, 300
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 

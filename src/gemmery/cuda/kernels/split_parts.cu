@@ -65,10 +65,11 @@ __device__ __forceinline__ void split_eight(const float (&v)[8], const Scale& sc
   write_parts<Scheme, STREAMS>(scaled, x.parts + side * x.pitch() + k, x.count() * x.pitch());
 }
 
-// What later launches lower or raise.
+// What later launches lower or raise. A launch that follows this one, or split_rows, finds the operands as they are to
+// be read, before it waits: this one has waited for all that came before.
 template <class T, class Out> __global__ void split_begin(const TmaProduct<T, Out> p) {
-  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const SplitWork work(p.product);
   const long long index = blockIdx.x * 1LL * SPLIT_THREADS + threadIdx.x;
   if (index == 0) *work.status = 0;
@@ -140,8 +141,8 @@ template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS, int WA
 __global__ void __launch_bounds__(SPLIT_THREADS, EIGHTS == 8 ? 2 : 4) split_rows(const TmaProduct<T, Out> p) {
   __shared__ unsigned shared[8];
   __shared__ Split of[2];  // registers have no room for them
-  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const SplitWork work(p.product);
   if (!ASKED_FOR && *work.status != INEXACT) return;
   if (threadIdx.x < 2) of[threadIdx.x] = threadIdx.x == 0 ? work.of[0] : work.of[1];

@@ -24,8 +24,8 @@ struct Kept {
 
 // In place of split_begin. KEPT are the operands that were split before: bit 0 is A, bit 1 is B.
 template <class T, class Out, int KEPT> __global__ void split_join(const TmaProduct<T, Out> p) {
-  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();  // as split_begin
   const SplitWork work(p.product);
   const long long index = blockIdx.x * 1LL * JOIN_THREADS + threadIdx.x;
   unsigned status = 0;

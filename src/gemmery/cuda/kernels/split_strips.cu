@@ -1,7 +1,9 @@
 // Idea: where sides are adjacent and not k, the largest element of a side is known after all of k was read, and whole
 // lines hold elements of many sides. So some blocks measure tiles, and others split those that were measured a while
 // ago: what is read twice is in L2 the second time. Blocks start in the order of their numbers, and wait for lower ones
-// alone. Twice the traffic of L2 costs less than a cluster that holds all k of 64 bytes of each line, and waits for it.
+// alone. They ask for a tile before they wait: only its scales depend on other blocks. L2 is nine tenths busy, so whole
+// lines are read, and a tile is turned in shared memory. That costs less than a cluster that holds all k of 64 bytes of
+// each line, and waits for it.
 #include "split_parts.cu"
 
 constexpr int STRIP_DEEP = 128;  // of k of a tile; SPLIT_THREADS threads have 8 of k of 4 sides each
@@ -13,30 +15,31 @@ struct StripTile {
   const Split& x;
   int matrix, side, k;
 
-  // Four sides of one k, zeros beyond the ends; the LAST time, L2 need not keep them.
-  template <bool LAST> __device__ __forceinline__ float4 four(const float* from, int side, int k) const {
-    const float4* place = reinterpret_cast<const float4*>(from);
-    if (side >= x.sides || k >= x.depth) return {};
-    return LAST ? __ldcs(place) : *place;
-  }
-  __device__ __forceinline__ const float* at(int side, int k) const {
-    return x.from + matrix * x.batch_step + side * x.side_step + k * x.k_step;
-  }
-
-  // Raises the largest magnitudes of its sides; a warp reads 64 adjacent elements of two k at a time.
-  __device__ __forceinline__ void measure(unsigned* status, unsigned (*shared)[STRIP]) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int own = side + lane % 16 * 4, first = k + warp * 2 + lane / 16;
-    const float* from = at(own, first);
-    float4 v[STRIP_DEEP / 16];
+  // Eight times four sides: a warp reads 64 adjacent elements of two k at a time. Zeros beyond the ends. The LAST time,
+  // L2 need not keep them; the first time may be before the launches before have ended, so that L1 must not have them.
+  template <bool LAST> __device__ __forceinline__ void load(float4 (&v)[8]) const {
+    const int own = side + threadIdx.x % 16 * 4, first = k + threadIdx.x / 16;
+    const float* from = x.from + matrix * x.batch_step + own * x.side_step + first * x.k_step;
 #pragma unroll
-    for (int i = 0; i < STRIP_DEEP / 16; ++i) {
-      v[i] = four<false>(from, own, first + 16 * i);
+    for (int i = 0; i < 8; ++i) {
+      v[i] = {};
+      if (own < x.sides && first + 16 * i < x.depth) {
+        const float4* place = reinterpret_cast<const float4*>(from);
+        v[i] = LAST ? __ldcs(place) : __ldcg(place);
+      }
       from += 16 * x.k_step;
     }
+  }
+
+  // Raises the largest magnitudes of its sides. The operands are final already, see split_begin.
+  __device__ __forceinline__ void measure(unsigned* status, unsigned* measured, unsigned (*shared)[STRIP]) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float4 v[8];
+    load<false>(v);
+    ptx::griddepcontrol_wait();
     unsigned most[4] = {};
 #pragma unroll
-    for (int i = 0; i < STRIP_DEEP / 16; ++i) {
+    for (int i = 0; i < 8; ++i) {
       most[0] = max(most[0], magnitude(v[i].x));
       most[1] = max(most[1], magnitude(v[i].y));
       most[2] = max(most[2], magnitude(v[i].z));
@@ -48,36 +51,51 @@ struct StripTile {
       if (lane < 16) shared[warp][lane * 4 + s] = most[s];
     }
     __syncthreads();
-    if (threadIdx.x < STRIP && side + int(threadIdx.x) < x.sides) {
+    if (warp > 0) return;
+#pragma unroll
+    for (int of = lane; of < STRIP; of += 32) {
       unsigned all = 0;
 #pragma unroll
-      for (int w = 0; w < SPLIT_THREADS / 32; ++w) all = max(all, shared[w][threadIdx.x]);
-      atomicMax(x.largest + 1LL * matrix * x.sides + side + threadIdx.x, all);
+      for (int w = 0; w < SPLIT_THREADS / 32; ++w) all = max(all, shared[w][of]);
+      if (side + of >= x.sides) continue;
+      atomicMax(x.largest + 1LL * matrix * x.sides + side + of, all);
       if (!finite(all)) atomicOr(status, unsigned(NOT_FINITE));
-      __threadfence();
     }
-    __syncthreads();
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) atomicAdd(measured, 1u);
   }
 
-  // A warp has 16 sides by 64 of k, of which eight lanes write 128 adjacent bytes of a side.
-  template <class Scheme> __device__ __forceinline__ void split() const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int own = side + warp % 4 * 16 + lane % 4 * 4, first = k + warp / 4 * 64 + lane / 4 * 8;
-    if (first >= x.depth) return;
-    const float* from = at(own, first);
-    float v[4][8];
+  // Where shared memory has four sides of a k. A warp reads those of a k and of the one 8 further together: they change
+  // places in turn, so that no two are in one bank.
+  static __device__ __forceinline__ int place(int k, int four) { return k * (STRIP / 4) + (four ^ k / 8 % 2 * 4); }
+
+  // Turns the tile in shared memory: a warp then has 16 sides by 64 of k, of which eight lanes write 128 adjacent bytes
+  // of a side. All is read before `wait` returns, which waits until the largest of its sides are known.
+  template <class Scheme, class Wait>
+  __device__ __forceinline__ void split(float4* turned, const Wait& wait) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, four = warp % 4 * 4 + lane % 4;
+    const int within = warp / 4 * 64 + lane / 4 * 8, own = side + four * 4, first = k + within;
+    const bool inside = own < x.sides && first < x.depth;
+    const long long at = 1LL * matrix * x.sides + own;
+    float4 v[8];
+    load<true>(v);
+    wait();
+    uint4 largest = {};
+    if (inside) largest = __ldcg(reinterpret_cast<const uint4*>(x.largest + at));  // other blocks have written it
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float4 sides = four<true>(from, own, first + e);
-      from += x.k_step;
-      v[0][e] = sides.x, v[1][e] = sides.y, v[2][e] = sides.z, v[3][e] = sides.w;
-    }
+    for (int i = 0; i < 8; ++i) turned[place(threadIdx.x / 16 + 16 * i, threadIdx.x % 16)] = v[i];
+    __syncthreads();
+    if (!inside) return;
+    const unsigned of_side[4] = {largest.x, largest.y, largest.z, largest.w};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[e] = turned[place(within + e, four)];
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      if (own + s >= x.sides) break;
-      const long long place = 1LL * matrix * x.sides + own + s;
-      const Scale scale(Scheme::TOP - exponent_of(__ldcg(x.largest + place)));  // other blocks have written it
-      split_eight<Scheme, true>(v[s], scale, x, place, first);
+      float eight[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) eight[e] = s == 0 ? v[e].x : s == 1 ? v[e].y : s == 2 ? v[e].z : v[e].w;
+      split_eight<Scheme, true>(eight, Scale(Scheme::TOP - exponent_of(of_side[s])), x, at + s, first);
     }
   }
 };
@@ -85,15 +103,18 @@ struct StripTile {
 // The OPERANDS whose sides are adjacent. Those not ASKED_FOR were measured for another scheme.
 template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS>
 __global__ void __launch_bounds__(SPLIT_THREADS, 4) split_strips(const TmaProduct<T, Out> p) {
-  __shared__ unsigned shared[SPLIT_THREADS / 32][STRIP];
+  __shared__ union {
+    unsigned largest[SPLIT_THREADS / 32][STRIP];  // of each warp
+    float4 turned[STRIP_DEEP * STRIP / 4];
+  } shared;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  const bool splits = !ASKED_FOR || blockIdx.x % 2;
+  if (splits) ptx::griddepcontrol_wait();
   const SplitWork work(p.product);
   if (!ASKED_FOR && *work.status != INEXACT) return;
   const int deep = (p.product.k + STRIP_DEEP - 1) / STRIP_DEEP;
   const int a = OPERANDS & 1 ? work.of[0].strips() : 0, strips = a + (OPERANDS & 2 ? work.of[1].strips() : 0);
   const int lag = min(max(STRIP_LAG, deep), strips * deep);
-  const bool splits = !ASKED_FOR || blockIdx.x % 2;
   const int index = ASKED_FOR ? int(blockIdx.x / 2) - (splits ? lag : 0) : blockIdx.x, strip = index / deep;
   if (index < 0 || strip >= strips) return;
   Split x = work.of[0];
@@ -101,16 +122,15 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 4) split_strips(const TmaProduc
   const int within = strip < a ? strip : strip - a, each = (x.sides + STRIP - 1) / STRIP, matrix = within / each;
   const StripTile tile = {x, matrix, (within - matrix * each) * STRIP, (index - strip * deep) * STRIP_DEEP};
   if (!splits) {
-    tile.measure(work.status, shared);
-    if (threadIdx.x == 0) atomicAdd(work.measured + strip, 1u);
+    tile.measure(work.status, work.measured + strip, shared.largest);
     return;
   }
-  if (ASKED_FOR) {
+  tile.split<Scheme>(shared.turned, [&] {
+    if (!ASKED_FOR) return;
     if (threadIdx.x == 0) {
       while (*static_cast<volatile unsigned*>(work.measured + strip) < unsigned(deep)) {}
       __threadfence();
     }
     __syncthreads();
-  }
-  tile.split<Scheme>();
+  });
 }

@@ -132,6 +132,20 @@ def test_bounds_by_type():
     assert LIBRARY.bound_of("i8")(1000) == 0
 
 
+def test_lines_that_are_asked_for_ahead():
+    """Of a B that few rows read from memory: not of one that is packed, by rows, short, or read by several tiles."""
+    row = product(1, 4096, 4096)
+    tiles = {"bm": 8, "bn": 32, "stages": 36}
+    assert [launch(row._replace(device=name), **tiles).ahead for name in ("h100", "h200")] == [12, 4]
+    pair = {"bm": 64, "bn": 64, "stages": 12, "cm": 2, "cn": 1}
+    assert launch(product(128, 4096, 4096), **pair).ahead == 4
+    assert launch(product(129, 4096, 4096), **pair).ahead == 0
+    for other in (row._replace(k=2304), row._replace(alignments=(16, 2, 16))):
+        assert launch(other, **tiles).ahead == 0
+    assert launch(row._replace(b_layout="row"), bm=8, bn=32, stages=18).ahead == 0
+    assert launch(row, bm=256, bn=32, stages=4).ahead == 0
+
+
 def test_pairs_of_64_rows_ask_for_stages_without_a_loop_over_lanes():
     """ptxas loops over the lanes that may be there, each with ELECT, unless elect.sync has named the one."""
     pytest.importorskip("cuda.bindings")

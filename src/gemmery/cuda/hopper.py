@@ -87,6 +87,12 @@ FEW_DEPTH = 4096  # k from which 8 rows are known to gain from a ring of 36 stag
 # that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
 # 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
 UNEVEN, UNEVEN_SIDE = range(65, 112), 4096
+MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in wgmma_epilogue.cu
+# Lines of each column of B that L2 is asked for while the launches before end, by rows of a tile. Of 4 to 32 lines,
+# these were the fastest on an H100: by 4096 x 4096, 1 and 8 rows take 5 and 6 % less time, 64 4 %, 128 2 %. On an H200,
+# whose memory is faster, one row gained 2 % with 4 lines, and less with 8.
+LINES_AHEAD = {8: 12, 64: 8, 128: 4}
+FAST_MEMORY, FEWER_LINES = 4000, 4  # GB/s
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 
@@ -249,6 +255,29 @@ def demand_of(problem: Problem) -> Demand:
     finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
     boxed = size == 2 and problem.b_layout == "row"
     return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_line, b_line, finish, boxed)
+
+
+def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
+    """Return the lines of each column of B that blocks ask L2 for while the launches before them end.
+
+    That is for few rows, where B comes from memory and a block reads columns of its own, and a k that the ring does not
+    hold.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> row, tile = Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"), Instance(8, 32, 36, 1, 1, 9)
+    >>> (
+    ...     [lines_ahead(row, tile, KNOWN[name]) for name in ("h100", "h200")],
+    ...     lines_ahead(row._replace(m=9), tile, KNOWN["h100"]),
+    ... )
+    ([12, 4], 0)
+    """
+    lines = problem.k * dtypes.get(problem.dtype).size // ROW
+    if problem.m > tile.bm * tile.cm or tile.bm * tile.bn > MOST_AHEAD or problem.b_layout != "col":
+        return 0
+    if lines <= tile.stages:
+        return 0
+    most = LINES_AHEAD.get(tile.bm, 0)
+    return min(lines, most, FEWER_LINES) if device.bandwidth > FAST_MEMORY else min(lines, most)
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:

@@ -238,8 +238,15 @@ class CudaLaunch:
         elif any(each.packed == KEPT for each in maps):  # nothing is packed: what comes before is enough
             workspace = min(box.packed for box in self.geometry.maps if box.split)
         with driver.on(self._ordinal):
+            geometry = self.geometry
             argument = mapped_argument(
-                argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band
+                argument,
+                self.problem,
+                maps,
+                tensormaps.encoded,
+                scaling=scaling,
+                band=geometry.band,
+                ahead=geometry.ahead,
             )
         doubles = self.problem.out == "f64"
         return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles)
@@ -330,6 +337,7 @@ def mapped_argument(
     scaling: Scaling | None = None,
     extra: tuple[int, ...] = (),
     band: int = BAND,
+    ahead: int = 0,
 ) -> bytes:
     """Return the argument of kernels with tensor maps, the TmaProduct of tma.cuh.
 
@@ -344,7 +352,7 @@ def mapped_argument(
     argument = bytearray(MAPPED_BYTES)
     argument[: len(product)] = product
     _REST.pack_into(
-        argument, len(product), *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, band
+        argument, len(product), *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, ahead, band
     )
     for each in maps:
         place = _MAPS_AT[each.operand]

@@ -158,7 +158,7 @@ def product_bytes(
     a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
     extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
     return mapped_argument(
-        product, problem, maps, _emulated_map, starts, (problem.scales, *a, *b), extra, geometry.band
+        product, problem, maps, _emulated_map, starts, (problem.scales, *a, *b), extra, geometry.band, geometry.ahead
     )
 
 

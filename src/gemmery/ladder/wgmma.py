@@ -185,6 +185,7 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         maps=(*operand_boxes(problem, bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
+        ahead=hopper.lines_ahead(problem, hopper.Instance(bm, bn, stages, cm, cn, 100), target(problem)),
     )
 
 

@@ -15,7 +15,7 @@ template <class T, class Out> struct TmaProduct {
   long long a_scale_row, a_scale_k, b_scale_k, b_scale_col;  // in elements; 0: the same factor for all
   int activation;        // the bits RELU, GELU, SILU of epilogue.cuh
   int mapped;            // 1: C is written by tensor copies; 0: by ordinary stores, of any strides
-  int blocks;            // of the grid that was asked for; 0: all that run at a time
+  int ahead;             // lines of each column of B that L2 is asked for while the launches before end; 0: none
   int band;              // rows of tiles in a band of the order in which they are taken
   TensorMap a, b, c;
 };

@@ -146,8 +146,8 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
 constexpr int MOST_AHEAD = 8192;  // elements of C of a tile whose B is asked for ahead, as in cuda/hopper.py
 
 // Asks L2 for the first lines of a tile's columns of B, by the threads that multiply, while the launches before still
-// run: memory would be idle until the first copy. For few rows, whose B comes from memory, and a k that the ring does not
-// hold. Blocks that share columns ask for every CM-th each.
+// run: memory would be idle until the first copy. For few rows, whose B comes from memory, and a k that the ring does
+// not hold. Blocks that share columns ask for every CM-th each.
 template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const P& p, int of_cluster, Tile tile) {
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
   const int columns = min(Tiles::BN, p.product.n - tile.col);

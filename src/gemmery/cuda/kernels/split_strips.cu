@@ -4,6 +4,8 @@
 // alone. They ask for a tile before they wait: only its scales depend on other blocks. L2 is nine tenths busy, so whole
 // lines are read, and a tile is turned in shared memory. That costs less than a cluster that holds all k of 64 bytes of
 // each line, and waits for it.
+// Parent: split_slabs of split_parts.cu, in clusters, which stays for 1024 of k and less.
+// Measured on an H100, no k adjacent, two parts: 0.82 of the bandwidth of a copy at n = 4096, 0.90 at 8192 and 16384.
 #include "split_parts.cu"
 
 constexpr int STRIP_DEEP = 128;  // of k of a tile; SPLIT_THREADS threads have 8 of k of 4 sides each

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,6 +70,21 @@ def kinds_of_one_place(count):
         if len(same) == count:
             return same
     return []
+
+
+def test_two_threads_that_begin_at_once_share_one_table(met, monkeypatch):
+    """Compiled code has the address of a table: were there two, it would never see what Python stores in the other."""
+    monkeypatch.setattr(entry, "_tables", [])
+    fresh, both = entry.workspace.pages, threading.Barrier(2)
+
+    def pages(size):
+        both.wait(10)
+        return fresh(size)
+
+    monkeypatch.setattr(entry.workspace, "pages", pages)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: entry._table(), range(2))
+    assert first == second == entry._table()
 
 
 def test_two_threads_that_store_entries_in_one_place_at_once_lose_neither_for_good(met, monkeypatch):

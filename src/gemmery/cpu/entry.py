@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import math
 import struct
 import sys
@@ -41,17 +40,23 @@ _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 _dtypes: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
 _learned: dict[tuple[int, ...], int] = {}  # addresses of the classes in the table, by key
 _active: list[bool] = []  # not empty: there are builtins
+_tables: list[int] = []  # the first is this process's table
 _turns: dict[int, int] = {}  # which entry of a full set is replaced next
 
 
-@functools.cache
 def _table() -> int:
     """Return the address of this process's table, or 0 where the fields of arrays are unknown or there is no pool."""
+    return _tables[0] if _tables else _make_table()
+
+
+def _make_table() -> int:
     if not pool.address() or not objects.known():
-        return 0
-    at = workspace.pages(layout.TABLE_BYTES)
-    _write(at + layout.FACTORS_AT, layout.FACTORS)
-    return at
+        _tables.append(0)
+    else:
+        at = workspace.pages(layout.TABLE_BYTES)
+        _write(at + layout.FACTORS_AT, layout.FACTORS)
+        _tables.append(at)  # if two threads were here at once, the second table stays unused
+    return _tables[0]
 
 
 def _packed(words: Sequence[int]) -> bytes:

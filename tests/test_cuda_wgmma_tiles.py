@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from checked_products import matrices, place, random, run
+from checked_products import matrices, place, problem_of, random, run
+from gemmery.cuda import nvrtc
 from gemmery.errors import RefusedError
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -63,6 +65,26 @@ def test_eight_rows_are_all_that_shared_memory_has(name, m, b):
     """64 are multiplied, each of the 8 eight times, and those that C has are stored."""
     operands = matrices((m, 70, 400), name, out="bf16", layouts=("row", b, "row"))
     assert run(EPILOGUE, *operands, config=tile(8, 32, 4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "config", "lines"),
+    [((3, 72, 392), tile(8, 32, 4), 6), ((40, 104, 648), tile(64, 64, 2), 8), ((72, 104, 392), tile(64, 64, 2, 2), 6)],
+)
+def test_each_line_of_b_is_asked_for_once_ahead(shape, config, lines):
+    """Prefetches change nothing that can be checked, so here they load: a sector for each line of each column."""
+    file, (a, b, c) = "wgmma_epilogue.cu", matrices(shape, "bf16", layouts=BY_K)
+    asked = "ptx::prefetch_global_L2(p.product.b_at(tile.batch, k, tile.col + column));"
+    loads = asked.replace("ptx::prefetch_global_L2(", "(void)*reinterpret_cast<const volatile short*>(")
+    text = nvrtc.text(file)
+    assert text.count(asked) == 1
+    case = problem_of(shape, "bf16", BY_K)._replace(device="h100", alignments=(16, 16, 16))
+    given, options = Gemm(a.array, b.array, c.array), EmulationOptions(texts={file: text.replace(asked, loads)})
+    (done,) = run_rung(EPILOGUE, case, config, given, options)
+    assert [str(each) for each in done.findings] == []
+    assert done.global_.loads.sectors == shape[1] * lines
+    (done,) = run_rung(EPILOGUE, case, config, given, EmulationOptions())
+    assert done.global_.loads.sectors == 0
 
 
 @pytest.mark.parametrize("bn", [112, 144])

@@ -18,7 +18,8 @@ struct StripTile {
   int matrix, side, k;
 
   // Eight times four sides: a warp reads 64 adjacent elements of two k at a time. Zeros beyond the ends. The LAST time,
-  // L2 need not keep them; the first time may be before the launches before have ended, so that L1 must not have them.
+  // L2 need not keep them. The first time, the launch before may not have ended: L1 may hold what was there earlier, so
+  // it is bypassed.
   template <bool LAST> __device__ __forceinline__ void load(float4 (&v)[8]) const {
     const int own = side + threadIdx.x % 16 * 4, first = k + threadIdx.x / 16;
     const float* from = x.from + matrix * x.batch_step + own * x.side_step + first * x.k_step;
@@ -73,7 +74,7 @@ struct StripTile {
   static __device__ __forceinline__ int place(int k, int four) { return k * (STRIP / 4) + (four ^ k / 8 % 2 * 4); }
 
   // Turns the tile in shared memory: a warp then has 16 sides by 64 of k, of which eight lanes write 128 adjacent bytes
-  // of a side. All is read before `wait` returns, which waits until the largest of its sides are known.
+  // of a side. It asks for the tile before it calls `wait`, which returns when the largest of its sides are known.
   template <class Scheme, class Wait>
   __device__ __forceinline__ void split(float4* turned, const Wait& wait) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, four = warp % 4 * 4 + lane % 4;

@@ -8,8 +8,9 @@ are in L2.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -60,7 +61,7 @@ def sampler(n: int, layouts: tuple[str, str], scheme: str, stream: Stream) -> Sa
     return replays(put, stream, count)
 
 
-def main(sizes: list[int]) -> None:
+def main(sizes: Sequence[int]) -> None:
     """Print a row for each size and layout."""
     stream = Stream()
     print(torch.cuda.get_device_name())  # noqa: T201
@@ -85,4 +86,6 @@ def main(sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(n) for n in sys.argv[1:]] or list(SIZES))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("n", type=int, nargs="*", default=SIZES, help="sides of the operands")
+    main(parser.parse_args().n)

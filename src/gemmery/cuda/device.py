@@ -100,7 +100,7 @@ ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # 
 KNOWN = {
     row.name: row
     for row in (
-        Device("h200", 90, 132, LIMITS[90], 50 << 20, 1.98, 4800.0),
+        Device("h200", 90, 132, LIMITS[90], 60 << 20, 1.98, 4800.0),
         Device("h100", 90, 132, LIMITS[90], 50 << 20, 1.98, 3350.0),
         Device("a100", 80, 108, LIMITS[80], 40 << 20, 1.41, 1555.0),
         Device("rtx3090", 86, 82, LIMITS[86], 6 << 20, 1.695, 936.0, tensor_share=0.5),

@@ -13,6 +13,7 @@ _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a m
 PARTS = 3  # for which the workspace has room
 INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
 KEPT_PARTS = 5  # of an operand that was split before: two and three
+_SHORT = 2048  # k of rows for which blocks stay: else at n = 2048 it takes a twentieth longer, at 4096 a tenth less
 _IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
 
 
@@ -26,10 +27,12 @@ class Slab(NamedTuple):
 
 
 SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
-# Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip, k of a
-# tile, and tiles from one that is measured to one that is split.
+# Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip and k of a
+# tile. From a tile that is measured to one that is split there is a fifth of what the L2 cache holds: 320 tiles on an
+# H100, 384 on an H200. With 300 an H200 takes up to a twenty-fourth longer, with 500 a hundredth.
 _SLABS_TO = 1024
-_STRIP, _STRIP_DEEP, _STRIP_LAG = 64, 128, 300
+_STRIP, _STRIP_DEEP = 64, 128
+_LAG = 5 * 4 * _STRIP * _STRIP_DEEP  # bytes of L2 for each of these tiles
 _WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 
 
@@ -101,8 +104,10 @@ def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...
     rest, launches = _to_split(problem) & ~operands, []
     if operands:
         warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
-        most = _BLOCKS * target(problem).sms
-        blocks = min(-(-problem.batch * (problem.m + problem.n) * warps * 32 // _THREADS), most)
+        rows = problem.batch * sum(side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit)
+        blocks = -(-rows * warps * 32 // _THREADS)
+        if problem.k <= _SHORT or not asked_for:  # most often nothing: to begin a block takes longer than either
+            blocks = min(blocks, _BLOCKS * target(problem).sms)
         launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
     if rest:
         launches.append(_split_columns(problem, scheme, asked_for, rest))
@@ -116,8 +121,9 @@ def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int
     if whole and problem.k > _SLABS_TO:
         deep = -(-problem.k // _STRIP_DEEP)
         count = problem.batch * _strips(*sides) * deep
-        grid = 2 * (count + min(max(_STRIP_LAG, deep), count)) if asked_for else count
-        return _launch("split_strips", problem, grid, scheme, asked_for, operands, source="split_strips.cu")
+        lag = target(problem).l2 // _LAG
+        grid = 2 * (count + min(max(lag, deep), count)) if asked_for else count
+        return _launch("split_strips", problem, grid, scheme, asked_for, operands, lag, source="split_strips.cu")
     slab = next(each for each in SLABS if problem.k <= each.longest)
     grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
     launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, whole, *slab[1:])

@@ -5,12 +5,11 @@
 // lines are read, and a tile is turned in shared memory. That costs less than a cluster that holds all k of 64 bytes of
 // each line, and waits for it.
 // Parent: split_slabs of split_parts.cu, in clusters, which stays for 1024 of k and less.
-// Measured on an H100, no k adjacent, two parts: 0.82 of the bandwidth of a copy at n = 4096, 0.90 at 8192 and 16384.
+// Measured, no k adjacent, two parts: 0.82 of the bandwidth of a copy at n = 4096 on an H100, 0.90 at 8192 and 16384;
+// on an H200, whose memory is faster but whose L2 is not, 0.77, 0.83 and 0.82.
 #include "split_parts.cu"
 
 constexpr int STRIP_DEEP = 128;  // of k of a tile; SPLIT_THREADS threads have 8 of k of 4 sides each
-// Tiles from one that is measured to one that is split: those that are being measured, and no more than L2 holds.
-constexpr int STRIP_LAG = 300;
 
 // A tile: 64 sides of a matrix by STRIP_DEEP of k. Four sides are adjacent, aligned, and inside or all of them outside.
 struct StripTile {
@@ -103,8 +102,9 @@ struct StripTile {
   }
 };
 
-// The OPERANDS whose sides are adjacent. Those not ASKED_FOR were measured for another scheme.
-template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS>
+// The OPERANDS whose sides are adjacent. Those not ASKED_FOR were measured for another scheme. There are LAG tiles from
+// one that is measured to one that is split: those that are being measured, and no more than L2 holds.
+template <class T, class Out, class Scheme, bool ASKED_FOR, int OPERANDS, int LAG>
 __global__ void __launch_bounds__(SPLIT_THREADS, 4) split_strips(const TmaProduct<T, Out> p) {
   __shared__ union {
     unsigned largest[SPLIT_THREADS / 32][STRIP];  // of each warp
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 4) split_strips(const TmaProduc
   if (!ASKED_FOR && *work.status != INEXACT) return;
   const int deep = (p.product.k + STRIP_DEEP - 1) / STRIP_DEEP;
   const int a = OPERANDS & 1 ? work.of[0].strips() : 0, strips = a + (OPERANDS & 2 ? work.of[1].strips() : 0);
-  const int lag = min(max(STRIP_LAG, deep), strips * deep);
+  const int lag = min(max(LAG, deep), strips * deep);
   const int index = ASKED_FOR ? int(blockIdx.x / 2) - (splits ? lag : 0) : blockIdx.x, strip = index / deep;
   if (index < 0 || strip >= strips) return;
   Split x = work.of[0];

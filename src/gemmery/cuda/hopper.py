@@ -90,9 +90,9 @@ UNEVEN, UNEVEN_SIDE = range(65, 112), 4096
 MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in wgmma_epilogue.cu
 # Lines of each column of B that L2 is asked for while the launches before end, by rows of a tile. Of 4 to 32 lines,
 # these were the fastest on an H100: by 4096 x 4096, 1 and 8 rows take 5 and 6 % less time, 64 4 %, 128 2 %. On an H200,
-# whose memory is faster, one row gained 2 % with 4 lines, and less with 8.
+# whose memory is faster, 8 lines are for every tile: of 4 to 24, 1 to 128 rows lose up to 1 % with 4 and 2 % with 12.
 LINES_AHEAD = {8: 12, 64: 8, 128: 4}
-FAST_MEMORY, FEWER_LINES = 4000, 4  # GB/s
+FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 
@@ -269,7 +269,7 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     ...     [lines_ahead(row, tile, KNOWN[name]) for name in ("h100", "h200")],
     ...     lines_ahead(row._replace(m=9), tile, KNOWN["h100"]),
     ... )
-    ([12, 4], 0)
+    ([12, 8], 0)
     """
     lines = problem.k * dtypes.get(problem.dtype).size // ROW
     if problem.m > tile.bm * tile.cm or tile.bm * tile.bn > MOST_AHEAD or problem.b_layout != "col":
@@ -277,7 +277,7 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     if lines <= tile.stages:
         return 0
     most = LINES_AHEAD.get(tile.bm, 0)
-    return min(lines, most, FEWER_LINES) if device.bandwidth > FAST_MEMORY else min(lines, most)
+    return min(lines, LINES_OF_FAST if most and device.bandwidth > FAST_MEMORY else most)
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:

@@ -145,14 +145,16 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
 
 constexpr int MOST_AHEAD = 8192;  // elements of C of a tile whose B is asked for ahead, as in cuda/hopper.py
 
-// Asks L2 for the first lines of a tile's columns of B, by the threads that multiply, while the launches before still
-// run: memory would be idle until the first copy. For few rows, whose B comes from memory, and a k that the ring does
-// not hold. Blocks that share columns ask for every CM-th each.
-template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const P& p, int of_cluster, Tile tile) {
+// Asks L2 for the first lines of the columns of B of a block's first tile, by the threads that multiply, while the
+// launches before still run: memory would be idle until the first copy. For few rows, whose B comes from memory, and a
+// k that the ring does not hold. Blocks that share columns ask for every CM-th each.
+template <class Tiles, class Order, class P> __device__ __forceinline__ void ask_ahead(const P& p) {
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
+  const Cluster<Tiles::CM, Tiles::CN> place;
+  const Tile tile = Order(p, place).tile;
   const int columns = min(Tiles::BN, p.product.n - tile.col);
 #pragma unroll 1
-  for (int i = of_cluster * THREADS + threadIdx.x - 128; i < Tiles::BN * p.ahead; i += Tiles::CM * THREADS) {
+  for (int i = place.m * THREADS + threadIdx.x - 128; i < Tiles::BN * p.ahead; i += Tiles::CM * THREADS) {
     const int column = i % Tiles::BN, k = i / Tiles::BN * Tiles::BK;
     if (column < columns) ptx::prefetch_global_L2(p.product.b_at(tile.batch, k, tile.col + column));
   }
@@ -162,13 +164,13 @@ template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const 
 template <int EPILOGUE, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* shared) {
   using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
+  if constexpr (!Order::GROUPED && Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
+    if (p.ahead && threadIdx.x >= 128) ask_ahead<Tiles, Order>(p);  // the ring is ready half a microsecond later
+  }
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Order order(p, pipe.place);
   if (!Order::GROUPED && threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
-  if constexpr (!Order::GROUPED && Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
-    if (p.ahead && pipe.warpgroup > 0) ask_ahead<Tiles>(p, pipe.place.m, order.tile);
-  }
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();

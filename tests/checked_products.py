@@ -82,9 +82,9 @@ def needed(rung: Rung, name: str) -> str:
 
 
 def run(
-    rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", config=None, device="h200", seed=None
+    rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", config=None, device="h200", seed=None, texts=None
 ) -> tuple[EmulatedRun, ...]:
-    """Multiply and check; return () if the rung refuses the product or its strides."""
+    """Multiply and check; return () if the rung refuses the product or its strides. `texts` replace kernels' files."""
     precision = needed(rung, a.name)
     row = None if bias is None else bias.array[0, 0]
     given = Gemm(a.array, b.array, c.array, row, alpha, beta)
@@ -92,7 +92,7 @@ def run(
     case = problem_on(given, a.name, c.name, device, epilogue=epilogue, scaled=scaled, precision=precision)
     old = c.array.copy()
     try:
-        runs = run_rung(rung, case, config or {}, given, EmulationOptions(seed=seed))
+        runs = run_rung(rung, case, config or {}, given, EmulationOptions(seed=seed, texts=texts))
     except (
         LayoutError,
         RefusedError,

@@ -494,6 +494,30 @@ def test_a_wrong_exchange_shows(old, new, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("k", "b_layout", "asked_for", "blocks"),
+    [
+        (4096, "col", True, 4096 + 1000),  # of each row
+        (4096, "row", True, 4096),  # B has no rows in registers
+        (2048, "col", True, 528),  # four on each multiprocessor
+        (4096, "col", False, 528),
+    ],
+)
+def test_rows_have_blocks_of_their_own_where_they_are_long(k, b_layout, asked_for, blocks):
+    case = Problem(4096, 1000, k, "f32", "f32", b_layout=b_layout, device="h200")
+    rows = float32_pre_pass.split(case, "TwoParts", asked_for)[0]
+    assert rows.kernel.startswith("split_rows")
+    assert rows.grid == (blocks, 1, 1)
+
+
+@pytest.mark.parametrize(("device", "lag"), [("h100", 320), ("h200", 384)])
+def test_a_fifth_of_l2_lies_between_measuring_and_splitting(device, lag):
+    case = Problem(4096, 4096, 4096, "f32", "f32", a_layout="col", device=device)
+    (strips,) = float32_pre_pass.split(case, "TwoParts", asked_for=True)
+    assert strips.kernel.endswith(f", {lag}>")
+    assert strips.grid == (2 * (2 * 64 * 32 + lag), 1, 1)
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
         ("most[s] = max(most[s], __shfl_xor_sync(~0u, most[s], 16));", ""),

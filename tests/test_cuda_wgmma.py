@@ -136,9 +136,9 @@ def test_lines_that_are_asked_for_ahead():
     """Of a B that few rows read from memory: not of one that is packed, by rows, short, or read by several tiles."""
     row = product(1, 4096, 4096)
     tiles = {"bm": 8, "bn": 32, "stages": 36}
-    assert [launch(row._replace(device=name), **tiles).ahead for name in ("h100", "h200")] == [12, 4]
+    assert [launch(row._replace(device=name), **tiles).ahead for name in ("h100", "h200")] == [12, 8]
     pair = {"bm": 64, "bn": 64, "stages": 12, "cm": 2, "cn": 1}
-    assert launch(product(128, 4096, 4096), **pair).ahead == 4
+    assert launch(product(128, 4096, 4096), **pair).ahead == 8
     assert launch(product(129, 4096, 4096), **pair).ahead == 0
     for other in (row._replace(k=2304), row._replace(alignments=(16, 2, 16))):
         assert launch(other, **tiles).ahead == 0

@@ -29,6 +29,42 @@ def test_warpgroups_beside_each_other(config):
     assert run(EPILOGUE, *matrices((400, 504, 200), "bf16", layouts=BY_K), config=config)
 
 
+NARROWER = {**tile(192, 192, 2, 2), "band": 1}
+
+
+@pytest.mark.parametrize(("shape", "config"), [((400, 552, 712), NARROWER), ((200, 376, 640), tile(192, 192, 2))])
+def test_every_other_tile_is_narrower(shape, config):
+    """Of 192 columns, 8 less; the next band begins with a narrow one. k has a last step of one product, or of four."""
+    assert run(EPILOGUE, *matrices(shape, "bf16", layouts=BY_K), config=config)
+
+
+@pytest.mark.parametrize("n", [568, 560])
+def test_tiles_stay_wide_where_narrower_ones_do_not_cover_c_or_begin_within_sectors(n):
+    """3 tiles do not have 568 columns, and rows of 560 begin at sectors. The mutant is right where tiles are wide."""
+    text, line = nvrtc.headers()["staged.cuh"], "sums[i - Tiles::NARROWER / 2]"
+    operands = matrices((400, n, 600), "bf16", layouts=BY_K)
+    assert run(EPILOGUE, *operands, config=NARROWER, texts={"staged.cuh": text.replace(line, "sums[i]")})
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("staged.cuh", "sums[i - Tiles::NARROWER / 2]", "sums[i]"),
+        ("staged.cuh", "? 1 + Tiles::NARROWER : 1", "? 1 : 1"),
+        ("wgmma_persistent.cu", "(column + bands % 2) / 2", "column / 2"),
+        ("wgmma_persistent.cu", "covers && (column + bands) % 2", "covers && column % 2"),
+        ("wgmma_persistent.cu", "if (covers) tile.col -=", "if (narrow) tile.col -="),
+        ("wgmma_epilogue.cu", "Columns<Tiles::WN - Tiles::NARROWER>{}", "Columns<Tiles::WN / 3>{}"),
+    ],
+)
+def test_wrong_narrower_tiles_show(file, old, new):
+    text = nvrtc.headers().get(file) or nvrtc.text(file)
+    assert text.count(old) == 1
+    operands = matrices((400, 552, 712), "bf16", layouts=BY_K)
+    with pytest.raises(AssertionError):
+        run(EPILOGUE, *operands, config=NARROWER, texts={file: text.replace(old, new)})
+
+
 @pytest.mark.parametrize(("config", "a"), [(tile(192, 192, 2, 2), "col"), (tile(192, 128, 2), "row")])
 def test_three_warpgroups_where_columns_are_adjacent(config, a):
     """Of 192 rows, each of the three has 64, and all columns: half of them would begin within a box."""

@@ -68,7 +68,7 @@ def test_each_device_is_described(looked, devices):
     found = looked()
     assert found["cuda driver"].value == "580.95.05, supports CUDA 13.0"
     assert found["cuda:0"].value == (
-        "h200: sm_90a, 132 multiprocessors up to 1.98 GHz, limited to 700 W, 139 GiB of memory free, L2 50 MiB"
+        "h200: sm_90a, 132 multiprocessors up to 1.98 GHz, limited to 700 W, 139 GiB of memory free, L2 60 MiB"
     )
     assert found["cuda:1"].value.startswith("a100: sm_80, 108 multiprocessors")
 

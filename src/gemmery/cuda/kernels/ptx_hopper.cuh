@@ -179,10 +179,11 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 
 // wgmma_mma_async<Types>(d, a, b, adds): d = A B, or += where `adds`, of 64 x N x 32 bytes of k in shared memory, by
 // descriptors. Types::text is the part of the name behind N, Types::signs what stands behind the predicate. A thread
-// has N / 2 sums: there are overloads for multiples of 32, and for 112 and 144.
+// has N / 2 sums: there are overloads for multiples of 32, and for 88, 112 and 144.
 #define D4(l, i) l(d[i]), l(d[i + 1]), l(d[i + 2]), l(d[i + 3])
 #define D16(l, i) D4(l, i), D4(l, i + 4), D4(l, i + 8), D4(l, i + 12)
 #define D32(l, i) D16(l, i), D16(l, i + 16)
+#define D44(l, i) D32(l, i), D4(l, i + 32), D4(l, i + 36), D4(l, i + 40)
 #define D48(l, i) D32(l, i), D16(l, i + 32)
 #define D56(l, i) D48(l, i), D4(l, i + 48), D4(l, i + 52)
 #define D64(l, i) D32(l, i), D32(l, i + 32)
@@ -193,6 +194,7 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 #define D128(l, i) D64(l, i), D64(l, i + 64)
 #define N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define N32 N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define N44 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43"
 #define N48 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define N56 N48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define N64 N48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -214,6 +216,7 @@ WGMMA(float, "+f", "32", 16, "16", "17", "18", "19", "20");
 WGMMA(int, "+r", "32", 16, "16", "17", "18", "19", "20");
 WGMMA(float, "+f", "64", 32, "32", "33", "34", "35", "36");
 WGMMA(int, "+r", "64", 32, "32", "33", "34", "35", "36");
+WGMMA(float, "+f", "88", 44, "44", "45", "46", "47", "48");
 WGMMA(float, "+f", "96", 48, "48", "49", "50", "51", "52");
 WGMMA(int, "+r", "96", 48, "48", "49", "50", "51", "52");
 WGMMA(float, "+f", "112", 56, "56", "57", "58", "59", "60");

@@ -30,6 +30,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
 
   // Where a piece begins in the warp's sums. The last one of a row of them ends with it, over a part of the one before.
   static constexpr __device__ int row(int piece) { return piece / ACROSS * 64; }
+  static constexpr __device__ bool ends_row(int piece) { return piece % ACROSS == ACROSS - 1; }
   static constexpr __device__ int column(int piece) {
     return piece % ACROSS * COLUMNS < Tiles::WN - COLUMNS ? piece % ACROSS * COLUMNS : Tiles::WN - COLUMNS;
   }
@@ -41,7 +42,8 @@ __device__ __forceinline__ unsigned pair(float low, float high, bf16) { return p
 template <class Out> struct IsWhole { static constexpr bool value = false; };
 template <> struct IsWhole<int> { static constexpr bool value = true; };
 
-// The first row of a warp's part of a tile, and the first column; or of a piece of it.
+// The first row of a warp's part of a tile, and the first column; or of a piece of it. Of a part that is NARROWER the
+// column is one more: there is no register for a mark.
 struct Where { int batch, row, column; };
 
 // Behind the last row of C that a tile of this matrix or group may have.
@@ -229,6 +231,10 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     float v[P::COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i]);
+    if (Tiles::NARROWER > 0 && P::ends_row(piece) && at.column % 2) {
+#pragma unroll
+      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i - Tiles::NARROWER / 2]);
+    }
     if constexpr (NEAR > 0 && HALVED<EPILOGUE>) {
 #pragma unroll
       for (int i = 0; i < P::COLUMNS / 2; ++i) {
@@ -326,6 +332,7 @@ template <class P> struct Staging {
                                         Where at, const char* shared, unsigned base) {
     at.row += P::row(piece);
     at.column += P::column(piece);
+    if (Tiles::NARROWER > 0 && at.column % 2) at.column -= P::ends_row(piece) ? 1 + Tiles::NARROWER : 1;
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);

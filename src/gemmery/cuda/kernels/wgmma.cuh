@@ -47,6 +47,9 @@ struct WgmmaTiles {
   static constexpr int ROWS_MULTIPLIED = BM == 8 ? 64 : BM;
   static constexpr int BLOCKS = ROWS_MULTIPLIED / 64 / (BESIDE ? 1 : WARPGROUPS);  // of 64 rows x WN
   static constexpr int WN = BESIDE ? BN / 2 : BN;
+  // Columns that the second half of every other tile has less, where such tiles cover C: with 375 eights of columns, as
+  // n = 3000 has, a block then multiplies 24 and 23 of them in place of 24 twice.
+  static constexpr int NARROWER = BESIDE && BN == 192 ? 8 : 0;
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
@@ -58,6 +61,9 @@ struct WgmmaTiles {
   static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }
   static __device__ __forceinline__ int column_of(int warpgroup) { return BESIDE ? warpgroup * WN : 0; }
 };
+
+// A number of columns as an argument of a lambda.
+template <int COUNT> struct Columns { static constexpr int value = COUNT; };
 
 // Brings a block's slice of A, or of B, for 128 bytes of k to a stage; `slice` counts the blocks that share it.
 template <class Tiles, class P>
@@ -119,13 +125,15 @@ template <class Tiles> struct Warpgroup {
       : a(descriptor<Tiles::A_K_MAJOR>(ring + Tiles::row_of(warpgroup) * 128)),
         b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES + Tiles::column_of(warpgroup) * 128)) {}
 
-  // One of the PRODUCTS of a stage; without `adds`, what the sums hold is forgotten.
-  __device__ __forceinline__ void multiply(int stage, int part, bool adds) {
+  // One of the PRODUCTS of a stage, of the first COLUMNS; without `adds`, what the sums hold is forgotten.
+  template <int COLUMNS = Tiles::WN> __device__ __forceinline__ void multiply(int stage, int part, bool adds) {
+    using Sums = typename Tiles::S(&)[COLUMNS / 2];
     unsigned at = stage * (Tiles::STAGE >> 4);
 #pragma unroll
     for (int block = 0; block < Tiles::BLOCKS; ++block) {
       unsigned rows = a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4);
-      ptx::wgmma_mma_async<typename Tiles::Types>(sums[block], whole_descriptor<(Tiles::BM > 8)>(rows),
+      ptx::wgmma_mma_async<typename Tiles::Types>(reinterpret_cast<Sums>(sums[block]),
+                                                  whole_descriptor<(Tiles::BM > 8)>(rows),
                                                   whole_descriptor(b + at + part * NEXT_K<Tiles::B_K_MAJOR>), adds);
     }
   }

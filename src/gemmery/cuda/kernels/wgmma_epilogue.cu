@@ -15,9 +15,13 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   Consumer<Tiles> consumer(pipe);
   const int warp = threadIdx.x / 32 - 4;
   Staging<P> staging(pipe.ring + Tiles::RING, warp);
+  auto is_narrow = [&] {
+    if constexpr (Tiles::NARROWER > 0) return order.narrow; else return false;
+  };
   auto place = [&] {
+    const int mark = is_narrow() && warp / 4 == 1;
     return Where{order.tile.batch, order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16,
-                 order.tile.col + Tiles::column_of(warp / 4)};
+                 order.tile.col + Tiles::column_of(warp / 4) + mark};
   };
   // The bias in shared memory, of which a thread has every fourth four, or pair.
   constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED);
@@ -78,15 +82,25 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     };
     // After the steps that store pieces: in the last of them, it takes up to a three-hundredth of n = 8192.
     if (NEAR && steps - brief == P::STEPS) bring();
+    auto multiply_rest = [&](auto columns) {
+      constexpr int COLUMNS = decltype(columns)::value;
 #pragma unroll 1
-    for (int step = P::STEPS; step < steps - brief; ++step) {
-      consumer.multiply_stage(false);
-      if (NEAR && step == P::STEPS) bring();
-      consumer.next_stage();
-    }
-    if (brief) {
-      consumer.template multiply_stage<1>(false);
-      consumer.next_stage();
+      for (int step = P::STEPS; step < steps - brief; ++step) {
+        consumer.template multiply_stage<Tiles::PRODUCTS, COLUMNS>(false);
+        if (NEAR && step == P::STEPS) bring();
+        consumer.next_stage();
+      }
+      if (brief) {
+        consumer.template multiply_stage<1, COLUMNS>(false);
+        consumer.next_stage();
+      }
+    };
+    if (is_narrow() && pipe.warpgroup == 2) {  // sums beyond, of the steps before, are not used
+      multiply_rest(Columns<Tiles::WN - Tiles::NARROWER>{});
+      consumer.finish();
+    } else {
+      multiply_rest(Columns<Tiles::WN>{});
+      if (Tiles::NARROWER > 0) consumer.finish();  // where the paths meet, no product is under way
     }
     auto wait_for_bias = [&] {
       ptx::cp_async_wait_group<0>();
@@ -95,7 +109,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     };
     if constexpr (NEAR && HALVED<EPILOGUE>) wait_for_bias();  // while the last products run
     load_bias(true);
-    consumer.finish();
+    if (Tiles::NARROWER == 0) consumer.finish();
     if (!AHEAD) {
       order.find();
       at = place();

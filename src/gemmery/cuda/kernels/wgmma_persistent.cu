@@ -7,21 +7,28 @@
 #include "wgmma_specialized.cu"
 
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of
-// p.band rows of tiles, down each column of a band.
+// p.band rows of tiles, down each column of a band. Where every other tile may be NARROWER, it is so in turns along a
+// band and from one band to the next, since a block often has the same columns of the next band; unless rows of C begin
+// at sectors of 32 bytes, and tiles would not.
 template <class Tiles> struct Bands {
   static constexpr bool GROUPED = false;
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
   const int m, n, batch, band;  // of the argument, which costs no registers
+  const long long row_bytes;
   int index;
   Tile tile;
+  bool narrow = false;
 
   template <class P, class Place>
   __device__ __forceinline__ Bands(const P& p, const Place&)
       : m(p.product.m), n(p.product.n), batch(p.product.batch), band(p.band),
-        index(blockIdx.x / CLUSTER) {
+        row_bytes(row_bytes_of(p)), index(blockIdx.x / CLUSTER) {
     find();
   }
 
+  template <class P> static __device__ __forceinline__ long long row_bytes_of(const P& p) {
+    if constexpr (Tiles::NARROWER > 0) return p.product.c_row * int(sizeof(*p.product.c)); else return 0;
+  }
   __device__ __forceinline__ int rows() const { return (m + Tiles::BM * Tiles::CM - 1) / (Tiles::BM * Tiles::CM); }
   __device__ __forceinline__ int columns() const { return (n + Tiles::BN * Tiles::CN - 1) / (Tiles::BN * Tiles::CN); }
   __device__ __forceinline__ bool more() const { return index < rows() * columns() * batch; }
@@ -44,6 +51,11 @@ template <class Tiles> struct Bands {
     unsigned column = within / height, row = first + within - column * height;
     const Cluster<Tiles::CM, Tiles::CN> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM), int((column * Tiles::CN + place.n) * Tiles::BN)};
+    if constexpr (Tiles::NARROWER > 0) {
+      const bool covers = int(across * Tiles::BN - (across + 1) / 2 * Tiles::NARROWER) >= n && row_bytes % 32;
+      narrow = covers && (column + bands) % 2;
+      if (covers) tile.col -= (column + bands % 2) / 2 * Tiles::NARROWER;  // so many on its left are narrow
+    }
   }
 };
 

@@ -112,12 +112,13 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
 
   // The first of the stage's products is a group of its own: while it is under way, those of the stage before end, and
   // it is handed back early. PARTS is less where the rest of the stage is zeros.
-  template <int PARTS = Tiles::PRODUCTS> __device__ __forceinline__ void multiply_stage(bool begins) {
+  template <int PARTS = Tiles::PRODUCTS, int COLUMNS = Tiles::WN>
+  __device__ __forceinline__ void multiply_stage(bool begins) {
     ptx::mbarrier_try_wait_parity(full + 8 * now.stage, now.parity);
     ptx::wgmma_fence();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-      this->multiply(now.stage, part, !(begins && part == 0));
+      this->template multiply<COLUMNS>(now.stage, part, !(begins && part == 0));
       if (part == 0) {
         ptx::wgmma_commit_group();
         if (!begins) {

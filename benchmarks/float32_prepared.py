@@ -6,9 +6,9 @@ Kinds take turns, and each has operands that rotate, so that none are in L2.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def milliseconds(multiply: Multiply) -> float:
     return float(start.elapsed_time(end)) / CALLS
 
 
-def main(sizes: list[int]) -> None:
+def main(sizes: Sequence[int]) -> None:
     """Print a row for each size."""
     for n in sizes:
         multiplies = kinds(n)
@@ -65,5 +65,8 @@ def main(sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("n", type=int, nargs="*", default=SIZES, help="sides of the operands")
+    sizes = parser.parse_args().n
     torch.backends.cuda.matmul.allow_tf32 = False
-    main([int(n) for n in sys.argv[1:]] or list(SIZES))
+    main(sizes)

@@ -1,11 +1,12 @@
 """The choice of a configuration for wgmma kernels: few instances, whole rounds, and the table before the model."""
 
 import itertools
+import re
 
 import pytest
 
 from gemmery.api import prepared
-from gemmery.cuda import hopper
+from gemmery.cuda import hopper, nvrtc
 from gemmery.cuda.device import KNOWN
 from gemmery.problem import Problem
 
@@ -172,3 +173,8 @@ def test_what_may_be_split_is_known_without_the_model():
                 hopper.may_split(64 * tall, 32 * wide, round(k * 1.1), 1, H200)
                 or 4096 * tall * wide * k >= prepared.MEDIUM
             )
+
+
+def test_the_kernel_asks_ahead_for_the_tiles_that_the_host_gives_lines():
+    (most,) = re.findall(r"MOST_AHEAD = (\d+);", nvrtc.text("wgmma_epilogue.cu"))
+    assert int(most) == hopper.MOST_AHEAD

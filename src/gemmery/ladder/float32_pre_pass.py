@@ -13,7 +13,9 @@ _THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a m
 PARTS = 3  # for which the workspace has room
 INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
 KEPT_PARTS = 5  # of an operand that was split before: two and three
-_SHORT = 2048  # k of rows for which blocks stay: else at n = 2048 it takes a twentieth longer, at 4096 a tenth less
+# Rows of more k than this have blocks of their own; blocks take several of the others. On an H200 a block for each row
+# takes a twentieth longer at n = 2048 and a tenth less at 4096.
+_SHORT = 2048
 _IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
 
 
@@ -106,7 +108,7 @@ def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...
         warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
         rows = problem.batch * sum(side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit)
         blocks = -(-rows * warps * 32 // _THREADS)
-        if problem.k <= _SHORT or not asked_for:  # most often nothing: to begin a block takes longer than either
+        if problem.k <= _SHORT or not asked_for:  # launches that are not asked for most often have nothing to do
             blocks = min(blocks, _BLOCKS * target(problem).sms)
         launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
     if rest:

@@ -174,6 +174,8 @@ def tiles(problem: Problem) -> Iterator[Instance]:
         staging = STAGING // 2 if bm * bn > hopper.WHOLE_TILE else STAGING
         most = min((SHARED - staging) // ((bm + bn) * hopper.ROW), MOST_STAGES)
         yield Instance(bm, bn, most, cm, cn, SPEEDS[bm][bn] - 2 * (cm * cn > 1))
+    if problem.m <= hopper.FEW:
+        yield from (tile for tile in hopper.INSTANCES if tile.bm == hopper.FEW)
 
 
 def reordered(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Candidate]:

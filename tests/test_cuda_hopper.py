@@ -143,9 +143,20 @@ def test_rows_of_an_order_are_not_more_than_there_are():
 def test_eight_rows_take_a_ring_of_their_own():
     few = product(8, 4096, 4096)
     for case in (few, few._replace(m=1, invariant=True)):
-        assert instance(hopper.chosen(case, H200)) == (8, 32, 36, 1, 1)
+        assert instance(hopper.chosen(case, H200)) == (8, 32, 24, 1, 1)
     for case in (few._replace(m=9), few._replace(b_layout="row"), few._replace(k=512), few._replace(a_layout="col")):
         assert hopper.chosen(case, H200)["bm"] > 8
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "tile"),
+    [(14336, 4096, (8, 112, 8)), (8192, 8192, (8, 64, 12)), (5120, 13824, (8, 96, 10)), (6144, 4096, (64, 64, 8))]
+    + [(16384, 4096, (8, 32, 24)), (5120, 8192, (64, 64, 12))],  # not measured
+)
+def test_eight_rows_have_the_columns_that_were_measured(n, k, tile):
+    for m, invariant in ((8, True), (8, False), (1, True)):
+        assert instance(hopper.chosen(product(m, n, k)._replace(invariant=invariant), H200))[:3] == tile
+    assert hopper.chosen(product(9, n, k), H200)["bm"] > 8
 
 
 def test_bands_have_as_many_rows_as_each_other():

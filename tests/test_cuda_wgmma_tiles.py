@@ -96,16 +96,25 @@ def test_the_last_step_has_one_product_or_more(name, k):
     assert run(EPILOGUE, *matrices((70, 72, k), name, out=out, layouts=BY_K), config=tile(64, 64, 2))
 
 
-@pytest.mark.parametrize(("name", "m", "b"), [("bf16", 1, "col"), ("f16", 8, "row"), ("e4m3", 5, "col")])
-def test_eight_rows_are_all_that_shared_memory_has(name, m, b):
+@pytest.mark.parametrize(
+    ("name", "m", "b", "bn"),
+    [("bf16", 1, "col", 32), ("f16", 8, "row", 32), ("e4m3", 5, "col", 32), ("bf16", 8, "col", 64)]
+    + [("f16", 1, "col", 96), ("bf16", 7, "col", 112), ("bf16", 2, "row", 112)],
+)
+def test_eight_rows_are_all_that_shared_memory_has(name, m, b, bn):
     """64 are multiplied, each of the 8 eight times, and those that C has are stored."""
-    operands = matrices((m, 70, 400), name, out="bf16", layouts=("row", b, "row"))
-    assert run(EPILOGUE, *operands, config=tile(8, 32, 4))
+    operands = matrices((m, 118 if bn > 32 else 70, 400), name, out="bf16", layouts=("row", b, "row"))
+    assert run(EPILOGUE, *operands, config=tile(8, bn, 4))
 
 
 @pytest.mark.parametrize(
     ("shape", "config", "lines"),
-    [((3, 72, 392), tile(8, 32, 4), 6), ((40, 104, 648), tile(64, 64, 2), 8), ((72, 104, 392), tile(64, 64, 2, 2), 6)],
+    [
+        ((3, 72, 392), tile(8, 32, 4), 6),
+        ((3, 200, 392), tile(8, 96, 2), 4),
+        ((40, 104, 648), tile(64, 64, 2), 8),
+        ((72, 104, 392), tile(64, 64, 2, 2), 6),
+    ],
 )
 def test_each_line_of_b_is_asked_for_once_ahead(shape, config, lines):
     """Prefetches change nothing that can be checked, so here they load: a sector for each line of each column."""

@@ -58,7 +58,10 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 1,  80),
     Instance( 64,  32,    8, 1, 1,  74),
     Instance( 64,  32,   16, 1, 1,  74),
-    Instance(  8,  32,   36, 1, 1,   9),  # 64 rows are multiplied
+    Instance(  8,  32,   24, 1, 1,   9),  # 64 rows are multiplied
+    Instance(  8,  64,   12, 1, 1,   9),  # wider ones only where they were measured
+    Instance(  8,  96,   10, 1, 1,   9),
+    Instance(  8, 112,    8, 1, 1,   9),
 )
 # fmt: on
 WHOLE_TILE = 36864  # sums that stay in registers, packed, while the next tile is multiplied
@@ -82,7 +85,8 @@ LATENCY = 2400  # cycles from the request for a stage to its products
 MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
-FEW_DEPTH = 4096  # k from which 8 rows are known to gain from a ring of 36 stages
+FEW, FEW_COLUMNS = 8, 32  # rows of C that are a size class of their own, and columns of their tiles by the model
+FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of their own
 # A copy takes five times as long for a row beyond the edge as for one of the matrix, and a second box of 64 rows of A
 # that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
 # 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
@@ -91,6 +95,7 @@ MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in w
 # Lines of each column of B that L2 is asked for while the launches before end, by rows of a tile. Of 4 to 32 lines,
 # these were the fastest on an H100: by 4096 x 4096, 1 and 8 rows take 5 and 6 % less time, 64 4 %, 128 2 %. On an H200,
 # whose memory is faster, 8 lines are for every tile: of 4 to 24, 1 to 128 rows lose up to 1 % with 4 and 2 % with 12.
+# A wider tile of 8 rows asks for as many in all: of 2 to 8, 112 columns are as fast with 2 to 6.
 LINES_AHEAD = {8: 12, 64: 8, 128: 4}
 FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
@@ -132,7 +137,7 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
 
 def suits(problem: Problem, bm: int, bn: int) -> bool:
     """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
-    if bm == 8 and (problem.m > 8 or problem.a_layout == "col" or problem.k < FEW_DEPTH):
+    if bm == FEW and (problem.m > FEW or problem.a_layout == "col" or problem.k < FEW_DEPTH):
         return False
     whole = problem.a_layout == "row" and problem.k * dtypes.get(problem.dtype).size % ROW == 0
     uneven = problem.m in UNEVEN and whole and min(problem.n, problem.k) >= UNEVEN_SIDE
@@ -200,7 +205,8 @@ def plain_halves(problem: Problem) -> bool:
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    whole = [tile for tile in INSTANCES if suits(problem, tile.bm, tile.bn)]
+    simple = [tile for tile in INSTANCES if tile.bm > FEW or tile.bn == FEW_COLUMNS]
+    whole = [tile for tile in simple if suits(problem, tile.bm, tile.bn)]
     roomy = [tile for tile in whole if has_room(tile, demand, device)]
     full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
     choices = [(tile, 1) for tile in full or whole]  # a device that has room for none of them refuses the kernel
@@ -218,10 +224,12 @@ def size_class(problem: Problem) -> SizeClass:
     >>> square = Problem(1024, 1024, 1024, "bf16", "bf16")
     >>> size_class(square), size_class(square._replace(m=1000)) == size_class(square)
     ((2, 2, 'TT', 16, 32, 40, False), True)
+    >>> [size_class(square._replace(m=m))[3] for m in (1, 8, 9, 64, 65)]
+    [0, 0, 1, 1, 2]
     """
-    demand = demand_of(problem)
+    demand, rows = demand_of(problem), 0 if problem.m <= FEW else -(-problem.m // 64)
     straddles = demand.a_line + demand.b_line > 2 * ROW
-    return (*kind(problem), -(-problem.m // 64), -(-problem.n // 32), round(4 * log2(max(problem.k, 1))), straddles)
+    return (*kind(problem), rows, -(-problem.n // 32), round(4 * log2(max(problem.k, 1))), straddles)
 
 
 def kind(problem: Problem) -> tuple[int, int, str]:
@@ -264,7 +272,7 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     hold.
 
     >>> from gemmery.cuda.device import KNOWN
-    >>> row, tile = Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"), Instance(8, 32, 36, 1, 1, 9)
+    >>> row, tile = Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"), Instance(8, 32, 24, 1, 1, 9)
     >>> (
     ...     [lines_ahead(row, tile, KNOWN[name]) for name in ("h100", "h200")],
     ...     lines_ahead(row._replace(m=9), tile, KNOWN["h100"]),
@@ -277,7 +285,9 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     if lines <= tile.stages:
         return 0
     most = LINES_AHEAD.get(tile.bm, 0)
-    return min(lines, LINES_OF_FAST if most and device.bandwidth > FAST_MEMORY else most)
+    if most and device.bandwidth > FAST_MEMORY:
+        most = LINES_OF_FAST
+    return min(lines, most * FEW_COLUMNS // tile.bn if tile.bm == FEW else most)
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:

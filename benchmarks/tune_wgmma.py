@@ -41,7 +41,7 @@ from gemmery.cuda import hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.hopper import Instance
 from gemmery.cuda.hopper_table import MEASURED, SizeClass, Winner
-from gemmery.errors import GemmeryError, RefusedError
+from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -413,12 +413,23 @@ def few(products: Sequence[Mapping[Winner, float]], most: int) -> Instances:
 
 
 def latest(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the lines of files, of each product those of the last file that has it."""
+    """Return the lines of files, of each product those of the last file that has it.
+
+    Raises ArgumentError if a product was timed on devices with caches of other sizes: one table cannot have both.
+    """
     products: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for file in files:
         lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             lines.setdefault(tuple(row[key] for key in ("sms", "m", "n", "k", "dtype", "layouts")), []).append(row)
+        for key in (each for each in lines if each in products):
+            one, other = products[key][0], lines[key][0]
+            if one["l2"] != other["l2"]:
+                sides = "x".join(str(one[side]) for side in "mnk")
+                raise ArgumentError(
+                    f"{file}: {sides} was timed with {other['l2'] >> 20} MiB of L2 there and {one['l2'] >> 20} MiB "
+                    "in an earlier file: pass the files of one device"
+                )
         products |= lines
     return [row for rows in products.values() for row in rows]
 
@@ -458,7 +469,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if options.table:
-        write_table(options.table)
+        try:
+            write_table(options.table)
+        except ArgumentError as error:
+            parser.error(str(error))
         return
     some = list(works(options.shapes, options.types, options.layouts)) if options.shapes else important()
     if options.missing:

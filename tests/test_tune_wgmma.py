@@ -49,7 +49,7 @@ def rungs():
 def row(us, bn, n=4096, **config):
     config = {"bm": 128, "bn": bn, "stages": 4, "cm": 1, "cn": 1, "splits": 1, **config}
     types = {"dtype": "bf16", "out": "bf16", "layouts": "TN"}
-    return {"m": n, "n": n, "k": n, **types, "us": us, "sms": 132, "config": config}
+    return {"m": n, "n": n, "k": n, **types, "us": us, "sms": 132, "l2": 50 << 20, "config": config}
 
 
 def test_candidates_are_complete_and_legal(tune, rungs):
@@ -117,6 +117,20 @@ def test_a_product_counts_as_in_the_last_file_that_has_it(tune, tmp_path):
     for file, rows in zip(files, ([row(1.0, 256), row(9.0, 128, 64)], [row(2.0, 192), row(3.0, 256)]), strict=True):
         file.write_text("".join(json.dumps(some) + "\n" for some in rows))
     assert [(some["n"], some["us"]) for some in tune.latest(files)] == [(4096, 2.0), (4096, 3.0), (64, 9.0)]
+
+
+def test_files_of_two_devices_have_no_product_in_common(tune, tmp_path, monkeypatch, capsys):
+    files = [tmp_path / f"{name}.jsonl" for name in ("h100", "few", "h200")]
+    for file, some in zip(files, (row(1.0, 256), row(9.0, 128, 64), row(2.0, 192) | {"l2": 60 << 20}), strict=True):
+        file.write_text(json.dumps(some) + "\n")
+    assert len(tune.latest(files[:2])) == len(tune.latest(files[1:])) == 2
+    before = tune.TABLE.read_text()
+    monkeypatch.setattr(sys, "argv", ["tune_wgmma.py", "--table", *map(str, files)])
+    with pytest.raises(SystemExit):
+        tune.main()
+    message = " ".join(capsys.readouterr().err.split())
+    assert "4096x4096x4096 was timed with 60 MiB of L2 there and 50 MiB in an earlier file" in message
+    assert tune.TABLE.read_text() == before
 
 
 def test_shapes_are_spelled_as_sides(tune):

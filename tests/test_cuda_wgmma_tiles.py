@@ -98,8 +98,10 @@ def test_the_last_step_has_one_product_or_more(name, k):
 
 @pytest.mark.parametrize(
     ("name", "m", "b", "bn"),
-    [("bf16", 1, "col", 32), ("f16", 8, "row", 32), ("e4m3", 5, "col", 32), ("bf16", 8, "col", 64)]
-    + [("f16", 1, "col", 96), ("bf16", 7, "col", 112), ("bf16", 2, "row", 112)],
+    [
+        *[("bf16", 1, "col", 32), ("f16", 8, "row", 32), ("e4m3", 5, "col", 32), ("bf16", 8, "col", 64)],
+        *[("f16", 1, "col", 96), ("bf16", 7, "col", 112), ("bf16", 2, "row", 112)],
+    ],
 )
 def test_eight_rows_are_all_that_shared_memory_has(name, m, b, bn):
     """64 are multiplied, each of the 8 eight times, and those that C has are stored."""

@@ -8,6 +8,8 @@ import pytest
 
 from gemmery import dispatch
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
 
 pytest.importorskip("cuda.bindings")
 
@@ -55,3 +57,18 @@ def test_few_rows_are_brought_without_those_beyond_the_edge(b_layout):
     assert all(np.array_equal(rows[m], rows[200][:m]) for m in rows)
     exact = a[0].astype(np.float64) @ b[0].astype(np.float64)
     assert (abs(rows[200].view(ml_dtypes.bfloat16) - exact) <= abs(exact) * 2**-8 + 1e-4).all()
+
+
+@pytest.mark.parametrize("bn", [32, 64, 96, 112])
+def test_tiles_of_8_rows_have_the_bits_of_others(bn):
+    rng, (m, n, k) = np.random.default_rng(2), (6, 118, 400)
+    a, b = (rng.standard_normal((1, side, k)).astype(ml_dtypes.bfloat16) for side in (m, n))
+    rung, bits = find(CUDA, "wgmma_epilogue"), []
+    for tile in ({"bm": 8, "bn": bn}, {"bm": 64, "bn": 64}):
+        gemm = Gemm(a, b.swapaxes(1, 2), np.full((1, m, n), np.nan, ml_dtypes.bfloat16))
+        case = problem_of(gemm, "bf16", "bf16", "h200")._replace(invariant=True)
+        (run,) = run_rung(rung, case, rung.default | tile | {"stages": 3, "cm": 1, "cn": 1}, gemm)
+        assert not run.findings
+        bits.append(gemm.c[0].view(np.uint16).copy())
+    assert np.array_equal(*bits)
+    assert np.isfinite(bits[0].view(ml_dtypes.bfloat16).astype(np.float32)).all()

@@ -16,7 +16,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   static constexpr int THREADS = (Tiles::WARPGROUPS + 1) * 128;
   // Two blocks of 64 rows that share B multiply a stage in less time than a thread takes to ask for one by two copies,
   // each in a loop over lanes, and so does a block of 8 rows: elected, it asks sooner, and 1 row by 2048 with k = 8192
-  // takes a ninth less. For other tiles that gains nothing.
+  // takes a ninth less. Larger tiles gain nothing.
   static constexpr bool ELECTS = Tiles::BM == 64 ? Tiles::CM * Tiles::CN > 1 : Tiles::BM == 8;
   Cluster<Tiles::CM, Tiles::CN> place;
   unsigned ring, full, empty;

@@ -133,6 +133,14 @@ def test_files_of_two_devices_have_no_product_in_common(tune, tmp_path, monkeypa
     assert tune.TABLE.read_text() == before
 
 
+def test_the_table_has_the_winners_of_few_rows(tune):
+    rows = tune.latest([ROOT / "benchmarks" / "tuning" / "few-nvidia-h100.jsonl"])
+    (winners,) = tune.winners(rows).values()
+    assert {row["m"] for row in rows} <= set(range(1, hopper.FEW + 1))
+    assert len(winners) > 10
+    assert winners.items() <= hopper.MEASURED[132].items()
+
+
 def test_shapes_are_spelled_as_sides(tune):
     assert tune.shape("64") == (64, 64, 64)
     assert tune.shape("1x2x3") == (1, 2, 3)

@@ -155,7 +155,7 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
 
     Products are as large as each other if they have as many tiles, and k within an eighth of an octave; rows that
-    straddle lines of the L2 cache set them apart.
+    straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
     """
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
     if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or not suits(problem, *winner[:2]):
@@ -205,8 +205,9 @@ def plain_halves(problem: Problem) -> bool:
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    simple = [tile for tile in INSTANCES if tile.bm > FEW or tile.bn == FEW_COLUMNS]
-    whole = [tile for tile in simple if suits(problem, tile.bm, tile.bn)]
+    # Of tiles of few rows it knows one width: which other one is faster was only found by timing.
+    known = [tile for tile in INSTANCES if tile.bm > FEW or tile.bn == FEW_COLUMNS]
+    whole = [tile for tile in known if suits(problem, tile.bm, tile.bn)]
     roomy = [tile for tile in whole if has_room(tile, demand, device)]
     full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
     choices = [(tile, 1) for tile in full or whole]  # a device that has room for none of them refuses the kernel

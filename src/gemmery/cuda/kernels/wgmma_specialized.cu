@@ -16,8 +16,8 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   static constexpr int THREADS = (Tiles::WARPGROUPS + 1) * 128;
   // Two blocks of 64 rows that share B multiply a stage in less time than a thread takes to ask for one by two copies,
   // each in a loop over lanes, and so does a block of 8 rows: elected, it asks sooner, and 1 row by 2048 with k = 8192
-  // takes a ninth less. Larger tiles gain nothing.
-  static constexpr bool ELECTS = Tiles::BM == 64 ? Tiles::CM * Tiles::CN > 1 : Tiles::BM == 8;
+  // takes a ninth less. Larger tiles gain nothing; blocks of 64 rows alone were hardly timed (docs/findings.md).
+  static constexpr bool ELECTS = Tiles::BM == 8 || (Tiles::BM == 64 && Tiles::CM * Tiles::CN > 1);
   Cluster<Tiles::CM, Tiles::CN> place;
   unsigned ring, full, empty;
   int warpgroup;  // 0: the producer's

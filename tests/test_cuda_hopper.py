@@ -170,6 +170,21 @@ def test_bands_have_as_many_rows_as_each_other():
     assert [hopper.order(tile, rows, 16, 1, 132)[0] for rows in (16, 24, 26)] == [4, 6, 5]  # of clusters of two
 
 
+def test_a_grid_of_whole_columns_takes_as_many_rounds_of_clusters():
+    """2600 squared has 21 rows of 128 and 12 columns of 224: 11 by 12 pairs, of which 66 run at a time, not 64."""
+    pair = hopper.Instance(128, 224, 4, 2, 1, 96)
+    assert hopper.order(pair, 21, 12, 1, 132)[1] == 0
+    assert hopper.order(pair._replace(cm=1), 21, 12, 1, 132)[1] == 128
+    assert hopper.order(pair._replace(cm=1, cn=2), 12, 21, 1, 132)[1] == 0
+    for m, n in itertools.product(range(200, 6000, 360), repeat=2):
+        config = hopper.chosen(product(m, n, 1000), H200)
+        if config["blocks"]:
+            rows, columns = (-(-side // config[tile]) for side, tile in ((m, "bm"), (n, "bn")))
+            clusters = -(-rows // config["cm"]) * -(-columns // config["cn"])
+            each = config["cm"] * config["cn"]
+            assert -(-clusters // (128 // each)) == -(-clusters // (132 // each))
+
+
 def test_a_ring_for_wide_boxes_has_fewer_stages():
     demand = hopper.demand_of(product(5000, 5000, 5000)), hopper.demand_of(product(5000, 5000, 5000, b="row"))
     deep, shallow = (tile for tile in hopper.INSTANCES if tile[:2] == (256, 160))

@@ -361,8 +361,11 @@ def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tupl
 
     >>> order(INSTANCES[0], 64, 32, 1, 132)
     (16, 128)
+    >>> pairs = Instance(128, 224, 4, 2, 1, 96)
+    >>> order(pairs, 21, 12, 1, 132)  # 11 x 12 pairs of blocks: two rounds of 66, and of 64 three
+    (6, 0)
     """
-    tiles, whole = rows * columns * batch, sms - sms % 16
+    tiles, whole = -(-rows // tile.cm) * tile.cm * -(-columns // tile.cn) * tile.cn * batch, sms - sms % 16
     side = (sms * tile.bn / tile.bm) ** 0.5
     most = 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
     clusters = max(1, -(-rows // tile.cm))  # on top of each other

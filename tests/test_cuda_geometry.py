@@ -165,6 +165,18 @@ def test_the_argument_is_packed_as_the_compiler_lays_it_out(monkeypatch, out, ty
     assert [struct.unpack_from(form, transposed, at)[0] for at, form in where.values()] == expected
 
 
+def test_rows_that_are_apart_are_those_of_a_batch():
+    a, b = View(11, (1, 16, 6), (999, 20, 2), "f16"), View(12, (1, 6, 5), (999, 2, 14), "f16")
+    c = View(13, (1, 16, 5), (999, 12, 2), "f16")
+    given = launch.product_argument(Problem(16, 5, 6, "f16", "f16"), a, b, c, apart=8)
+    where, _ = offsets("f")
+    expected = [11, 12, 13, 0, 0, 10, 80, 1, 0, 1, 7, 6, 48, 1, 0, 0, 2, 5, 6, 8, 1.0, 0.0]
+    assert [struct.unpack_from(form, given, at)[0] for at, form in where.values()] == expected
+    columns = (View(each.pointer, (1, *each.shape[:0:-1]), (999, *each.strides[:0:-1]), "f16") for each in (b, a, c))
+    transposed = Problem(5, 16, 6, "f16", "f16", c_layout="col")
+    assert launch.product_argument(transposed, *columns, apart=8) == given
+
+
 def test_a_sum_of_matrices_that_differ_is_refused():
     one = View(256, (1, 4, 4), (64, 16, 4), "f32", "cuda:0")
     with pytest.raises(ShapeError, match="must be equal"):

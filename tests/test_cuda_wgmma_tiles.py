@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,74 @@ def test_wrong_narrower_tiles_show(file, old, new):
 def test_three_warpgroups_where_columns_are_adjacent(config, a):
     """Of 192 rows, each of the three has 64, and all columns: half of them would begin within a box."""
     assert run(EPILOGUE, *matrices((400, 392, 104), "bf16", layouts=(a, "row", "row")), config={**config, "blocks": 2})
+
+
+APART = {**tile(64, 128, 3, 2), "band": 3}
+
+
+@pytest.mark.parametrize(
+    ("shape", "layouts", "config"),
+    [
+        ((1000, 136, 200), BY_K, APART),
+        ((1000, 264, 72), ("row", "row", "row"), {**APART, "blocks": 6}),
+        ((1000, 136, 328), BY_K, {**APART, "cm": 1}),
+        ((1528, 376, 456), BY_K, {**tile(192, 192, 2), "band": 3}),  # its tiles are of two widths
+        ((1528, 200, 104), ("row", "row", "row"), tile(192, 192, 2)),
+        ((136, 1000, 200), ("row", "col", "col"), APART),  # rows of C' = B' A'
+    ],
+)
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_tiles_of_rows_that_are_apart(shape, layouts, config, name):
+    runs = run(EPILOGUE, *matrices(shape, name, layouts=layouts), config=config)
+    assert runs[-1].kernel.endswith(", 1, 1>>")
+
+
+@pytest.mark.parametrize("elements", [8, 40])
+def test_rows_that_are_apart_begin_anywhere_in_a_line(elements):
+    """Of matrices whose first elements of k are left out, and whose rows are further from each other."""
+    a, b, c = matrices((1000, 136, 272), "bf16", layouts=BY_K)
+    a, b = replace(a, array=a.array[:, :, elements:]), replace(b, array=b.array[:, elements:])
+    runs = run(EPILOGUE, a, b, c, config=APART)
+    assert runs[-1].kernel.endswith(", 1, 1>>")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("wgmma.cuh", "step * Tiles::BK - Tiles::early(p, tile)", "step * Tiles::BK - Tiles::early(p, tile) / 2"),
+        ("wgmma.cuh", "return p.product.k + Tiles::early(p, tile)", "return p.product.k"),
+        ("wgmma_persistent.cu", "row -= matrix * rows()", "row -= matrix"),
+        ("wgmma_persistent.cu", "Tiles::APART ? rows() * batch : rows()", "rows()"),
+        ("wgmma_epilogue.cu", "brief = is_brief(depth)", "brief = is_brief(p.product.k)"),
+    ],
+)
+def test_wrong_rows_apart_show(file, old, new):
+    text = nvrtc.headers().get(file) or nvrtc.text(file)
+    assert text.count(old) == 1
+    operands = matrices((1000, 136, 328), "bf16", layouts=BY_K)
+    with pytest.raises(AssertionError):
+        run(EPILOGUE, *operands, config={**APART, "cm": 1}, texts={file: text.replace(old, new)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "layouts", "options"),
+    [
+        ((1001, 136, 200), BY_K, {}),  # no eighths
+        ((1032, 136, 200), BY_K, {}),  # it would take more tiles
+        ((1000, 136, 192), BY_K, {}),  # rows begin at lines
+        ((1000, 136, 200), ("col", "col", "row"), {}),
+        ((1000, 136, 200), BY_K, {"out": "f32"}),
+        ((1000, 136, 200), BY_K, {"epilogue": "relu"}),
+        ((1000, 136, 200), BY_K, {"invariant": True}),
+        ((1000, 136, 200), BY_K, {"batch": 2}),
+        ((1000, 136, 200), BY_K, {"alignments": (8, 16, 16)}),  # A is packed to whole lines
+        ((1000, 132, 200), BY_K, {"alignments": (16, 16, 8)}),  # no tensor map describes C
+    ],
+)
+def test_other_products_have_rows_beside_each_other(shape, layouts, options):
+    problem = problem_of(shape, "bf16", layouts)._replace(device="h200", **options)
+    geometry = EPILOGUE.geometry(problem, {**EPILOGUE.default, **APART})
+    assert (geometry.apart, geometry.kernel.endswith(", 1, 1>>")) == (1, False)
 
 
 @pytest.mark.parametrize("config", [tile(128, 224, 2, 2), tile(64, 96, 2, 2, 2), tile(64, 64, 2, 4)])

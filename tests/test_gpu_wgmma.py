@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.hopper import INSTANCES
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gpu_operands import matrices, place, run
+from gpu_operands import matrices, place, problem, run
 from operands import random
 
 ON_HOPPER = not driver.missing() and driver.find("cuda:0").capability == 90
@@ -54,6 +55,27 @@ def test_tiles_in_many_rounds(config, name, out):
         shape = (8 if config["bm"] == 8 else m, n, k)
         config = {**LIBRARY.default, **config, "band": 4, "blocks": blocks}
         assert run(LIBRARY, *matrices(shape, name, out, ("row", "col", "row")), config=config)
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "shape", [(3000, 1000, 1000), (3000, 3000, 200), (1000, 1000, 1000), (2984, 520, 3000)], ids=str
+)
+def test_tiles_of_rows_that_are_apart(shape, name):
+    """Also where A begins elsewhere in a line; the same bits each time."""
+    m, n, k = shape
+    tile = (64, 128, 8, 2, 1) if m == 1000 else (192, 192, 4, 2, 1)
+    config = {**LIBRARY.default, **dict(zip(("bm", "bn", "stages", "cm", "cn"), tile, strict=True))}
+    for first, b_layout in ((0, "col"), (0, "row"), (8, "col")):
+        a, b, c = matrices((m, n, k + first), name, name, ("row", b_layout, "row"))
+        a = replace(a, shape=(1, m, k), offset=a.offset + first * a.strides[2])
+        b = replace(b, shape=(1, k, n), offset=b.offset + first * b.strides[1])
+        assert LIBRARY.geometry(problem(a, b, c), config).apart == 8
+        results = []
+        for _ in range(2):
+            assert run(LIBRARY, a, b, c, config=config)
+            results.append(np.array(c.result()).tobytes())
+        assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config["bm"] != 192], ids=str)

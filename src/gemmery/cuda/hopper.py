@@ -99,6 +99,8 @@ MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in w
 LINES_AHEAD = {8: 12, 64: 8, 128: 4}
 FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
+APART = ROW // PACKED  # of rows of so many bytes, every so-manieth begins at the same place of a line
+APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
 
 
 class Demand(NamedTuple):
@@ -289,6 +291,25 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     if most and device.bandwidth > FAST_MEMORY:
         most = LINES_OF_FAST
     return min(lines, most * FEW_COLUMNS // tile.bn if tile.bm == FEW else most)
+
+
+def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
+    """Return True if tiles have every APART-th row of A and C.
+
+    Where rows of A straddle lines of the L2 cache, every APART-th one has the same k at the beginnings of lines. A tile
+    of such rows, whose k begins there, brings whole lines. Tiles must not become more by it. What a product of wgmma adds up
+    then depends on where a row begins: invariant products have no such tiles.
+
+    >>> problem = Problem(3000, 3000, 3000, "bf16", "bf16", b_layout="col")
+    >>> problems = problem, problem._replace(m=2999), problem._replace(m=4000), problem._replace(invariant=True)
+    >>> [takes_rows_apart(each, 192, 192, 2) for each in problems]
+    [True, False, False, False]
+    """
+    if (bm, bn) not in APART_TILES or problem.m % APART or problem.batch > 1 or problem.a_layout != "row":
+        return False
+    if demand_of(problem).a_line == ROW or problem.invariant or not plain_halves(problem):
+        return False
+    return -(-problem.m // (APART * bm * cm)) * APART <= -(-problem.m // (bm * cm))
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:

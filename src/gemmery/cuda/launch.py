@@ -221,7 +221,7 @@ class CudaLaunch:
 
         Raises LayoutError where a tensor map cannot describe A or B.
         """
-        argument = product_argument(self.problem, a, b, c, bias)
+        argument = product_argument(self.problem, a, b, c, bias, apart=self.geometry.apart)
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed, workspace = self.problem.c_layout == "col", self.geometry.workspace
         if not self.geometry.maps:
@@ -285,8 +285,12 @@ def product_argument(
     alpha: complex = 1.0,
     beta: complex = 0.0,
     workspace: int = 0,
+    apart: int = 1,
 ) -> bytes:
-    """Return the kernels' argument, the Product of product.cuh; of C' = B' A' where C is column-major."""
+    """Return the kernels' argument, the Product of product.cuh; of C' = B' A' where C is column-major.
+
+    Rows that are `apart` are those of a batch of so many matrices: see Geometry.
+    """
     transposed, problem = problem.c_layout == "col", problem.by_rows()
     x, y, z = (_strides(view) for view in (a, b, c))
     each, step = (0, 0) if bias is None else (0, 0, *_strides(bias))[-2:]  # from group to group, and along a row
@@ -294,6 +298,9 @@ def product_argument(
         a, b = b, a
         x, y, z = (y[0], y[2], y[1]), (x[0], x[2], x[1]), (z[0], z[2], z[1])
     along = (step, 0) if transposed else (each, step)
+    if apart > 1:
+        x, y, z = (x[1], x[1] * apart, x[2]), (0, *y[1:]), (z[1], z[1] * apart, z[2])
+        problem = problem._replace(m=problem.m // apart, batch=apart)
     number = "d" if problem.out == "f64" else "f"
     return struct.pack(
         f"=5Q11q4i2{number}",
@@ -322,6 +329,8 @@ def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View)
     """
     if problem.c_layout == "col":
         a, b, c = _columns(b), _columns(a), _columns(c)
+    if geometry.apart > 1:
+        a, c = _rows_apart(a, geometry.apart), _rows_apart(c, geometry.apart)
     rows = problem.by_rows()
     if rows.k == 0:
         rows = rows._replace(a_layout="row", b_layout="col")
@@ -378,6 +387,12 @@ def _columns(view: View) -> View:
     *batch, rows, columns = view.shape
     *along, row, column = view.strides
     return view._replace(shape=(*batch, columns, rows), strides=(*along, column, row))
+
+
+def _rows_apart(view: View, count: int) -> View:
+    """Return the view of one matrix as a batch of `count`, each with every count-th row."""
+    (_, rows, columns), (_, row, column) = view.shape, view.strides
+    return view._replace(shape=(count, rows // count, columns), strides=(row, row * count, column))
 
 
 def _strides(view: View) -> tuple[int, ...]:

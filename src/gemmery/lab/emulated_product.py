@@ -146,7 +146,13 @@ def product_bytes(
     if problem.bits:  # the factors of a packed B take the place of scratch memory
         workspace = addresses["b_scale"]
     product = product_argument(
-        problem, *operands, views.get("bias"), alpha=gemm.alpha, beta=gemm.beta, workspace=workspace
+        problem,
+        *operands,
+        views.get("bias"),
+        alpha=gemm.alpha,
+        beta=gemm.beta,
+        workspace=workspace,
+        apart=geometry.apart,
     )
     if not geometry.maps:
         return product

@@ -78,9 +78,9 @@ def refuses_maps(problem: Problem) -> str:
     return f"{reason}; wgmma_epilogue packs such operands" if reason else ""
 
 
-def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn: int = 1) -> str:
+def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn: int = 1, apart: bool = False) -> str:
     """Return the WgmmaTiles of wgmma.cuh."""
-    shape = (bm, bn, stages) if cm == cn == 1 else (bm, bn, stages, cm, cn)
+    shape = (bm, bn, stages, cm, cn, apart) if apart else (bm, bn, stages, cm, cn)[: 3 if cm == cn == 1 else 5]
     return template("WgmmaTiles", element(problem), *layouts(problem), *shape)
 
 
@@ -148,7 +148,10 @@ def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
-    return wgmma_routes.library(partial(_in_place, name), problem, _resolve(problem, config))
+    resolved = _resolve(problem, config)
+    shape = resolved["bm"], resolved["bn"], resolved["cm"]
+    apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)
+    return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, resolved)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -160,7 +163,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     return complete(complete(config, choices), {"blocks": device.sms})
 
 
-def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
+def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geometry:
     """The launch for operands that tensor copies read where they lie."""
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
@@ -168,8 +171,8 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     _check(problem, bm, bn, stages, cm, cn, shared)
     if bm == 192 and not hopper.plain_halves(problem):
         raise RefusedError("bm=192: it takes plain products of halves and a C with a tensor map")
-    cluster = cm * cn
-    tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn)
+    cluster, matrices = cm * cn, hopper.APART if apart else 1
+    tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn, apart)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
     return Geometry(
         f"{name}.cu",
@@ -182,10 +185,11 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         alone=True,
         overlaps=True,
         tile=(bm, bn),
-        maps=(*operand_boxes(problem, bm, bn, cm, cn), piece_box(problem, bm, bn)),
+        maps=(*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
         ahead=hopper.lines_ahead(problem, hopper.Instance(bm, bn, stages, cm, cn, 100), target(problem)),
+        apart=matrices,
     )
 
 

@@ -57,10 +57,16 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   Where before = {};
   bool pending = false;
   // Whether the last step has 32 bytes of k at most, one product.
-  const bool brief = unsigned(p.product.k * int(sizeof(T)) % 128 - 1) < 32 && steps > P::STEPS;
+  auto is_brief = [&](int k) { return unsigned(k * int(sizeof(T)) % 128 - 1) < 32 && steps > P::STEPS; };
+  bool brief = is_brief(p.product.k);
   // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
   constexpr bool AHEAD = Tiles::BM != 192 && (!P::PACKED || P::STAYING % P::COUNT == 0);
   while (order.more()) {
+    if constexpr (Tiles::APART) {
+      const int depth = depth_of<Tiles>(p, order.tile);
+      steps = steps_of<Tiles>(depth, P::STEPS).steps;
+      brief = is_brief(depth);
+    }
     Where at = {};
     if (AHEAD) at = place();
     bool passes = order.passes(warp / 4);
@@ -190,7 +196,10 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
     pipe.begin_producer();
     if (pipe.brings()) {
       Brings producer(pipe);
-      for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
+      for (; order.more(); order.next()) {
+        if constexpr (Tiles::APART) k = steps_of<Tiles>(depth_of<Tiles>(p, order.tile), P::STEPS);
+        producer.bring_tile(p, order.tile, k.first, k.steps);
+      }
     }
   } else {
     pipe.begin_consumer();

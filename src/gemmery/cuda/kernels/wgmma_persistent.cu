@@ -7,9 +7,9 @@
 #include "wgmma_specialized.cu"
 
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of
-// p.band rows of tiles, down each column of a band. Where every other tile may be NARROWER, it is so in turns along a
-// band and from one band to the next, since a block often has the same columns of the next band; unless rows of C begin
-// at sectors of 32 bytes, and tiles would not.
+// p.band rows of tiles, down each column of a band. Where rows are APART, bands go on from one matrix to the next. Where
+// every other tile may be NARROWER, it is so in turns along a band and from one band to the next, since a block often
+// has the same columns of the next band; unless rows of C begin at sectors of 32 bytes, and tiles would not.
 template <class Tiles> struct Bands {
   static constexpr bool GROUPED = false;
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
@@ -40,15 +40,20 @@ template <class Tiles> struct Bands {
 
   // A division takes about 70 cycles, and the first copy waits for those of the first tile.
   __device__ __forceinline__ void find() {
-    const unsigned down = rows(), across = columns(), each = down * across, of_band = band * across;
+    const unsigned down = Tiles::APART ? rows() * batch : rows(), across = columns(), each = down * across;
+    const unsigned of_band = band * across;
     unsigned within = index, matrix = 0;
-    if (batch > 1) {
+    if (!Tiles::APART && batch > 1) {
       matrix = within / each;
       within -= matrix * each;
     }
     unsigned bands = within / of_band, first = bands * band, height = min(down - first, unsigned(band));
     within -= bands * of_band;
     unsigned column = within / height, row = first + within - column * height;
+    if (Tiles::APART) {
+      matrix = row / rows();
+      row -= matrix * rows();
+    }
     const Cluster<Tiles::CM, Tiles::CN> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM), int((column * Tiles::CN + place.n) * Tiles::BN)};
     if constexpr (Tiles::NARROWER > 0) {

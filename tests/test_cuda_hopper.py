@@ -185,6 +185,17 @@ def test_a_grid_of_whole_columns_takes_as_many_rounds_of_clusters():
             assert -(-clusters // (128 // each)) == -(-clusters // (132 // each))
 
 
+def test_some_tiles_are_only_for_rows_that_straddle():
+    def takes(m, n, k):
+        config = hopper.chosen(product(m, n, k), H200)
+        return tuple(config[key] for key in ("bm", "bn", "cm", "cn")) in hopper.STRADDLED
+
+    assert takes(3400, 3400, 3400)
+    assert takes(1080, 1080, 1080)
+    assert not any(takes(m, n, k) for m, n, k in itertools.product((1080, 3400), (1080, 3400), (1088, 3392)))
+    assert not takes(5400, 5400, 5400)  # too many rounds
+
+
 def test_a_ring_for_wide_boxes_has_fewer_stages():
     demand = hopper.demand_of(product(5000, 5000, 5000)), hopper.demand_of(product(5000, 5000, 5000, b="row"))
     deep, shallow = (tile for tile in hopper.INSTANCES if tile[:2] == (256, 160))

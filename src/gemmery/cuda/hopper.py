@@ -18,7 +18,7 @@ from gemmery.tuples import NamedTuple
 
 KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "splits", "blocks")
 ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile has in shared memory
-STRADDLING = 288  # that cost as much of the L2 cache as such a row that touches two lines of it
+STRADDLING = 317  # that cost as much of the L2 cache as such a row that touches two lines of it
 
 
 class Instance(NamedTuple):
@@ -52,6 +52,8 @@ INSTANCES = (
     Instance( 64, 128,    8, 2, 1,  78),
     Instance(128,  64,    8, 1, 1,  79),
     Instance(128,  32,    9, 1, 1,  88),  # where tiles of 64 rows do not suit
+    Instance(256, 192,    3, 1, 2,  98),  # where rows straddle lines
+    Instance( 64, 160,    6, 2, 1,  78),
     Instance( 64,  96,    8, 2, 1,  78),
     Instance( 64,  64,    8, 1, 1,  80),
     Instance( 64,  64,   12, 1, 1,  80),
@@ -73,6 +75,7 @@ SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
 STEP_AREA = 32  # elements of C of a tile for which a step multiplies in a cycle
 LINE_RATE = 76  # bytes that the L2 cache delivers to a multiprocessor in a cycle
 START = 4150  # of a launch among others
+PAIRED = 1500  # more, where its blocks are paired and rows straddle
 LAST = 0.033  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.009, 4: 0.1}  # of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
@@ -87,6 +90,10 @@ MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
 FEW, FEW_COLUMNS = 8, 32  # rows of C that are a size class of their own, and columns of their tiles by the model
 FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of their own
+# Of 45 sizes whose rows straddle, these are the fastest at six, by up to a quarter. In more rounds the first varies: at
+# n = 5400 it takes a third longer than 256 by 160, at 7400 a fiftieth less.
+STRADDLED = ((256, 192, 1, 2), (64, 160, 2, 1))
+STRADDLED_ROUNDS = 3
 # A copy takes five times as long for a row beyond the edge as for one of the matrix, and a second box of 64 rows of A
 # that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
 # 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
@@ -207,8 +214,7 @@ def plain_halves(problem: Problem) -> bool:
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    # Of tiles of few rows it knows one width: which other one is faster was only found by timing.
-    known = [tile for tile in INSTANCES if tile.bm > FEW or tile.bn == FEW_COLUMNS]
+    known = [tile for tile in INSTANCES if is_known(tile, demand, device)]
     whole = [tile for tile in known if suits(problem, tile.bm, tile.bn)]
     roomy = [tile for tile in whole if has_room(tile, demand, device)]
     full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
@@ -221,6 +227,23 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
 
 
+def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
+    """Return True if the model knows where a tile is fast.
+
+    Of tiles of at most FEW rows that is one width; others were only found by timing.
+    """
+    if (tile.bm, tile.bn, tile.cm, tile.cn) in STRADDLED:
+        tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
+        most = STRADDLED_ROUNDS * at_a_time(tile.cm * tile.cn, device.sms)
+        return straddles(demand) and (tile.bm == 64 or tiles <= most)
+    return tile.bm > FEW or tile.bn == FEW_COLUMNS
+
+
+def straddles(demand: Demand) -> bool:
+    """Return True if rows of tiles touch two lines of the L2 cache."""
+    return demand.a_line + demand.b_line > 2 * ROW
+
+
 def size_class(problem: Problem) -> SizeClass:
     """Return what products have in common that one configuration suits: a key of the table of winners.
 
@@ -230,9 +253,9 @@ def size_class(problem: Problem) -> SizeClass:
     >>> [size_class(square._replace(m=m))[3] for m in (1, 8, 9, 64, 65)]
     [0, 0, 1, 1, 2]
     """
-    demand, rows = demand_of(problem), 0 if problem.m <= FEW else -(-problem.m // 64)
-    straddles = demand.a_line + demand.b_line > 2 * ROW
-    return (*kind(problem), rows, -(-problem.n // 32), round(4 * log2(max(problem.k, 1))), straddles)
+    rows = 0 if problem.m <= FEW else -(-problem.m // 64)
+    depth = round(4 * log2(max(problem.k, 1)))
+    return (*kind(problem), rows, -(-problem.n // 32), depth, straddles(demand_of(problem)))
 
 
 def kind(problem: Problem) -> tuple[int, int, str]:
@@ -297,7 +320,7 @@ def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
     """Return True if tiles have every APART-th row of A and C.
 
     Where rows of A straddle lines of the L2 cache, every APART-th one has the same k at the beginnings of lines. A tile
-    of such rows, whose k begins there, brings whole lines. Tiles must not become more by it. What a product of wgmma adds up
+    of such rows, whose k begins there, brings whole lines. There must not be more tiles then. What one wgmma adds up
     then depends on where a row begins: invariant products have no such tiles.
 
     >>> problem = Problem(3000, 3000, 3000, "bf16", "bf16", b_layout="col")
@@ -345,7 +368,7 @@ def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
         at_once = at_a_time(cluster, sms)
         rounds, rest = divmod(tiles, at_once)
         each = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
-        return START + LAST * area + once * each
+        return START + LAST * area + once * each + (PAIRED if cluster > 1 and straddles(demand) else 0)
     blocks = at_a_time(splits, sms) * splits
     part = last(-(-demand.steps // splits), min(tiles * splits, blocks)) + EXCHANGE + EXCHANGE_ELEMENT * area
     whole = tiles // blocks * last(demand.steps, blocks)

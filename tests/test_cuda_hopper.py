@@ -196,6 +196,11 @@ def test_some_tiles_are_only_for_rows_that_straddle():
     assert not takes(5400, 5400, 5400)  # too many rounds
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(200, 200, 200), (424, 424, 424), (392, 576, 1432), (128, 1000, 1000)])
+def test_narrow_tiles_are_not_for_rows_that_straddle(m, n, k):
+    assert instance(hopper.chosen(product(m, n, k), H200))[1] > 32
+
+
 def test_a_ring_for_wide_boxes_has_fewer_stages():
     demand = hopper.demand_of(product(5000, 5000, 5000)), hopper.demand_of(product(5000, 5000, 5000, b="row"))
     deep, shallow = (tile for tile in hopper.INSTANCES if tile[:2] == (256, 160))

@@ -27,14 +27,17 @@ CASES = [
     ((1, 67, 43), ("row", "col")),
     ((1, 72, 64), ("row", "col")),
 ]
+APART = [((1000, 136, 200), ("row", "col")), ((1000, 136, 104), ("row", "row"))]  # tiles of every eighth row
 
 
-def touch(rung, name: str, precision: str = "", finished: bool = False) -> int:
+def touch(
+    rung, name: str, precision: str = "", finished: bool = False, cases=CASES, batch: int = 2, config=None
+) -> int:
     """Return how many problems the rung took; raise AssertionError if a result is wrong."""
     taken = 0
-    for shape, layouts in CASES:
-        a, b, c = matrices(shape, name, name, (*layouts, "row"), batch=2, guard=0)
-        kernel = built(rung, problem(a, b, c, "bias+relu" if finished else "", finished, precision))
+    for shape, layouts in cases:
+        a, b, c = matrices(shape, name, name, (*layouts, "row"), batch=batch, guard=0)
+        kernel = built(rung, problem(a, b, c, "bias+relu" if finished else "", finished, precision), config)
         if kernel is None:
             continue
         if not any(each.operand == "c" for each in kernel.geometry.maps):
@@ -58,6 +61,8 @@ def products(rung) -> int:
     taken = sum(touch(rung, name) for name in rung.dtypes)
     if "f32" in rung.dtypes:
         taken += touch(rung, "f32", "tf32")
+    if rung.name == "wgmma_epilogue":
+        taken += touch(rung, "bf16", cases=APART, batch=1, config={"bm": 64, "bn": 128, "stages": 4, "cm": 2})
     return taken + touch(rung, rung.dtypes[0], finished=True)
 
 

@@ -39,6 +39,7 @@ INSTANCES = (
     Instance(256, 192,    3, 1, 1, 100),
     Instance(256, 160,    4, 1, 2, 100),
     Instance(256, 160,    3, 1, 2,  98),  # where boxes of B are wider
+    Instance(256, 128,    4, 1, 1,  97),  # only where it was measured
     Instance(192, 192,    4, 2, 1,  97),
     Instance(128, 224,    4, 1, 1,  98),
     Instance(128, 256,    4, 2, 1,  98),
@@ -239,7 +240,7 @@ def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
         return straddles(demand) and (tile.bm == 64 or tiles <= most)
     if (tile.bm, tile.bn) == (64, 32) and demand.m > 64 and straddles(demand):
         return False
-    return tile.bm > FEW or tile.bn == FEW_COLUMNS
+    return (tile.bm > FEW or tile.bn == FEW_COLUMNS) and (tile.bm, tile.bn) != (256, 128)
 
 
 def straddles(demand: Demand) -> bool:

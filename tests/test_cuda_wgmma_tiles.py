@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from checked_products import matrices, place, problem_of, random, run
+from checked_products import Placed, matrices, place, problem_of, random, run
 from gemmery.cuda import nvrtc
 from gemmery.errors import RefusedError
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
@@ -93,13 +93,37 @@ def test_tiles_of_rows_that_are_apart(shape, layouts, config, name):
     assert runs[-1].kernel.endswith(", 1, 1>>")
 
 
-@pytest.mark.parametrize("elements", [8, 40])
-def test_rows_that_are_apart_begin_anywhere_in_a_line(elements):
-    """Of matrices whose first elements of k are left out, and whose rows are further from each other."""
-    a, b, c = matrices((1000, 136, 272), "bf16", layouts=BY_K)
-    a, b = replace(a, array=a.array[:, :, elements:]), replace(b, array=b.array[:, elements:])
-    runs = run(EPILOGUE, a, b, c, config=APART)
+def shortened(width: int, first: int) -> tuple[Placed, Placed, Placed]:
+    """Return matrices whose first elements of k are left out, so that rows of A are further from each other."""
+    a, b, c = matrices((1000, 136, width), "bf16", layouts=BY_K)
+    return replace(a, array=a.array[:, :, first:]), replace(b, array=b.array[:, first:]), c
+
+
+@pytest.mark.parametrize(("width", "first"), [(272, 8), (272, 40), (216, 8)])
+def test_rows_that_are_apart_begin_anywhere_in_a_line(width, first):
+    runs = run(EPILOGUE, *shortened(width, first), config=APART)
     assert runs[-1].kernel.endswith(", 1, 1>>")
+
+
+@pytest.mark.parametrize(("width", "first"), [(208, 0), (216, 8), (232, 24)])
+def test_rows_that_are_apart_keep_the_order_of_sums_where_k_has_whole_products(width, first):
+    a, b, c = shortened(width, first)
+    results = []
+    for config in (APART, tile(64, 64, 3)):
+        assert run(EPILOGUE, a, b, c, config=config)
+        results.append(c.array.tobytes())
+    assert results[0] == results[1]
+
+
+def test_a_beginning_within_a_product_changes_the_order_of_sums():
+    text, old = nvrtc.headers()["wgmma.cuh"], "% 32 ? -16 : -32)"
+    assert text.count(old) == 1
+    a, b, c = shortened(216, 8)
+    results = []
+    for changed in (text, text.replace(old, "% 32 ? -16 : -16)")):
+        assert run(EPILOGUE, a, b, c, config=APART, texts={"wgmma.cuh": changed})
+        results.append(c.array.tobytes())
+    assert results[0] != results[1]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 APART = ROW // PACKED  # of rows of so many bytes, every so-manieth begins at the same place of a line
 APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
+_HEIGHTS = tuple({tile.bm * tile.cm for tile in INSTANCES if (tile.bm, tile.bn) in APART_TILES})
 
 
 class Demand(NamedTuple):
@@ -336,7 +337,18 @@ def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
         return False
     if demand_of(problem).a_line == ROW or problem.invariant or not plain_halves(problem):
         return False
-    return -(-problem.m // (APART * bm * cm)) * APART <= -(-problem.m // (bm * cm))
+    return _no_more_tiles(problem.m, bm * cm)
+
+
+def may_take_rows_apart(m: int, k: int, batch: int) -> bool:
+    """Return False for products of elements of 16 bits that take no rows APART, whatever the tile that is chosen."""
+    if k % (ROW // 2) == 0 or k % (PACKED // 2) or m % APART or batch > 1:
+        return False
+    return any(_no_more_tiles(m, rows) for rows in _HEIGHTS)
+
+
+def _no_more_tiles(m: int, rows: int) -> bool:
+    return -(-m // (APART * rows)) * APART <= -(-m // rows)
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:

@@ -41,7 +41,9 @@ class Explanation:
     bandwidth_gbs: float  # measured read bandwidth
     attainable_gflops: float
     bound: str  # "compute" or "memory"
-    kernel: str = ""  # on the CPU: for every shape or for this one, and what takes over when the product comes often
+    # On the CPU: for every shape or for this one, and what takes over when the product comes often. On a GPU: what
+    # rows a tile has, unless they follow each other.
+    kernel: str = ""
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
     scheme: "Float32Scheme | None" = None  # of float32 in parts: the method for these numbers, and its error bound
 
@@ -208,7 +210,28 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
     scheme = None if copies else schemes.scheme(x, y, prepared)
-    return replace(_explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit)), scheme=scheme)
+    limits = peak, bandwidth, limit
+    return replace(_explanation(plan, problem, form.runs, copies, 0, limits, _tiles(plan, problem)), scheme=scheme)
+
+
+def _tiles(plan: "Plan", problem: Problem) -> str:
+    """Return what a kernel's tiles have of A where that is not the rows that follow each other.
+
+    >>> from gemmery.dispatch import Plan
+    >>> from gemmery.ladder.cuda import CUDA
+    >>> from gemmery.ladder.rung import find
+    >>> rung, problem = find(CUDA, "wgmma_epilogue"), Problem(3000, 3000, 3000, "f16", "f16", device="h200")
+    >>> _tiles(Plan(rung, rung.default, None, ""), problem)
+    'a tile has every 8th row of A, as rows begin anywhere in a line of L2; where one begins may change its last bits'
+    """
+    geometry = plan.rung.geometry
+    apart = geometry(problem.by_rows(), plan.config).apart if geometry else 1
+    if apart == 1:
+        return ""
+    return (
+        f"a tile has every {apart}th row of A, as rows begin anywhere in a line of L2; "
+        "where one begins may change its last bits"
+    )
 
 
 def _explanation(

@@ -51,9 +51,9 @@ struct WgmmaTiles {
   // Columns that the second half of every other tile has less, where such tiles cover C: with 375 eights of columns, as
   // n = 3000 has, a block then multiplies 24 and 23 of them in place of 24 twice.
   static constexpr int NARROWER = BESIDE && BN == 192 ? 8 : 0;
-  // Rows of A that straddle lines of L2 cost twice as much there. But every eighth row begins at the same place of a line
-  // if rows have a multiple of 16 bytes. A tile whose rows are APART has such rows, of one of the eight matrices of a
-  // batch, and its k begins so much in front of 0 that boxes of A begin at lines: 3000 squared takes a sixteenth less.
+  // Rows of A that straddle lines of L2 cost twice as much there. But if rows have a multiple of 16 bytes, every eighth
+  // begins at the same place of a line. A tile whose rows are APART has such rows, of one of eight matrices of a batch,
+  // and its k begins so much in front of 0 that boxes of A begin at lines: 3000 squared takes a sixteenth less.
   static constexpr bool APART = IS_APART;
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
@@ -66,8 +66,8 @@ struct WgmmaTiles {
   static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }
   static __device__ __forceinline__ int column_of(int warpgroup) { return BESIDE ? warpgroup * WN : 0; }
 
-  // Elements of k in front of 0 with which a tile begins; there, as beyond the end, zeros arrive. They are whole products
-  // of 32 bytes where k has no half one: then an element is the sum of as many as otherwise, which the bound counts.
+  // Elements of k in front of 0 with which a tile begins; there, as beyond the end, zeros arrive. They are whole
+  // products of 32 bytes where k has no half one: then as many are added up as otherwise, and as the bound counts.
   template <class P> static __device__ __forceinline__ int early(const P& p, Tile tile) {
     if constexpr (APART) {
       const int place = int(reinterpret_cast<unsigned long long>(p.product.a_at(tile.batch, 0, 0)) % 128);

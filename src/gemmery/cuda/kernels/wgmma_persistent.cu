@@ -7,7 +7,7 @@
 #include "wgmma_specialized.cu"
 
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of
-// p.band rows of tiles, down each column of a band. Where rows are APART, bands go on from one matrix to the next. Where
+// p.band rows of tiles, down each column of a band. Bands of rows that are APART go on from matrix to matrix. Where
 // every other tile may be NARROWER, it is so in turns along a band and from one band to the next, since a block often
 // has the same columns of the next band; unless rows of C begin at sectors of 32 bytes, and tiles would not.
 template <class Tiles> struct Bands {

@@ -23,6 +23,7 @@ _TYPES = ("f16", "bf16", "f32", "f64")
 _OUT = {"e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}  # the usual results of types that only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
 _MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
+_EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row: such products wait for their kernel
 _LAYOUTS = ("row", "col")
 _ALIGNMENTS = (16, 2)  # bytes: operands that tensor maps describe, and such that are packed first
 
@@ -103,7 +104,7 @@ def _shared(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
         plain = Problem(1, 1, 1, dtype, _OUT.get(dtype, dtype), a_layout=a, b_layout=b, device=name)
         floats = dtype in ("e4m3", "e5m2")  # which come with factors
         finished = plain._replace(scales="outer") if floats else plain._replace(epilogue="bias")
-        for m, n, k, steps in product(_MANY_SIDES, _MANY_SIDES, _MANY_SIDES, (plain, finished)):
+        for (m, n, k), steps in product((*product(_MANY_SIDES, repeat=3), _EIGHTHS), (plain, finished)):
             problem = steps._replace(m=m, n=n, k=k, alignments=(alignment,) * 3)
             with contextlib.suppress(RefusedError):
                 rung, config, _ = choice(problem)

@@ -68,7 +68,7 @@ class Geometry:
     band: int = BAND  # rows of tiles in a band of the order of persistent blocks
     ahead: int = 0  # lines of each column of B that L2 is asked for while the launches before end
     cluster: int = 1  # blocks of a cluster, which the kernel declares; the grid is a multiple of it
-    apart: int = 1  # A and C are taken as a batch of so many matrices, each with every so-manieth row
+    apart: int = 1  # A and C are taken as so many matrices of a batch; the i-th has rows i, i + apart, i + 2 apart ...
 
     @property
     def threads(self) -> int:

@@ -289,7 +289,7 @@ def product_argument(
 ) -> bytes:
     """Return the kernels' argument, the Product of product.cuh; of C' = B' A' where C is column-major.
 
-    Rows that are `apart` are those of a batch of so many matrices: see Geometry.
+    A and C are a batch of as many matrices as rows of one of these are `apart`: see Geometry.
     """
     transposed, problem = problem.c_layout == "col", problem.by_rows()
     x, y, z = (_strides(view) for view in (a, b, c))
@@ -390,7 +390,7 @@ def _columns(view: View) -> View:
 
 
 def _rows_apart(view: View, count: int) -> View:
-    """Return the view of one matrix as a batch of `count`, each with every count-th row."""
+    """Return the view of one matrix as a batch of `count`; the i-th has rows i, i + count, i + 2 count ..."""
     (_, rows, columns), (_, row, column) = view.shape, view.strides
     return view._replace(shape=(count, rows // count, columns), strides=(row, row * count, column))
 

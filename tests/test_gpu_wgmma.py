@@ -62,7 +62,7 @@ def test_tiles_in_many_rounds(config, name, out):
     "shape", [(3000, 1000, 1000), (3000, 3000, 200), (1000, 1000, 1000), (2984, 520, 3000)], ids=str
 )
 def test_tiles_of_rows_that_are_apart(shape, name):
-    """Also where A begins elsewhere in a line; the same bits each time."""
+    """Also where A begins elsewhere in a line; the same bits each time, and those of another tile."""
     m, n, k = shape
     tile = (64, 128, 8, 2, 1) if m == 1000 else (192, 192, 4, 2, 1)
     config = {**LIBRARY.default, **dict(zip(("bm", "bn", "stages", "cm", "cn"), tile, strict=True))}
@@ -71,11 +71,13 @@ def test_tiles_of_rows_that_are_apart(shape, name):
         a = replace(a, shape=(1, m, k), offset=a.offset + first * a.strides[2])
         b = replace(b, shape=(1, k, n), offset=b.offset + first * b.strides[1])
         assert LIBRARY.geometry(problem(a, b, c), config).apart == 8
-        results = []
-        for _ in range(2):
-            assert run(LIBRARY, a, b, c, config=config)
-            results.append(np.array(c.result()).tobytes())
-        assert results[0] == results[1]
+        other = {**config, "bm": 128, "bn": 128, "stages": 4, "cm": 1}
+        assert LIBRARY.geometry(problem(a, b, c), other).apart == 1
+        results = set()
+        for each in (config, config, other):
+            assert run(LIBRARY, a, b, c, config=each)
+            results.add(np.array(c.result()).tobytes())
+        assert len(results) == 1
 
 
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config["bm"] != 192], ids=str)

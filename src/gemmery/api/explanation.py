@@ -222,16 +222,13 @@ def _tiles(plan: "Plan", problem: Problem) -> str:
     >>> from gemmery.ladder.rung import find
     >>> rung, problem = find(CUDA, "wgmma_epilogue"), Problem(3000, 3000, 3000, "f16", "f16", device="h200")
     >>> _tiles(Plan(rung, rung.default, None, ""), problem)
-    'a tile has every 8th row of A, as rows begin anywhere in a line of L2; where one begins may change its last bits'
+    'a tile has every 8th row of A, as rows begin anywhere in a line of L2'
     """
     geometry = plan.rung.geometry
     apart = geometry(problem.by_rows(), plan.config).apart if geometry else 1
     if apart == 1:
         return ""
-    return (
-        f"a tile has every {apart}th row of A, as rows begin anywhere in a line of L2; "
-        "where one begins may change its last bits"
-    )
+    return f"a tile has every {apart}th row of A, as rows begin anywhere in a line of L2"
 
 
 def _explanation(

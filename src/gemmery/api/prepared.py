@@ -18,7 +18,7 @@ from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.geometry import Geometry
-from gemmery.cuda.hopper import may_split, may_take_rows_apart
+from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import images
 from gemmery.cuda.launch import CudaLaunch, Ready, Scaling, first_arguments, mapped_argument, product_argument
 from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
@@ -225,7 +225,7 @@ def _at_once(form: Arrangement, problem: Problem) -> bool:
     launches = candidate.rung.geometry(problem.by_rows(), candidate.config).launches
     if not launches[-1].maps:
         return False
-    if not (alike and ADDS_ALIKE) or candidate.config.get("splits", 1) > 1 or launches[-1].apart > 1:
+    if not (alike and ADDS_ALIKE) or candidate.config.get("splits", 1) > 1:
         return True
     return all(driver.is_loaded(each.source, each.kernel, problem.device) for each in launches)
 
@@ -235,9 +235,7 @@ def leaves_to_general(dtype: str, device: str, m: int, n: int, k: int, batch: in
     work = 2 * m * n * k * batch
     if dtype not in TENSOR_COPIED or not copies_tensors(device):
         return work < LARGE
-    if not ADDS_ALIKE or work >= MEDIUM or may_split(m, n, k, batch, driver.find(device)):
-        return False
-    return not any(may_take_rows_apart(rows, k, batch) for rows in (m, n))  # of C, or of C' = B' A'
+    return ADDS_ALIKE and work < MEDIUM and not may_split(m, n, k, batch, driver.find(device))
 
 
 def often(dtype: str, device: str, work: int) -> int:

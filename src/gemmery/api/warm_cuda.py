@@ -23,7 +23,7 @@ _TYPES = ("f16", "bf16", "f32", "f64")
 _OUT = {"e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}  # the usual results of types that only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
 _MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
-_EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row: such products wait for their kernel
+_EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row
 _LAYOUTS = ("row", "col")
 _ALIGNMENTS = (16, 2)  # bytes: operands that tensor maps describe, and such that are packed first
 

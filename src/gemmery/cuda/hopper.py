@@ -109,7 +109,6 @@ FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 APART = ROW // PACKED  # rows of multiples of so many bytes that are so far apart begin at the same place of a line
 APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
-_HEIGHTS = tuple({tile.bm * tile.cm for tile in INSTANCES if (tile.bm, tile.bn) in APART_TILES})
 
 
 class Demand(NamedTuple):
@@ -325,30 +324,17 @@ def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
     """Return True if tiles have every APART-th row of A and C.
 
     Where rows of A straddle lines of the L2 cache, every APART-th one has the same k at the beginnings of lines. A tile
-    of such rows, whose k begins there, brings whole lines. That is done where it takes no more tiles. Which elements
-    one wgmma adds up then depends on where a row begins, so invariant products have no such tiles.
+    of such rows, whose k begins there, brings whole lines. That is done where it takes no more tiles.
 
     >>> problem = Problem(3000, 3000, 3000, "bf16", "bf16", b_layout="col")
-    >>> problems = problem, problem._replace(m=2999), problem._replace(m=4000), problem._replace(invariant=True)
-    >>> [takes_rows_apart(each, 192, 192, 2) for each in problems]
-    [True, False, False, False]
+    >>> [takes_rows_apart(each, 192, 192, 2) for each in (problem, problem._replace(m=2999), problem._replace(m=4000))]
+    [True, False, False]
     """
     if (bm, bn) not in APART_TILES or problem.m % APART or problem.batch > 1 or problem.a_layout != "row":
         return False
-    if demand_of(problem).a_line == ROW or problem.invariant or not plain_halves(problem):
+    if demand_of(problem).a_line == ROW or not plain_halves(problem):
         return False
-    return _no_more_tiles(problem.m, bm * cm)
-
-
-def may_take_rows_apart(m: int, k: int, batch: int) -> bool:
-    """Return False for products of elements of 16 bits that take no rows APART, whatever the tile that is chosen."""
-    if k % (ROW // 2) == 0 or k % (PACKED // 2) or m % APART or batch > 1:
-        return False
-    return any(_no_more_tiles(m, rows) for rows in _HEIGHTS)
-
-
-def _no_more_tiles(m: int, rows: int) -> bool:
-    return -(-m // (APART * rows)) * APART <= -(-m // rows)
+    return -(-problem.m // (APART * bm * cm)) * APART <= -(-problem.m // (bm * cm))
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:

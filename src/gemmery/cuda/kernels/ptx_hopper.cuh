@@ -235,6 +235,24 @@ WGMMA(float, "+f", "256", 128, "128", "129", "130", "131", "132");
 WGMMA(int, "+r", "256", 128, "128", "129", "130", "131", "132");
 #undef WGMMA
 
+// The same with A in registers, of 16-bit elements: those of 16 rows for each warp, as ldmatrix_x4 loads them.
+#define WGMMA(n, count, a0_at, a1_at, a2_at, a3_at, b_at, adds_at, text_at, signs_at)                             \
+  template <class Types>                                                                                         \
+  __device__ __forceinline__ void wgmma_mma_async(float(&d)[count], const unsigned(&a)[4], unsigned long long b, \
+                                                  int adds) {                                                    \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" adds_at ", 0; wgmma.mma_async.sync.aligned.m64n" n "%"       \
+                 text_at " {" N##count "}, {%" a0_at ", %" a1_at ", %" a2_at ", %" a3_at "}, %" b_at ", p%"      \
+                 signs_at "; }"                                                                                  \
+                 : D##count("+f", 0)                                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "C"(Types::text),              \
+                   "C"(Types::signs));                                                                           \
+  }
+WGMMA("88", 44, "44", "45", "46", "47", "48", "49", "50", "51");
+WGMMA("96", 48, "48", "49", "50", "51", "52", "53", "54", "55");
+WGMMA("128", 64, "64", "65", "66", "67", "68", "69", "70", "71");
+WGMMA("192", 96, "96", "97", "98", "99", "100", "101", "102", "103");
+#undef WGMMA
+
 // No instruction: what follows reads sums after the wait before it, not earlier.
 template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(float (&d)[COUNT]) {
 #pragma unroll

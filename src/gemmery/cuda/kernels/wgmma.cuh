@@ -30,6 +30,11 @@ struct NoSigns { static constexpr const char signs[] = ""; };
 template <class T, bool A_K, bool B_K> struct WgmmaTypes : WgmmaName<T>, WgmmaSigns<int(sizeof(T)), A_K, B_K> {};
 template <> struct WgmmaTypes<i8, true, true> : WgmmaName<i8>, NoSigns {};
 
+// Of products whose A is in registers, which has no layout.
+template <bool B_K_MAJOR> struct RegisterSigns { static constexpr const char signs[] = ", 1, 1, 0"; };
+template <> struct RegisterSigns<false> { static constexpr const char signs[] = ", 1, 1, 1"; };
+template <class T, bool B_K> struct RegisterTypes : WgmmaName<T>, RegisterSigns<B_K> {};
+
 // A block computes M x N of C from a ring of STAGES, each 128 bytes of k of A and of B. ROWS x COLUMNS blocks of a
 // cluster share them: a row of the cluster its rows of A, a column its columns of B.
 template <class Element, Layout A_LAYOUT, Layout B_LAYOUT, int M, int N, int DEPTH, int ROWS = 1, int COLUMNS = 1,
@@ -55,6 +60,8 @@ struct WgmmaTiles {
   // begins at the same place of a line. A tile whose rows are APART has such rows, of one of eight matrices of a batch,
   // and its k begins so much in front of 0 that boxes of A begin at lines: 3000 squared takes a sixteenth less.
   static constexpr bool APART = IS_APART;
+  // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
+  static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
@@ -66,25 +73,26 @@ struct WgmmaTiles {
   static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }
   static __device__ __forceinline__ int column_of(int warpgroup) { return BESIDE ? warpgroup * WN : 0; }
 
-  // Elements of k in front of 0 with which a tile begins; there, as beyond the end, zeros arrive. They are whole
-  // products of 32 bytes where k has no half one: then as many are added up as otherwise, and as the bound counts.
+  // Bytes of k in front of 0 with which boxes of A begin, so that they are whole lines.
+  template <class P> static __device__ __forceinline__ int place_of(const P& p, Tile tile) {
+    if constexpr (!APART) return 0;
+    return int(reinterpret_cast<unsigned long long>(p.product.a_at(tile.batch, 0, 0)) % 128);
+  }
+
+  // Whether boxes of A begin half a product late: those of B begin with a product.
+  template <class P> static __device__ __forceinline__ bool is_late(const P& p, Tile tile) {
+    return place_of(p, tile) % 32 != 0;
+  }
+
+  // Elements of k in front of 0 with which products begin, a whole number of products: every product has the elements
+  // that it has in other tiles, and in front of 0, as beyond the end, zeros arrive.
   template <class P> static __device__ __forceinline__ int early(const P& p, Tile tile) {
-    if constexpr (APART) {
-      const int place = int(reinterpret_cast<unsigned long long>(p.product.a_at(tile.batch, 0, 0)) % 128);
-      return (place & (p.product.k * int(sizeof(T)) % 32 ? -16 : -32)) / int(sizeof(T));
-    } else {
-      return 0;
-    }
+    return (place_of(p, tile) + 16) / 32 * (32 / int(sizeof(T)));
   }
 };
 
-// A number of columns as an argument of a lambda.
-template <int COUNT> struct Columns { static constexpr int value = COUNT; };
-
-// The k at which a step of a tile begins.
-template <class Tiles, class P> __device__ __forceinline__ int k_of(const P& p, Tile tile, int step) {
-  return step * Tiles::BK - Tiles::early(p, tile);
-}
+// A number as an argument of a lambda.
+template <int NUMBER> struct Constant { static constexpr int value = NUMBER; };
 
 // The elements of k of a tile, with those in front of 0.
 template <class Tiles, class P> __device__ __forceinline__ int depth_of(const P& p, Tile tile) {
@@ -95,8 +103,9 @@ template <class Tiles, class P> __device__ __forceinline__ int depth_of(const P&
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
-  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k_of<Tiles>(p, tile, step), tile.row,
-                                                p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
+  const int k = step * Tiles::BK - Tiles::place_of(p, tile) / int(sizeof(typename Tiles::T));
+  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k, tile.row, p.product.a_batch ? tile.batch : 0,
+                                                barrier, slice, mask);
 }
 
 // Rows of the tiles of an A that has fewer rows than a tile, and columns of B, which their boxes do not have either: a
@@ -136,9 +145,31 @@ template <class Tiles, class P> __device__ __forceinline__ void clear_absent(con
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
-  bring<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k_of<Tiles>(p, tile, step), tile.col,
+  const int k = step * Tiles::BK - Tiles::early(p, tile);
+  bring<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k, tile.col,
                                                 p.product.b_batch ? tile.batch : 0, barrier, slice, mask);
 }
+
+// The A of the first product of a stage, in registers, for tiles that are late (`is_late`): it has the last 16 bytes of
+// the stage before and the first 16 of its own, which no descriptor says.
+template <class Tiles> struct FirstProduct {
+  unsigned a[Tiles::BLOCKS][4];
+  unsigned rows;  // where chunk 0 of this lane's row of the first stage lies
+
+  __device__ __forceinline__ FirstProduct(unsigned ring, int warpgroup) {
+    const int row = Tiles::row_of(warpgroup) + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+    rows = ring + row * 128 + row % 8 * 16;
+  }
+
+  // Loads a chunk of 16 bytes of each row to a half of the registers; chunks are swizzled as bring() leaves them.
+  __device__ __forceinline__ void load(int half, int stage, int chunk) {
+#pragma unroll
+    for (int block = 0; block < Tiles::BLOCKS; ++block) {
+      ptx::ldmatrix_x2(a[block][2 * half], a[block][2 * half + 1],
+                       (rows + stage * Tiles::STAGE ^ chunk * 16) + block * 8192);
+    }
+  }
+};
 
 // The sums of a warpgroup, BLOCKS of 64 x WN, and the descriptors of its operands in the first stage of a ring.
 // Nothing may look at sums as bits: the compiler would hold them as integers through the loop over k, with copies
@@ -151,16 +182,30 @@ template <class Tiles> struct Warpgroup {
       : a(descriptor<Tiles::A_K_MAJOR>(ring + Tiles::row_of(warpgroup) * 128)),
         b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES + Tiles::column_of(warpgroup) * 128)) {}
 
-  // One of the PRODUCTS of a stage, of the first COLUMNS; without `adds`, what the sums hold is forgotten.
-  template <int COLUMNS = Tiles::WN> __device__ __forceinline__ void multiply(int stage, int part, bool adds) {
+  // One of the PRODUCTS of a stage, of the first COLUMNS; without `adds`, what the sums hold is forgotten. Boxes of A
+  // that are `late` begin half a product after those of B.
+  template <int COLUMNS = Tiles::WN>
+  __device__ __forceinline__ void multiply(int stage, int part, bool adds, bool late = false) {
     using Sums = typename Tiles::S(&)[COLUMNS / 2];
     unsigned at = stage * (Tiles::STAGE >> 4);
 #pragma unroll
     for (int block = 0; block < Tiles::BLOCKS; ++block) {
-      unsigned rows = a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4);
+      unsigned rows = a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4) - late;
       ptx::wgmma_mma_async<typename Tiles::Types>(reinterpret_cast<Sums>(sums[block]),
                                                   whole_descriptor<(Tiles::BM > 8)>(rows),
                                                   whole_descriptor(b + at + part * NEXT_K<Tiles::B_K_MAJOR>), adds);
+    }
+  }
+
+  // The first product of a stage, whose A is in registers.
+  template <int COLUMNS>
+  __device__ __forceinline__ void multiply_first(const FirstProduct<Tiles>& first, int stage, bool adds) {
+    using Types = RegisterTypes<typename Tiles::T, Tiles::B_K_MAJOR>;
+    using Sums = typename Tiles::S(&)[COLUMNS / 2];
+#pragma unroll
+    for (int block = 0; block < Tiles::BLOCKS; ++block) {
+      ptx::wgmma_mma_async<Types>(reinterpret_cast<Sums>(sums[block]), first.a[block],
+                                  whole_descriptor(b + stage * (Tiles::STAGE >> 4)), adds);
     }
   }
 

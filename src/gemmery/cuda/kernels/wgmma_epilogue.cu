@@ -61,11 +61,14 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   bool brief = is_brief(p.product.k);
   // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
   constexpr bool AHEAD = Tiles::BM != 192 && (!P::PACKED || P::STAYING % P::COUNT == 0);
+  constexpr bool FORKS = Tiles::NARROWER > 0 || Tiles::APART;
   while (order.more()) {
+    bool late = false;
     if constexpr (Tiles::APART) {
       const int depth = depth_of<Tiles>(p, order.tile);
       steps = steps_of<Tiles>(depth, P::STEPS).steps;
       brief = is_brief(depth);
+      late = Tiles::is_late(p, order.tile);
     }
     Where at = {};
     if (AHEAD) at = place();
@@ -75,38 +78,51 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       consumer.pass_tile(steps);
       continue;
     }
-#pragma unroll
-    for (int i = 0; i < P::STEPS; ++i) {
-      consumer.multiply_stage(i == 0);
-      if (i < P::STAYING && pending) store(staying[i], P::LEAVING + i, before);
-      consumer.next_stage();
-    }
     auto bring = [&] {
       ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before
       if (!AHEAD) order.find();
       bring_bias<P, Tiles::WN, LOAD>(pipe.ring + bias_at, p, AHEAD ? at : place());
     };
-    // After the steps that store pieces: in the last of them, it takes up to a three-hundredth of n = 8192.
-    if (NEAR && steps - brief == P::STEPS) bring();
-    auto multiply_rest = [&](auto columns) {
-      constexpr int COLUMNS = decltype(columns)::value;
-#pragma unroll 1
-      for (int step = P::STEPS; step < steps - brief; ++step) {
-        consumer.template multiply_stage<Tiles::PRODUCTS, COLUMNS>(false);
-        if (NEAR && step == P::STEPS) bring();
+    auto multiply = [&](auto is_late) {
+      constexpr bool LATE = decltype(is_late)::value;
+#pragma unroll
+      for (int i = 0; i < P::STEPS; ++i) {
+        consumer.template multiply_stage<Tiles::PRODUCTS, Tiles::WN, LATE>(i == 0);
+        // From the second step on, a late tile needs registers for A.
+        constexpr int MORE = LATE && P::STAYING > 6 ? P::STAYING - 6 : 0;
+#pragma unroll
+        for (int piece = i == 0 ? 0 : i + MORE; piece <= i + MORE; ++piece) {
+          if (piece < P::STAYING && pending) store(staying[piece], P::LEAVING + piece, before);
+        }
         consumer.next_stage();
       }
-      if (brief) {
-        consumer.template multiply_stage<1, COLUMNS>(false);
-        consumer.next_stage();
+      // After the steps that store pieces: in the last of them, it takes up to a three-hundredth of n = 8192.
+      if (NEAR && steps - brief == P::STEPS) bring();
+      auto multiply_rest = [&](auto columns) {
+        constexpr int COLUMNS = decltype(columns)::value;
+#pragma unroll 1
+        for (int step = P::STEPS; step < steps - brief; ++step) {
+          consumer.template multiply_stage<Tiles::PRODUCTS, COLUMNS, LATE>(false);
+          if (NEAR && step == P::STEPS) bring();
+          consumer.next_stage();
+        }
+        if (brief) {
+          consumer.template multiply_stage<1, COLUMNS, LATE>(false);
+          consumer.next_stage();
+        }
+      };
+      if (is_narrow() && pipe.warpgroup == 2) {  // sums beyond, of the steps before, are not used
+        multiply_rest(Constant<Tiles::WN - Tiles::NARROWER>{});
+        consumer.finish();
+      } else {
+        multiply_rest(Constant<Tiles::WN>{});
+        if (FORKS) consumer.finish();  // where the paths meet, no product is under way
       }
     };
-    if (is_narrow() && pipe.warpgroup == 2) {  // sums beyond, of the steps before, are not used
-      multiply_rest(Columns<Tiles::WN - Tiles::NARROWER>{});
-      consumer.finish();
+    if constexpr (Tiles::APART) {
+      if (late) multiply(Constant<true>{}); else multiply(Constant<false>{});
     } else {
-      multiply_rest(Columns<Tiles::WN>{});
-      if (Tiles::NARROWER > 0) consumer.finish();  // where the paths meet, no product is under way
+      multiply(Constant<false>{});
     }
     auto wait_for_bias = [&] {
       ptx::cp_async_wait_group<0>();
@@ -115,7 +131,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     };
     if constexpr (NEAR && HALVED<EPILOGUE>) wait_for_bias();  // while the last products run
     load_bias(true);
-    if (Tiles::NARROWER == 0) consumer.finish();
+    if (!FORKS) consumer.finish();
     if (!AHEAD) {
       order.find();
       at = place();

@@ -30,7 +30,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
     if (threadIdx.x == 0) {
       ptx::prefetch_tensormap(&p.a);
       ptx::prefetch_tensormap(&p.b);
-      init_ring<Tiles::STAGES>(full, empty, Tiles::WARPGROUPS * place.LISTENERS);
+      init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS);
     }
     place.sync();
     ptx::griddepcontrol_launch_dependents();
@@ -92,15 +92,16 @@ template <class Tiles> struct Producer {
 // way that is not on the other path, or ptxas waits for each product (its message C7519): finish() ends them all.
 template <class Tiles> struct Consumer : Warpgroup<Tiles> {
   Ring<Tiles::STAGES> now;
+  FirstProduct<Tiles> first;  // of a late tile
   unsigned full, released;
   int before = 0;  // the stage whose products may be under way
-  bool releases;   // one thread for each producer that copies here
+  bool releases;   // one thread of those TOGETHER for each producer that copies here
 
   template <class Pipe>
   __device__ __forceinline__ Consumer(const Pipe& pipe)
-      : Warpgroup<Tiles>(pipe.ring, pipe.warpgroup - 1), full(pipe.full),
-        released(pipe.place.barrier_of(pipe.empty, threadIdx.x % 128)),
-        releases(threadIdx.x % 128 < pipe.place.LISTENERS) {}
+      : Warpgroup<Tiles>(pipe.ring, pipe.warpgroup - 1), first(pipe.ring, pipe.warpgroup - 1), full(pipe.full),
+        released(pipe.place.barrier_of(pipe.empty, threadIdx.x % Tiles::TOGETHER)),
+        releases(threadIdx.x % Tiles::TOGETHER < pipe.place.LISTENERS) {}
 
   __device__ __forceinline__ void release(int stage) const {
     if (!releases) return;
@@ -112,15 +113,26 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
   }
 
   // The first of the stage's products is a group of its own: while it is under way, those of the stage before end, and
-  // it is handed back early. PARTS is less where the rest of the stage is zeros.
-  template <int PARTS = Tiles::PRODUCTS, int COLUMNS = Tiles::WN>
+  // it is handed back early. PARTS is less where the rest of the stage is zeros. Of a late tile, the half of the first
+  // product that is in the stage before is loaded before this stage has come.
+  template <int PARTS = Tiles::PRODUCTS, int COLUMNS = Tiles::WN, bool LATE = false>
   __device__ __forceinline__ void multiply_stage(bool begins) {
+    const int first_part = LATE && begins ? 1 : 0;  // the very first one of a late tile is in front of k
+    if (LATE && !begins) {
+      ptx::wgmma_wait_group<1>();  // the registers of the last first product are free
+      first.load(0, before, 7);
+    }
     ptx::mbarrier_try_wait_parity(full + 8 * now.stage, now.parity);
+    if (LATE && !begins) first.load(1, now.stage, 0);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-      this->template multiply<COLUMNS>(now.stage, part, !(begins && part == 0));
-      if (part == 0) {
+    for (int part = first_part; part < PARTS; ++part) {
+      const bool adds = !(begins && part == first_part);
+      if constexpr (LATE) {
+        if (part == 0) this->template multiply_first<COLUMNS>(first, now.stage, adds);
+      }
+      if (!LATE || part > 0) this->template multiply<COLUMNS>(now.stage, part, adds, LATE);
+      if (part == first_part) {
         ptx::wgmma_commit_group();
         if (!begins) {
           ptx::wgmma_wait_group<1>();

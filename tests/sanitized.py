@@ -27,7 +27,12 @@ CASES = [
     ((1, 67, 43), ("row", "col")),
     ((1, 72, 64), ("row", "col")),
 ]
-APART = [((1000, 136, 200), ("row", "col")), ((1000, 136, 104), ("row", "row"))]  # tiles of every eighth row
+# Tiles of every eighth row: the first wgmma of a stage has its A from registers in every other one.
+APART = [
+    ({"bm": 64, "bn": 128, "stages": 4, "cm": 2}, ((1000, 136, 200), ("row", "col"))),
+    ({"bm": 64, "bn": 128, "stages": 4, "cm": 2}, ((1000, 136, 104), ("row", "row"))),
+    ({"bm": 192, "bn": 192, "stages": 4, "cm": 2}, ((1528, 392, 328), ("row", "col"))),
+]
 
 
 def touch(
@@ -62,7 +67,7 @@ def products(rung) -> int:
     if "f32" in rung.dtypes:
         taken += touch(rung, "f32", "tf32")
     if rung.name == "wgmma_epilogue":
-        taken += touch(rung, "bf16", cases=APART, batch=1, config={"bm": 64, "bn": 128, "stages": 4, "cm": 2})
+        taken += sum(touch(rung, "bf16", cases=[case], batch=1, config=config) for config, case in APART)
     return taken + touch(rung, rung.dtypes[0], finished=True)
 
 

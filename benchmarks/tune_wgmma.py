@@ -37,9 +37,9 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.bench import suite
 from gemmery.bench.work import Work
-from gemmery.cuda import hopper
+from gemmery.cuda import hopper, hopper_model
 from gemmery.cuda.device import Device
-from gemmery.cuda.hopper import Instance
+from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.hopper_table import MEASURED, SizeClass, Winner
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
@@ -147,7 +147,7 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
 
     Products in bf16 with k adjacent in A and B try every tile, others those of `hopper.INSTANCES`.
     """
-    demand, every = hopper.demand_of(problem), list[tuple[float, Candidate]]()
+    demand, every = hopper_model.demand_of(problem), list[tuple[float, Candidate]]()
     for tile in tiles(problem):
         rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
         band, blocks = hopper.order(tile, rows, columns, problem.batch, device.sms)
@@ -158,7 +158,7 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
             values = dict(zip(hopper.KEYS, (*tile[:5], band, parts, blocks if parts == 1 else 0), strict=True))
             candidate = Candidate(rungs[RUNGS[parts > 1]], values)
             if launches(candidate, problem):
-                every.append((hopper.cycles(demand, tile, parts, device.sms), candidate))
+                every.append((hopper_model.cycles(demand, tile, parts, device.sms), candidate))
     every.sort(key=lambda row: row[0])
     whole = [candidate for _, candidate in every if candidate.config["splits"] == 1][:WHOLE]
     split = [candidate for _, candidate in every if candidate.config["splits"] > 1][:SPLIT]
@@ -172,7 +172,7 @@ def tiles(problem: Problem) -> Iterator[Instance]:
         return
     for (bm, bn), (cm, cn) in product(TILES, CLUSTERS):
         staging = STAGING // 2 if bm * bn > hopper.WHOLE_TILE else STAGING
-        most = min((SHARED - staging) // ((bm + bn) * hopper.ROW), MOST_STAGES)
+        most = min((SHARED - staging) // ((bm + bn) * hopper_model.ROW), MOST_STAGES)
         yield Instance(bm, bn, most, cm, cn, SPEEDS[bm][bn] - 2 * (cm * cn > 1))
     if problem.m <= hopper.FEW:
         yield from (tile for tile in hopper.INSTANCES if tile.bm == hopper.FEW)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gemmery.api import prepared
-from gemmery.cuda import hopper, nvrtc
+from gemmery.cuda import hopper, hopper_model, nvrtc
 from gemmery.cuda.device import KNOWN
 from gemmery.problem import Problem
 
@@ -32,14 +32,14 @@ def test_every_shape_runs_one_of_few_instances(dtype, out, b):
     for config in configs:
         assert tuple(config) == hopper.KEYS
         assert all(value > 0 for key, value in config.items() if key != "blocks")
-        assert config["stages"] * (config["bm"] + config["bn"]) * hopper.ROW < MOST_SHARED
+        assert config["stages"] * (config["bm"] + config["bn"]) * hopper_model.ROW < MOST_SHARED
 
 
 def test_boxes_of_64_columns_have_room():
     for m, n in itertools.product(SIDES, SIDES):
         config = hopper.chosen(product(m, n, 4096, b="row"), H200)
         wide = -(-config["bn"] // 64) * 64
-        assert config["stages"] * (config["bm"] + wide) * hopper.ROW < MOST_SHARED
+        assert config["stages"] * (config["bm"] + wide) * hopper_model.ROW < MOST_SHARED
 
 
 def test_a_square_takes_whole_rounds():
@@ -48,15 +48,15 @@ def test_a_square_takes_whole_rounds():
 
 
 def test_rows_that_straddle_lines_take_clusters_or_larger_tiles():
-    demand = hopper.demand_of(product(5000, 5000, 5000))
-    assert demand.a_line == demand.b_line == hopper.STRADDLING
+    demand = hopper_model.demand_of(product(5000, 5000, 5000))
+    assert demand.a_line == demand.b_line == hopper_model.STRADDLING
     shared = [tile for tile in hopper.INSTANCES if tile[:2] == (128, 256)]
-    alone, pair = (hopper.cycles(demand, tile, 1, 132) for tile in shared)
+    alone, pair = (hopper_model.cycles(demand, tile, 1, 132) for tile in shared)
     assert pair < alone
 
 
 def test_operands_that_are_packed_have_whole_lines():
-    demand = hopper.demand_of(product(4095, 4097, 4099, aligned=2))
+    demand = hopper_model.demand_of(product(4095, 4097, 4099, aligned=2))
     assert (demand.a_line, demand.b_line) == (128, 128)
 
 
@@ -82,9 +82,9 @@ def test_k_is_split_only_by_blocks_that_share_nothing_else():
 
 
 def test_few_rows_share_what_a_cluster_reads():
-    demand = hopper.demand_of(product(256, 28672, 8192))
+    demand = hopper_model.demand_of(product(256, 28672, 8192))
     alone, pair = (tile for tile in hopper.INSTANCES if tile[:2] == (128, 224))
-    assert hopper.cycles(demand, pair, 1, 132) < hopper.cycles(demand, alone, 1, 132)
+    assert hopper_model.cycles(demand, pair, 1, 132) < hopper_model.cycles(demand, alone, 1, 132)
 
 
 def test_few_rows_take_a_ring_that_keeps_enough_of_b_under_way():
@@ -93,7 +93,7 @@ def test_few_rows_take_a_ring_that_keeps_enough_of_b_under_way():
         config = hopper.chosen(case, H200)
         columns = min(4096, H200.sms * config["bn"])
         assert config["splits"] == 1
-        assert columns * config["stages"] * hopper.ROW >= 6 << 20  # bytes; 4 MB reach 3.2 TB/s, 8 MB 3.9
+        assert columns * config["stages"] * hopper_model.ROW >= 6 << 20  # bytes; 4 MB reach 3.2 TB/s, 8 MB 3.9
 
 
 def test_rows_that_end_within_a_second_tile_of_64_take_a_taller_one():
@@ -166,13 +166,13 @@ def test_eight_rows_have_the_columns_that_were_measured(n, k, tile):
 
 
 def test_bands_have_as_many_rows_as_each_other():
-    tile = hopper.Instance(192, 192, 4, 2, 1, 97)
+    tile = hopper_model.Instance(192, 192, 4, 2, 1, 97)
     assert [hopper.order(tile, rows, 16, 1, 132)[0] for rows in (16, 24, 26)] == [4, 6, 5]  # of clusters of two
 
 
 def test_a_grid_of_whole_columns_takes_as_many_rounds_of_clusters():
     """2600 squared has 21 rows of 128 and 12 columns of 224: 11 by 12 pairs, of which 66 run at a time, not 64."""
-    pair = hopper.Instance(128, 224, 4, 2, 1, 96)
+    pair = hopper_model.Instance(128, 224, 4, 2, 1, 96)
     assert hopper.order(pair, 21, 12, 1, 132)[1] == 0
     assert hopper.order(pair._replace(cm=1), 21, 12, 1, 132)[1] == 128
     assert hopper.order(pair._replace(cm=1, cn=2), 12, 21, 1, 132)[1] == 0
@@ -188,7 +188,8 @@ def test_a_grid_of_whole_columns_takes_as_many_rounds_of_clusters():
 def test_some_tiles_are_only_for_rows_that_straddle():
     def takes(m, n, k):
         config = hopper.chosen(product(m, n, k), H200)
-        return tuple(config[key] for key in ("bm", "bn", "cm", "cn")) in hopper.STRADDLED
+        tiles = [tile[:5] for tile in hopper.INSTANCES if tile.known == "straddle"]
+        return tuple(config[key] for key in ("bm", "bn", "stages", "cm", "cn")) in tiles
 
     assert takes(3400, 3400, 3400)
     assert takes(1080, 1080, 1080)
@@ -202,11 +203,14 @@ def test_narrow_tiles_are_not_for_rows_that_straddle(m, n, k):
 
 
 def test_a_ring_for_wide_boxes_has_fewer_stages():
-    demand = hopper.demand_of(product(5000, 5000, 5000)), hopper.demand_of(product(5000, 5000, 5000, b="row"))
+    demand = (
+        hopper_model.demand_of(product(5000, 5000, 5000)),
+        hopper_model.demand_of(product(5000, 5000, 5000, b="row")),
+    )
     deep, shallow = (tile for tile in hopper.INSTANCES if tile[:2] == (256, 160))
     assert [hopper.has_room(deep, each, H200) for each in demand] == [True, False]
     assert [hopper.has_room(shallow, each, H200) for each in demand] == [True, True]
-    assert not hopper.has_room(deep, hopper.demand_of(product(5000, 5000, 5000, "bf16", "f32")), H200)
+    assert not hopper.has_room(deep, hopper_model.demand_of(product(5000, 5000, 5000, "bf16", "f32")), H200)
 
 
 def test_what_may_be_split_is_known_without_the_model():

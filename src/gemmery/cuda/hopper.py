@@ -12,34 +12,30 @@ from math import log2
 from gemmery import dtypes
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import describable
+from gemmery.cuda.hopper_model import (
+    FINISH,
+    PACKED,
+    ROW,
+    Demand,
+    Instance,
+    at_a_time,
+    cycles,
+    demand_of,
+    shared_turns,
+    straddles,
+)
 from gemmery.cuda.hopper_table import MEASURED, SizeClass
 from gemmery.problem import Problem
-from gemmery.tuples import NamedTuple
 
 KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "splits", "blocks")
-ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile has in shared memory
-STRADDLING = 317  # that cost as much of the L2 cache as such a row that touches two lines of it
-
-
-class Instance(NamedTuple):
-    """What a kernel is compiled for. `speed` is that of its products while operands come in time, in percent."""
-
-    bm: int  # rows and columns of C of a tile
-    bn: int
-    stages: int
-    cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
-    cn: int
-    speed: int
-
-
 # fmt: off
-#            bm   bn stages cm cn speed
+#            bm   bn stages cm cn speed known
 INSTANCES = (
     Instance(128, 256,    4, 1, 1, 100),
     Instance(256, 192,    3, 1, 1, 100),
     Instance(256, 160,    4, 1, 2, 100),
     Instance(256, 160,    3, 1, 2,  98),  # where boxes of B are wider
-    Instance(256, 128,    4, 1, 1,  97),  # only where it was measured
+    Instance(256, 128,    4, 1, 1,  97, "measured"),
     Instance(192, 192,    4, 2, 1,  97),
     Instance(128, 224,    4, 1, 1,  98),
     Instance(128, 256,    4, 2, 1,  98),
@@ -53,18 +49,18 @@ INSTANCES = (
     Instance( 64, 128,    8, 2, 1,  78),
     Instance(128,  64,    8, 1, 1,  79),
     Instance(128,  32,    9, 1, 1,  88),  # where tiles of 64 rows do not suit
-    Instance(256, 192,    3, 1, 2,  98),  # where rows straddle lines
-    Instance( 64, 160,    6, 2, 1,  78),
+    Instance(256, 192,    3, 1, 2,  98, "straddle"),
+    Instance( 64, 160,    6, 2, 1,  78, "straddle"),
     Instance( 64,  96,    8, 2, 1,  78),
     Instance( 64,  64,    8, 1, 1,  80),
     Instance( 64,  64,   12, 1, 1,  80),
     Instance( 64,  64,   12, 2, 1,  80),
-    Instance( 64,  32,    8, 1, 1,  74),
-    Instance( 64,  32,   16, 1, 1,  74),
+    Instance( 64,  32,    8, 1, 1,  74, "whole"),
+    Instance( 64,  32,   16, 1, 1,  74, "whole"),
     Instance(  8,  32,   24, 1, 1,   9),  # 64 rows are multiplied
-    Instance(  8,  64,   12, 1, 1,   9),  # wider ones only where they were measured
-    Instance(  8,  96,   10, 1, 1,   9),
-    Instance(  8, 112,    8, 1, 1,   9),
+    Instance(  8,  64,   12, 1, 1,   9, "measured"),
+    Instance(  8,  96,   10, 1, 1,   9, "measured"),
+    Instance(  8, 112,    8, 1, 1,   9, "measured"),
 )
 # fmt: on
 WHOLE_TILE = 36864  # sums that stay in registers, packed, while the next tile is multiplied
@@ -72,29 +68,12 @@ DEEP = 1024  # k from which a split may pay
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
 SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
 
-# Cycles of a multiprocessor, fitted to times on an H200. A step multiplies ROW bytes of k, for every element type.
-STEP_AREA = 32  # elements of C of a tile for which a step multiplies in a cycle
-LINE_RATE = 76  # bytes that the L2 cache delivers to a multiprocessor in a cycle
-START = 4150  # of a launch among others
-PAIRED = 1500  # more, where its blocks are paired and rows straddle
-LAST = 0.033  # of an element of the last tile, whose end nothing hides
-FINISH = {2: 0.009, 4: 0.1}  # of an element of every tile, by the bytes of an element of C
-FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.24  # adding up the parts of a tile in a cluster
-# Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile
-# and 8 stages, in which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9.
-# With 16 stages 64 x 4096 x 4096 takes 10.6 us; but with 12 those 128 rows take no less than with 8.
-STREAMED = 128  # rows or columns of C
-LATENCY = 2400  # cycles from the request for a stage to its products
-MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
-READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
 FEW, FEW_COLUMNS = 8, 32  # rows of C that are a size class of their own, and columns of their tiles by the model
 FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of their own
-# Of 45 sizes whose rows straddle, these are the fastest at six, by up to a quarter. In more rounds the first varies: at
-# n = 5400 it takes a third longer than 256 by 160, at 7400 a fiftieth less.
-STRADDLED = ((256, 192, 1, 2), (64, 160, 2, 1))
-STRADDLED_ROUNDS = 3
+# Of 45 sizes whose rows straddle, 256 by 192 in pairs and 64 by 160 are the fastest at six, by up to a quarter. In more
+# rounds the first varies: at n = 5400 it takes a third longer than 256 by 160, at 7400 a fiftieth less.
+STRADDLING_ROUNDS = 3
 # A copy takes five times as long for a row beyond the edge as for one of the matrix, and a second box of 64 rows of A
 # that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
 # 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
@@ -106,22 +85,8 @@ MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in w
 # A wider tile of 8 rows asks for as many in all: of 2 to 8, 112 columns are as fast with 2 to 6.
 LINES_AHEAD = {8: 12, 64: 8, 128: 4}
 FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
-PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 APART = ROW // PACKED  # rows of multiples of so many bytes that are so far apart begin at the same place of a line
 APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
-
-
-class Demand(NamedTuple):
-    """What a product asks of every instance."""
-
-    m: int
-    n: int
-    steps: int  # of ROW bytes of k
-    batch: int
-    a_line: int  # bytes from the L2 cache for a row of a tile of A, and of B
-    b_line: int
-    finish: float  # cycles to finish an element of C
-    boxed: bool  # B comes in boxes of 128 bytes along n
 
 
 def chosen(problem: Problem, device: Device, split: bool = True) -> dict[str, int]:
@@ -231,21 +196,15 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
 def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
     """Return True if the model knows where a tile is fast.
 
-    Of tiles of at most FEW rows that is one width; others were only found by timing, as was 256 by 128. Where rows
-    straddle, 64 by 64 was faster than 64 by 32 at each of 48 sizes: at n = 600 it takes a quarter less.
+    Where rows straddle, 64 by 64 was faster than 64 by 32 at each of 48 sizes: at n = 600 it takes a quarter less.
     """
-    if (tile.bm, tile.bn, tile.cm, tile.cn) in STRADDLED:
+    if tile.known == "straddle":
         tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
-        most = STRADDLED_ROUNDS * at_a_time(tile.cm * tile.cn, device.sms)
+        most = STRADDLING_ROUNDS * at_a_time(tile.cm * tile.cn, device.sms)
         return straddles(demand) and (tile.bm == 64 or tiles <= most)
-    if (tile.bm, tile.bn) == (64, 32) and demand.m > 64 and straddles(demand):
-        return False
-    return (tile.bm > FEW or tile.bn == FEW_COLUMNS) and (tile.bm, tile.bn) != (256, 128)
-
-
-def straddles(demand: Demand) -> bool:
-    """Return True if rows of tiles touch two lines of the L2 cache."""
-    return demand.a_line + demand.b_line > 2 * ROW
+    if tile.known == "whole":
+        return demand.m <= 64 or not straddles(demand)
+    return tile.known == "all"
 
 
 def size_class(problem: Problem) -> SizeClass:
@@ -275,24 +234,6 @@ def kind(problem: Problem) -> tuple[int, int, str]:
         return size, out, "TN"
     a, b = "N" if problem.a_layout == "col" else "T", "T" if problem.b_layout == "row" else "N"
     return size, out, a + b
-
-
-def demand_of(problem: Problem) -> Demand:
-    """Return what a product asks of every instance.
-
-    A row of a tile touches two lines of the L2 cache unless rows begin at multiples of a line. Operands that tensor
-    copies cannot read are packed to such rows first.
-    """
-    size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
-    a = problem.m if problem.a_layout == "col" else problem.k
-    b = problem.k if problem.b_layout == "col" else problem.n
-    a_line, b_line = (
-        STRADDLING if aligned >= PACKED and side * size % PACKED == 0 and side * size % ROW != 0 else ROW
-        for side, aligned in zip((a, b), problem.alignments[:2], strict=True)
-    )
-    finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
-    boxed = size == 2 and problem.b_layout == "row"
-    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_line, b_line, finish, boxed)
 
 
 def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
@@ -335,68 +276,6 @@ def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
     if demand_of(problem).a_line == ROW or not plain_halves(problem):
         return False
     return -(-problem.m // (APART * bm * cm)) * APART <= -(-problem.m // (bm * cm))
-
-
-def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
-    """Return the turns that clusters take at the tiles after whole rounds, 1 / splits of a round each; 0 if splitting
-    them does not save time.
-
-    >>> demand = demand_of(Problem(3072, 3072, 3072, "bf16", "bf16", b_layout="col"))
-    >>> shared_turns(demand, INSTANCES[0], 2, 132)  # 288 tiles: 2 rounds, and 24 tiles for 66 clusters
-    1
-    """
-    clusters = at_a_time(splits, sms)
-    tiles = -(-demand.m // tile.bm) * -(-demand.n // tile.bn) * demand.batch
-    turns = -(-(tiles % (clusters * splits)) // clusters)
-    return turns if turns < splits else 0
-
-
-def at_a_time(cluster: int, sms: int) -> int:
-    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together."""
-    return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
-
-
-def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
-    """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
-    bm, bn, _, cm, cn, _ = tile
-    tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
-    area, cluster = bm * bn, cm * cn
-
-    def last(steps: int, blocks: int) -> float:
-        return steps * step_cycles(demand, tile, blocks) + area * demand.finish
-
-    once = READ_ONCE if cm > 1 and bm < demand.m <= FEW_ROWS else 1
-    if splits == 1:
-        at_once = at_a_time(cluster, sms)
-        rounds, rest = divmod(tiles, at_once)
-        each = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
-        return START + LAST * area + once * each + (PAIRED if cluster > 1 and straddles(demand) else 0)
-    blocks = at_a_time(splits, sms) * splits
-    part = last(-(-demand.steps // splits), min(tiles * splits, blocks)) + EXCHANGE + EXCHANGE_ELEMENT * area
-    whole = tiles // blocks * last(demand.steps, blocks)
-    return START + LAST * area + whole + shared_turns(demand, tile, splits, sms) * part
-
-
-def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
-    """Return the cycles of a step: until its products are done, its lines have come from the L2 cache, and, where C has
-    few rows (columns), those of B (A) from memory.
-
-    >>> demand = demand_of(Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"))
-    >>> [round(step_cycles(demand, Instance(64, 32, stages, 1, 1, 74), 128)) for stages in (8, 16)]
-    [305, 253]
-    """
-    bm, bn, stages, cm, cn, speed = tile
-    multiplied = bm * bn * 100 / (STEP_AREA * speed)
-    wide = -(-bn // 64) * 64 if demand.boxed else min(bn, demand.n)
-    brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
-    if min(demand.m, demand.n) > STREAMED or 0 in (demand.m, demand.n):
-        return max(multiplied, brought)
-    waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
-    # Of the longer side, for a block: blocks of the same rows or columns share what they read.
-    lines = bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
-    read = blocks * lines * ROW / MEMORY_RATE
-    queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
-    return max(multiplied, brought, queued)
 
 
 def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tuple[int, int]:

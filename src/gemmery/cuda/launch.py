@@ -291,15 +291,12 @@ def product_argument(
 
     A and C are a batch of as many matrices as rows of one of these are `apart`: see Geometry.
     """
-    transposed, problem = problem.c_layout == "col", problem.by_rows()
-    x, y, z = (_strides(view) for view in (a, b, c))
     each, step = (0, 0) if bias is None else (0, 0, *_strides(bias))[-2:]  # from group to group, and along a row
-    if transposed:
-        a, b = b, a
-        x, y, z = (y[0], y[2], y[1]), (x[0], x[2], x[1]), (z[0], z[2], z[1])
-    along = (step, 0) if transposed else (each, step)
+    along = (step, 0) if problem.c_layout == "col" else (each, step)
+    a, b, c = _by_rows(problem, apart, a, b, c)
+    x, y, z = (_strides(view) for view in (a, b, c))
+    problem = problem.by_rows()
     if apart > 1:
-        x, y, z = (x[1], x[1] * apart, x[2]), (0, *y[1:]), (z[1], z[1] * apart, z[2])
         problem = problem._replace(m=problem.m // apart, batch=apart)
     number = "d" if problem.out == "f64" else "f"
     return struct.pack(
@@ -327,10 +324,7 @@ def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View)
 
     Operands without elements are described as the kernels that read none of them expect: with k adjacent.
     """
-    if problem.c_layout == "col":
-        a, b, c = _columns(b), _columns(a), _columns(c)
-    if geometry.apart > 1:
-        a, c = _rows_apart(a, geometry.apart), _rows_apart(c, geometry.apart)
+    a, b, c = _by_rows(problem, geometry.apart, a, b, c)
     rows = problem.by_rows()
     if rows.k == 0:
         rows = rows._replace(a_layout="row", b_layout="col")
@@ -387,6 +381,15 @@ def _columns(view: View) -> View:
     *batch, rows, columns = view.shape
     *along, row, column = view.strides
     return view._replace(shape=(*batch, columns, rows), strides=(*along, column, row))
+
+
+def _by_rows(problem: Problem, apart: int, a: View, b: View, c: View) -> tuple[View, View, View]:
+    """Return the operands and C, those of C' = B' A' where C is column-major, as launches take them: see Geometry."""
+    if problem.c_layout == "col":
+        a, b, c = _columns(b), _columns(a), _columns(c)
+    if apart > 1:
+        a, b, c = _rows_apart(a, apart), b._replace(strides=(0, *b.strides[1:])), _rows_apart(c, apart)
+    return a, b, c
 
 
 def _rows_apart(view: View, count: int) -> View:

@@ -8,7 +8,7 @@ from functools import partial
 
 from gemmery.cuda import hopper
 from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template, tiles
-from gemmery.cuda.hopper import Instance
+from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_pre_pass, wgmma

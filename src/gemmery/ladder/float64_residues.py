@@ -7,7 +7,7 @@ from math import prod, sqrt
 
 from gemmery.cuda import hopper
 from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, template, tiles
-from gemmery.cuda.hopper import Instance
+from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder.general import GENERAL, on_cuda_cores

@@ -21,6 +21,7 @@ from gemmery.cuda.geometry import (
     template,
     tiles,
 )
+from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma_routes
@@ -188,7 +189,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
         maps=(*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
-        ahead=hopper.lines_ahead(problem, hopper.Instance(bm, bn, stages, cm, cn, 100), target(problem)),
+        ahead=hopper.lines_ahead(problem, Instance(bm, bn, stages, cm, cn, 100), target(problem)),
         apart=matrices,
     )
 

@@ -6,7 +6,7 @@ from functools import partial
 from math import exp
 
 from gemmery import dtypes
-from gemmery.cuda import hopper
+from gemmery.cuda import hopper_model
 from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, element, target, template
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
@@ -83,9 +83,9 @@ def _cycles(problem: Problem, bn: int, sms: int) -> float:
     rounds = (long + short) * columns / sms
     high = _BM if 4 * long > short else _BLOCK  # of tiles that decide when a round ends
     area, speed = high * bn, {64: 80, 128: 93, 256: 100}[bn]
-    steps = -(-problem.k * dtypes.get(problem.dtype).size // hopper.ROW)
-    step = max(area * 100 / (hopper.STEP_AREA * speed), (high + bn) * hopper.ROW / hopper.LINE_RATE)
-    each = steps * step + area * hopper.FINISH[dtypes.get(problem.out).size]
+    steps = -(-problem.k * dtypes.get(problem.dtype).size // hopper_model.ROW)
+    step = max(area * 100 / (hopper_model.STEP_AREA * speed), (high + bn) * hopper_model.ROW / hopper_model.LINE_RATE)
+    each = steps * step + area * hopper_model.FINISH[dtypes.get(problem.out).size]
     return each * (rounds + 0.5 if rounds > 1 else 1)
 
 

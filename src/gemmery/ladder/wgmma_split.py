@@ -9,7 +9,7 @@ from functools import partial
 from gemmery import dtypes
 from gemmery.cuda import hopper
 from gemmery.cuda.geometry import C_NAMES, Geometry, element, target, template, tiles
-from gemmery.cuda.hopper import Instance
+from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma

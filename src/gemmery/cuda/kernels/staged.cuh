@@ -22,10 +22,11 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   using Part = typename Select<PACKED, unsigned, Out>::type;
   static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
 
-  // Pieces, the last ones, that stay while the next tile is multiplied: as many as fit beside its sums, and where rows
-  // are APART beside a part of A, too.
+  // Pieces, the last ones, that stay while the next tile is multiplied: as many as fit beside its sums. Of a late tile,
+  // from the second step on, no more fit than BESIDE_A, as a part of A is in registers, too.
   static constexpr int ROOM = PACKED ? 208 : 192, FITTING = SUMS < 192 ? (ROOM - SUMS) / EACH : 0;
-  static constexpr int MOST = !OVERLAPPED ? FITTING : Tiles::APART ? (Tiles::WARPGROUPS == 3 ? 5 : 7) : COUNT;
+  static constexpr int BESIDE_A = Tiles::WARPGROUPS == 3 ? 5 : 6, OF_APART = Tiles::WARPGROUPS == 3 ? 5 : 7;
+  static constexpr int MOST = !OVERLAPPED ? FITTING : Tiles::APART ? OF_APART : COUNT;
   static constexpr int STAYING = MOST < COUNT ? MOST : COUNT;
   static constexpr int LEAVING = COUNT - STAYING;
   static constexpr int STEPS = STAYING > 1 ? STAYING : 1;  // that a tile has at least: one piece is stored in each

@@ -61,7 +61,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   bool brief = is_brief(p.product.k);
   // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
   constexpr bool AHEAD = Tiles::BM != 192 && (!P::PACKED || P::STAYING % P::COUNT == 0);
-  constexpr bool FORKS = Tiles::NARROWER > 0 || Tiles::APART;
+  constexpr bool FORKS = Tiles::NARROWER > 0 || Tiles::APART;  // tiles are multiplied by code of their own
   while (order.more()) {
     bool late = false;
     if constexpr (Tiles::APART) {
@@ -88,8 +88,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
 #pragma unroll
       for (int i = 0; i < P::STEPS; ++i) {
         consumer.template multiply_stage<Tiles::PRODUCTS, Tiles::WN, LATE>(i == 0);
-        // From the second step on, a late tile needs registers for A.
-        constexpr int MORE = LATE && P::STAYING > 6 ? P::STAYING - 6 : 0;
+        constexpr int MORE = LATE && P::STAYING > P::BESIDE_A ? P::STAYING - P::BESIDE_A : 0;
 #pragma unroll
         for (int piece = i == 0 ? 0 : i + MORE; piece <= i + MORE; ++piece) {
           if (piece < P::STAYING && pending) store(staying[piece], P::LEAVING + piece, before);

@@ -127,6 +127,7 @@ def test_rows_that_are_apart_keep_the_order_of_sums(width, first):
         ("wgmma.cuh", "block * (8192 >> 4) - late", "block * (8192 >> 4)"),
         ("wgmma.cuh", "^ chunk * 16", "+ chunk * 16"),
         ("wgmma_specialized.cu", "first.load(0, before, 7)", "first.load(0, before, 6)"),
+        ("wgmma_specialized.cu", "ptx::wgmma_wait_group<1>();  // the registers of the last", "// of the last"),
         ("wgmma_specialized.cu", "first.load(1, now.stage, 0)", "first.load(1, now.stage, 1)"),
         ("wgmma_epilogue.cu", "late = Tiles::is_late(p, order.tile)", "late = false"),
         ("wgmma_persistent.cu", "row -= matrix * rows()", "row -= matrix"),

@@ -119,6 +119,18 @@ def test_a_sum_that_is_used_before_it_is_waited_for_is_found():
     assert {one.kind for one in found if "may still write" in one.message} == {"misuse"}
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_register_of_a_that_is_written_before_the_product_ends_is_found(last):
+    """Between the product and its wait, or behind it."""
+    case = hopper.PRODUCTS["a in registers"].case
+    wait, write = 'wgmma.wait_group.sync.aligned 0;" :::', "add.u32 %0, %0, 1;"
+    assert case.source.count(wait) == 1
+    both = f"wgmma.wait_group.sync.aligned 0; {write}" if last else f"{write} wgmma.wait_group.sync.aligned 0;"
+    source = case.source.replace(wait, f'{both}" :: "r"(a[2]) :')
+    found = emulate(source, case.kernel, case.grid, case.block, case.args, case.shared, ARCH).findings
+    assert {one.kind for one in found if "register of A" in one.message} == (set() if last else {"misuse"})
+
+
 @pytest.mark.parametrize(
     "opcode",
     [

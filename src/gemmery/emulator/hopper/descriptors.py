@@ -60,6 +60,7 @@ class WgmmaOperand:
     by_rows: bool = False
     descriptors: Indices | None = None  # one a warpgroup
     registers: tuple[Array, ...] = ()  # of A: four, each (warpgroups, 128)
+    slots: tuple[int, ...] = ()  # where the machine has those registers
 
     def only(self, some: Flags) -> WgmmaOperand:
         """Return the selected warpgroups."""

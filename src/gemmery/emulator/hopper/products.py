@@ -209,6 +209,7 @@ class Products:
         shared = machine.shared.view("c16", 1)
         sides: tuple[list[Array], list[Array]] = ([], [])
         for product in run:
+            self._still_there(product)
             for places in self._reads(product):
                 np.subtract.at(self._readers, places, 1)
             for side, decoded in zip((product.a, product.b), sides, strict=True):
@@ -219,6 +220,17 @@ class Products:
                 decoded.append(DECODED[side.type](side.words(shared, pieces)))
         a, b = (decoded[0] if len(run) == 1 else np.concatenate(decoded, axis=2) for decoded in sides)
         self._write(first, multiplied(a, b) if first.shape.sums == "s32" else self._rounded(first, a, b))
+
+    def _still_there(self, product: WarpgroupProduct) -> None:
+        """Report registers of A that have other bits than when the product began."""
+        machine, lanes = self._machine, lanes_of(product.groups)
+        for slot, began in zip(product.a.slots, product.a.registers, strict=False):
+            now = np.asarray(machine.spread(machine.registers[slot])[lanes])
+            bad = (now.view("u4") != began.view("u4")).any(axis=1)
+            if bad.any():
+                what = "has a register of A written before it ends: put a wgmma.wait_group before the write"
+                report_misuse(machine, product.index, product.groups[bad], what)
+                return
 
     def _read(self, product: WarpgroupProduct, offsets: Indices, base: Indices) -> Indices:
         """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""

@@ -49,7 +49,9 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     constants = [register.bits if isinstance(register, Immediate) else None for register in rest[1:]]
     in_registers = isinstance(a, Vector)
     signs, by_rows = _constants(instruction, shape, constants, in_registers)
-    reads = [lowering.read(register, "b32", instruction) for register in a.elements] if isinstance(a, Vector) else []
+    of_a = a.elements if isinstance(a, Vector) else ()
+    reads = [lowering.read(register, "b32", instruction) for register in of_a]
+    slots_a = tuple(lowering.slots[each.name] for each in of_a if isinstance(each, Register))
     read_a = None if in_registers else lowering.read(a, "s64", instruction)
     read_b = lowering.read(b, "s64", instruction)
     early = _early(lowering, index, sums)
@@ -65,7 +67,7 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
             side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], machine.spread(read_a(registers))[groups])
         else:
             values = tuple(machine.spread(read(registers))[lanes] for read in reads)
-            side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], registers=values)
+            side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], registers=values, slots=slots_a)
         side_b = WgmmaOperand(shape.b, shape.n, by_rows[1], machine.spread(read_b(registers))[groups])
         added = np.asarray(machine.spread(adds(registers))[groups])
         batch = np.zeros(0, np.int64)

@@ -532,7 +532,12 @@ MUTANTS = (
         ("descriptor.cuh", "ROWS = 1024 >> 4", "ROWS = 512 >> 4", "8 rows at the wrong distance"),
         ("descriptor.cuh", "SWIZZLE_128 = 1;", "SWIZZLE_128 = 2;", "a swizzle of 64 bytes"),
         ("descriptor.cuh", "K_MAJOR ? 32 : 2048", "K_MAJOR ? 64 : 2048", "every other 32 bytes of k"),
-        ("wgmma.cuh", "threadIdx.x % 128 / 32 * 16", "threadIdx.x % 128 / 32 * 8", "rows of C on each other"),
+        (
+            "wgmma.cuh",
+            "row += threadIdx.x % 128 / 32 * 16",
+            "row += threadIdx.x % 128 / 32 * 8",
+            "rows of C on each other",
+        ),
         config={"bm": 128, "bn": 64, "stages": 2},
         shape=(104, 72, 328),
         name="f16",
@@ -557,14 +562,14 @@ MUTANTS = (
         ),
         (
             "wgmma_specialized.cu",
-            "full + 8 * now.stage, now.parity);\n    ptx::wgmma_fence",
-            "full + 8 * now.stage, now.parity ^ 1);\n    ptx::wgmma_fence",
+            "full + 8 * now.stage, now.parity);\n    if (LATE",
+            "full + 8 * now.stage, now.parity ^ 1);\n    if (LATE",
             "a wrong parity of the consumers",
         ),
         (
             "wgmma_specialized.cu",
-            "wgmma_wait_group<1>",
-            "wgmma_wait_group<2>",
+            "wgmma_wait_group<1>();\n          release",
+            "wgmma_wait_group<2>();\n          release",
             "a stage is handed back while it is read",
         ),
         (
@@ -629,8 +634,8 @@ MUTANTS = (
         ),
         (
             "wgmma_specialized.cu",
-            "Tiles::WARPGROUPS * place.LISTENERS",
-            "Tiles::WARPGROUPS",
+            "Tiles::RELEASES * place.LISTENERS",
+            "Tiles::RELEASES",
             "a stage that one block hands back for all",
         ),
         config={"bm": 128, "bn": 64, "stages": 2, "cm": 2, "cn": 1, "band": 4},
@@ -768,8 +773,8 @@ MUTANTS = (
         "wgmma_epilogue",
         (
             "wgmma_epilogue.cu",
-            "pending) store(staying[i], P::LEAVING + i, before)",
-            "pending) store(staying[i], i, before)",
+            "pending) store(staying[piece], P::LEAVING + piece, before)",
+            "pending) store(staying[piece], piece, before)",
             "pieces that stayed go to the places of those that left",
         ),
         (

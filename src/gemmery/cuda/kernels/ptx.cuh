@@ -76,11 +76,6 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&d)[4], unsigned shared) {
                : "memory");
 }
 
-// Two of them; lanes 0 to 15 pass addresses.
-__device__ __forceinline__ void ldmatrix_x2(unsigned& x, unsigned& y, unsigned shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(shared) : "memory");
-}
-
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&d)[4], unsigned shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

@@ -235,7 +235,12 @@ WGMMA(float, "+f", "256", 128, "128", "129", "130", "131", "132");
 WGMMA(int, "+r", "256", 128, "128", "129", "130", "131", "132");
 #undef WGMMA
 
-// The same with A in registers, of 16-bit elements: those of 16 rows for each warp, as ldmatrix_x4 loads them.
+// Two of the matrices of ldmatrix_x4; lanes 0 to 15 pass addresses.
+__device__ __forceinline__ void ldmatrix_x2(unsigned& x, unsigned& y, unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(shared) : "memory");
+}
+
+// wgmma_mma_async with A in registers, of 16-bit elements: a warp has those of its 16 rows, as ldmatrix_x4 loads them.
 #define WGMMA(n, count, a0_at, a1_at, a2_at, a3_at, b_at, adds_at, text_at, signs_at)                             \
   template <class Types>                                                                                         \
   __device__ __forceinline__ void wgmma_mma_async(float(&d)[count], const unsigned(&a)[4], unsigned long long b, \

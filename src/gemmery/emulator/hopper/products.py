@@ -222,13 +222,15 @@ class Products:
         self._write(first, multiplied(a, b) if first.shape.sums == "s32" else self._rounded(first, a, b))
 
     def _still_there(self, product: WarpgroupProduct) -> None:
-        """Report registers of A that have other bits than when the product began."""
+        """Report registers of A whose bits have changed since the product began."""
         machine, lanes = self._machine, lanes_of(product.groups)
-        for slot, began in zip(product.a.slots, product.a.registers, strict=False):
+        for slot, began in zip(product.a.slots, product.a.registers, strict=True):
             now = np.asarray(machine.spread(machine.registers[slot])[lanes])
             bad = (now.view("u4") != began.view("u4")).any(axis=1)
             if bad.any():
-                what = "has a register of A written before it ends: put a wgmma.wait_group before the write"
+                what = (
+                    "writes a register of A before the product that reads it has ended: put a wgmma.wait_group between"
+                )
                 report_misuse(machine, product.index, product.groups[bad], what)
                 return
 

@@ -52,6 +52,8 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     of_a = a.elements if isinstance(a, Vector) else ()
     reads = [lowering.read(register, "b32", instruction) for register in of_a]
     slots_a = tuple(lowering.slots[each.name] for each in of_a if isinstance(each, Register))
+    if len(slots_a) < len(of_a):
+        raise refused(instruction)
     read_a = None if in_registers else lowering.read(a, "s64", instruction)
     read_b = lowering.read(b, "s64", instruction)
     early = _early(lowering, index, sums)

@@ -18,7 +18,7 @@ from gemmery.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 MODEL_LOSS = 0.03  # of the fastest time
-DISTURBED = 20  # times the fastest: one burst of 96 us among those of 4 to 8, not timed again
+DISTURBED = 20  # times the fastest: one burst of 96 us among those of 4 to 8, which did not come again
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gemmery import dtypes
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -31,8 +33,8 @@ READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns 
 class Instance(NamedTuple):
     """What a kernel is compiled for. `speed` is that of its products while operands come in time, in percent.
 
-    `known` says for which products the model may choose it: all, those with rows that "straddle" lines of the L2 cache,
-    "whole" ones without or at most 64 rows of C, or none, as it was only found to be fast where it was "measured".
+    `known` says which products the model may choose it for: "all"; "straddle", those whose rows straddle lines of L2;
+    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table.
     """
 
     bm: int  # rows and columns of C of a tile
@@ -41,7 +43,7 @@ class Instance(NamedTuple):
     cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
     cn: int
     speed: int
-    known: str = "all"
+    known: Literal["all", "straddle", "whole", "measured"] = "all"
 
 
 class Demand(NamedTuple):

@@ -61,7 +61,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   bool brief = is_brief(p.product.k);
   // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
   constexpr bool AHEAD = Tiles::BM != 192 && (!P::PACKED || P::STAYING % P::COUNT == 0);
-  constexpr bool FORKS = Tiles::NARROWER > 0 || Tiles::APART;  // tiles are multiplied by code of their own
+  constexpr bool FORKS = Tiles::NARROWER > 0 || Tiles::APART;  // some tiles are multiplied by loops of their own
   while (order.more()) {
     bool late = false;
     if constexpr (Tiles::APART) {

@@ -51,7 +51,7 @@ template <class Tiles> struct Bands {
     within -= bands * of_band;
     unsigned column = within / height, row = first + within - column * height;
     if (Tiles::APART) {
-      // Every other matrix has late tiles. A block often has one row of all bands: it gets both kinds in turn.
+      // Every other matrix may have late tiles. A block often has the same row of all bands: it gets both kinds.
       if (rows() == 1 && band % 2 == 0) row ^= bands % 2;
       matrix = row / rows();
       row -= matrix * rows();

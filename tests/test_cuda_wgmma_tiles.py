@@ -277,3 +277,14 @@ def test_tiles_that_are_refused(config, change, words):
     problem = Problem(512, 512, 512, "bf16", "bf16", b_layout="col", device="h200")._replace(**change)
     with pytest.raises(RefusedError, match=words):
         EPILOGUE.geometry(problem, config)
+
+
+@pytest.mark.parametrize(("shape", "places"), [((64, 64, 12), 1), ((128, 112, 6), 2), ((256, 160, 4, 1, 2), 1)])
+def test_large_tiles_let_the_next_launch_begin_when_their_products_have_ended(shape, places):
+    """They ask once more, behind the products, where the grid is not small; the largest have no registers to ask."""
+    problem = Problem(4096, 4096, 4096, "bf16", "bf16", b_layout="col", device="h100", alignments=(16, 16, 16))
+    (launch,) = EPILOGUE.geometry(problem, {**EPILOGUE.default, **tile(*shape), "band": 4, "blocks": 128}).launches
+    text = nvrtc.ptx(launch.source, launch.kernel, "sm_90a").text
+    before, _, after = text.partition("wgmma.mma_async")
+    begins = "griddepcontrol.launch_dependents"
+    assert (before.count(begins), after.count(begins)) == (1, places - 1)

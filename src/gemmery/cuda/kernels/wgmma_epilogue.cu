@@ -157,18 +157,24 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     pending = true;
     if (!AHEAD) order.next();
   }
+  // A large tile takes so long to store that the next launch would begin too early in front of it.
+  constexpr bool LARGE = Tiles::BM * Tiles::BN >= 128 * 128;
+  const bool lets = Order::LAST && !Pipe::lets_next_begin();
+  if (!LARGE && lets) ptx::griddepcontrol_launch_dependents();
   if (pending) {
 #pragma unroll
     for (int i = 0; i < P::STAYING; ++i) store(staying[i], P::LEAVING + i, before);
   }
+  if (LARGE && lets) ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }
 
 // Asks L2 for a tile's operands, by one thread, while the launches before still run: L2 sees what they write. Only of a
-// short k, which the ring holds whole: of a longer one, the copies would wait behind these requests.
+// short k, which the ring holds whole: of a longer one, the copies would wait behind these requests. And only where the
+// launch before leaves room: else blocks begin when its own end, and there is no time for it.
 template <class Tiles, class P, class Place>
 __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, Tile tile, Steps k) {
-  if (k.steps > Tiles::STAGES) return;
+  if (k.steps > Tiles::STAGES || gridDim.x > HALF_OF_ALL) return;
 #pragma unroll 1
   for (int step = k.first; step < k.first + k.steps; ++step) {
     prefetch<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(p.a, step * Tiles::BK, tile.row,
@@ -202,7 +208,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
   if constexpr (!Order::GROUPED && Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
     if (p.ahead && threadIdx.x >= 128) ask_ahead<Tiles, Order>(p);  // the ring is ready half a microsecond later
   }
-  Pipeline<Tiles, P::BYTES> pipe(shared, p);
+  Pipeline<Tiles, P::BYTES> pipe(shared, p, Order::GROUPED || Pipeline<Tiles>::lets_next_begin());
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Order order(p, pipe.place);
   if (!Order::GROUPED && threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);

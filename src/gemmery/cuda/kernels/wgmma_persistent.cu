@@ -11,7 +11,7 @@
 // every other tile may be NARROWER, it is so in turns along a band and from one band to the next, since a block often
 // has the same columns of the next band; unless rows of C begin at sectors of 32 bytes, and tiles would not.
 template <class Tiles> struct Bands {
-  static constexpr bool GROUPED = false;
+  static constexpr bool GROUPED = false, LAST = true;  // LAST: a block has no tiles but these
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
   const int m, n, batch, band;  // of the argument, which costs no registers
   const long long row_bytes;

@@ -7,6 +7,8 @@
 #include "cluster.cuh"
 #include "wgmma.cuh"
 
+constexpr int HALF_OF_ALL = 66;  // of the 132 multiprocessors of an H100 or H200
+
 // Of 512 for one thread of each warpgroup: 232 for each of two consumers, 160 for each of three.
 constexpr int producer_registers(int consumers) { return consumers == 3 ? 32 : 40; }
 constexpr int consumer_registers(int consumers) { return consumers == 3 ? 160 : 232; }
@@ -22,9 +24,19 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   unsigned ring, full, empty;
   int warpgroup;  // 0: the producer's
 
-  // After it, barriers are ready in all blocks of the cluster. The launches before may not have ended.
+  // Whether the next launch may begin at once. Its blocks then come to multiprocessors as these become free, which
+  // scatters neighbouring tiles over the chip: fewer of their copies are served together on the way from L2. That costs
+  // large tiles up to a ninth; small ones are soon over, and gain more from the early begin. So do launches that leave
+  // half of the multiprocessors free. The largest tiles have no registers to decide.
+  static __device__ __forceinline__ bool lets_next_begin() {
+    constexpr int AREA = Tiles::BM * Tiles::BN;
+    return AREA <= 4096 || AREA > 36864 || gridDim.x <= HALF_OF_ALL;
+  }
+
+  // After it, barriers are ready in all blocks of the cluster. The launches before may not have ended. The next one may
+  // begin, if it may `lead`; else the caller lets it, or the end of this one does.
   template <class P>
-  __device__ __forceinline__ Pipeline(const char* shared, const P& p)
+  __device__ __forceinline__ Pipeline(const char* shared, const P& p, bool lead = true)
       : ring(ptx::shared_address(shared)), full(ring + Tiles::RING + STAGING), empty(full + 8 * Tiles::STAGES),
         warpgroup(__shfl_sync(~0u, threadIdx.x / 128, 0)) {
     if (threadIdx.x == 0) {
@@ -33,7 +45,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
       init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS);
     }
     place.sync();
-    ptx::griddepcontrol_launch_dependents();
+    if (lead) ptx::griddepcontrol_launch_dependents();
   }
 
   // After it, the launches before have ended: until then nothing of theirs may be read, and nothing written. What needs

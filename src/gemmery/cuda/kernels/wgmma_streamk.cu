@@ -14,6 +14,7 @@ template <int SPLITS> __device__ __forceinline__ int whole_tiles(int count) {
 
 // Every stride-th tile of the order, up to `end`.
 template <class Tiles> struct Turns : Bands<Tiles> {
+  static constexpr bool LAST = false;
   int end, stride;
 
   template <class P, class Place>

@@ -50,13 +50,13 @@ TABLE = Path(__file__).parents[1] / "src" / "gemmery" / "cuda" / "hopper_table.p
 RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
 OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
-SPEEDS = {  # percent of the fastest while operands come in time, as in `hopper`, by rows and columns of a tile
-    128: {32: 88, 64: 79, 96: 76, 112: 90, 128: 93, 144: 92, 160: 92, 192: 94, 224: 98, 256: 100},
-    192: {128: 90, 192: 98},
-    256: {128: 97, 160: 100, 192: 100},
-    64: {32: 88, 64: 80, 96: 80, 128: 80, 160: 80, 192: 80, 224: 80, 256: 80},
+WIDTHS = {
+    128: (32, 64, 96, 112, 128, 144, 160, 192, 224, 256),
+    192: (128, 192),
+    256: (128, 160, 192),
+    64: (32, 64, 96, 128, 160, 192, 224, 256),
 }
-TILES = tuple((bm, bn) for bm, row in SPEEDS.items() for bn in row)
+TILES = tuple((bm, bn) for bm, widths in WIDTHS.items() for bn in widths)
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 SHARED = 227 << 10  # bytes of a block
 STAGING = 32 << 10  # of it for finished parts of C, half for those of a tile too large to stay packed
@@ -155,10 +155,12 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
         for parts in splits:
             if parts > 1 and not hopper.shared_turns(demand, tile, parts, device.sms):
                 continue
-            values = dict(zip(hopper.KEYS, (*tile[:5], band, parts, blocks if parts == 1 else 0), strict=True))
+            values = dict(
+                zip(hopper.KEYS, (*tile[:5], band, parts, (parts == 1 and blocks) or device.sms), strict=True)
+            )
             candidate = Candidate(rungs[RUNGS[parts > 1]], values)
             if launches(candidate, problem):
-                every.append((hopper_model.cycles(demand, tile, parts, device.sms), candidate))
+                every.append((hopper_model.cycles(demand, tile, parts, device), candidate))
     every.sort(key=lambda row: row[0])
     whole = [candidate for _, candidate in every if candidate.config["splits"] == 1][:WHOLE]
     split = [candidate for _, candidate in every if candidate.config["splits"] > 1][:SPLIT]
@@ -173,7 +175,7 @@ def tiles(problem: Problem) -> Iterator[Instance]:
     for (bm, bn), (cm, cn) in product(TILES, CLUSTERS):
         staging = STAGING // 2 if bm * bn > hopper.WHOLE_TILE else STAGING
         most = min((SHARED - staging) // ((bm + bn) * hopper_model.ROW), MOST_STAGES)
-        yield Instance(bm, bn, most, cm, cn, SPEEDS[bm][bn] - 2 * (cm * cn > 1))
+        yield Instance(bm, bn, most, cm, cn)
     if problem.m <= hopper.FEW:
         yield from (tile for tile in hopper.INSTANCES if tile.bm == hopper.FEW)
 

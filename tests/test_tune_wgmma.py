@@ -17,7 +17,8 @@ from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Problem
 
 ROOT = Path(__file__).parents[1]
-MODEL_LOSS = 0.03  # of the fastest time
+# Of the fastest time, by the file in benchmarks/tuning.
+MODEL_LOSS = {"straddling-nvidia-h100": 0.025, "sizes-nvidia-h100": 0.01, "nvidia-h200": 0.01}
 DISTURBED = 20  # times the fastest: one burst of 96 us among those of 4 to 8, which did not come again
 
 
@@ -150,23 +151,31 @@ def test_shapes_are_spelled_as_sides(tune):
     assert tune.shape("1x2x3") == (1, 2, 3)
 
 
-def test_the_model_is_near_the_fastest_tiles_for_rows_that_straddle(tune):
-    """On average, over the sizes to which it was fitted; a few choices were not timed."""
+@pytest.mark.parametrize(("file", "most"), MODEL_LOSS.items())
+def test_the_model_is_near_the_fastest_tiles(tune, file, most):
+    """On average, over the sizes to which it was fitted and others; some choices were not timed."""
+    device = KNOWN["h200" if file.endswith("h200") else "h100"]
+    tiles = {(*tile[:2], *tile[3:5]) for tile in hopper.INSTANCES}
     times: dict[tuple, dict[tuple, float]] = {}
-    for line in (ROOT / "benchmarks" / "tuning" / "straddling-nvidia-h100.jsonl").read_text().splitlines():
+    for line in (ROOT / "benchmarks" / "tuning" / f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line)
-        key = tuple(row["config"][name] for name in ("bm", "bn", "stages", "cm", "cn", "splits"))
+        key = tuple(row["config"][name] for name in ("bm", "bn", "cm", "cn", "splits"))
+        if key[:4] not in tiles or row["dtype"] != "bf16":
+            continue
+        if row["config"]["blocks"] == 0 and key[4] == 1:
+            continue  # the grid was that of the tile that was chosen at that time
         of_product = times.setdefault((row["m"], row["n"], row["k"], row["layouts"]), {})
         of_product[key] = min(row["us"], of_product.get(key, math.inf))
     losses = []
     for (m, n, k, layouts), timed in times.items():
         a, b = tune.LAYOUTS[layouts]
-        problem = Problem(m, n, k, "bf16", "bf16", a_layout=a, b_layout=b, alignments=(16, 16, 16))
-        tile, splits = hopper.modelled(problem, KNOWN["h100"])
-        if (us := timed.get((*tile[:5], splits))) is not None:
+        aligned = tuple(math.gcd(2 * side, 16) for side in (m if a == "col" else k, n if b == "row" else k, n))
+        problem = Problem(m, n, k, "bf16", "bf16", a_layout=a, b_layout=b, alignments=aligned)
+        tile, splits = hopper.modelled(problem, device)
+        if (us := timed.get((*tile[:2], *tile[3:5], splits))) is not None:
             losses.append(us / min(timed.values()) - 1)
     disturbed = [loss for loss in losses if loss > DISTURBED]
     assert len(disturbed) <= 1
     losses = [loss for loss in losses if loss not in disturbed]
-    assert len(losses) >= 0.9 * len(times)
-    assert sum(losses) / len(losses) <= MODEL_LOSS
+    assert len(losses) >= 0.8 * len(times)
+    assert sum(losses) / len(losses) <= most

@@ -21,6 +21,7 @@ from gemmery.cuda.hopper_model import (
     at_a_time,
     cycles,
     demand_of,
+    grid,
     shared_turns,
     straddles,
 )
@@ -29,38 +30,40 @@ from gemmery.problem import Problem
 
 KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "splits", "blocks")
 # fmt: off
-#            bm   bn stages cm cn speed known
+#            bm   bn stages cm cn known
 INSTANCES = (
-    Instance(128, 256,    4, 1, 1, 100),
-    Instance(256, 192,    3, 1, 1, 100),
-    Instance(256, 160,    4, 1, 2, 100),
-    Instance(256, 160,    3, 1, 2,  98),  # where boxes of B are wider
-    Instance(256, 128,    4, 1, 1,  97, "measured"),
-    Instance(192, 192,    4, 2, 1,  97),
-    Instance(128, 224,    4, 1, 1,  98),
-    Instance(128, 256,    4, 2, 1,  98),
-    Instance(128, 224,    4, 2, 1,  96),
-    Instance(128, 192,    4, 2, 1,  92),
-    Instance(128, 144,    5, 1, 1,  92),
-    Instance(128, 128,    6, 1, 1,  93),
-    Instance(128, 112,    6, 1, 1,  90),
-    Instance(128, 128,    6, 2, 1,  91),
-    Instance(128,  96,    6, 1, 1,  76),
-    Instance( 64, 128,    8, 2, 1,  78),
-    Instance(128,  64,    8, 1, 1,  79),
-    Instance(128,  32,    9, 1, 1,  88),  # where tiles of 64 rows do not suit
-    Instance(256, 192,    3, 1, 2,  98, "straddle"),
-    Instance( 64, 160,    6, 2, 1,  78, "straddle"),
-    Instance( 64,  96,    8, 2, 1,  78),
-    Instance( 64,  64,    8, 1, 1,  80),
-    Instance( 64,  64,   12, 1, 1,  80),
-    Instance( 64,  64,   12, 2, 1,  80),
-    Instance( 64,  32,    8, 1, 1,  74, "whole"),
-    Instance( 64,  32,   16, 1, 1,  74, "whole"),
-    Instance(  8,  32,   24, 1, 1,   9),  # 64 rows are multiplied
-    Instance(  8,  64,   12, 1, 1,   9, "measured"),
-    Instance(  8,  96,   10, 1, 1,   9, "measured"),
-    Instance(  8, 112,    8, 1, 1,   9, "measured"),
+    Instance(128, 256,    4, 1, 1),
+    Instance(256, 192,    3, 1, 1),
+    Instance(256, 160,    4, 1, 2),
+    Instance(256, 160,    3, 1, 2),  # where boxes of B are wider
+    Instance(256, 128,    4, 1, 1, "measured"),
+    Instance(192, 192,    4, 2, 1),
+    Instance(128, 224,    4, 1, 1),
+    Instance(128, 256,    4, 2, 1),
+    Instance(128, 224,    4, 2, 1),
+    Instance(128, 192,    4, 2, 1),
+    Instance(128, 160,    5, 1, 1),
+    Instance(128, 144,    5, 1, 1),
+    Instance(128, 128,    6, 1, 1),
+    Instance(128, 112,    6, 1, 1),
+    Instance(128, 128,    6, 2, 1),
+    Instance(128,  96,    6, 1, 1),
+    Instance( 64, 128,    8, 2, 1),
+    Instance(128,  64,    8, 1, 1),
+    Instance(128,  32,    9, 1, 1),  # where tiles of 64 rows do not suit
+    Instance(256, 192,    3, 1, 2, "straddle"),
+    Instance( 64, 160,    6, 2, 1, "straddle"),
+    Instance( 64,  96,    8, 1, 1),
+    Instance( 64,  96,    8, 2, 1),
+    Instance( 64,  64,   12, 1, 1),
+    Instance( 64,  64,    8, 1, 1),
+    Instance( 64,  64,   12, 2, 1),
+    Instance( 64,  32,    8, 1, 1, "whole"),
+    Instance( 64,  32,   16, 1, 1, "whole"),
+    Instance(  8,  32,   24, 1, 1),  # 64 rows are multiplied
+    Instance(  8,  64,   12, 1, 1, "measured"),
+    Instance(  8,  96,   10, 1, 1, "measured"),
+    Instance(  8, 112,    8, 1, 1, "measured"),
 )
 # fmt: on
 WHOLE_TILE = 36864  # sums that stay in registers, packed, while the next tile is multiplied
@@ -135,7 +138,7 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
     if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or not suits(problem, *winner[:2]):
         return None
-    return Instance(*winner[:5], 100), winner[5]
+    return Instance(*winner[:5]), winner[5]
 
 
 def outruns_gemv(problem: Problem) -> bool:
@@ -190,7 +193,7 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
         choices += [
             (tile, splits) for tile in alone for splits in SPLITS if shared_turns(demand, tile, splits, device.sms)
         ]
-    return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
+    return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device))
 
 
 def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
@@ -243,7 +246,7 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     hold.
 
     >>> from gemmery.cuda.device import KNOWN
-    >>> row, tile = Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"), Instance(8, 32, 24, 1, 1, 9)
+    >>> row, tile = Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"), Instance(8, 32, 24, 1, 1)
     >>> (
     ...     [lines_ahead(row, tile, KNOWN[name]) for name in ("h100", "h200")],
     ...     lines_ahead(row._replace(m=9), tile, KNOWN["h100"]),
@@ -281,18 +284,17 @@ def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
 def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tuple[int, int]:
     """Return the tiles in a column of the order in which they are taken, and the blocks of the grid (0: all).
 
-    A round then covers about a square of C. A grid of whole columns is faster than one of all multiprocessors that
-    takes as many rounds: blocks that run together share rows and columns of the operands.
+    A round then covers about a square of C.
 
     >>> order(INSTANCES[0], 64, 32, 1, 132)
     (16, 128)
-    >>> pairs = Instance(128, 224, 4, 2, 1, 96)
+    >>> pairs = Instance(128, 224, 4, 2, 1)
     >>> order(pairs, 21, 12, 1, 132)  # 11 x 12 pairs of blocks: two rounds of 66, and of 64 three
     (6, 0)
     """
-    tiles, whole = -(-rows // tile.cm) * tile.cm * -(-columns // tile.cn) * tile.cn * batch, sms - sms % 16
+    tiles = -(-rows // tile.cm) * tile.cm * -(-columns // tile.cn) * tile.cn * batch
     side = (sms * tile.bn / tile.bm) ** 0.5
     most = 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
     clusters = max(1, -(-rows // tile.cm))  # on top of each other
     band = -(-clusters // -(-clusters * tile.cm // most))  # of equal bands: 3000 squared gains 0.7 %
-    return band, whole if -(-tiles // whole) == -(-tiles // sms) else 0
+    return band, grid(tiles, sms)

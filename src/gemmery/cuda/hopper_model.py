@@ -5,33 +5,41 @@ from __future__ import annotations
 from typing import Literal
 
 from gemmery import dtypes
+from gemmery.cuda.device import KNOWN, Device
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile has in shared memory
-STRADDLING = 317  # that cost as much of the L2 cache as such a row that touches two lines of it
+STRADDLING = 289  # that cost as much of the L2 cache as such a row that touches two lines of it
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
-# Cycles of a multiprocessor, fitted to times on an H200. A step multiplies ROW bytes of k, for every element type.
-STEP_AREA = 32  # elements of C of a tile for which a step multiplies in a cycle
-LINE_RATE = 76  # bytes that the L2 cache delivers to a multiprocessor in a cycle
-START = 4150  # of a launch among others
-PAIRED = 1500  # more, where its blocks are paired and rows straddle
-LAST = 0.033  # of an element of the last tile, whose end nothing hides
-FINISH = {2: 0.009, 4: 0.1}  # of an element of every tile, by the bytes of an element of C
-FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.24  # adding up the parts of a tile in a cluster
+# Cycles of a multiprocessor, fitted to times on an H100 and an H200. A step multiplies ROW bytes of k, for every
+# element type. For an element of C, tensor cores take 1 / STEP_AREA. Shared memory serves, for each 64 rows of a tile,
+# these rows of A and all columns of B, and what copies write: below 128 by 144 that takes longer.
+STEP_AREA = 32
+SERVED = 154  # bytes of these in a cycle; by count it is 128, but not all of them seem to take their turn
+LINE_RATE = 66  # bytes that the L2 cache delivers to a multiprocessor in a cycle
+START = 8000  # of a launch among others
+HIDDEN = 1000  # of these, where half of the multiprocessors are free for the next launch
+PAIRED = 3500  # more, where blocks are paired
+END = 2200  # of each tile of 64 rows or more, while its warpgroups do not multiply
+LAST = 0.17  # of an element of the last tile, whose end nothing hides
+FINISH = {2: 0.0, 4: 0.1}  # more, of an element of every tile, by the bytes of an element of C
+FINISH_NARROW = 0.04  # of two bytes, next to operands of one byte
+EXCHANGE, EXCHANGE_ELEMENT = 8500, 0.16  # adding up the parts of a tile in a cluster
+# Rounds of a grid of all multiprocessors are no rectangles of C: blocks read what no others do at that time.
+MANY, RAGGED = 5, 1.04  # rounds from which that counts, and how much
 # Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile
 # and 8 stages, in which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9.
 # With 16 stages 64 x 4096 x 4096 takes 10.6 us; but with 12 those 128 rows take no less than with 8.
 STREAMED = 128  # rows or columns of C
+READ_ONCE, PAIRED_ONCE = 0.88, 1500  # of the time, where clusters share columns of B; and in place of PAIRED
 LATENCY = 2400  # cycles from the request for a stage to its products
-MEMORY_RATE = 2090  # bytes that memory delivers in a cycle, 4.15 TB/s
-READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
+MEMORY = 0.44  # bytes that memory delivers in a cycle, for each GB/s that it is made for: 0.87 of them, at 1.98 GHz
 
 
 class Instance(NamedTuple):
-    """What a kernel is compiled for. `speed` is that of its products while operands come in time, in percent.
+    """What a kernel is compiled for. `speed` is that of its products, in percent, for kernels that have no model.
 
     `known` says which products the model may choose it for: "all"; "straddle", those whose rows straddle lines of L2;
     "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table.
@@ -42,8 +50,8 @@ class Instance(NamedTuple):
     stages: int
     cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
     cn: int
-    speed: int
     known: Literal["all", "straddle", "whole", "measured"] = "all"
+    speed: int = 100
 
 
 class Demand(NamedTuple):
@@ -87,9 +95,7 @@ def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
     them does not save time.
 
     >>> demand = demand_of(Problem(3072, 3072, 3072, "bf16", "bf16", b_layout="col"))
-    >>> shared_turns(
-    ...     demand, Instance(128, 256, 4, 1, 1, 100), 2, 132
-    ... )  # 288 tiles: 2 rounds, and 24 tiles for 66 clusters
+    >>> shared_turns(demand, Instance(128, 256, 4, 1, 1), 2, 132)  # 288 tiles: 2 rounds, and 24 tiles for 66 clusters
     1
     """
     clusters = at_a_time(splits, sms)
@@ -103,44 +109,88 @@ def at_a_time(cluster: int, sms: int) -> int:
     return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
 
 
-def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
+def grid(tiles: int, sms: int) -> int:
+    """Return the blocks of the grid for so many tiles, whole columns of them; 0 for all multiprocessors.
+
+    A grid of whole columns is faster if it takes as many rounds: blocks that run together share rows and columns of the
+    operands.
+    """
+    whole = sms - sms % 16
+    return whole if -(-tiles // whole) == -(-tiles // sms) else 0
+
+
+def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float:
     """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
-    bm, bn, _, cm, cn = tile[:5]
+    bm, bn, stages, cm, cn = tile[:5]
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
-    area, cluster = bm * bn, cm * cn
+    area, cluster, sms = bm * bn, cm * cn, device.sms
+    end = END * min(1, bm / 64) + area * demand.finish
 
     def last(steps: int, blocks: int) -> float:
-        return steps * step_cycles(demand, tile, blocks) + area * demand.finish
+        return steps * max(step_cycles(demand, tile), streamed_cycles(demand, tile, blocks, device)) + end
 
-    once = READ_ONCE if cm > 1 and bm < demand.m <= FEW_ROWS else 1
+    start = START + LAST * area
     if splits == 1:
         at_once = at_a_time(cluster, sms)
         rounds, rest = divmod(tiles, at_once)
-        each = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
-        return START + LAST * area + once * each + (PAIRED if cluster > 1 and straddles(demand) else 0)
-    blocks = at_a_time(splits, sms) * splits
-    part = last(-(-demand.steps // splits), min(tiles * splits, blocks)) + EXCHANGE + EXCHANGE_ELEMENT * area
-    whole = tiles // blocks * last(demand.steps, blocks)
-    return START + LAST * area + whole + shared_turns(demand, tile, splits, sms) * part
+        busy = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
+        busy *= RAGGED if rounds + (rest > 0) >= MANY and grid(tiles * cluster, sms) == 0 else 1
+        if cluster > 1:
+            shared = streams(demand) and not straddles(demand) and cm > 1 and bm < demand.m
+            start += PAIRED_ONCE if shared else PAIRED
+            busy *= READ_ONCE if shared else 1
+    else:
+        blocks = at_a_time(splits, sms) * splits
+        part = last(-(-demand.steps // splits), min(tiles * splits, blocks)) + EXCHANGE + EXCHANGE_ELEMENT * area
+        busy = tiles // blocks * last(demand.steps, blocks) + shared_turns(demand, tile, splits, sms) * part
+    if 2 * tiles * cluster * splits <= sms and (demand.steps <= stages or not streams(demand)):
+        start -= HIDDEN
+    return start + busy
 
 
-def step_cycles(demand: Demand, tile: Instance, blocks: int) -> float:
-    """Return the cycles of a step: until its products are done, its lines have come from the L2 cache, and, where C has
-    few rows (columns), those of B (A) from memory.
+def streams(demand: Demand) -> bool:
+    """Return True if C has so few rows (columns) that B (A) comes from memory while it is multiplied."""
+    return 0 < min(demand.m, demand.n) <= STREAMED
 
-    >>> demand = demand_of(Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"))
-    >>> [round(step_cycles(demand, Instance(64, 32, stages, 1, 1, 74), 128)) for stages in (8, 16)]
-    [305, 253]
-    """
-    bm, bn, stages, cm, cn, speed = tile[:6]
-    multiplied = bm * bn * 100 / (STEP_AREA * speed)
+
+def memory_rate(device: Device) -> float:
+    """Return the bytes that memory delivers in a cycle; those of an H200 if the device is not known."""
+    return MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)
+
+
+def step_cycles(demand: Demand, tile: Instance) -> float:
+    """Return the cycles of a step: until its products are done, and its lines have come from the L2 cache."""
+    bm, bn, _, cm, cn = tile[:5]
     wide = -(-bn // 64) * 64 if demand.boxed else min(bn, demand.n)
     brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
-    if min(demand.m, demand.n) > STREAMED or 0 in (demand.m, demand.n):
-        return max(multiplied, brought)
+    return max(multiplied(tile), brought)
+
+
+def streamed_cycles(demand: Demand, tile: Instance, blocks: int, device: Device) -> float:
+    """Return the cycles until a step's lines of B (A) have come from memory where C has few rows (columns), else 0.
+
+    >>> demand = demand_of(Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"))
+    >>> tiles = Instance(64, 32, 8, 1, 1), Instance(64, 32, 16, 1, 1)
+    >>> [round(streamed_cycles(demand, tile, 128, KNOWN["h200"])) for tile in tiles]
+    [304, 251]
+    """
+    bm, bn, stages = tile[:3]
+    if not streams(demand):
+        return 0
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
     # Of the longer side, for a block: blocks of the same rows or columns share what they read.
     lines = bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
-    read = blocks * lines * ROW / MEMORY_RATE
+    read = blocks * lines * ROW / memory_rate(device)
     queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
-    return max(multiplied, brought, queued)
+    return queued
+
+
+def multiplied(tile: Instance) -> float:
+    """Return the cycles of a step of a tile whose operands have come: of tensor cores, or of shared memory.
+
+    >>> [round(multiplied(Instance(bm, bn, 4, 1, 1))) for bm, bn in ((64, 64), (128, 64), (128, 128), (128, 256))]
+    [213, 372, 532, 1024]
+    """
+    rows, columns = max(tile.bm, 64), tile.bn
+    served = rows // 64 * (64 + columns) + tile.bm + columns
+    return max(rows * columns / STEP_AREA, served * ROW / SERVED)

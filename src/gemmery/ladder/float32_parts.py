@@ -26,8 +26,8 @@ from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
 
 # Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
-_TILES = (Instance(128, 128, 6, 1, 1, 100), Instance(64, 128, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
-_PAIRED_TILES = (Instance(128, 96, 6, 1, 1, 100), Instance(64, 96, 6, 1, 1, 80), Instance(64, 64, 6, 1, 1, 65))
+_TILES = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
+_PAIRED_TILES = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 # Rounds of tiles of so many columns from which two blocks of a cluster share them: less of the power that limits them.
 _SHARED_FROM = {128: 6, 96: 16}
 _, _CUDA_CORES = GENERAL

@@ -18,7 +18,7 @@ MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 
 MOST = 65_536  # k: sums of products of residues stay below 2^30
 SHALLOW = 16  # k below which CUDA cores multiply float64 itself
 _COUNTS = (15, 14)  # of moduli
-_TILES = (Instance(128, 256, 4, 1, 1, 100), Instance(128, 128, 6, 1, 1, 85))
+_TILES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the other launches: threads of a block, blocks on a multiprocessor
 _SIDES, _TALL, _DEEP = 16, 32, 128  # of a unit of ozaki_scales, and of ozaki_residues

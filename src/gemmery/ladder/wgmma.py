@@ -189,7 +189,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
         maps=(*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
-        ahead=hopper.lines_ahead(problem, Instance(bm, bn, stages, cm, cn, 100), target(problem)),
+        ahead=hopper.lines_ahead(problem, Instance(bm, bn, stages, cm, cn), target(problem)),
         apart=matrices,
     )
 

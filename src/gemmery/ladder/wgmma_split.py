@@ -22,10 +22,10 @@ _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
 _SPLITS = (2, 4, 8)  # blocks of a cluster
 _HALVES = {"bm": 128, "bn": 128, "stages": 6, "splits": 2}  # where the library would not split k
 _SCALED_TILES = (  # their speeds: one warpgroup adds parts while nobody multiplies, 64 columns read A twice as often
-    Instance(128, 128, 6, 1, 1, 100),
-    Instance(128, 64, 8, 1, 1, 85),
-    Instance(64, 128, 8, 1, 1, 70),
-    Instance(64, 64, 8, 1, 1, 60),
+    Instance(128, 128, 6, 1, 1),
+    Instance(128, 64, 8, 1, 1, speed=85),
+    Instance(64, 128, 8, 1, 1, speed=70),
+    Instance(64, 64, 8, 1, 1, speed=60),
 )
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
 

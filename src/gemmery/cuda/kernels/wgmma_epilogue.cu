@@ -189,10 +189,10 @@ constexpr int MOST_AHEAD = 8192;  // elements of C of a tile whose B is asked fo
 // Asks L2 for the first lines of the columns of B of a block's first tile, by the threads that multiply, while the
 // launches before still run: memory would be idle until the first copy. For few rows, whose B comes from memory, and a
 // k that the ring does not hold. Blocks that share columns ask for every CM-th each.
-template <class Tiles, class Order, class P> __device__ __forceinline__ void ask_ahead(const P& p) {
+template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const P& p) {
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
   const Cluster<Tiles::CM, Tiles::CN> place;
-  const Tile tile = Order(p, place).tile;
+  const Tile tile = Bands<Tiles>(p, place).tile;
   const int columns = min(Tiles::BN, p.product.n - tile.col);
 #pragma unroll 1
   for (int i = place.m * THREADS + threadIdx.x - 128; i < Tiles::BN * p.ahead; i += Tiles::CM * THREADS) {
@@ -201,22 +201,22 @@ template <class Tiles, class Order, class P> __device__ __forceinline__ void ask
   }
 }
 
-// A block's part of a product: the tiles that Order names, as Brings brings them.
-template <int EPILOGUE, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
+// A block's part of a product.
+template <int EPILOGUE, class Tiles, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* shared) {
-  using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
-  if constexpr (!Order::GROUPED && Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
-    if (p.ahead && threadIdx.x >= 128) ask_ahead<Tiles, Order>(p);  // the ring is ready half a microsecond later
+  using P = Pieces<Tiles, Out, false, TURNS_OF<Tiles, Out>>;
+  if constexpr (Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
+    if (p.ahead && threadIdx.x >= 128) ask_ahead<Tiles>(p);  // the ring is ready half a microsecond later
   }
-  Pipeline<Tiles, P::BYTES> pipe(shared, p, Order::GROUPED || Pipeline<Tiles>::lets_next_begin());
+  Pipeline<Tiles, P::BYTES> pipe(shared, p, Pipeline<Tiles>::lets_next_begin());
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
-  Order order(p, pipe.place);
-  if (!Order::GROUPED && threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
+  Bands<Tiles> order(p, pipe.place);
+  if (threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     if (pipe.brings()) {
-      Brings producer(pipe);
+      Producer<Tiles> producer(pipe);
       for (; order.more(); order.next()) {
         if constexpr (Tiles::APART) k = steps_of<Tiles>(depth_of<Tiles>(p, order.tile), P::STEPS);
         producer.bring_tile(p, order.tile, k.first, k.steps);
@@ -224,7 +224,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
     }
   } else {
     pipe.begin_consumer();
-    if constexpr (!Order::GROUPED) clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();

@@ -33,10 +33,10 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
     return AREA <= 4096 || AREA > 36864 || gridDim.x <= HALF_OF_ALL;
   }
 
-  // After it, barriers are ready in all blocks of the cluster. The launches before may not have ended. The next one may
-  // begin, if it may `lead`; else the caller lets it, or the end of this one does.
+  // After it, barriers are ready in all blocks of the cluster. The launches before may not have ended. If `early`, the
+  // next launch may begin; else it may when the caller says so, or when this one ends.
   template <class P>
-  __device__ __forceinline__ Pipeline(const char* shared, const P& p, bool lead = true)
+  __device__ __forceinline__ Pipeline(const char* shared, const P& p, bool early = true)
       : ring(ptx::shared_address(shared)), full(ring + Tiles::RING + STAGING), empty(full + 8 * Tiles::STAGES),
         warpgroup(__shfl_sync(~0u, threadIdx.x / 128, 0)) {
     if (threadIdx.x == 0) {
@@ -45,7 +45,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
       init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS);
     }
     place.sync();
-    if (lead) ptx::griddepcontrol_launch_dependents();
+    if (early) ptx::griddepcontrol_launch_dependents();
   }
 
   // After it, the launches before have ended: until then nothing of theirs may be read, and nothing written. What needs

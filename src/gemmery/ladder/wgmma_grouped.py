@@ -17,6 +17,8 @@ from gemmery.problem import Config, Problem
 _BM, _BLOCK = 128, 64  # rows of a tile, and of the part of it that one warpgroup multiplies
 _PLACES = 16 * 24  # bytes of places of tiles, and their barriers
 _STAGES = {256: 4, 128: 6, 64: 8}  # of a tile's columns: about 200 KB
+_SPEEDS = {64: 80, 128: 93, 256: 100}  # of their products, in percent, fitted together with these:
+_LINE_RATE, _FINISH = 76, {2: 0.009, 4: 0.1}  # bytes from the L2 cache in a cycle, and cycles to finish an element of C
 
 
 def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
@@ -82,10 +84,10 @@ def _cycles(problem: Problem, bn: int, sms: int) -> float:
     columns = -(-problem.n // bn)
     rounds = (long + short) * columns / sms
     high = _BM if 4 * long > short else _BLOCK  # of tiles that decide when a round ends
-    area, speed = high * bn, {64: 80, 128: 93, 256: 100}[bn]
+    area = high * bn
     steps = -(-problem.k * dtypes.get(problem.dtype).size // hopper_model.ROW)
-    step = max(area * 100 / (hopper_model.STEP_AREA * speed), (high + bn) * hopper_model.ROW / hopper_model.LINE_RATE)
-    each = steps * step + area * hopper_model.FINISH[dtypes.get(problem.out).size]
+    step = max(area * 100 / (hopper_model.STEP_AREA * _SPEEDS[bn]), (high + bn) * hopper_model.ROW / _LINE_RATE)
+    each = steps * step + area * _FINISH[dtypes.get(problem.out).size]
     return each * (rounds + 0.5 if rounds > 1 else 1)
 
 

@@ -453,7 +453,9 @@ def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
 
 def shape(text: str) -> tuple[int, int, int]:
     """Return m, n, k of "4096" or "512x14336x4096"."""
-    sides = [int(side) for side in text.split("x")]
+    sides = [int(side) if side.isdecimal() else 0 for side in text.split("x")]
+    if len(sides) not in (1, 3) or min(sides) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no shape: write one side, or three with x between, from 1 on")
     m, n, k = sides * 3 if len(sides) == 1 else sides
     return m, n, k
 

@@ -1,5 +1,6 @@
 """The tuning program without a GPU: which configurations it times, and the table that it writes."""
 
+import argparse
 import importlib.util
 import json
 import math
@@ -149,6 +150,9 @@ def test_the_table_has_the_winners_of_few_rows(tune):
 def test_shapes_are_spelled_as_sides(tune):
     assert tune.shape("64") == (64, 64, 64)
     assert tune.shape("1x2x3") == (1, 2, 3)
+    for text in ("4x", "1x2", "0", "1x2x-3", "a"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}' is no shape"):
+            tune.shape(text)
 
 
 @pytest.mark.parametrize(("file", "most"), MODEL_LOSS.items())

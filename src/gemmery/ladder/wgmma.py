@@ -274,8 +274,8 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
         return f"stages={stages}: one is filled while another is read; use 2 or more"
     if shared > _SHARED:
         return f"stages={stages} of bm={bm}, bn={bn}: {shared} bytes of shared memory, of {_SHARED}; use fewer stages"
-    if cm * cn not in (1, 2, 4):
-        return f"cm={cm}, cn={cn}: a cluster has 1, 2 or 4 blocks"
+    if cm * cn not in (1, 2, 4, 8):
+        return f"cm={cm}, cn={cn}: a cluster has 1, 2, 4 or 8 blocks"
     if bn % (8 * cm) and problem.b_layout == "col":
         return f"bn={bn}, cm={cm}: the {cm} blocks of a column of the cluster copy multiples of 8 columns of B each"
     return ""

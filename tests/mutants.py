@@ -814,6 +814,25 @@ MUTANTS = (
     ),
     *_of(
         "wgmma_epilogue",
+        (
+            "wgmma_epilogue.cu",
+            "      if (row < order.own) row = p.product.m;  // another tile's: beyond the edge, nothing is stored\n",
+            "",
+            "rows of the tile above are stored twice",
+        ),
+        (
+            "wgmma_persistent.cu",
+            "tile.row -= max(own + Tiles::BM - m, 0) / ALIKE * ALIKE",
+            "tile.row -= max(own + Tiles::BM - m, 0)",
+            "a warp has rows of two tiles",
+        ),
+        config={"bm": 128, "bn": 64, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 2},
+        shape=(136, 72, 136),
+        name="bf16",
+        layouts=("row", "col", "row"),
+    ),
+    *_of(
+        "wgmma_epilogue",
         ("staged.cuh", "bias[place_of_bias<LOAD>(i)] *= 0.5f", "bias[i] *= 0.5f", "a bias halved before it has come"),
         ("wgmma_epilogue.cu", "(i % 8 == 7) == early", "i % 8 == 6 && early", "most of a bias is never loaded"),
         config={"bm": 64, "bn": 128, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},

@@ -94,7 +94,7 @@ def test_boxes_are_what_a_block_brings():
         ({"bm": 256, "bn": 256, "stages": 2}, "256 sums for each thread.* room for 192"),
         ({"stages": 1}, "stages=1: one is filled while another is read"),
         ({"bm": 128, "bn": 256, "stages": 5}, "stages=5.* bytes of shared memory, of 232448"),
-        ({"bn": 128, "cm": 3}, "cm=3, cn=1: a cluster has 1, 2 or 4 blocks"),
+        ({"bn": 128, "cm": 3}, "cm=3, cn=1: a cluster has 1, 2, 4 or 8 blocks"),
         ({"bn": 112, "cm": 4}, "multiples of 8 columns of B"),
     ],
 )

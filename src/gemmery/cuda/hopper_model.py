@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Literal
 
 from gemmery import dtypes
@@ -10,7 +11,10 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile has in shared memory
-STRADDLING = 289  # that cost as much of the L2 cache as such a row that touches two lines of it
+# More bytes, which cost as much of the L2 cache as a row whose pitch is no multiple of ROW costs more: so many, divided
+# by the largest power of two of the pitch, when all multiprocessors read. Of a pitch of 16 bytes, 7 of 8 rows touch two
+# lines, and most begin within a sector of 32 bytes; of 64, every other row touches two.
+STRADDLING = 3300
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 # Cycles of a multiprocessor, fitted to times on an H100 and an H200. A step multiplies ROW bytes of k, for every
@@ -61,8 +65,8 @@ class Demand(NamedTuple):
     n: int
     steps: int  # of ROW bytes of k
     batch: int
-    a_line: int  # bytes from the L2 cache for a row of a tile of A, and of B
-    b_line: int
+    a_more: float  # bytes from the L2 cache for a row of a tile of A, and of B, beyond ROW, if all read
+    b_more: float
     finish: float  # cycles to finish an element of C
     boxed: bool  # B comes in boxes of 128 bytes along n
 
@@ -70,24 +74,24 @@ class Demand(NamedTuple):
 def demand_of(problem: Problem) -> Demand:
     """Return what a product asks of every instance.
 
-    A row of a tile touches two lines of the L2 cache unless rows begin at multiples of a line. Operands that tensor
-    copies cannot read are packed to such rows first.
+    Rows of a tile straddle lines of the L2 cache unless rows begin at multiples of a line. Operands that tensor copies
+    cannot read are packed to such rows first.
     """
     size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
     a = problem.m if problem.a_layout == "col" else problem.k
     b = problem.k if problem.b_layout == "col" else problem.n
-    a_line, b_line = (
-        STRADDLING if aligned >= PACKED and side * size % PACKED == 0 and side * size % ROW != 0 else ROW
-        for side, aligned in zip((a, b), problem.alignments[:2], strict=True)
+    a_more, b_more = (
+        STRADDLING / gcd(pitch, ROW) if aligned >= PACKED and pitch % PACKED == 0 and pitch % ROW != 0 else 0.0
+        for pitch, aligned in zip((a * size, b * size), problem.alignments[:2], strict=True)
     )
     finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
     boxed = size == 2 and problem.b_layout == "row"
-    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_line, b_line, finish, boxed)
+    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_more, b_more, finish, boxed)
 
 
 def straddles(demand: Demand) -> bool:
     """Return True if rows of tiles touch two lines of the L2 cache."""
-    return demand.a_line + demand.b_line > 2 * ROW
+    return demand.a_more + demand.b_more > 0
 
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
@@ -127,7 +131,8 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
     end = END * min(1, bm / 64) + area * demand.finish
 
     def last(steps: int, blocks: int) -> float:
-        return steps * max(step_cycles(demand, tile), streamed_cycles(demand, tile, blocks, device)) + end
+        step = step_cycles(demand, tile, blocks / sms)
+        return steps * max(step, streamed_cycles(demand, tile, blocks, device)) + end
 
     start = START + LAST * area
     if splits == 1:
@@ -158,12 +163,19 @@ def memory_rate(device: Device) -> float:
     return MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)
 
 
-def step_cycles(demand: Demand, tile: Instance) -> float:
-    """Return the cycles of a step: until its products are done, and its lines have come from the L2 cache."""
+def step_cycles(demand: Demand, tile: Instance, busy: float = 1) -> float:
+    """Return the cycles of a step: until its products are done, and its lines have come from the L2 cache.
+
+    `busy` is the share of the multiprocessors that read at a time.
+    """
     bm, bn, _, cm, cn = tile[:5]
     wide = -(-bn // 64) * 64 if demand.boxed else min(bn, demand.n)
-    brought = (demand.a_line * min(bm, demand.m) / cn + demand.b_line * wide / cm) / LINE_RATE
-    return max(multiplied(tile), brought)
+    a_line, b_line = ROW + demand.a_more * busy, ROW + demand.b_more * busy
+    brought = (a_line * min(bm, demand.m) / cn + b_line * wide / cm) / LINE_RATE
+    if not straddles(demand):
+        return max(multiplied(tile), brought)
+    both: float = (multiplied(tile) ** 6 + brought**6) ** (1 / 6)  # stages come at uneven times
+    return both
 
 
 def streamed_cycles(demand: Demand, tile: Instance, blocks: int, device: Device) -> float:

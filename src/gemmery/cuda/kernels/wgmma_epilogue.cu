@@ -20,8 +20,11 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   };
   auto place = [&] {
     const int mark = is_narrow() && warp / 4 == 1;
-    return Where{order.tile.batch, order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16,
-                 order.tile.col + Tiles::column_of(warp / 4) + mark};
+    int row = order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16;
+    if constexpr (Order::OVERLAPS) {
+      if (row < order.own) row = p.product.m;  // another tile's: beyond the edge, nothing is stored
+    }
+    return Where{order.tile.batch, row, order.tile.col + Tiles::column_of(warp / 4) + mark};
   };
   // The bias in shared memory, of which a thread has every fourth four, or pair.
   constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED);
@@ -192,7 +195,7 @@ constexpr int MOST_AHEAD = 8192;  // elements of C of a tile whose B is asked fo
 template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const P& p) {
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
   const Cluster<Tiles::CM, Tiles::CN> place;
-  const Tile tile = Bands<Tiles>(p, place).tile;
+  const Tile tile = Bands<Tiles, true>(p, place).tile;
   const int columns = min(Tiles::BN, p.product.n - tile.col);
 #pragma unroll 1
   for (int i = place.m * THREADS + threadIdx.x - 128; i < Tiles::BN * p.ahead; i += Tiles::CM * THREADS) {
@@ -210,7 +213,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
   }
   Pipeline<Tiles, P::BYTES> pipe(shared, p, Pipeline<Tiles>::lets_next_begin());
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
-  Bands<Tiles> order(p, pipe.place);
+  Bands<Tiles, true> order(p, pipe.place);
   if (threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {

@@ -122,7 +122,7 @@ struct Places {
 
 // The tiles of a block as consumers are told them; after the last one, group -1.
 struct Told : Places {
-  static constexpr bool GROUPED = true, LAST = false;
+  static constexpr bool GROUPED = true, LAST = false, OVERLAPS = false;
   int end;
   Tile tile;
   __device__ __forceinline__ explicit Told(const Places& places) : Places(places) {}

@@ -87,9 +87,9 @@ FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of th
 # vary: at n = 4040 they take a quarter longer than 128 by 256, at 5400 a third longer than 256 by 160. Clusters of 8
 # blocks were timed in few rounds alone.
 STRADDLING_ROUNDS, CLUSTER_ROUNDS = 2, 4
-# A copy takes five times as long for a row beyond the edge as for one of the matrix, and a second box of 64 rows of A
-# that is not nearly full has many. With pairs of 64 rows, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116
-# 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller sides were not timed; where rows straddle lines, pairs are faster.
+# A copy takes five times as long for a row beyond the edge as for one of the matrix. With pairs of 64 rows that do not
+# overlap, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller
+# sides were not timed; where rows straddle lines, pairs are faster. Pairs that overlap were not timed here.
 UNEVEN, UNEVEN_SIDE = range(65, 112), 4096
 MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in wgmma_epilogue.cu
 # Lines of each column of B that L2 is asked for while the launches before end, by rows of a tile. Of 4 to 32 lines,

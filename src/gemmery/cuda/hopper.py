@@ -88,7 +88,7 @@ FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of th
 # blocks were timed in few rounds alone.
 STRADDLING_ROUNDS, CLUSTER_ROUNDS = 2, 4
 # A copy takes five times as long for a row beyond the edge as for one of the matrix. With pairs of 64 rows that do not
-# overlap, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116 22.0; with 128 by 32, 21.2, 22.4 and 22.8. Smaller
+# overlap, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116 22.0; with 128 by 32, 21.2, 22.4, 22.8. Smaller
 # sides were not timed; where rows straddle lines, pairs are faster. Pairs that overlap were not timed here.
 UNEVEN, UNEVEN_SIDE = range(65, 112), 4096
 MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in wgmma_epilogue.cu

@@ -84,8 +84,8 @@ MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 FEW, FEW_COLUMNS = 8, 32  # rows of C that are a size class of their own, and columns of their tiles by the model
 FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of their own
 # Where rows straddle, 256 by 192 that share A are the fastest for some sizes, by up to a quarter. In more rounds they
-# vary: at n = 4040 they take a quarter longer than 128 by 256, at 5400 a third longer than 256 by 160. Clusters of 8
-# blocks were timed in few rounds alone.
+# vary: at n = 4040 they take a quarter longer than 128 by 256, at 5400 a third longer than 256 by 160. Other tiles
+# for such rows, most of them in clusters of 8, were timed in few rounds alone.
 STRADDLING_ROUNDS, CLUSTER_ROUNDS = 2, 4
 # A copy takes five times as long for a row beyond the edge as for one of the matrix. With pairs of 64 rows that do not
 # overlap, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116 22.0; with 128 by 32, 21.2, 22.4, 22.8. Smaller

@@ -163,7 +163,7 @@ def memory_rate(device: Device) -> float:
     return MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)
 
 
-def step_cycles(demand: Demand, tile: Instance, busy: float = 1) -> float:
+def step_cycles(demand: Demand, tile: Instance, busy: float) -> float:
     """Return the cycles of a step: until its products are done, and its lines have come from the L2 cache.
 
     `busy` is the share of the multiprocessors that read at a time.

@@ -3,13 +3,15 @@
 Run it on a quiet machine: `python benchmarks/float32_pre_pass.py [n ...]`. The pre-pass reads two n x n operands and
 writes two or three parts of each element: 8 or 10 bytes an element. A row is a layout of A and B, a cell the share of
 what a copy of 1 GiB reaches, its bytes read and written, measured in the same rounds; operands rotate, so that none
-are in L2.
+are in L2. Before each round the device rests and one sample is dropped: after memory has been freed, as the copies free
+theirs, a first sample takes up to a twentieth longer than all that follow.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +35,7 @@ LAYOUTS = {
 }
 SCHEMES = {"TwoParts": 8, "ThreeParts": 10}  # bytes an element
 L2_TIMES, ROUNDS, CALLS = 3, 7, 20
+REST = 0.05  # seconds
 
 
 def operand(n: int, adjacent: bool, stream: Stream) -> View:
@@ -73,6 +76,8 @@ def main(sizes: Sequence[int]) -> None:
             copies = []
             for _ in range(ROUNDS):
                 copies.append(device_limits.bandwidth(stream).copy)
+                time.sleep(REST)
+                samples["TwoParts"](CALLS, 2)
                 for scheme, sample in samples.items():
                     times[scheme].append(sample(CALLS, 2) / CALLS)
             copy = statistics.median(copies)

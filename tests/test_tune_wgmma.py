@@ -25,6 +25,7 @@ MODEL_LOSS = {
     "clusters-nvidia-h100": 0.045,
     "sizes-nvidia-h100": 0.012,
     "nvidia-h200": 0.01,
+    "swapped-nvidia-h200": 0.017,
 }
 DISTURBED = 20  # times the fastest: one burst of 96 us among those of 4 to 8, which did not come again
 
@@ -187,5 +188,6 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     disturbed = [loss for loss in losses if loss > DISTURBED]
     assert len(disturbed) <= 1
     losses = [loss for loss in losses if loss not in disturbed]
-    assert len(losses) >= (0.55 if file.startswith("straddling") else 0.8) * len(times)
+    # Files that are older than some instances lack the times of these.
+    assert len(losses) >= {"straddling-nvidia-h100": 0.55, "sizes-nvidia-h100": 0.7}.get(file, 0.8) * len(times)
     assert sum(losses) / len(losses) <= most

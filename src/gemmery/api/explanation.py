@@ -225,10 +225,16 @@ def _tiles(plan: "Plan", problem: Problem) -> str:
     'a tile has every 8th row of A, as rows begin anywhere in a line of L2'
     """
     geometry = plan.rung.geometry
-    apart = geometry(problem.by_rows(), plan.config).apart if geometry else 1
-    if apart == 1:
+    if geometry is None:
         return ""
-    return f"a tile has every {apart}th row of A, as rows begin anywhere in a line of L2"
+    launch = geometry(problem.by_rows(), plan.config)
+    if launch.swapped:
+        return f"a tile has {launch.tile[0]} rows: it is of C' = B' A', so that rows come in multiples of 8, not of 64"
+    return (
+        f"a tile has every {launch.apart}th row of A, as rows begin anywhere in a line of L2"
+        if launch.apart > 1
+        else ""
+    )
 
 
 def _explanation(

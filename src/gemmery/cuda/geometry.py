@@ -69,6 +69,7 @@ class Geometry:
     ahead: int = 0  # lines of each column of B that L2 is asked for while the launches before end
     cluster: int = 1  # blocks of a cluster, which the kernel declares; the grid is a multiple of it
     apart: int = 1  # A and C are taken as so many matrices of a batch; the i-th has rows i, i + apart, i + 2 apart ...
+    swapped: bool = False  # the product is taken as C' = B' A', with a column-major C'
 
     @property
     def threads(self) -> int:

@@ -22,6 +22,7 @@ from gemmery.cuda.hopper_model import (
     cycles,
     demand_of,
     grid,
+    is_swapped,
     shared_turns,
     straddles,
 )
@@ -69,6 +70,15 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 1),
     Instance( 64,  32,    8, 1, 1, "whole"),
     Instance( 64,  32,   16, 1, 1, "whole"),
+    Instance(224, 128,    4, 1, 1),  # as all up to 152 by 64, for a product that is taken as C' = B' A'
+    Instance(208, 128,    4, 1, 1),
+    Instance(176, 128,    5, 1, 1),
+    Instance(152, 128,    5, 1, 1),
+    Instance(144, 256,    4, 1, 1),
+    Instance(136, 256,    4, 1, 1),
+    Instance(136, 128,    6, 1, 1),
+    Instance(112, 128,    6, 1, 1),
+    Instance(152,  64,    7, 1, 1),
     Instance(  8,  32,   24, 1, 1),  # 64 rows are multiplied
     Instance(  8,  64,   12, 1, 1, "measured"),
     Instance(  8,  96,   10, 1, 1, "measured"),
@@ -119,7 +129,10 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
     tile, splits = measured(problem, device, split) or modelled(problem, device, split)
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
-    band, blocks = order(tile, rows, columns, problem.batch, device.sms)
+    if is_swapped(tile.bm):
+        band, blocks = order(tile._replace(bm=tile.bn, bn=tile.bm), columns, rows, problem.batch, device.sms)
+    else:
+        band, blocks = order(tile, rows, columns, problem.batch, device.sms)
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
 
@@ -127,11 +140,24 @@ def suits(problem: Problem, bm: int, bn: int) -> bool:
     """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
     if bm == FEW and (problem.m > FEW or problem.a_layout == "col" or problem.k < FEW_DEPTH):
         return False
+    if is_swapped(bm):
+        return not refuses_swapped(problem) and not straddles(demand_of(problem))
     whole = problem.a_layout == "row" and problem.k * dtypes.get(problem.dtype).size % ROW == 0
     uneven = problem.m in UNEVEN and whole and min(problem.n, problem.k) >= UNEVEN_SIDE
     if (bm == 64 and uneven) or ((bm, bn) == (128, 32) and not uneven):
         return False
     return (bm != 192 or plain_halves(problem)) and (bn % 32 == 0 or dtypes.get(problem.out).size == 2)
+
+
+def refuses_swapped(problem: Problem) -> str:
+    """Return why no tiles can compute C' = B' A' of a product with a row-major C; "" if some can.
+
+    stmatrix transposes elements of 16 bits, and only a tensor copy then writes C.
+    """
+    sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
+    if sizes != (2, 2) or problem.a_layout != "row":
+        return "it is for elements of 16 bits and an A by rows"
+    return describable(problem, "c")
 
 
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
@@ -175,7 +201,7 @@ def has_room(tile: Instance, demand: Demand, device: Device) -> bool:
     Boxes of B that are 64 columns wide may extend beyond the tile.
     """
     wide = -(-tile.bn // 64) * 64 if demand.boxed else tile.bn
-    halves = demand.finish < FINISH[4] and tile.bm * tile.bn > WHOLE_TILE
+    halves = demand.finish < FINISH[4] and (tile.bm * tile.bn > WHOLE_TILE or is_swapped(tile.bm))
     return tile.stages * (tile.bm + wide) * ROW + (16384 if halves else 32768) + 3072 <= device.limits.shared
 
 

@@ -89,6 +89,20 @@ def demand_of(problem: Problem) -> Demand:
     return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_more, b_more, finish, boxed)
 
 
+def is_swapped(bm: int) -> bool:
+    """Return True if tiles of so many rows are of C' = B' A': wgmma takes 64 rows at a time, and columns in eights.
+
+    >>> [is_swapped(bm) for bm in (8, 64, 128, 136)]
+    [False, False, False, True]
+    """
+    return bm % 64 != 0 and bm != 8
+
+
+def swapped(demand: Demand) -> Demand:
+    """Return what the product C' = B' A' asks of every instance."""
+    return demand._replace(m=demand.n, n=demand.m, a_more=demand.b_more, b_more=demand.a_more, boxed=False)
+
+
 def straddles(demand: Demand) -> bool:
     """Return True if rows of tiles touch two lines of the L2 cache."""
     return demand.a_more + demand.b_more > 0
@@ -125,6 +139,8 @@ def grid(tiles: int, sms: int) -> int:
 
 def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float:
     """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
+    if is_swapped(tile.bm):
+        return cycles(swapped(demand), tile._replace(bm=tile.bn, bn=tile.bm), splits, device)
     bm, bn, stages, cm, cn = tile[:5]
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
     area, cluster, sms = bm * bn, cm * cn, device.sms

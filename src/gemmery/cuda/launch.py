@@ -194,15 +194,15 @@ class Ready:
 class CudaLaunch:
     """The launches of one rung for one problem; calling it puts them on C's stream and returns at once.
 
-    If C is column-major, the kernels compute C' = B' A', so that they write rows.
+    If C is column-major, kernels compute C' = B' A', so that they write rows; those that are `swapped` write columns.
     """
 
     def __init__(self, problem: Problem, config: Config, geometry: GeometryOf) -> None:
         self.problem = problem
         self.geometry = geometry(problem.by_rows(), config)
         card = driver.find(problem.device)
-        rows = problem.by_rows()
-        reason = too_large(problem) or refusal(self.geometry, card) or tensormaps.refusal(self.geometry, rows)
+        taken = as_taken(problem, self.geometry.swapped)
+        reason = too_large(problem) or refusal(self.geometry, card) or tensormaps.refusal(self.geometry, taken)
         if reason:
             raise RefusedError(reason)
         self._ordinal = card.ordinal
@@ -221,9 +221,10 @@ class CudaLaunch:
 
         Raises LayoutError where a tensor map cannot describe A or B.
         """
-        argument = product_argument(self.problem, a, b, c, bias, apart=self.geometry.apart)
+        swapped, workspace = self.geometry.swapped, self.geometry.workspace
+        argument = product_argument(self.problem, a, b, c, bias, apart=self.geometry.apart, swapped=swapped)
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
-        transposed, workspace = self.problem.c_layout == "col", self.geometry.workspace
+        transposed = is_transposed(self.problem, swapped)
         if not self.geometry.maps:
             return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
         maps = placed_maps(self.problem, self.geometry, a, b, c)
@@ -247,6 +248,7 @@ class CudaLaunch:
                 scaling=scaling,
                 band=geometry.band,
                 ahead=geometry.ahead,
+                swapped=swapped,
             )
         doubles = self.problem.out == "f64"
         return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles)
@@ -275,6 +277,16 @@ class CudaLaunch:
                 ordered.free(scratch, stream, self._ordinal)
 
 
+def is_transposed(problem: Problem, swapped: bool) -> bool:
+    """Return True if kernels that write rows, or columns if they are `swapped`, compute C' = B' A'."""
+    return (problem.c_layout == "col") != swapped
+
+
+def as_taken(problem: Problem, swapped: bool) -> Problem:
+    """Return the product that kernels compute: with a row-major C, or a column-major one if they are `swapped`."""
+    return problem.transposed() if is_transposed(problem, swapped) else problem
+
+
 def product_argument(
     problem: Problem,
     a: View,
@@ -286,16 +298,17 @@ def product_argument(
     beta: complex = 0.0,
     workspace: int = 0,
     apart: int = 1,
+    swapped: bool = False,
 ) -> bytes:
-    """Return the kernels' argument, the Product of product.cuh; of C' = B' A' where C is column-major.
+    """Return the kernels' argument, the Product of product.cuh, for the product that they compute: see `as_taken`.
 
     A and C are a batch of as many matrices as rows of one of these are `apart`: see Geometry.
     """
     each, step = (0, 0) if bias is None else (0, 0, *_strides(bias))[-2:]  # from group to group, and along a row
-    along = (step, 0) if problem.c_layout == "col" else (each, step)
-    a, b, c = _by_rows(problem, apart, a, b, c)
+    along = (step, 0) if is_transposed(problem, swapped) else (each, step)
+    a, b, c = _as_taken(problem, apart, swapped, a, b, c)
     x, y, z = (_strides(view) for view in (a, b, c))
-    problem = problem.by_rows()
+    problem = as_taken(problem, swapped)
     if apart > 1:
         problem = problem._replace(m=problem.m // apart, batch=apart)
     number = "d" if problem.out == "f64" else "f"
@@ -320,15 +333,15 @@ def product_argument(
 
 
 def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View) -> tuple[PlacedMap, ...]:
-    """Return the tensor maps of a product's operands; those of C' = B' A' where C is column-major.
+    """Return the tensor maps of the operands of the product that kernels compute: see `as_taken`.
 
     Operands without elements are described as the kernels that read none of them expect: with k adjacent.
     """
-    a, b, c = _by_rows(problem, geometry.apart, a, b, c)
-    rows = problem.by_rows()
-    if rows.k == 0:
-        rows = rows._replace(a_layout="row", b_layout="col")
-    return tensormaps.placed(geometry, rows, a, b, c)
+    a, b, c = _as_taken(problem, geometry.apart, geometry.swapped, a, b, c)
+    taken = as_taken(problem, geometry.swapped)
+    if taken.k == 0:
+        taken = taken._replace(a_layout="row", b_layout="col")
+    return tensormaps.placed(geometry, taken, a, b, c)
 
 
 def mapped_argument(
@@ -341,13 +354,14 @@ def mapped_argument(
     extra: tuple[int, ...] = (),
     band: int = BAND,
     ahead: int = 0,
+    swapped: bool = False,
 ) -> bytes:
     """Return the argument of kernels with tensor maps, the TmaProduct of tma.cuh.
 
     `product` is its first field, `addresses` are those of the operands that the maps describe, by their letter, and
     `extra` those of the factors of A and B, and of offsets.
     """
-    transposed = problem.c_layout == "col"
+    transposed = is_transposed(problem, swapped)
     a_row, a_k, b_k, b_col = (0, 0, 0, 0) if scaling is None else scaling[1:]
     steps = (b_col, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_col)
     activation = epilogue(problem) & ACTIVATION
@@ -383,9 +397,9 @@ def _columns(view: View) -> View:
     return view._replace(shape=(*batch, columns, rows), strides=(*along, column, row))
 
 
-def _by_rows(problem: Problem, apart: int, a: View, b: View, c: View) -> tuple[View, View, View]:
-    """Return the operands and C, those of C' = B' A' where C is column-major, as launches take them: see Geometry."""
-    if problem.c_layout == "col":
+def _as_taken(problem: Problem, apart: int, swapped: bool, a: View, b: View, c: View) -> tuple[View, View, View]:
+    """Return the operands and C of the product that kernels compute, as launches take them: see Geometry."""
+    if is_transposed(problem, swapped):
         a, b, c = _columns(b), _columns(a), _columns(c)
     if apart > 1:
         a, b, c = _rows_apart(a, apart), b._replace(strides=(0, *b.strides[1:])), _rows_apart(c, apart)

@@ -17,7 +17,7 @@ from gemmery.cpu import fused, tensor_sums
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
-from gemmery.cuda.launch import mapped_argument, placed_maps, product_argument, too_large
+from gemmery.cuda.launch import as_taken, is_transposed, mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
 from gemmery.emulator import exact, sums
@@ -153,19 +153,20 @@ def product_bytes(
         beta=gemm.beta,
         workspace=workspace,
         apart=geometry.apart,
+        swapped=geometry.swapped,
     )
     if not geometry.maps:
         return product
     starts = {"a": addresses["A"], "b": addresses["B"], "c": addresses["C"]}
-    if problem.c_layout == "col":
+    if is_transposed(problem, geometry.swapped):
         starts["a"], starts["b"] = starts["b"], starts["a"]
     maps = placed_maps(problem, geometry, *operands)
     starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
     a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
     extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
-    return mapped_argument(
-        product, problem, maps, _emulated_map, starts, (problem.scales, *a, *b), extra, geometry.band, geometry.ahead
-    )
+    factors = (problem.scales, *a, *b)
+    order = geometry.band, geometry.ahead, geometry.swapped
+    return mapped_argument(product, problem, maps, _emulated_map, starts, factors, extra, *order)
 
 
 def _steps(factors: View | None) -> tuple[int, int]:
@@ -190,7 +191,8 @@ def launch_of(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geomet
     if reason or rung.geometry is None:
         raise RefusedError(reason or f"rung {rung.name} has no launch, because it runs on the CPU")
     geometry = rung.geometry(problem.by_rows(), {**rung.default, **config})
-    reason = refusal(geometry, find(problem.device)) or tensormaps.refusal(geometry, problem.by_rows())
+    taken = as_taken(problem, geometry.swapped)
+    reason = refusal(geometry, find(problem.device)) or tensormaps.refusal(geometry, taken)
     if reason:
         raise RefusedError(reason)
     return geometry

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
-from gemmery.cuda import hopper
+from gemmery.cuda import hopper, hopper_model
 from gemmery.cuda.geometry import (
     BAND,
     C_NAMES,
@@ -36,6 +36,7 @@ _SPACE = {"bm": (64, 128), "bn": (64, 128, 256), "stages": (2, 3, 4)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
 _BIAS = 2048  # bytes of the bias of a tile's columns, for each of two warpgroups
 _WIDTHS = (112, 144)  # of tiles, beside multiples of 32
+_SWAPPED = (32, 96, 112, 136, 144, 152, 160, 176, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _OVERLAPPED = 128 * 288  # most sums of a tile that stays in registers, packed, while the next one is multiplied
 _FACTORS, _ASKED = 16, 32  # of the EPILOGUE of staged.cuh
@@ -80,8 +81,10 @@ def refuses_maps(problem: Problem) -> str:
 
 
 def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn: int = 1, apart: bool = False) -> str:
-    """Return the WgmmaTiles of wgmma.cuh."""
-    shape = (bm, bn, stages, cm, cn, apart) if apart else (bm, bn, stages, cm, cn)[: 3 if cm == cn == 1 else 5]
+    """Return the WgmmaTiles of wgmma.cuh; they are swapped if C is column-major."""
+    swapped = problem.c_layout == "col"
+    count = 7 if swapped else 6 if apart else 3 if cm == cn == 1 else 5
+    shape = (bm, bn, stages, cm, cn, apart, swapped)[:count]
     return template("WgmmaTiles", element(problem), *layouts(problem), *shape)
 
 
@@ -151,6 +154,12 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
     resolved = _resolve(problem, config)
     shape = resolved["bm"], resolved["bn"], resolved["cm"]
+    if hopper_model.is_swapped(resolved["bm"]):
+        if reason := illegal_swapped(problem, resolved):
+            raise RefusedError(reason)
+        taken = {**resolved, "bm": shape[1], "bn": shape[0]}
+        launch = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), taken)
+        return replace(launch, tile=shape[:2], swapped=True)
     apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)
     return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, resolved)
 
@@ -173,7 +182,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
     if bm == 192 and not hopper.plain_halves(problem):
         raise RefusedError("bm=192: it takes plain products of halves and a C with a tensor map")
     cluster, matrices = cm * cn, hopper.APART if apart else 1
-    tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn, apart)
+    tile, tiling = Instance(bm, bn, stages, cm, cn), wgmma_tiles(problem, bm, bn, stages, cm, cn, apart)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
     return Geometry(
         f"{name}.cu",
@@ -189,7 +198,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
         maps=(*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
-        ahead=hopper.lines_ahead(problem, Instance(bm, bn, stages, cm, cn), target(problem)),
+        ahead=hopper.lines_ahead(problem, tile, target(problem)),
         apart=matrices,
     )
 
@@ -217,10 +226,12 @@ def steps(problem: Problem) -> int:
 
 
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
-    """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh."""
+    """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh, or 16 columns if C has such."""
     size, warpgroups = dtypes.get(problem.out).size, consumers(problem, bm)
     wide = bn // 2 if bm == 192 and warpgroups == 2 else bn  # of a warpgroup
     columns = 64 if wide % 64 == 0 and warpgroups < 3 and _overlapped(problem, bm, bn) else 32
+    if problem.c_layout == "col":
+        return MapBox("c", (16, columns), swizzle=16 * size, required=True)
     return MapBox("c", (columns, 16), swizzle=columns * size, required=bm == 192)
 
 
@@ -239,7 +250,8 @@ def _overlapped(problem: Problem, bm: int, bn: int) -> bool:
 
 def staging_bytes(problem: Problem, bm: int, bn: int, buffers: int = 2) -> int:
     """Return the bytes behind a ring: the buffers of all warps for pieces of C, of 16 rows, and a bias."""
-    return consumers(problem, bm) * 4 * buffers * 16 * piece_box(problem, bm, bn).swizzle + _BIAS
+    rows, columns = piece_box(problem, bm, bn).box
+    return consumers(problem, bm) * 4 * buffers * rows * columns * dtypes.get(problem.out).size + _BIAS
 
 
 def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
@@ -263,10 +275,11 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
         return f"bm={bm}, bn={bn}, cn={cn}: a tile of 192 rows has 64, 128 or 192 columns, and a cluster along m alone"
     if bm == 8 and (problem.m > 8 or problem.a_layout == "col" or cm * cn > 1):
         return f"bm=8, cm={cm}, cn={cn}: it takes at most 8 rows, of A by rows, by blocks alone; use 64"
-    if bm not in (8, 64, 128, 192, 256) or bn % 32 * (bn not in _WIDTHS) or not 32 <= bn <= 256:
+    swapped = problem.c_layout == "col"  # of which `illegal_swapped` knows the widths
+    if bm not in (8, 64, 128, 192, 256) or (bn % 32 * (bn not in _WIDTHS) and not swapped) or not 32 <= bn <= 256:
         sides = "8, 64, 128, 192 or 256 rows and 32, 64, 96, 112, 128, 144, 160, ... 256 columns"
         return f"bm={bm}, bn={bn}: a tile has {sides}"
-    if bn in _WIDTHS and not _overlapped(problem, bm, bn):
+    if bn % 32 and not _overlapped(problem, bm, bn):
         return f"bm={bm}, bn={bn}: only tiles that leave packed, of results of 16 bits, are such; use 128 x 128"
     if bm * bn > _MOST_SUMS:
         return f"bm={bm}, bn={bn}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
@@ -279,6 +292,19 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
     if bn % (8 * cm) and problem.b_layout == "col":
         return f"bn={bn}, cm={cm}: the {cm} blocks of a column of the cluster copy multiples of 8 columns of B each"
     return ""
+
+
+def illegal_swapped(problem: Problem, config: Config) -> str:
+    """Return why a product cannot be taken as C' = B' A', whose tiles have bm columns for wgmma; "" if it can."""
+    bm, bn, cm, cn = (config[key] for key in ("bm", "bn", "cm", "cn"))
+    if bm not in _SWAPPED or bn not in (64, 128, 256) or cm * cn > 1:
+        rows = ", ".join(map(str, _SWAPPED))
+        return (
+            f"bm={bm}, bn={bn}, cm={cm}, cn={cn}: a tile has 8, 64, 128, 192 or 256 rows; or {rows}, which take "
+            "64, 128 or 256 columns and no cluster"
+        )
+    reason = hopper.refuses_swapped(problem)
+    return reason and f"bm={bm}: {reason}; use 64, 128 or 256 rows"
 
 
 def _check_rows(bm: int) -> None:
@@ -404,7 +430,7 @@ WGMMA = (
         geometry=_epilogue,
         resolve=_resolve,
         space={
-            "bm": (0, 8, 64, 128, 192, 256),
+            "bm": (0, 8, 64, 112, 128, 136, 144, 152, 176, 192, 208, 224, 256),
             "bn": (0, 32, 64, 96, 128, 160, 192, 224, 256),
             "stages": (0, 2, 3, 4, 5, 6, 8),
             "cm": (0, 1, 2),

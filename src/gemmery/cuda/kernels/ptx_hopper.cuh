@@ -132,6 +132,13 @@ __device__ __forceinline__ void stmatrix_x4(unsigned shared, unsigned a, unsigne
                : "memory");
 }
 
+// The same for matrices whose rows are columns of the registers', the reverse of ldmatrix_x4_trans. sm_90.
+__device__ __forceinline__ void stmatrix_x4_trans(unsigned shared, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
 __device__ __forceinline__ void st_shared_v2(unsigned shared, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
 }
@@ -179,7 +186,7 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 
 // wgmma_mma_async<Types>(d, a, b, adds): d = A B, or += where `adds`, of 64 x N x 32 bytes of k in shared memory, by
 // descriptors. Types::text is the part of the name behind N, Types::signs what stands behind the predicate. A thread
-// has N / 2 sums: there are overloads for multiples of 32, and for 88, 112 and 144.
+// has N / 2 sums: there are overloads for multiples of 32, and for 88, 112, 136 ...
 #define D4(l, i) l(d[i]), l(d[i + 1]), l(d[i + 2]), l(d[i + 3])
 #define D16(l, i) D4(l, i), D4(l, i + 4), D4(l, i + 8), D4(l, i + 12)
 #define D32(l, i) D16(l, i), D16(l, i + 16)
@@ -187,9 +194,13 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 #define D48(l, i) D32(l, i), D16(l, i + 32)
 #define D56(l, i) D48(l, i), D4(l, i + 48), D4(l, i + 52)
 #define D64(l, i) D32(l, i), D32(l, i + 32)
+#define D68(l, i) D64(l, i), D4(l, i + 64)
 #define D72(l, i) D64(l, i), D4(l, i + 64), D4(l, i + 68)
+#define D76(l, i) D72(l, i), D4(l, i + 72)
 #define D80(l, i) D64(l, i), D16(l, i + 64)
+#define D88(l, i) D80(l, i), D4(l, i + 80), D4(l, i + 84)
 #define D96(l, i) D64(l, i), D32(l, i + 64)
+#define D104(l, i) D96(l, i), D4(l, i + 96), D4(l, i + 100)
 #define D112(l, i) D96(l, i), D16(l, i + 96)
 #define D128(l, i) D64(l, i), D64(l, i + 64)
 #define N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -198,9 +209,13 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 #define N48 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define N56 N48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define N64 N48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define N68 N64 ", %64, %65, %66, %67"
 #define N72 N64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define N76 N72 ", %72, %73, %74, %75"
 #define N80 N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define N88 N80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define N96 N80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define N104 N96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #define N112 N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define N128 N112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA(S, letter, n, count, a_at, b_at, adds_at, text_at, signs_at)                                      \
@@ -223,12 +238,16 @@ WGMMA(float, "+f", "112", 56, "56", "57", "58", "59", "60");
 WGMMA(int, "+r", "112", 56, "56", "57", "58", "59", "60");
 WGMMA(float, "+f", "128", 64, "64", "65", "66", "67", "68");
 WGMMA(int, "+r", "128", 64, "64", "65", "66", "67", "68");
+WGMMA(float, "+f", "136", 68, "68", "69", "70", "71", "72");
 WGMMA(float, "+f", "144", 72, "72", "73", "74", "75", "76");
 WGMMA(int, "+r", "144", 72, "72", "73", "74", "75", "76");
+WGMMA(float, "+f", "152", 76, "76", "77", "78", "79", "80");
 WGMMA(float, "+f", "160", 80, "80", "81", "82", "83", "84");
 WGMMA(int, "+r", "160", 80, "80", "81", "82", "83", "84");
+WGMMA(float, "+f", "176", 88, "88", "89", "90", "91", "92");
 WGMMA(float, "+f", "192", 96, "96", "97", "98", "99", "100");
 WGMMA(int, "+r", "192", 96, "96", "97", "98", "99", "100");
+WGMMA(float, "+f", "208", 104, "104", "105", "106", "107", "108");
 WGMMA(float, "+f", "224", 112, "112", "113", "114", "115", "116");
 WGMMA(int, "+r", "224", 112, "112", "113", "114", "115", "116");
 WGMMA(float, "+f", "256", 128, "128", "129", "130", "131", "132");

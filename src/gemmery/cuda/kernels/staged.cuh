@@ -17,16 +17,21 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 && Tiles::WARPGROUPS < 3 ? 64 : 32;
   static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
-  static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = TURNS;  // bytes; of a warp
+  // Bytes of a row of C in a piece, of the piece, and the warp's buffers. SWAPPED, its columns of sums are rows of C.
+  static constexpr bool SWAPPED = Tiles::SWAPPED;
+  static constexpr int ROW = (SWAPPED ? 16 : COLUMNS) * int(sizeof(Out));
+  static constexpr int BUFFER = 16 * COLUMNS * int(sizeof(Out)), BUFFERS = TURNS;
   static constexpr int STAGING = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER, BYTES = STAGING + BIAS_BYTES;
   using Part = typename Select<PACKED, unsigned, Out>::type;
   static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
+  static_assert(PACKED || !SWAPPED, "stmatrix transposes elements of 16 bits");
 
   // Pieces, the last ones, that stay while the next tile is multiplied: as many as fit beside its sums. Of a late tile,
   // from the second step on, no more fit than BESIDE_A, as a part of A is in registers, too.
   static constexpr int ROOM = PACKED ? 208 : 192, FITTING = SUMS < 192 ? (ROOM - SUMS) / EACH : 0;
   static constexpr int BESIDE_A = Tiles::WARPGROUPS == 3 ? 5 : 6, OF_APART = Tiles::WARPGROUPS == 3 ? 5 : 7;
-  static constexpr int MOST = !OVERLAPPED ? FITTING : Tiles::APART ? OF_APART : COUNT;
+  static constexpr bool ALL_FIT = OVERLAPPED && !(SWAPPED && SUMS == 144);  // else NVRTC 13.0 spills some for a bias
+  static constexpr int MOST = !ALL_FIT ? FITTING : Tiles::APART ? OF_APART : COUNT;
   static constexpr int STAYING = MOST < COUNT ? MOST : COUNT;
   static constexpr int LEAVING = COUNT - STAYING;
   static constexpr int STEPS = STAYING > 1 ? STAYING : 1;  // that a tile has at least: one piece is stored in each
@@ -46,8 +51,8 @@ template <class Out> struct IsWhole { static constexpr bool value = false; };
 template <> struct IsWhole<int> { static constexpr bool value = true; };
 
 // The first row of a warp's part of a tile, and the first column; or of a piece of it. Of a part that is NARROWER the
-// column is one more: there is no register for a mark.
-struct Where { int batch, row, column; };
+// column is one more: there is no register for a mark. Pieces in front of column `own` are another tile's.
+struct Where { int batch, row, column, own = 0; };
 
 // Behind the last row of C that a tile of this matrix or group may have.
 template <bool GROUPED, class T, class Out>
@@ -288,11 +293,23 @@ template <class P> struct Staging {
     }
   }
 
-  // Chunks of 16 bytes of a row are XORed, as the map of C says: by row % 8 in rows of 128 bytes, by row / 2 % 4 in 64.
-  static __device__ __forceinline__ int key(int row) { return P::ROW == 128 ? row % 8 : row / 2 % 4; }
+  // Chunks of 16 bytes of a row are XORed, as the map of C says: by row % 8 in rows of 128 bytes, by row / 2 % 4 in 64,
+  // by row / 4 % 2 in 32.
+  static __device__ __forceinline__ int key(int row) {
+    return P::ROW == 128 ? row % 8 : P::ROW == 64 ? row / 2 % 4 : row / 4 % 2;
+  }
 
   __device__ __forceinline__ void stage(const unsigned (&part)[P::EACH]) const {
     const int lane = threadIdx.x % 32;
+    if constexpr (P::SWAPPED) {
+      const int row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2;
+      const unsigned first = buffer + row * P::ROW + ((chunk ^ key(row)) << 4);
+#pragma unroll
+      for (int i = 0; i < P::EACH / 4; ++i) {
+        ptx::stmatrix_x4_trans(first + i * 16 * P::ROW, part[4 * i], part[4 * i + 1], part[4 * i + 2], part[4 * i + 3]);
+      }
+      return;
+    }
     const unsigned first = lane % 16 * P::ROW + ((lane / 16 ^ key(lane % 16)) << 4);
 #pragma unroll
     for (int i = 0; i < P::EACH / 4; ++i) {
@@ -342,16 +359,18 @@ template <class P> struct Staging {
                                         Where at, const char* shared, unsigned base) {
     at.row += P::row(piece);
     at.column += P::column(piece);
+    if (P::SWAPPED && at.column < at.own) return;
     if (Tiles::NARROWER > 0 && at.column % 2) at.column -= P::ends_row(piece) ? 1 + Tiles::NARROWER : 1;
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
-    // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map.
-    if (Tiles::BM == 192 || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
+    // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map; so are SWAPPED ones.
+    if (Tiles::BM == 192 || P::SWAPPED || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
-        ptx::cp_async_bulk_tensor_store(&p.c, at.column, at.row, p.product.c_batch ? at.batch : 0, buffer);
+        const int x = P::SWAPPED ? at.row : at.column, y = P::SWAPPED ? at.column : at.row;
+        ptx::cp_async_bulk_tensor_store(&p.c, x, y, p.product.c_batch ? at.batch : 0, buffer);
         ptx::cp_async_bulk_commit_group();
       }
     } else {

@@ -38,7 +38,7 @@ template <class T, bool B_K> struct RegisterTypes : WgmmaName<T>, RegisterSigns<
 // A block computes M x N of C from a ring of STAGES, each 128 bytes of k of A and of B. ROWS x COLUMNS blocks of a
 // cluster share them: a row of the cluster its rows of A, a column its columns of B.
 template <class Element, Layout A_LAYOUT, Layout B_LAYOUT, int M, int N, int DEPTH, int ROWS = 1, int COLUMNS = 1,
-          bool IS_APART = false>
+          bool IS_APART = false, bool IS_SWAPPED = false>
 struct WgmmaTiles {
   using T = Element;
   using S = Accumulator<T>;
@@ -60,6 +60,9 @@ struct WgmmaTiles {
   // begins at the same place of a line. A tile whose rows are APART has such rows, of one of eight matrices of a batch,
   // and its k begins so much in front of 0 that boxes of A begin at lines: 3000 squared takes a twentieth less.
   static constexpr bool APART = IS_APART;
+  // The product is C' = B' A', whose elements are adjacent along columns: rows of C, in multiples of 8, are columns of
+  // wgmma. 520 rows then need four tiles of 136, in place of five of 128.
+  static constexpr bool SWAPPED = IS_SWAPPED;
   // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
   static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each

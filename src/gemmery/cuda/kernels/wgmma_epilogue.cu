@@ -24,12 +24,14 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (Order::OVERLAPS) {
       if (row < order.own) row = p.product.m;  // another tile's: beyond the edge, nothing is stored
     }
-    return Where{order.tile.batch, row, order.tile.col + Tiles::column_of(warp / 4) + mark};
+    const int column = order.tile.col + Tiles::column_of(warp / 4) + mark;
+    if constexpr (Tiles::SWAPPED) return Where{order.tile.batch, row, column, order.own_column};
+    return Where{order.tile.batch, row, column};
   };
   // The bias in shared memory, of which a thread has every fourth four, or pair.
-  constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED);
+  constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED) && !Tiles::SWAPPED;  // SWAPPED: a bias of rows
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
-  static_assert(Tiles::WN % 16 == 0, "fours of 16 columns");
+  static_assert(Tiles::WN % 16 == 0 || !NEAR, "fours of 16 columns");
   // For gelu, an eighth of it is loaded while the last products run, so that work is at hand when they end: with that
   // and fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
   constexpr bool LOADED = NEAR && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
@@ -50,6 +52,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   };
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
+    if (P::SWAPPED && of_piece.column < at.own) of_piece.column = p.product.n;  // another tile's: C is not read
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else {

@@ -18,11 +18,13 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
   static constexpr bool OVERLAPS = OVERLAP && Tiles::A_K_MAJOR && !Tiles::APART && !Tiles::BESIDE && Tiles::BM >= 64;
   static constexpr int ALIKE = Tiles::BLOCKS == 1 ? 16 : 64 * Tiles::BLOCKS;  // rows that one warp has, or none of
+  static constexpr bool OVERLAPS_BESIDE = OVERLAP && Tiles::SWAPPED && Tiles::B_K_MAJOR;  // by whole pieces of 32
   const int m, n, batch, band;  // of the argument, which costs no registers
   const long long row_bytes;
   int index;
   Tile tile;
-  int own = 0;  // the first row of a tile that OVERLAPS that is not another's
+  int own = 0;         // the first row of a tile that OVERLAPS that is not another's
+  int own_column = 0;  // and its first column
   bool narrow = false;
 
   template <class P, class Place>
@@ -67,6 +69,11 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
     if constexpr (OVERLAPS) {
       own = tile.row;
       if (own > 0 && own < m) tile.row -= max(own + Tiles::BM - m, 0) / ALIKE * ALIKE;
+    }
+    if constexpr (OVERLAPS_BESIDE) {
+      own_column = tile.col;
+      const int beyond = max(own_column + Tiles::BN - n, 0);
+      if (own_column > 0 && own_column < n) tile.col -= min(beyond / 32 * 32, Tiles::BN - 32);  // the last piece is own
     }
     if constexpr (Tiles::NARROWER > 0) {
       const bool covers = int(across * Tiles::BN - (across + 1) / 2 * Tiles::NARROWER) >= n && row_bytes % 32;

@@ -1,0 +1,168 @@
+"""Tiles of wgmma_epilogue that compute C' = B' A', on the emulator; no GPU is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from checked_products import matrices, place, run
+from gemmery.cuda import hopper, hopper_model, nvrtc
+from gemmery.cuda.device import KNOWN
+from gemmery.errors import RefusedError
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+from operands import random
+
+pytest.importorskip("cuda.bindings")
+
+EPILOGUE = find(CUDA, "wgmma_epilogue")
+BY_K = ("row", "col", "row")
+
+
+def tile(bm: int, bn: int, stages: int = 2, cm: int = 1, cn: int = 1) -> dict[str, int]:
+    return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "band": 2, "blocks": 4}
+
+
+OVERLAPPING = ((160, 136, 136), tile(136, 128))  # 96 of 112 rows beyond the edge are those of the tile above
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.5])
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((272, 264, 136), tile(136, 128)),  # two whole tiles; of columns, three that overlap
+        OVERLAPPING,
+        ((144, 136, 72), tile(136, 128)),  # the last tile has 8 rows: its last piece begins 32 rows before its end
+        ((236, 136, 72), tile(112, 64)),  # 12 rows
+        ((337, 200, 72), tile(152, 64)),  # 33 rows
+        ((40, 72, 72), tile(112, 64)),  # fewer rows than a tile
+        ((330, 520, 200), tile(144, 256)),  # each warpgroup has two blocks of 64 columns
+        ((300, 264, 72), tile(176, 128)),
+        ((90, 136, 72), tile(32, 64)),
+    ],
+)
+def test_rows_in_multiples_of_eight(shape, config, beta):
+    """Each element of C is written once: C may be an operand, too."""
+    a, b, c = matrices(shape, "bf16", layouts=BY_K, filled=beta != 0)
+    runs = run(EPILOGUE, a, b, c, alpha=0.5, beta=beta, config=config)
+    assert runs[-1].kernel.endswith(", 1, 1, 0, 1>>")
+
+
+@pytest.mark.parametrize("layouts", [("row", "row", "row"), ("row", "col", "col"), ("col", "col", "col")])
+@pytest.mark.parametrize("k", [0, 8, 63, 200])
+def test_layouts_and_depths(layouts, k):
+    """Where C is by columns, kernels that write rows would take C' = B' A', and these take the product as it is."""
+    shape = (272, 136, k) if layouts[2] == "row" else (136, 272, k)
+    assert run(EPILOGUE, *matrices(shape, "f16", layouts=layouts), config=tile(136, 128))
+
+
+@pytest.mark.parametrize("epilogue", ["bias", "bias+gelu", "bias+relu", "silu"])
+@pytest.mark.parametrize("layouts", [BY_K, ("row", "col", "col")])
+def test_steps_after_the_product(epilogue, layouts):
+    m, n = (270, 272) if layouts[2] == "row" else (272, 270)
+    a, b, c = matrices((m, n, 72), "bf16", layouts=layouts)
+    bias = place(random((1, 1, n), "f32", 4), "f32", "odd") if "bias" in epilogue else None
+    assert run(EPILOGUE, a, b, c, bias=bias, epilogue=epilogue, config=tile(112, 64))
+
+
+@pytest.mark.parametrize("shared", [(False, False), (True, False), (False, True)])
+def test_batches(shared):
+    operands = matrices((150, 136, 72), "bf16", layouts=BY_K, batch=3, shared=shared)
+    assert run(EPILOGUE, *operands, config=tile(112, 64))
+
+
+def test_operands_that_are_packed_first():
+    """Rows of 67 elements begin at multiples of 2 bytes."""
+    for layouts in (BY_K, ("row", "row", "row")):
+        assert len(run(EPILOGUE, *matrices((150, 136, 67), "bf16", layouts=layouts), config=tile(112, 64))) == 2
+
+
+def test_the_bits_are_those_of_other_tiles():
+    a, b, c = matrices((160, 200, 200), "bf16", layouts=BY_K)
+    results = []
+    for config in (tile(136, 128), tile(112, 64), tile(64, 64)):
+        assert run(EPILOGUE, a, b, c, config=config)
+        results.append(c.array.tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("staged.cuh", "if (P::SWAPPED && at.column < at.own) return;", ""),
+        ("staged.cuh", "first + i * 16 * P::ROW", "first + i * 8 * P::ROW"),
+        ("staged.cuh", ": row / 4 % 2;", ": row / 2 % 2;"),
+        ("staged.cuh", "chunk = lane / 8 % 2;", "chunk = lane / 16;"),
+        ("ptx_hopper.cuh", "m8n8.x4.trans.shared::cta.b16 [%0], {%1", "m8n8.x4.shared::cta.b16 [%0], {%1"),
+        ("wgmma_epilogue.cu", "if (P::SWAPPED && of_piece.column < at.own) of_piece.column = p.product.n;", ""),
+    ],
+)
+def test_wrong_swapped_tiles_show(file, old, new):
+    text = nvrtc.headers().get(file) or nvrtc.text(file)
+    assert text.count(old) == 1
+    a, b, c = matrices(OVERLAPPING[0], "bf16", layouts=BY_K, filled=True)
+    with pytest.raises(AssertionError):
+        run(EPILOGUE, a, b, c, alpha=0.5, beta=-1.5, config=OVERLAPPING[1], texts={file: text.replace(old, new)})
+
+
+def test_a_last_piece_that_is_not_its_own_shows():
+    text, old = nvrtc.text("wgmma_persistent.cu"), "min(beyond / 32 * 32, Tiles::BN - 32)"
+    assert text.count(old) == 1
+    texts = {"wgmma_persistent.cu": text.replace(old, "beyond / 32 * 32")}
+    with pytest.raises(AssertionError):
+        run(EPILOGUE, *matrices((144, 136, 72), "bf16", layouts=BY_K), config=tile(136, 128), texts=texts)
+
+
+PROBLEM = Problem(520, 4096, 4096, "bf16", "bf16", b_layout="col", device="h200")
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (tile(120, 128), {}, r"bm=120, bn=128, cm=1, cn=1: a tile has 8, 64, 128, 192 or 256 rows; or 32, 96"),
+        (tile(136, 192), {}, "64, 128 or 256 columns"),
+        (tile(136, 128, 2, 2, 1), {}, "no cluster"),
+        (tile(136, 128), {"out": "f32"}, "elements of 16 bits"),
+        (tile(136, 128), {"a_layout": "col"}, "A by rows"),
+        (tile(136, 128), {"n": 4095}, "rows of C have 8190 bytes.*use 64, 128 or 256 rows"),
+        (tile(136, 128, 9), {}, "use fewer stages"),
+    ],
+)
+def test_what_is_refused(config, change, words):
+    with pytest.raises(RefusedError, match=words):
+        EPILOGUE.geometry(PROBLEM._replace(**change), config)
+
+
+def test_numbers_of_rows_that_other_tiles_do_not_suit():
+    """520 rows are four tiles of 136; by 64 or 128, five. No table has them, as rows straddle no lines."""
+    device = KNOWN["h200"]
+    taken = hopper.chosen(PROBLEM, device)
+    assert (taken["bm"], taken["bn"], taken["splits"]) == (136, 128, 1)
+    assert EPILOGUE.geometry(PROBLEM, EPILOGUE.default).swapped
+    for change in ({"m": 512}, {"k": 4104}, {"out": "f32"}, {"n": 4095}, {"a_layout": "col"}):
+        case = PROBLEM._replace(**change)
+        assert not hopper_model.is_swapped(hopper.chosen(case, device)["bm"])
+        assert not EPILOGUE.geometry(case, EPILOGUE.default).swapped
+
+
+def test_the_model_exchanges_the_sides():
+    demand = hopper_model.demand_of(PROBLEM._replace(k=4104, n=1000))
+    other = hopper_model.swapped(demand)
+    assert (other.m, other.n, other.a_more, other.b_more) == (1000, 520, demand.b_more, demand.a_more)
+    tall, wide = hopper_model.Instance(144, 128, 6, 1, 1), hopper_model.Instance(128, 144, 6, 1, 1)
+    device = KNOWN["h200"]
+    assert hopper_model.cycles(demand, tall, 1, device) == hopper_model.cycles(other, wide, 1, device)
+
+
+def test_bits_do_not_depend_on_rows():
+    """A row has the same bits in a product of 8 and of 150 rows, whatever tiles these have."""
+    a, b, c = matrices((150, 136, 200), "bf16", layouts=BY_K)
+    assert run(EPILOGUE, a, b, c, config=tile(112, 64))
+    few, _, result = matrices((8, 136, 200), "bf16", layouts=BY_K)
+    few.array[...] = a.array[:, :8]
+    few = replace(few, before=few.image.copy())
+    assert run(EPILOGUE, few, b, result, config=tile(8, 32, 4))
+    assert np.array_equal(c.array[:, :8], result.array)

@@ -153,6 +153,13 @@ def test_lines_that_are_asked_for_ahead():
     assert launch(row, bm=256, bn=32, stages=4).ahead == 0
 
 
+def test_the_next_launch_may_begin_at_once_after_brief_products():
+    for tile in ({"bm": 128, "bn": 64, "stages": 8}, {"bm": 128, "bn": 256, "stages": 4}):
+        for k, name, expected in ((1024, "h200", -1), (1024, "h100", 0), (1025, "h200", 0), (2048, "h200", 0)):
+            case = product(1024, 1024, k)._replace(device=name)
+            assert launch(case, **tile, cm=1, cn=1).ahead == expected
+
+
 def test_pairs_of_64_rows_ask_for_stages_without_a_loop_over_lanes():
     """ptxas loops over the lanes that may be there, each with ELECT, unless elect.sync has named the one."""
     pytest.importorskip("cuda.bindings")

@@ -66,7 +66,7 @@ class Geometry:
     maps: tuple[MapBox, ...] = ()  # in the order a, b, c; the kernels' argument is then a TmaProduct
     alone: bool = False  # no other compute capability has its instructions, not even a later one
     band: int = BAND  # rows of tiles in a band of the order of persistent blocks
-    ahead: int = 0  # lines of each column of B that L2 is asked for while the launches before end
+    ahead: int = 0  # lines of each column of B that L2 is asked for while the launches before end; -1: see tma.cuh
     cluster: int = 1  # blocks of a cluster, which the kernel declares; the grid is a multiple of it
     apart: int = 1  # A and C are taken as so many matrices of a batch; the i-th has rows i, i + apart, i + 2 apart ...
     swapped: bool = False  # the product is taken as C' = B' A', with a column-major C'

@@ -108,6 +108,7 @@ MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in w
 # A wider tile of 8 rows asks for as many in all: of 2 to 8, 112 columns are as fast with 2 to 6.
 LINES_AHEAD = {8: 12, 64: 8, 128: 4}
 FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
+BRIEF = 2048  # bytes of k up to which the next launch may begin at once where memory is fast
 APART = ROW // PACKED  # rows of multiples of so many bytes that are so far apart begin at the same place of a line
 APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
 
@@ -299,6 +300,20 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     if most and device.bandwidth > FAST_MEMORY:
         most = LINES_OF_FAST
     return min(lines, most * FEW_COLUMNS // tile.bn if tile.bm == FEW else most)
+
+
+def begins_at_once(problem: Problem, device: Device) -> bool:
+    """Return True if the next launch may begin at once, whatever the tile.
+
+    Large tiles gain if it begins late (see lets_next_begin in wgmma_specialized.cu), brief products lose: on an H200
+    n = 1024 takes a fifteenth longer, and 2048 in int8 a twentieth. On an H100 n = 1024 gains a hundredth.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> squares = [Problem(n, n, n, "bf16", "bf16", b_layout="col") for n in (1024, 2048)]
+    >>> [[begins_at_once(each, KNOWN[name]) for each in squares] for name in ("h100", "h200")]
+    [[False, False], [True, False]]
+    """
+    return device.bandwidth > FAST_MEMORY and problem.k * dtypes.get(problem.dtype).size <= BRIEF
 
 
 def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:

@@ -198,7 +198,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
         maps=(*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
-        ahead=hopper.lines_ahead(problem, tile, target(problem)),
+        ahead=hopper.lines_ahead(problem, tile, target(problem)) or -hopper.begins_at_once(problem, target(problem)),
         apart=matrices,
     )
 

@@ -74,7 +74,7 @@ def promotion(problem: Problem, operand: int) -> int:
 def library(in_place: InPlace, problem: Problem, config: Config) -> Geometry:
     """Return the launches of any product with a row-major C, from those of one whose operands are read in place."""
     product = in_place(as_read(problem), config)
-    ahead = 0 if packed(problem) & 2 else product.ahead  # a packed B is not there yet
+    ahead = min(product.ahead, 0) if packed(problem) & 2 else product.ahead  # a packed B is not there yet
     product = replace(product, maps=tuple(_routed(box, problem) for box in product.maps), ahead=ahead)
     return with_packing(product, problem) if packed(problem) else product
 

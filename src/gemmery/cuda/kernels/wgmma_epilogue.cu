@@ -165,7 +165,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   }
   // A large tile takes so long to store that the next launch would begin too early in front of it.
   constexpr bool LARGE = Tiles::BM * Tiles::BN >= 128 * 128;
-  const bool lets = Order::LAST && !Pipe::lets_next_begin();
+  const bool lets = Order::LAST && !Pipe::lets_next_begin(p);
   if (!LARGE && lets) ptx::griddepcontrol_launch_dependents();
   if (pending) {
 #pragma unroll
@@ -212,9 +212,9 @@ template <int EPILOGUE, class Tiles, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* shared) {
   using P = Pieces<Tiles, Out, false, TURNS_OF<Tiles, Out>>;
   if constexpr (Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
-    if (p.ahead && threadIdx.x >= 128) ask_ahead<Tiles>(p);  // the ring is ready half a microsecond later
+    if (p.ahead > 0 && threadIdx.x >= 128) ask_ahead<Tiles>(p);  // the ring is ready half a microsecond later
   }
-  Pipeline<Tiles, P::BYTES> pipe(shared, p, Pipeline<Tiles>::lets_next_begin());
+  Pipeline<Tiles, P::BYTES> pipe(shared, p, Pipeline<Tiles>::lets_next_begin(p));
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Bands<Tiles, true> order(p, pipe.place);
   if (threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);

@@ -158,6 +158,7 @@ def test_the_next_launch_may_begin_at_once_after_brief_products():
         for k, name, expected in ((1024, "h200", -1), (1024, "h100", 0), (1025, "h200", 0), (2048, "h200", 0)):
             case = product(1024, 1024, k)._replace(device=name)
             assert launch(case, **tile, cm=1, cn=1).ahead == expected
+        assert launch(product(8192, 8192, 1024), **tile, cm=1, cn=1).ahead == 0  # k is short, the product is not
 
 
 def test_pairs_of_64_rows_ask_for_stages_without_a_loop_over_lanes():

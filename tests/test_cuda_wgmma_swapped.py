@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ pytest.importorskip("cuda.bindings")
 
 EPILOGUE = find(CUDA, "wgmma_epilogue")
 BY_K = ("row", "col", "row")
+PROBLEM = Problem(520, 4096, 4096, "bf16", "bf16", b_layout="col", device="h200")
 
 
 def tile(bm: int, bn: int, stages: int = 2, cm: int = 1, cn: int = 1) -> dict[str, int]:
@@ -74,10 +76,32 @@ def test_batches(shared):
     assert run(EPILOGUE, *operands, config=tile(112, 64))
 
 
-def test_operands_that_are_packed_first():
-    """Rows of 67 elements begin at multiples of 2 bytes."""
-    for layouts in (BY_K, ("row", "row", "row")):
-        assert len(run(EPILOGUE, *matrices((150, 136, 67), "bf16", layouts=layouts), config=tile(112, 64))) == 2
+@pytest.mark.parametrize("layouts", [BY_K, ("row", "row", "row"), ("col", "col", "row"), ("strided", "col", "row")])
+def test_operands_that_are_packed_first(layouts):
+    """Rows of 67 elements, or columns of 151, begin at multiples of 2 bytes."""
+    assert len(run(EPILOGUE, *matrices((151, 136, 67), "bf16", layouts=layouts), config=tile(112, 64))) == 2
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize("a_layout", ["row", "col", "any"])
+def test_what_is_chosen_is_taken(a_layout, device):
+    """Whatever has to be packed: the choice is made for operands as they are read."""
+    taken = set()
+    for m, k, b, aligned in itertools.product((65, 520, 521, 1300), (0, 67, 4096), ("row", "col", "any"), (2, 16)):
+        case = PROBLEM._replace(
+            m=m, k=k, a_layout=a_layout, b_layout=b, alignments=(aligned, aligned, 16), device=device
+        )
+        for change in ({}, {"scales": "outer"}, {"batch": 3}, {"epilogue": "bias+gelu"}, {"invariant": True}):
+            taken.add(EPILOGUE.geometry(case._replace(**change), EPILOGUE.default).swapped)
+    assert taken == {False, True}
+
+
+@pytest.mark.parametrize("asked", [{"cm": 2}, {"cn": 2}, {"bn": 96}, {"bn": 128}, {"stages": 3}])
+def test_a_config_that_is_given_in_part_goes_with_other_tiles(asked):
+    for m, n, k in ((520, 4096, 4096), (1320, 7232, 4800), (777, 4096, 4096)):
+        case = PROBLEM._replace(m=m, n=n, k=k)
+        assert EPILOGUE.geometry(case, EPILOGUE.default).swapped
+        assert not EPILOGUE.geometry(case, {**EPILOGUE.default, **asked}).swapped
 
 
 def test_the_bits_are_those_of_other_tiles():
@@ -116,9 +140,6 @@ def test_a_last_piece_that_is_not_its_own_shows():
         run(EPILOGUE, *matrices((144, 136, 72), "bf16", layouts=BY_K), config=tile(136, 128), texts=texts)
 
 
-PROBLEM = Problem(520, 4096, 4096, "bf16", "bf16", b_layout="col", device="h200")
-
-
 @pytest.mark.parametrize(
     ("config", "change", "words"),
     [
@@ -128,7 +149,8 @@ PROBLEM = Problem(520, 4096, 4096, "bf16", "bf16", b_layout="col", device="h200"
         (tile(136, 128), {"out": "f32"}, "elements of 16 bits"),
         (tile(136, 128), {"a_layout": "col"}, "A by rows"),
         (tile(136, 128), {"n": 4095}, "rows of C have 8190 bytes.*use 64, 128 or 256 rows"),
-        (tile(136, 128, 9), {}, "use fewer stages"),
+        (tile(136, 256, 9), {}, "stages=9 of bm=136, bn=256: .* use fewer stages"),
+        (tile(176, 256), {}, "bm=176, bn=256: only tiles that leave packed"),
     ],
 )
 def test_what_is_refused(config, change, words):
@@ -142,7 +164,7 @@ def test_numbers_of_rows_that_other_tiles_do_not_suit():
     taken = hopper.chosen(PROBLEM, device)
     assert (taken["bm"], taken["bn"], taken["splits"]) == (136, 128, 1)
     assert EPILOGUE.geometry(PROBLEM, EPILOGUE.default).swapped
-    for change in ({"m": 512}, {"k": 4104}, {"out": "f32"}, {"n": 4095}, {"a_layout": "col"}):
+    for change in ({"m": 512}, {"m": 40}, {"k": 4104}, {"out": "f32"}, {"n": 4095}, {"a_layout": "col"}):
         case = PROBLEM._replace(**change)
         assert not hopper_model.is_swapped(hopper.chosen(case, device)["bm"])
         assert not EPILOGUE.geometry(case, EPILOGUE.default).swapped

@@ -229,7 +229,10 @@ def _tiles(plan: "Plan", problem: Problem) -> str:
         return ""
     launch = geometry(problem.by_rows(), plan.config)
     if launch.swapped:
-        return f"a tile has {launch.tile[0]} rows: it is of C' = B' A', so that rows come in multiples of 8, not of 64"
+        sides = "columns" if problem.c_layout == "col" else "rows"
+        return (
+            f"a tile has {launch.tile[0]} {sides}: they are columns of wgmma, which come in multiples of 8, not of 64"
+        )
     return (
         f"a tile has every {launch.apart}th row of A, as rows begin anywhere in a line of L2"
         if launch.apart > 1

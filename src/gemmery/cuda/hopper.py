@@ -1,7 +1,7 @@
 """The configuration of a wgmma kernel for a product: from a table of measured winners, else by a model of its time.
 
-The instances are few, so that a new shape compiles nothing: what differs between shapes is the order of the tiles, the
-grid and the split of k, which are arguments of the kernel, and which of INSTANCES it runs.
+The instances are few, so that a new shape hardly ever compiles one: what differs between shapes is the order of the
+tiles, the grid and the split of k, which are arguments of the kernel, and which of INSTANCES it runs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 1),
     Instance( 64,  32,    8, 1, 1, "whole"),
     Instance( 64,  32,   16, 1, 1, "whole"),
-    Instance(224, 128,    4, 1, 1),  # as all up to 152 by 64, for a product that is taken as C' = B' A'
+    Instance(224, 128,    4, 1, 1),  # this one and those up to 152 by 64: of C' = B' A'
     Instance(208, 128,    4, 1, 1),
     Instance(176, 128,    5, 1, 1),
     Instance(152, 128,    5, 1, 1),
@@ -108,27 +108,28 @@ MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead, as in w
 # A wider tile of 8 rows asks for as many in all: of 2 to 8, 112 columns are as fast with 2 to 6.
 LINES_AHEAD = {8: 12, 64: 8, 128: 4}
 FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
-BRIEF = 2048  # bytes of k up to which the next launch may begin at once where memory is fast
+BRIEF, BRIEF_AREA = 2048, 1 << 22  # bytes of k and elements of C up to which a product is brief: about 20 us
+LEAST_SWAPPED = 64  # rows of C up to which no tile of C' = B' A' was timed
 APART = ROW // PACKED  # rows of multiples of so many bytes that are so far apart begin at the same place of a line
 APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
 
 
-def chosen(problem: Problem, device: Device, split: bool = True) -> dict[str, int]:
+def chosen(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> dict[str, int]:
     """Return the configuration for a problem with a row-major C; `blocks` 0 stands for all multiprocessors.
 
-    Only kernels that can add up parts of k `split` it.
+    Only kernels that can add up parts of k `split` it. Tiles may be of C' = B' A' unless `swapped` is False.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> chosen(Problem(8192, 8192, 8192, "bf16", "bf16", b_layout="col"), KNOWN["h200"])["blocks"]
     128
     """
-    return dict(zip(KEYS, _chosen(problem, device, split and not problem.invariant), strict=True))
+    return dict(zip(KEYS, _chosen(problem, device, split and not problem.invariant, swapped), strict=True))
 
 
 @lru_cache(maxsize=4096)
-def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
+def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tuple[int, ...]:
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
-    tile, splits = measured(problem, device, split) or modelled(problem, device, split)
+    tile, splits = measured(problem, device, split, swapped) or modelled(problem, device, split, swapped)
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
     if is_swapped(tile.bm):
         band, blocks = order(tile._replace(bm=tile.bn, bn=tile.bm), columns, rows, problem.batch, device.sms)
@@ -137,12 +138,13 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
 
-def suits(problem: Problem, bm: int, bn: int) -> bool:
+def suits(problem: Problem, bm: int, bn: int, swapped: bool = True) -> bool:
     """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
     if bm == FEW and (problem.m > FEW or problem.a_layout == "col" or problem.k < FEW_DEPTH):
         return False
     if is_swapped(bm):
-        return not refuses_swapped(problem) and not straddles(demand_of(problem))
+        timed = problem.m > LEAST_SWAPPED and not straddles(demand_of(problem))
+        return swapped and timed and not refuses_swapped(problem)
     whole = problem.a_layout == "row" and problem.k * dtypes.get(problem.dtype).size % ROW == 0
     uneven = problem.m in UNEVEN and whole and min(problem.n, problem.k) >= UNEVEN_SIDE
     if (bm == 64 and uneven) or ((bm, bn) == (128, 32) and not uneven):
@@ -166,14 +168,14 @@ def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
     return k >= DEEP and -(-m // 128) * -(-n // 64) * batch <= 2 * device.sms
 
 
-def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int] | None:
+def measured(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int] | None:
     """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
 
     Products are as large as each other if they have as many tiles, and k within an eighth of an octave; rows that
     straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
     """
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
-    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or not suits(problem, *winner[:2]):
+    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or not suits(problem, *winner[:2], swapped):
         return None
     return Instance(*winner[:5]), winner[5]
 
@@ -217,11 +219,11 @@ def plain_halves(problem: Problem) -> bool:
     return plain and halves and not describable(problem, "c")
 
 
-def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
+def modelled(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
     known = [tile for tile in INSTANCES if is_known(tile, demand, device)]
-    whole = [tile for tile in known if suits(problem, tile.bm, tile.bn)]
+    whole = [tile for tile in known if suits(problem, tile.bm, tile.bn, swapped)]
     roomy = [tile for tile in whole if has_room(tile, demand, device)]
     # No block of a cluster is without rows or columns.
     full = [tile for tile in roomy if tile.bm * (tile.cm - 1) < demand.m and tile.bn * (tile.cn - 1) < demand.n]
@@ -303,7 +305,7 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
 
 
 def begins_at_once(problem: Problem, device: Device) -> bool:
-    """Return True if the next launch may begin at once, whatever the tile.
+    """Return True if the next launch may begin at once after a brief product where memory is fast, whatever the tile.
 
     Large tiles gain if it begins late (see lets_next_begin in wgmma_specialized.cu), brief products lose: on an H200
     n = 1024 takes a fifteenth longer, and 2048 in int8 a twentieth. On an H100 n = 1024 gains a hundredth.
@@ -313,7 +315,8 @@ def begins_at_once(problem: Problem, device: Device) -> bool:
     >>> [[begins_at_once(each, KNOWN[name]) for each in squares] for name in ("h100", "h200")]
     [[False, False], [True, False]]
     """
-    return device.bandwidth > FAST_MEMORY and problem.k * dtypes.get(problem.dtype).size <= BRIEF
+    brief = problem.k * dtypes.get(problem.dtype).size <= BRIEF and problem.batch * problem.m * problem.n <= BRIEF_AREA
+    return brief and device.bandwidth > FAST_MEMORY
 
 
 def takes_rows_apart(problem: Problem, bm: int, bn: int, cm: int) -> bool:

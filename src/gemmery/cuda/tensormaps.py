@@ -61,7 +61,7 @@ Encode = Callable[[MapShape, int], bytes]  # the 128 bytes of a map, for an addr
 
 
 def refusal(geometry: Geometry, problem: Problem) -> str:
-    """Return why the operands of a product with a row-major C cannot have the maps of a geometry; "" if they can.
+    """Return why the operands of a product, as kernels take it, cannot have the maps of a geometry; "" if they can.
 
     C need not have one: a kernel then writes it by ordinary stores.
     """
@@ -73,7 +73,7 @@ def refusal(geometry: Geometry, problem: Problem) -> str:
 
 
 def placed(geometry: Geometry, problem: Problem, a: View, b: View, c: View) -> tuple[PlacedMap, ...]:
-    """Return the maps of a geometry for views of shape (batch, rows, columns); C is row-major.
+    """Return the maps of a geometry for views of shape (batch, rows, columns), as kernels take the product.
 
     C is left out where a map cannot describe it. Packed operands follow each other in the workspace: only the views
     tell whether a batch shares one matrix. Raises LayoutError where A or B cannot have a map.

@@ -51,9 +51,12 @@ def random_operand(dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     return values.astype(row.numpy)
 
 
-def empty_result(dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+def empty_result(problem: Problem) -> NDArray[np.generic]:
     """Zeros of a result; bf16 as bits."""
-    return np.zeros(shape, "uint16" if dtype == "bf16" else dtypes.get(dtype).numpy)
+    by_columns = problem.c_layout == "col"
+    sides = (problem.n, problem.m) if by_columns else (problem.m, problem.n)
+    zeros = np.zeros((1, *sides), "uint16" if problem.out == "bf16" else dtypes.get(problem.out).numpy)
+    return zeros.mT if by_columns else zeros
 
 
 def _few_tiles(problem: Problem, geometry: Geometry, config: Mapping[str, int]) -> Problem:
@@ -73,7 +76,7 @@ def _traced(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
     )
     trace = PipelineTrace()
     options = EmulationOptions(arch, check=False, observers=(trace,), ahead=ahead)
-    run_rung(rung, problem, config, Gemm(a, b, empty_result(problem.out, (1, m, n))), options)
+    run_rung(rung, problem, config, Gemm(a, b, empty_result(problem)), options)
     return trace
 
 

@@ -50,7 +50,7 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
     m, n, k = problem.m, problem.n, problem.k
     a, b = (random_operand(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
     b = np.ascontiguousarray(b.mT).mT if problem.b_layout == "col" else b
-    gemm, trace = Gemm(a, b, empty_result(problem.out, (1, m, n))), Trace()
+    gemm, trace = Gemm(a, b, empty_result(problem)), Trace()
     problem = problem._replace(alignments=problem_of(gemm, problem.dtype, problem.out, problem.device).alignments)
     runs = run_rung(rung, problem, config, gemm, EmulationOptions(arch, check=False, observers=(trace,)))
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}

@@ -155,7 +155,7 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     resolved = _resolve(problem, config)
     shape = resolved["bm"], resolved["bn"], resolved["cm"]
     if hopper_model.is_swapped(resolved["bm"]):
-        if reason := illegal_swapped(problem, resolved):
+        if reason := illegal_swapped(wgmma_routes.as_read(problem), resolved):
             raise RefusedError(reason)
         taken = {**resolved, "bm": shape[1], "bn": shape[0]}
         launch = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), taken)
@@ -169,7 +169,9 @@ def _resolve(problem: Problem, config: Config) -> Config:
     if all(config.values()):
         return config
     device = target(problem)
-    choices = hopper.chosen(wgmma_routes.as_read(problem), device, split=False)
+    # Tiles that are swapped go with few numbers of columns: not with those that a config asks for.
+    whole = not any(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
+    choices = hopper.chosen(wgmma_routes.as_read(problem), device, split=False, swapped=whole)
     return complete(complete(config, choices), {"blocks": device.sms})
 
 
@@ -275,18 +277,19 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
         return f"bm={bm}, bn={bn}, cn={cn}: a tile of 192 rows has 64, 128 or 192 columns, and a cluster along m alone"
     if bm == 8 and (problem.m > 8 or problem.a_layout == "col" or cm * cn > 1):
         return f"bm=8, cm={cm}, cn={cn}: it takes at most 8 rows, of A by rows, by blocks alone; use 64"
-    swapped = problem.c_layout == "col"  # of which `illegal_swapped` knows the widths
+    swapped = problem.c_layout == "col"  # of which `illegal_swapped` knows the widths; its bm and bn are exchanged
+    tile = f"bm={bn}, bn={bm}" if swapped else f"bm={bm}, bn={bn}"
     if bm not in (8, 64, 128, 192, 256) or (bn % 32 * (bn not in _WIDTHS) and not swapped) or not 32 <= bn <= 256:
         sides = "8, 64, 128, 192 or 256 rows and 32, 64, 96, 112, 128, 144, 160, ... 256 columns"
         return f"bm={bm}, bn={bn}: a tile has {sides}"
     if bn % 32 and not _overlapped(problem, bm, bn):
-        return f"bm={bm}, bn={bn}: only tiles that leave packed, of results of 16 bits, are such; use 128 x 128"
+        return f"{tile}: only tiles that leave packed, of results of 16 bits, are such; use 128 x 128"
     if bm * bn > _MOST_SUMS:
-        return f"bm={bm}, bn={bn}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
+        return f"{tile}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
     if stages < 2:
         return f"stages={stages}: one is filled while another is read; use 2 or more"
     if shared > _SHARED:
-        return f"stages={stages} of bm={bm}, bn={bn}: {shared} bytes of shared memory, of {_SHARED}; use fewer stages"
+        return f"stages={stages} of {tile}: {shared} bytes of shared memory, of {_SHARED}; use fewer stages"
     if cm * cn not in (1, 2, 4, 8):
         return f"cm={cm}, cn={cn}: a cluster has 1, 2, 4 or 8 blocks"
     if bn % (8 * cm) and problem.b_layout == "col":

@@ -26,7 +26,7 @@ InPlace = Callable[[Problem, Config], Geometry]  # a product whose operands tens
 
 
 def packed(problem: Problem) -> int:
-    """Return which operands of a product with a row-major C are packed first: bit 0 stands for A, bit 1 for B.
+    """Return which operands of a product, as its kernel takes it, are packed first: bit 0 stands for A, bit 1 for B.
 
     >>> packed(Problem(64, 64, 64, "bf16", "bf16")), packed(Problem(64, 63, 63, "bf16", "bf16", alignments=(2, 2, 2)))
     (0, 3)
@@ -72,7 +72,7 @@ def promotion(problem: Problem, operand: int) -> int:
 
 
 def library(in_place: InPlace, problem: Problem, config: Config) -> Geometry:
-    """Return the launches of any product with a row-major C, from those of one whose operands are read in place."""
+    """Return the launches of any product, as its kernel takes it, from those of one that is read in place."""
     product = in_place(as_read(problem), config)
     ahead = min(product.ahead, 0) if packed(problem) & 2 else product.ahead  # a packed B is not there yet
     product = replace(product, maps=tuple(_routed(box, problem) for box in product.maps), ahead=ahead)

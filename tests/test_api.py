@@ -404,6 +404,7 @@ def test_gemm_promotes_c_too():
         (lambda i, x: gm.gemm(1j, x, x), gm.ArgumentError, "complex"),
         (lambda i, x: gm.gemm("two", x, x), gm.ArgumentError, r"alpha must be a number \(got 'two'\)"),
         (lambda i, x: gm.gemm(1, x, x, 1), gm.ArgumentError, "needs c"),
+        (lambda i, x: gm.gemv(x, x[0], beta=1), gm.ArgumentError, "needs y.*pass y"),
         (lambda i, x: gm.gemm(1, x, x, 1, x[:2]), gm.ShapeError, "must be equal"),
         (lambda i, x: gm.gemm(1, x, x[0]), gm.ShapeError, "gemv"),
         (lambda i, x: gm.gemv(x, x), gm.ShapeError, "matmul"),

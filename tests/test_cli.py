@@ -137,6 +137,17 @@ def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announce
     assert "Predicted times on h200" in path.read_text()
 
 
+def test_no_time_is_predicted_where_every_rung_is_refused(monkeypatch, capsys, tmp_path):
+    """Not those of all rungs, which nobody asked for."""
+    monkeypatch.chdir(tmp_path)
+    cli.run(
+        ["ladder", "--device", "emulator", "--rungs", "mma_pipelined", "--dtype", "e4m3", "--sizes", "64", "--no-html"]
+    )
+    out = capsys.readouterr().out
+    assert "No rung ran: mma_pipelined" in out
+    assert "Predicted times" not in out
+
+
 def test_what_the_emulator_counted_as_json(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = "ladder --device emulator --as t4 --rungs simt_smem,mma_pipelined --sizes 16,32 --dtype f16 --json"

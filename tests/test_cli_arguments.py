@@ -120,6 +120,7 @@ def test_tf32_is_listed_where_it_is_taken():
         ("bench small --store kept --no-store", "give one of them"),
         ("ladder --threads x", "Invalid value for '--threads': it must be an integer; see `gemmery ladder --help`"),
         ("ladder --threads -1", "it must be greater than or equal to 0; see"),
+        ("ladder --threads 100000 --sizes 64 --no-html", "threads=100000 must be an integer from 1 to "),
         ("ladder --seconds x", "it must be a number; see"),
         ("bench --workload chian", "workload 'chian' is not known; the only one is chain"),
         ("exhibit bank_stride --device cuda --as a100", "only the emulator runs as a named card"),

@@ -17,6 +17,7 @@ from gemmery.api.device_types import SERVED, check_capability, located, types, u
 from gemmery.api.options import (
     NO_OPTIONS,
     Options,
+    added,
     check_activation,
     check_bias,
     dtype_name,
@@ -64,12 +65,13 @@ def product(
     x, y = located(x), located(y)
     target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
-    common, result, options = _types(x, y, old, target, options)
+    common, result, options = _types(name, x, y, old, target, options)
     known = options.old is out or (options.old is None and result == x.dtype)
     short = plain or (name != "matmul" and requested is None and known)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
-        raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
+        what = added(name)
+        raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
@@ -119,7 +121,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
     x, y = located(x), located(y)
     arrays.together(a=x, b=y)
-    common, result, options = _types(x, y, None, None, options)
+    common, result, options = _types("matmul", x, y, None, None, options)
     shape, size = result_shape(x.shape, y.shape), dtypes.get(result).size
     if options.activation is not None:
         check_activation(options.activation, result)
@@ -162,7 +164,9 @@ def _bare(z: View) -> View:
     return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
 
 
-def _types(x: View, y: View, old: View | None, target: View | None, options: Options) -> tuple[str, str, Options]:
+def _types(
+    name: str, x: View, y: View, old: View | None, target: View | None, options: Options
+) -> tuple[str, str, Options]:
     """Return the type to which A and B promote, the type of the result, and the options with checked values."""
     dtype = None if options.dtype is None else dtype_name(options.dtype)
     like = old or target
@@ -174,7 +178,8 @@ def _types(x: View, y: View, old: View | None, target: View | None, options: Opt
     precision = resolved(options.precision, common, result, x.device)
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:
-        raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
+        array = added(name)
+        raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
     if result == "i32" and (alpha != 1 or beta != 0 or options.bias is not None):
         raise DTypeError(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "

@@ -61,6 +61,11 @@ def dtype_name(dtype: Any) -> str:
 _NUMPY_CODES = ("i8", "u8")
 
 
+def added(function: str) -> str:
+    """Return the name of the parameter of gemm or gemv that beta multiplies."""
+    return "y" if function == "gemv" else "c"
+
+
 def scalar(name: str, value: Any, dtype: str) -> complex:
     """Return alpha or beta as a number by which the element type `dtype` can be multiplied.
 

@@ -10,7 +10,7 @@ from gemmery import arrays, config
 from gemmery.api import opaque, quick
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
-from gemmery.api.options import NO_OPTIONS, Options, dtype_name, epilogue, only_on_devices, scalar, thread_count
+from gemmery.api.options import NO_OPTIONS, Options, added, dtype_name, epilogue, only_on_devices, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -420,13 +420,15 @@ def _scaled(
         arrays.together(a=x, b=y, c=old)
         shape = result_shape(x.shape, y.shape)
         if old.shape != shape:
-            raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
+            what = added(name)
+            raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
         result = promoted(common, old.dtype)
     alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     if beta == 0:
         old = None
     elif old is None:
-        raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
+        array = added(name)
+        raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
     terms = Terms(alpha, beta, old, threads=thread_count(threads), widens=old is None and result != common)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)

@@ -152,8 +152,8 @@ def counted(
     with report.emulated_progress(Console(stderr=True)) as display:
         try:
             ladder = count(on_rung)
-            if predict is not None:
-                names = [rung.rung for rung in ladder.rungs if not rung.refused]
+            names = [rung.rung for rung in ladder.rungs if not rung.refused]
+            if predict is not None and names:  # without names, every rung is predicted
                 predicted = predict(
                     dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None)
                 )

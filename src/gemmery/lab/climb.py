@@ -128,7 +128,8 @@ def climb(
     from gemmery.lab.level import Level, threads_of  # here, so that wrong arguments are reported before it is loaded
     from gemmery.lab.session import open_session
 
-    like, threads = element(dtype), 0 if gpu is not None else how.threads or cpu_threads.get()
+    asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
+    like, threads = element(dtype), 0 if gpu is not None else asked_for
     special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
     groups = [[(rung, config, work)] for rung, config, work in special if work]
     with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:

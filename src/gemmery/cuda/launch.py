@@ -201,8 +201,8 @@ class CudaLaunch:
         self.problem = problem
         self.geometry = geometry(problem.by_rows(), config)
         card = driver.find(problem.device)
-        taken = as_taken(problem, self.geometry.swapped)
-        reason = too_large(problem) or refusal(self.geometry, card) or tensormaps.refusal(self.geometry, taken)
+        product = as_taken(problem, self.geometry.swapped)
+        reason = too_large(problem) or refusal(self.geometry, card) or tensormaps.refusal(self.geometry, product)
         if reason:
             raise RefusedError(reason)
         self._ordinal = card.ordinal
@@ -338,10 +338,10 @@ def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View)
     Operands without elements are described as the kernels that read none of them expect: with k adjacent.
     """
     a, b, c = _as_taken(problem, geometry.apart, geometry.swapped, a, b, c)
-    taken = as_taken(problem, geometry.swapped)
-    if taken.k == 0:
-        taken = taken._replace(a_layout="row", b_layout="col")
-    return tensormaps.placed(geometry, taken, a, b, c)
+    product = as_taken(problem, geometry.swapped)
+    if product.k == 0:
+        product = product._replace(a_layout="row", b_layout="col")
+    return tensormaps.placed(geometry, product, a, b, c)
 
 
 def mapped_argument(

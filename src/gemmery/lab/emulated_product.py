@@ -191,8 +191,8 @@ def launch_of(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geomet
     if reason or rung.geometry is None:
         raise RefusedError(reason or f"rung {rung.name} has no launch, because it runs on the CPU")
     geometry = rung.geometry(problem.by_rows(), {**rung.default, **config})
-    taken = as_taken(problem, geometry.swapped)
-    reason = refusal(geometry, find(problem.device)) or tensormaps.refusal(geometry, taken)
+    product = as_taken(problem, geometry.swapped)
+    reason = refusal(geometry, find(problem.device)) or tensormaps.refusal(geometry, product)
     if reason:
         raise RefusedError(reason)
     return geometry

@@ -157,8 +157,8 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     if hopper_model.is_swapped(resolved["bm"]):
         if reason := illegal_swapped(wgmma_routes.as_read(problem), resolved):
             raise RefusedError(reason)
-        taken = {**resolved, "bm": shape[1], "bn": shape[0]}
-        launch = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), taken)
+        exchanged = {**resolved, "bm": shape[1], "bn": shape[0]}
+        launch = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), exchanged)
         return replace(launch, tile=shape[:2], swapped=True)
     apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)
     return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, resolved)

@@ -169,7 +169,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     if all(config.values()):
         return config
     device = target(problem)
-    # Tiles that are swapped go with few numbers of columns: not with those that a config asks for.
+    # Swapped tiles have 64, 128 or 256 columns and no cluster: left out where the config sets a part of the tile.
     whole = not any(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
     choices = hopper.chosen(wgmma_routes.as_read(problem), device, split=False, swapped=whole)
     return complete(complete(config, choices), {"blocks": device.sms})

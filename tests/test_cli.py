@@ -287,7 +287,7 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("ladder --device emulater", "cuda:N for the Nth GPU, emulator"),
         ("ladder --device cpu --as a100", "only the emulator runs as a named card"),
         ("ladder --device cuda --as a100", "only the emulator runs as a named card"),
-        ("ladder --device h200 --as a100", "only the emulator runs as a named card"),
+        ("ladder --device h200 --as a100", "the device 'h200' is an emulated card already"),
         ("ladder --device emulator --as vx1", "known: h200, h100, a100"),
         ("ladder --device emulator --sizes 2048", "sides of 1 to 1024"),
         ("ladder --device emulator --sizes 0", "size 0: a side must be"),

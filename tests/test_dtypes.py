@@ -22,6 +22,8 @@ def test_short_codes_mean_what_they_mean_to_numpy():
 def test_only_what_is_known_resolves():
     assert dtypes.resolve("tf32", ("f32",), ("tf32",)) == "tf32"
     assert dtypes.resolve("float32", ("f32",), ("tf32",)) == "f32"
+    with pytest.raises(gm.DTypeError, match="dtype 3: write the name of a type, such as 'f32'"):
+        dtypes.resolve(3)
     with pytest.raises(gm.DTypeError, match="'float64' is not supported"):
         dtypes.resolve("float64", ("f32", "f16"))
     with pytest.raises(gm.DTypeError, match=r"Supported: f32, tf32$"):

@@ -186,3 +186,16 @@ def test_the_caches_in_memory_are_bounded_and_counted():
     assert len(counts) == 9
     for used, of, places in counts:
         assert (of, 0 <= int(used) <= int(places)) == ("of", True)
+
+
+def test_an_unknown_precision_is_a_fault(monkeypatch):
+    monkeypatch.setattr(health, "_EXAMINED", {"float32 precision": health._float32_precision})
+
+    def finding():
+        return {one.name: one for one in lab.doctor()}["float32 precision"]
+
+    monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", "f32_plus")
+    assert (finding().ok, finding().value) == (True, "f32_plus")
+    monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", "double")
+    assert not finding().ok
+    assert "it must be one of tf32, f32_tensor" in finding().advice

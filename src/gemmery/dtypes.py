@@ -120,7 +120,7 @@ def written(name: str) -> str:
     return "bf16" if name in FP8 else name
 
 
-def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:
+def resolve(spelling: object, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:
     """Return gemmery's short name of an element type, however it is spelled.
 
     >>> resolve("float32"), resolve("F32"), resolve("f4"), resolve("half"), resolve("i8")
@@ -132,6 +132,8 @@ def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = (
     Raises DTypeError for anything else; the message suggests names that are spelled alike.
     """
     known, also = tuple(known), tuple(also)
+    if not isinstance(spelling, str):
+        raise DTypeError(f"dtype {brief(spelling)}: write the name of a type, such as 'f32'")
     lower = spelling.strip().lower()
     row = _BY_ANY_NAME.get(_CODES.get(lower, lower))
     name = row.name if row else lower

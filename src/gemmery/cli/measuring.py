@@ -230,7 +230,7 @@ def bench(
     from gemmery.bench import suite
     from gemmery.lab import asked
 
-    asked.limit(seconds)
+    asked.budget(seconds)
     if no_store and store is not None:
         raise ArgumentError(f"--store {store} --no-store: give one of them")
     if device:
@@ -365,7 +365,7 @@ def exhibit(
     from gemmery.ladder.exhibits import find
 
     where = asked.place(device or ("emulator" if card else "cuda"), card)
-    asked.limit(seconds)
+    asked.budget(seconds)
     if where.kind == "cpu":
         raise ArgumentError("--device cpu: exhibits run on a GPU: use cuda, cuda:N, or emulator")
     if where.kind == "emulator" and store is not None:

@@ -9,6 +9,8 @@ from typer import CallbackParam, Option
 
 from gemmery.errors import ArgumentError
 
+_DIGITS = 18  # of a number on the command line: more are no size of anything
+
 
 def place(option: CallbackParam, path: Path | None) -> Path | None:
     """The path of an option. Raises ArgumentError for "-", which stands for stdout in other programs."""
@@ -60,7 +62,14 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     for name in parts:
         if not name.isdecimal():
             raise ArgumentError(f"{option} {text}: {name!r} is not a whole number; write {option} 256,1024")
-    return tuple(int(name) for name in parts)
+    return tuple(_whole(option, name) for name in parts)
+
+
+def _whole(option: str, digits: str) -> int:
+    """Return the number; Python reads none of more than 4,300 digits."""
+    if len(digits.removeprefix("-")) > _DIGITS:
+        raise ArgumentError(f"{option}: a number of {len(digits):,} digits; {_DIGITS} digits are the most")
+    return int(digits)
 
 
 def settings(text: str) -> dict[str, int]:
@@ -70,5 +79,5 @@ def settings(text: str) -> dict[str, int]:
         name, _, number = part.partition("=")
         if not number.removeprefix("-").isdecimal():
             raise ArgumentError(f"--config {text}: {part!r} is not KEY=NUMBER; write --config bm=128,bk=16")
-        values[name] = int(number)
+        values[name] = _whole(f"--config {name}", number)
     return values

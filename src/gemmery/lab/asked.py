@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ def place(device: str, card: str = "") -> DeviceChoice:
             choice = DeviceChoice("emulator", card=emulated_card(device).name)
         except ArgumentError as error:
             raise ArgumentError(f"{error}, or cpu, cuda, cuda:N for the Nth GPU, emulator") from None
+    if card and choice.kind == "emulator":
+        raise ArgumentError(f"card {card!r}: the device {device!r} is an emulated card already; name one of them")
     if card:
         raise ArgumentError(f"card {card!r}: only the emulator runs as a named card, and the device is {device!r}")
     return choice
@@ -69,7 +72,8 @@ def ordinal(device: str) -> int | None:
     if name != "cuda" or (":" in device and not number.isdecimal()):
         known = "it is cpu, cuda, or cuda:N for the Nth GPU"
         if name == "emulator":
-            known += "; emulated_ladder, emulated_exhibit and inspect use the emulator"
+            known += "; the emulator runs ladders, exhibits, sweeps and inspections, in Python by emulated_ladder, "
+            known += "emulated_exhibit and inspect"
         raise ArgumentError(f"device {device!r} is not known: {known}")
     return int(number or 0)
 
@@ -277,3 +281,9 @@ def limit(seconds: float) -> None:
     """Raise ArgumentError for a number of seconds that is not above 0."""
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time limit must be above 0")
+
+
+def budget(seconds: float) -> None:
+    """Raise ArgumentError for a time to measure for that is not above 0, or has no end."""
+    if not 0 < seconds < inf:
+        raise ArgumentError(f"seconds={seconds}: the time to measure must be above 0, and finite")

@@ -60,7 +60,7 @@ def exhibited_on(device: str, seconds: float = SHARE) -> int:
     gpu = asked.ordinal(device)
     if gpu is None:
         raise ArgumentError(f"device {device!r}: exhibits run on a GPU: use device cuda, or cuda:N")
-    asked.limit(seconds)
+    asked.budget(seconds)
     return gpu
 
 

@@ -206,6 +206,11 @@ def _tiers() -> Result:
     return "on: kernels for products that come back often are compiled in the background"
 
 
+def _float32_precision() -> Result:
+    """Tell how a GPU multiplies float32 unless a call says otherwise."""
+    return config.float32_precision() or "plain float32, on CUDA cores"
+
+
 def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
     caches = {
@@ -325,6 +330,7 @@ _EXAMINED: dict[str, Callable[[], Result]] = {
     "cache folder": _cache_folder,
     "self-test": _product,
     "tiers": _tiers,
+    "float32 precision": _float32_precision,
     "memory": _memory,
     "python": _python,
     "llvmlite": _package("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),

@@ -46,8 +46,7 @@ def bench(
     Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
     wrong key, and for suites of several devices; DeviceError if there is no such device.
     """
-    if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
+    asked.budget(seconds)
     loaded = [suite.load(suite.find(name)) for name in suites or suite.names()]
     device = device.strip().lower()
     kind = (device or (loaded[0].device if suites else "cpu")).partition(":")[0]

@@ -130,6 +130,16 @@ def test_what_is_refused_late_prints_and_writes_nothing(folder, capsys):
     assert "--line add.cu:6: the line is drawn on the page; add --html PATH" in err
 
 
+def test_a_compiler_shows_the_place_of_its_error(folder, capsys):
+    (folder / "wrong.cu").write_text(ADD.replace("BARRIER", "barrier"))
+    assert cli.run(["emulate", "wrong.cu", *LINE]) == 1
+    first, line, caret, *_ = capsys.readouterr().err.split("\n")
+    assert first.startswith("gemmery: kernel ")
+    assert "wrong.cu(7): error: " in first
+    assert line.strip() == "barrier;"
+    assert caret.strip() == "^"
+
+
 def test_a_run_draws_the_lines_of_its_source(folder):
     arrays = [np.zeros(128, np.float32) for _ in range(3)]
     run = gm.emulate(folder / "add.cu", "add<8>", 4, 32, [*arrays, 128])

@@ -1,4 +1,4 @@
-"""Runs one command line: every error is one line on stderr."""
+"""Runs one command line: every error is one line on stderr, but for what a compiler says."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from io import TextIOWrapper
 import typer
 
 from gemmery.cli.app import app
-from gemmery.errors import EXTRAS, ArgumentError, GemmeryError, InstallError, missing
+from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, InstallError, missing
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every error is one line on stderr.
+    """Run one command line and return its exit code; errors are one line on stderr, those of a compiler its lines.
 
     >>> run(["ladder", "--sizes", "0"])
     2
@@ -37,6 +37,9 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(f"{error.filename}: {error.strerror}; choose another place", 1)
     except MemoryError as error:
         return _complain(f"out of memory: {error}; take smaller sizes", 1)
+    except CompileError as error:  # it shows the place in the source
+        sys.stderr.write(f"gemmery: {str(error).strip()}\n")
+        return 1
     except GemmeryError as error:
         return _complain(str(error), 2 if isinstance(error, ArgumentError | InstallError) else 1)
     except ModuleNotFoundError as error:

@@ -21,6 +21,7 @@ from gemmery.cuda.hopper_model import (
     at_a_time,
     cycles,
     demand_of,
+    exchanged,
     grid,
     is_swapped,
     shared_turns,
@@ -131,10 +132,8 @@ def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tup
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
     tile, splits = measured(problem, device, split, swapped) or modelled(problem, device, split, swapped)
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
-    if is_swapped(tile.bm):
-        band, blocks = order(tile._replace(bm=tile.bn, bn=tile.bm), columns, rows, problem.batch, device.sms)
-    else:
-        band, blocks = order(tile, rows, columns, problem.batch, device.sms)
+    ordered = (exchanged(tile), columns, rows) if is_swapped(tile.bm) else (tile, rows, columns)
+    band, blocks = order(*ordered, problem.batch, device.sms)
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
 

@@ -98,6 +98,11 @@ def is_swapped(bm: int) -> bool:
     return bm % 64 != 0 and bm != 8
 
 
+def exchanged(tile: Instance) -> Instance:
+    """Return the tile of C' for a tile of C."""
+    return tile._replace(bm=tile.bn, bn=tile.bm, cm=tile.cn, cn=tile.cm)
+
+
 def swapped(demand: Demand) -> Demand:
     """Return what the product C' = B' A' asks of every instance."""
     return demand._replace(m=demand.n, n=demand.m, a_more=demand.b_more, b_more=demand.a_more, boxed=False)
@@ -140,7 +145,7 @@ def grid(tiles: int, sms: int) -> int:
 def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float:
     """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
     if is_swapped(tile.bm):
-        return cycles(swapped(demand), tile._replace(bm=tile.bn, bn=tile.bm), splits, device)
+        return cycles(swapped(demand), exchanged(tile), splits, device)
     bm, bn, stages, cm, cn = tile[:5]
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
     area, cluster, sms = bm * bn, cm * cn, device.sms

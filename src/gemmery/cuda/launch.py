@@ -306,7 +306,7 @@ def product_argument(
     """
     each, step = (0, 0) if bias is None else (0, 0, *_strides(bias))[-2:]  # from group to group, and along a row
     along = (step, 0) if is_transposed(problem, swapped) else (each, step)
-    a, b, c = _as_taken(problem, apart, swapped, a, b, c)
+    a, b, c = _views_as_taken(problem, apart, swapped, a, b, c)
     x, y, z = (_strides(view) for view in (a, b, c))
     problem = as_taken(problem, swapped)
     if apart > 1:
@@ -337,7 +337,7 @@ def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View)
 
     Operands without elements are described as the kernels that read none of them expect: with k adjacent.
     """
-    a, b, c = _as_taken(problem, geometry.apart, geometry.swapped, a, b, c)
+    a, b, c = _views_as_taken(problem, geometry.apart, geometry.swapped, a, b, c)
     product = as_taken(problem, geometry.swapped)
     if product.k == 0:
         product = product._replace(a_layout="row", b_layout="col")
@@ -397,7 +397,7 @@ def _columns(view: View) -> View:
     return view._replace(shape=(*batch, columns, rows), strides=(*along, column, row))
 
 
-def _as_taken(problem: Problem, apart: int, swapped: bool, a: View, b: View, c: View) -> tuple[View, View, View]:
+def _views_as_taken(problem: Problem, apart: int, swapped: bool, a: View, b: View, c: View) -> tuple[View, View, View]:
     """Return the operands and C of the product that kernels compute, as launches take them: see Geometry."""
     if is_transposed(problem, swapped):
         a, b, c = _columns(b), _columns(a), _columns(c)

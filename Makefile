@@ -10,7 +10,7 @@ NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-gpu sanitize check docs site wheels format lock clean
+.PHONY: help setup ladder bench test test-all test-gpu sanitize check docs site wheels format lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,7 +24,10 @@ ladder: $(STAMP) ## run every rung and time it with NumPy, then the GPU rungs on
 bench: $(STAMP) ## run the benchmark suites against the rival libraries; records go to your data folder
 	@$(PYTHON) -m gemmery bench $(ARGS)
 
-test: $(STAMP) ## run all tests
+test: $(STAMP) ## run the tests, of those with many cases one case in ten
+	@$(PYTHON) -m pytest -n 2 --few $(ARGS)
+
+test-all: $(STAMP) ## run every case of every test
 	@$(PYTHON) -m pytest -n 2 $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device

@@ -7,7 +7,9 @@ imported, and restored after every test.
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,8 @@ DISTORTING = (
     "_TYPER_",
 )  # fmt: skip
 
+MANY = 10  # cases of a test with the marker `many`, of which --few runs one
+
 for name in [name for name in os.environ if name.startswith(DISTORTING)]:
     del os.environ[name]
 
@@ -29,6 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--few", action="store_true", help="run one case in ten of tests with the marker `many`")
     parser.addoption("--isa", choices=("avx512", "avx2", "generic"), help="run the tests with GEMMERY_ISA set to this")
 
 
@@ -39,14 +44,39 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["GEMMERY_ISA"] = isa
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the emulator's tests of a rung one after the other: they share kernels, of which the latest 64 stay read."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --few, drop most cases of tests that have many.
+
+    Put the emulator's tests of a rung one after the other: they share kernels, of which the latest 64 stay read.
+    """
+    if config.getoption("--few"):
+        few = dict.fromkeys(_few(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in few])
+        items[:] = few
     places = [at for at, item in enumerate(items) if item.path.stem == "test_emulator_ladder"]
     tests = sorted(
         (items[at] for at in places), key=lambda item: item.name.partition("[")[2].partition("-")[0].rstrip("]")
     )
     for at, test in zip(places, tests, strict=True):
         items[at] = test
+
+
+def _few(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the items without most cases of the tests with the marker `many`: one in MANY is left, or one in n of
+    `many(n)`, and at least one.
+
+    Each test begins at another of its cases, so that together they have all rungs, types and layouts.
+    """
+    tests = [(item.path, item.name.partition("[")[0]) for item in items]
+    cases, seen = Counter(tests), Counter[tuple[Path, str]]()
+    few = []
+    for item, test in zip(items, tests, strict=True):
+        marker = item.get_closest_marker("many")
+        every = min(*(marker.args or (MANY,)), cases[test]) if marker else 1
+        if (seen[test] + sum(test[1].encode())) % every == 0:
+            few.append(item)
+        seen[test] += 1
+    return few
 
 
 def pytest_collection_finish() -> None:

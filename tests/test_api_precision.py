@@ -68,6 +68,7 @@ def always(monkeypatch):
     monkeypatch.setattr("gemmery.ladder.float32_parts.pays", lambda problem: True)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", RUNGS)
 def test_each_precision_has_its_rung_and_bound(card, operands, always, name):
     a, b, x, y = operands

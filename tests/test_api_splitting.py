@@ -51,6 +51,7 @@ def split_and_not(card, a, b, which, shape, by_columns=False, **options):
     return multiplied(card, x, y, shape, by_columns, **options), wanted
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "which", "by_columns"),
     [("f32_tensor", "b", False), ("f32_strict", "ab", True), ("f32_plus", "a", False)],
@@ -91,6 +92,7 @@ def test_one_operand_serves_other_products(card):
         assert np.array_equal(multiplied(card, a, kept, (M, N), precision="f32_tensor"), wanted)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("a", "b", "which", "uses"),
     [

@@ -16,7 +16,7 @@ import records
 from gemmery import cli, lab
 from gemmery.bench import record
 from gemmery.cuda import driver
-from gemmery.errors import ArgumentError, CompileError
+from gemmery.errors import ArgumentError, CacheError, CompileError
 
 ENDLESS = "import time\nfrom gemmery import cli, lab\nlab.doctor = lambda: time.sleep(60)\n"
 
@@ -348,14 +348,21 @@ def test_bad_usage_is_one_line(line, said, capsys, tmp_path, monkeypatch):
     assert said in err
 
 
-@pytest.mark.parametrize(("error", "code"), [(ArgumentError("a value"), 2), (CompileError("a\nkernel"), 1)])
-def test_an_error_is_one_line(monkeypatch, capsys, error, code):
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ArgumentError("a\nvalue"), 2, "a value"),
+        (CacheError("a\nfolder"), 1, "a folder"),
+        (CompileError("a kernel:\n  x = y;\n      ^\n"), 1, "a kernel:\n  x = y;\n      ^"),
+    ],
+)
+def test_an_error_is_one_line_but_for_a_compilers(monkeypatch, capsys, error, code, said):
     def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(lab, "ladder", fail)
     assert cli.run(["ladder", "--no-html"]) == code
-    assert capsys.readouterr().err == f"gemmery: {' '.join(str(error).split())}\n"
+    assert capsys.readouterr().err == f"gemmery: {said}\n"
 
 
 def test_too_little_memory_is_one_line(monkeypatch, capsys):

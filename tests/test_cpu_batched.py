@@ -42,6 +42,7 @@ def operands(m, n, k, dtype, layout="C", stored="C", batch=3, out=None):
     )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", RUNG.dtypes)
 def test_every_shape(dtype):
     largest = LARGEST // 2 if dtype[0] == "c" else LARGEST
@@ -117,6 +118,7 @@ def test_the_bias_of_bytes_has_four():
     verify.require(multiply(a, b, c, "bias", bias=view(bias)), a.array, b.array, bias=bias)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "c64"])
 def test_a_product_has_the_same_bits_alone_and_in_a_batch(dtype):
     packed = find(CPU, "packed")
@@ -133,6 +135,7 @@ def bits(rung, a, b, c, epilogue, **options):
     return c.array.tobytes()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("epilogue", ["", "bias+relu"])
 @pytest.mark.parametrize("layout", ["C", "F"])
 @pytest.mark.parametrize("dtype", RUNG.dtypes)

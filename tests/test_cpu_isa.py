@@ -86,6 +86,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("isa", NARROWER)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
 def test_the_kernels_are_right_when_limited_to(isa, part):
@@ -102,6 +103,7 @@ def test_this_process_is_limited_as_asked(pytestconfig):
     assert host().isa == limit if limit else config.isa_limit() is None
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("isa", NARROWER)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: "-".join(filter(None, (p.dtype, p.out, p.epilogue))))
 def test_code_keeps_to_its_registers_and_instructions(isa, problem):
@@ -166,6 +168,7 @@ def lacking(code, having):
     ]
 
 
+@pytest.mark.many
 @x86
 def test_code_for_a_recorded_cpu_uses_what_that_cpu_has(cpu):
     for name, module in modules(cpu):
@@ -190,6 +193,7 @@ def test_code_for_a_plain_cpu_uses_what_that_cpu_has(isa, plain):
         assert not lacking(jit.assembly(target, name, lambda made=module: made), target.features), name
 
 
+@pytest.mark.many
 @x86
 @pytest.mark.parametrize(
     ("name", "some"),

@@ -63,6 +63,7 @@ def test_the_scheme_is_the_product_of_block_matrices(form, levels):
     assert np.array_equal(reached, np.einsum("pq,ir,js->ipqjrs", one, one, one))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", RUNG.dtypes)
 def test_every_size(dtype, config):

@@ -77,6 +77,7 @@ def check(geometry, arch):
     assert report.shared + geometry.shared <= limits.shared, what
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
 def test_a_rung_compiles(rung, arch):
@@ -88,6 +89,7 @@ def test_a_rung_compiles(rung, arch):
             check(geometry, arch)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
 def test_a_rung_compiles_with_all_that_may_happen_to_a_sum(rung):
     for geometry in launches(rung, rung.dtypes[0], FULL, epilogue="bias+gelu", scaled=True):

@@ -97,6 +97,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
     assert np.array_equal(together[20:], emulated(x[20:], levels, scales, 4, "f16")[0])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -99,6 +99,7 @@ CASES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "tile"), [("f16", 64), ("f32", 32), ("f32", 64), ("f64", 32)])
 @pytest.mark.parametrize("stored", CASES, ids="-".join)
 @pytest.mark.parametrize("sizes", [(33, 41, 71), (40, 72, 24)])

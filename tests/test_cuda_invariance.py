@@ -16,6 +16,7 @@ pytest.importorskip("cuda.bindings")
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "f16": np.float16, "tf32": np.float32, "f32": np.float32}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "where"), [*((name, "h200") for name in TYPES), ("f16", "a100")])
 @pytest.mark.parametrize("k", [144, 201])  # rows of A of 201 elements are packed, and a single one is not
 def test_a_row_has_the_same_bits_in_every_product(name, where, k):
@@ -59,6 +60,7 @@ def test_few_rows_are_brought_without_those_beyond_the_edge(b_layout):
     assert (abs(rows[200].view(ml_dtypes.bfloat16) - exact) <= abs(exact) * 2**-8 + 1e-4).all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("bn", [32, 64, 96, 112])
 def test_tiles_of_8_rows_have_the_bits_of_others(bn):
     rng, (m, n, k) = np.random.default_rng(2), (6, 118, 400)

@@ -60,6 +60,7 @@ def units(c, a, b):
 # ---- bits ----
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("k", "moduli"), [(16, 15), (17, 14), (128, 15), (129, 14)])
 def test_each_k(k, moduli):
     a, b = operands(24, 40, k)
@@ -89,6 +90,7 @@ def test_no_layout_shows(layouts):
     assert np.array_equal(multiplied(a, b, layouts), expected(a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 def test_batches(shared):
     """Each matrix has its own scales; residues of one for all follow each other without gaps."""
@@ -186,6 +188,7 @@ def graded(shape, axis):
     return steps[None, :] if axis == 0 else steps[:, None]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "moduli"), [("positive", 14), ("wide", 15), ("graded", 15)])
 def test_the_bound_holds(kind, moduli):
     draw = np.random.default_rng(5)

@@ -208,6 +208,7 @@ def test_ptx_is_counted_by_opcode():
     assert sass.ptx_counts(text) == {"fma.rn.f32": 2, "bra": 1, "ld.param.b64": 1, "mma.sync.m8n8k4": 1, "ret": 1}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_a_compiled_tile_loads_two_elements_for_each_row_of_it(arch):
     made = nvrtc.compiled("simt_smem.cu", "simt_smem<double, double, 0, 8>", arch)

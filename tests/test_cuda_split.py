@@ -64,6 +64,7 @@ EDGES = {  # test_gpu_split.py takes all of them by each rung
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "k"), [(name, k) for name, all_k in EDGES.items() for k in all_k])
 def test_each_k(name, k):
     """Less than a step, whole steps, and one more; CUDA cores for the first."""
@@ -71,6 +72,7 @@ def test_each_k(name, k):
     assert same(multiplied(RUNGS[name], a, b), expected(name, a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_tiles_of_a_ragged_product(name):
     a, b = operands(200, 136, 328)
@@ -83,6 +85,7 @@ def test_a_long_k():
     assert same(multiplied(RUNGS["split_fp16x3"], a, b), expected("split_fp16x3", a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("longest", "warps", "eights"), [(64, 1, 1), (600, 1, 3), (2048, 8, 1)])
 def test_rows_in_registers(longest, warps, eights, monkeypatch):
     """Of one warp or of eight, one piece or several of a thread; longer rows are read by squares."""
@@ -106,6 +109,7 @@ def test_registers_have_room_for_a_row(k):
         assert eights <= 8
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("slab", "shape", "layout"),
     [
@@ -189,6 +193,7 @@ def test_a_row_is_the_same_in_any_product(name):
     assert same(np.concatenate(alone), np.concatenate([whole[:1], whole[70:]]))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_that_share_columns(name, monkeypatch):
     """In clusters of two, where the last one has rows beyond the edge; large products alone have them by themselves."""
@@ -318,6 +323,7 @@ def with_values(name):
 KINDS = ("infinite", "nan", "largest", "subnormal", "of all sizes", "rows of zeros", "too large", "too small")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_special_values(name):
     """With Inf or NaN CUDA cores multiply; results that are too large or small are those of one rounding."""
@@ -437,6 +443,7 @@ PARTS, TWO, THREE, PAIRED = "split_parts.cu", "split_fp16x3.cu", "split_bf16x6.c
 COMMON, GUARD = "parts.cuh", "split.cuh"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "file", "old", "new"),
     [
@@ -517,6 +524,7 @@ def test_a_fifth_of_l2_lies_between_measuring_and_splitting(device, lag):
     assert strips.grid == (2 * (2 * 64 * 32 + lag), 1, 1)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -544,6 +552,7 @@ def test_wrong_strips_show(old, new, monkeypatch):
     assert not same(c, expected("split_fp16x3", a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"), [("a >= 0x1p-9", "a > 0x1p-9"), ("a * b >=", "float(a * b) >="), ("v[e] != 0", "v[e] > 0")]
 )

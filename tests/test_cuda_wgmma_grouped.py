@@ -143,6 +143,7 @@ def is_each_tile_taken_once(ends, rows, **options):
     return right and run.flops == blocks * 2 * (2 * 64**3)  # 72 columns are two tiles, 8 of k one step of 64
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("blocks", [1, 2, 11, 100])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_long_tiles_of_large_matrices_come_first(blocks, seed):
@@ -164,6 +165,7 @@ def test_long_tiles_come_first_only_where_groups_have_many_rows():
         assert right is not is_sorted
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -231,6 +233,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
     assert np.array_equal(whole, parts)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [

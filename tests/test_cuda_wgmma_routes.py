@@ -73,6 +73,7 @@ def check(rows, values):
     np.testing.assert_array_equal(rows, expected)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", ["i8", "bf16", "f32"])
 @pytest.mark.parametrize("layout", UNREADABLE)
 def test_every_layout_is_copied_to_rows_of_k(name, layout):
@@ -174,6 +175,7 @@ STORED = itertools.cycle(("row", "odd", "padded", "col", "rows reversed", "align
 READ = itertools.cycle((("odd", "odd"), ("strided", "reversed"), ("one row", "odd"), ("reversed col", "strided")))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", OUT)
 def test_products_of_every_type_where_loops_over_k_begin_and_end(name):
     for k in (0, 1, 8, 63, 64, 65):

@@ -40,6 +40,7 @@ def test_turns_are_fewer_than_a_round(splits):
             assert parts < splits
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("config", "shape", "expected"),
     [
@@ -142,6 +143,7 @@ def scaled(shape, name="e4m3", out="f32", config=None, texts=None, across=False,
     return c[0], operands, [str(each) for one in runs for each in one.findings]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("shape", "config"),
     [
@@ -190,6 +192,7 @@ def test_random_numbers_keep_the_bound():
     assert (np.abs(c[0] - wide[0] @ wide[1]) <= limit).all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"),
     [

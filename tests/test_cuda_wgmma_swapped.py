@@ -31,6 +31,7 @@ def tile(bm: int, bn: int, stages: int = 2, cm: int = 1, cn: int = 1) -> dict[st
 OVERLAPPING = ((160, 136, 136), tile(136, 128))  # 96 of 112 rows beyond the edge are those of the tile above
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("beta", [0.0, -1.5])
 @pytest.mark.parametrize(
     ("shape", "config"),
@@ -61,6 +62,7 @@ def test_layouts_and_depths(layouts, k):
     assert run(EPILOGUE, *matrices(shape, "f16", layouts=layouts), config=tile(136, 128))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("epilogue", ["bias", "bias+gelu", "bias+relu", "silu"])
 @pytest.mark.parametrize("layouts", [BY_K, ("row", "col", "col")])
 def test_steps_after_the_product(epilogue, layouts):
@@ -70,6 +72,7 @@ def test_steps_after_the_product(epilogue, layouts):
     assert run(EPILOGUE, a, b, c, bias=bias, epilogue=epilogue, config=tile(112, 64))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shared", [(False, False), (True, False), (False, True)])
 def test_batches(shared):
     operands = matrices((150, 136, 72), "bf16", layouts=BY_K, batch=3, shared=shared)
@@ -113,6 +116,7 @@ def test_the_bits_are_those_of_other_tiles():
     assert len(set(results)) == 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [

@@ -25,6 +25,7 @@ def tile(bm: int, bn: int, stages: int, cm: int = 1, cn: int = 1) -> dict[str, i
     return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "band": 2, "blocks": 4}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("config", [tile(192, 192, 2, 2), tile(192, 128, 2), tile(192, 64, 2)])
 def test_warpgroups_beside_each_other(config):
     """Of 192 rows, each of the two has all, and half of the columns; a block takes several tiles."""
@@ -48,6 +49,7 @@ def test_tiles_stay_wide_where_narrower_ones_do_not_cover_c_or_begin_within_sect
     assert run(EPILOGUE, *operands, config=NARROWER, texts={"staged.cuh": text.replace(line, "sums[i]")})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -76,6 +78,7 @@ def test_three_warpgroups_where_columns_are_adjacent(config, a):
 APART = {**tile(64, 128, 3, 2), "band": 3}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("shape", "layouts", "config"),
     [
@@ -100,12 +103,14 @@ def shortened(width: int, first: int) -> tuple[Placed, Placed, Placed]:
     return replace(a, array=a.array[:, :, first:]), replace(b, array=b.array[:, first:]), c
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("width", "first"), [(272, 8), (272, 40), (216, 8)])
 def test_rows_that_are_apart_begin_anywhere_in_a_line(width, first):
     runs = run(EPILOGUE, *shortened(width, first), config=APART)
     assert runs[-1].kernel.endswith(", 1, 1>>")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("width", "first"), [(200, 0), (208, 0), (216, 8), (232, 24), (272, 8), (272, 40), (216, 40)])
 def test_rows_that_are_apart_keep_the_order_of_sums(width, first):
     """So that a product has the bits of other tiles, wherever its rows begin."""
@@ -117,6 +122,7 @@ def test_rows_that_are_apart_keep_the_order_of_sums(width, first):
     assert results[0] == results[1]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -163,12 +169,14 @@ def test_other_products_have_rows_beside_each_other(shape, layouts, options):
     assert (geometry.apart, geometry.kernel.endswith(", 1, 1>>")) == (1, False)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("config", [tile(128, 224, 2, 2), tile(64, 96, 2, 2, 2), tile(64, 64, 2, 4)])
 def test_blocks_share_the_k_of_boxes_whose_sides_are_adjacent(config):
     """Boxes of 64 columns of B, of which a tile may have 3 or a part of the last; and of 64 rows of A."""
     assert run(EPILOGUE, *matrices((200, 264, 104), "bf16", layouts=("col", "row", "row")), config=config)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("bm", "bn"), [(128, 112), (128, 144), (64, 144), (64, 112), (256, 112)])
 def test_pieces_of_c_that_overlap(bm, bn):
     assert run(EPILOGUE, *matrices((300, 310, 72), "f16", layouts=BY_K), config=tile(bm, bn, 2))
@@ -201,6 +209,7 @@ def test_eight_rows_are_all_that_shared_memory_has(name, m, b, bn):
     assert run(EPILOGUE, *operands, config=tile(8, bn, 4))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("shape", "config", "lines"),
     [
@@ -232,12 +241,14 @@ def test_pieces_that_overlap_read_c_before_they_write_it(bn):
     assert run(EPILOGUE, a, b, c, alpha=0.5, beta=-1.5, epilogue="gelu", config=tile(128, bn, 2))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("bm", "bn", "stages"), [(128, 192, 2), (128, 256, 3), (256, 192, 2)])
 def test_results_of_32_bits(bm, bn, stages):
     """Of the pieces of a tile all, half or none stay in registers while the next one is multiplied."""
     assert run(EPILOGUE, *matrices((300, 560, 72), "f16", out="f32", layouts=BY_K), config=tile(bm, bn, stages))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("beta", [0.0, -1.5])
 @pytest.mark.parametrize(
     ("m", "config"),
@@ -267,6 +278,7 @@ def test_gelu_of_numbers_of_every_size(out):
     assert run(EPILOGUE, a, b, c, epilogue="gelu", config=tile(64, 32, 2))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("layout", ["row", "col"])
 @pytest.mark.parametrize(
     ("config", "name"),

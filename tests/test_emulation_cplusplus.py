@@ -289,6 +289,7 @@ def test_matrix_fragments_of_the_official_header(arch):
     assert run.findings == ()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("arch", ARCHS)
 def test_groups_of_threads(arch):
     code = """#include <cooperative_groups.h>

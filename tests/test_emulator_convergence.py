@@ -133,6 +133,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("name", RIGHT)
 def test_masks_that_fit_are_not_blamed(name, seed):

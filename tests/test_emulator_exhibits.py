@@ -18,6 +18,7 @@ from gemmery.ladder.exhibits import EMULATED, EXHIBITS, find, numbers
 EACH = [pytest.param(one, id=one.name) for one in EXHIBITS]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shown", EACH)
 def test_what_is_predicted_is_counted_at_every_config(shown):
     """Result, counters and findings, for every value of the space."""
@@ -30,6 +31,7 @@ def test_what_is_predicted_is_counted_at_every_config(shown):
         assert one.wrong == ()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shown", EACH)
 def test_counters_are_the_same_for_an_older_architecture(shown):
     """The PTX for an older card has the same accesses and the same branches."""

@@ -57,6 +57,7 @@ extern "C" __global__ void f(float* parts, u32* flags, float* out) {{
         assert not flags.any()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("owner", [0, 3])
 @pytest.mark.parametrize("way", RAISING)
@@ -186,6 +187,7 @@ def met(name, missing="", seed=None):
     return arrays, emulate(source, "f", blocks, 64, arrays, seed=seed, max_steps=20_000).findings
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("name", MEETING)
 def test_blocks_that_wait_for_each_other_go_on(name, seed):
@@ -262,6 +264,7 @@ BEHIND = {  # stores that no release covers, and where the store has to be
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("threads", [32, 96])
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", BEHIND)

@@ -67,6 +67,7 @@ def launched(text):
             run(program, launch, given.memory, max_steps=STEPS)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("text", range(len(TEXTS)))
 def test_damaged_ptx_is_an_error_in_words_or_runs(text, seed):

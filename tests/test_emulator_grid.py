@@ -270,6 +270,7 @@ RIGHT = {
 SPINS = "a flag of a block's own"  # ends only if the warp that sets it runs first
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "seed"), [(name, seed) for name in RIGHT for seed in ((None,) if name == SPINS else (None, 1))]
 )

@@ -41,6 +41,7 @@ def one_of(shapes, rung, make, **options):
     return next((done for shape in shapes if (done := run(rung, *make(shape), **options))), ())
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(("rung", "name"), EVERY)
 def test_shapes(rung, name):
     """Ragged, whole, empty sums, vectors; B row by row and column by column."""
@@ -51,6 +52,7 @@ def test_shapes(rung, name):
     assert any(taken)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_layouts(rung):
     """A, B and C row by row or column by column, and with any strides.
@@ -68,12 +70,14 @@ def test_layouts(rung):
     assert any(taken)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("rung", "name"), WIDENED)
 def test_a_wider_result(rung, name):
     """Half precision into f32, f32 into f64; tensor cores refuse the latter."""
     one_of(ODD, rung, lambda shape: matrices(shape, name, WIDER[name], AS_COLUMNS))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_batches(rung):
     """Each matrix its own, or one for all."""
@@ -85,6 +89,7 @@ def test_batches(rung):
     assert all(taken)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_alpha_and_beta(rung):
     """A C that is not read may hold NaN."""
@@ -94,6 +99,7 @@ def test_alpha_and_beta(rung):
         assert one_of(ODD, rung, lambda shape: matrices(shape, name, filled=True), alpha=alpha, beta=beta)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_epilogues(rung):
     """A bias of any stride, and an activation."""
@@ -107,6 +113,7 @@ def test_epilogues(rung):
                 break
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_values_that_are_not_finite(rung):
     """One of them in A reaches its row of C, and no other."""
@@ -120,6 +127,7 @@ def test_values_that_are_not_finite(rung):
                 break
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_configs_of_its_space_give_the_product(rung):
     """The least and the largest value of each key."""
@@ -129,6 +137,7 @@ def test_configs_of_its_space_give_the_product(rung):
             one_of(EVEN, rung, lambda shape: matrices(shape, name), config={key: value})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", RUNGS)
 def test_the_order_of_blocks_and_warps_does_not_show(rung):
     """The same bits whatever comes first; a warp at a time is slow, so there are few."""
@@ -154,6 +163,7 @@ def test_wide_accesses_to_a_misaligned_matrix_are_found():
     assert {one.kind for one in wide.findings} == {"misaligned"}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("card", ["h200", "t4", "a100", "rtx5090"])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_what_a_rung_claims_holds(rung, card):

@@ -46,6 +46,7 @@ def what_shows(texts, name, problem, *config):
     return "" if came.bank_conflicts == expected else f"{came.bank_conflicts} bank conflicts"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_killed(mutant):
     """The kernel passes, its mutant does not, unless no run can tell the two apart."""

@@ -40,6 +40,7 @@ def named(row):
     return f"{row['rung']}-{nsight.kind(row)}-{row['work']['b_layout']}"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("row", [pytest.param(row, id=named(row)) for row in ROWS if is_quick(row)])
 def test_counts_are_the_profilers(row):
     """All counts of a launch and of each place in its source, equal to the digit but for what is known to differ.

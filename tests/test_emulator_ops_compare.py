@@ -131,6 +131,7 @@ ORACLES = {**COMPARED, **selection()}
 FAMILIES = sorted({opcode.split(".")[0] for opcode in ORACLES})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_entry_means_what_the_oracle_says(family):
     family_conforms(ORACLES, family)

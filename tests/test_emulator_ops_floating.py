@@ -502,6 +502,7 @@ def check(opcode):
 FAMILIES = sorted({".".join((opcode.split(".")[0], OURS[opcode].results[0])) for opcode in ORACLES})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_entry_means_what_the_oracle_says(family):
     name, result = family.split(".")

@@ -60,6 +60,7 @@ def races(code, before, after, blocks, kind="int"):
     return lines, y
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ["int", "short"])
 @pytest.mark.parametrize(
     ("code", "before", "after", "expected"),

@@ -70,6 +70,7 @@ FOUND = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("fault", FOUND)
 def test_a_fault_is_found(fault, seed):

@@ -68,6 +68,7 @@ def statements(text):
     return body.count(";") - len(directives)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
 def test_every_statement_of_a_rung_is_read_and_stands_in_its_file(rung):
     nvrtc = pytest.importorskip("gemmery.cuda.nvrtc")

@@ -110,6 +110,7 @@ def test_an_access_is_kept_when_the_first_block_comes_to_it():
     assert [a for one in accesses(trace, "st.shared.u8") for a in one.addresses] == [8 * t for t in range(THREADS)]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
 def test_a_ragged_product_of_each_rung_has_its_pictures(rung):
     """Where a tile is larger than the product some accesses have no active lane in the first block."""

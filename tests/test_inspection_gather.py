@@ -82,6 +82,7 @@ def test_every_rung_with_a_tile_in_its_config_says_so(monkeypatch):
         assert asked in ((), found.tile), rung.name
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_is_looked_at_without_a_gpu(arch):
     found = inspect_rung("simt_smem", n=512, dtype="f64", device=arch, counters=False)

@@ -102,6 +102,7 @@ def test_an_unknown_rung_is_an_error_that_lists_the_known_ones():
         find(CPU, "scalar_navie")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_small_shapes(rung, name, out):
     if not takes(rung, name, out):
@@ -110,6 +111,7 @@ def test_small_shapes(rung, name, out):
         run(rung, *matrices(shape, name, out))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_large_shapes_and_threads(rung, name, out):
     if not takes(rung, name, out):
@@ -119,6 +121,7 @@ def test_large_shapes_and_threads(rung, name, out):
             run(rung, *matrices(shape, name, out), threads=2)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_layouts(rung, name, out):
     if not takes(rung, name, out):
@@ -155,6 +158,7 @@ def test_alpha_and_beta(rung, name, out):
             run(rung, a, b, c, alpha=alpha, beta=beta)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_epilogues(rung, name, out):
     if not takes(rung, name, out):
@@ -257,6 +261,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_no_byte_past_an_operand_is_touched(rung):
     """Guard bytes do not detect a stray read whose value is unused; an unreadable page does."""

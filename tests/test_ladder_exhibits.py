@@ -147,6 +147,7 @@ def test_an_unknown_exhibit_is_an_error_that_names_the_known():
         find("bank_strides")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shown", EACH)
 def test_an_exhibit_compiles_for_every_architecture(shown):
     pytest.importorskip("cuda.bindings")

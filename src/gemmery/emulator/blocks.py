@@ -208,8 +208,8 @@ class _Joining:
             self._mask(mentioned)
             self._end_run()
             self._steps.append(step)
-            for slot in _each(mentioned | self._pinned):  # the step may have written it
-                self._at.pop(slot, None)
+            for slot in _common(mentioned | self._pinned, self._at):  # the step may have written it
+                del self._at[slot]
         self._mask(read_later)
         self._end_run()
         return tuple(self._steps)
@@ -283,11 +283,7 @@ class _Joining:
 
     def _mask(self, registers: int) -> None:
         """Bring registers up to date, under the mask where other threads may need the values that they have."""
-        if registers.bit_count() > len(self._unmasked):  # the fewer of the two, since there may be hundreds
-            slots = [slot for slot in self._unmasked if registers >> slot & 1]
-        else:
-            slots = [slot for slot in _each(registers) if slot in self._unmasked]
-        pairs = [(self._unmasked.pop(slot), slot) for slot in slots]
+        pairs = [(self._unmasked.pop(slot), slot) for slot in _common(registers, self._unmasked)]
         self._runs.extend(_copied(*pair) for pair in pairs if self._own >> pair[1] & 1)
         others = [pair for pair in pairs if not self._own >> pair[1] & 1]
         if others:
@@ -302,6 +298,13 @@ class _Joining:
 
 def _written(lowering: Lowering, step: LaneStep) -> int:
     return _slots_of(lowering, (target for target, _ in step.targets))
+
+
+def _common(registers: int, places: Mapping[Any, Any]) -> list[int]:
+    """Return the slots that both have, by a walk along the fewer of the two: there may be hundreds."""
+    if registers.bit_count() > len(places):
+        return [slot for slot in places if isinstance(slot, int) and registers >> slot & 1]
+    return [slot for slot in _each(registers) if slot in places]
 
 
 def _each(registers: int) -> Iterator[int]:

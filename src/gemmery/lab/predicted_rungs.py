@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
@@ -21,7 +22,7 @@ from gemmery.dtypes import Array
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.pace import Paced
-from gemmery.errors import EmulationError, RefusedError
+from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked
 from gemmery.lab.emulated_product import Gemm, launch_of, prepared, product_bytes
@@ -168,7 +169,10 @@ def recorded(device: Device) -> Iterator[Measurement]:
 
 def _measurements(device: Device) -> Iterator[Measurement]:
     """Yield the records of the ladder on a card, of this checkout and of the user's data folder, the oldest first."""
-    files = [file for folder in (CHECKOUT, results_folder()) if folder.is_dir() for file in folder.glob("*.jsonl")]
+    folders = [CHECKOUT]
+    with suppress(ArgumentError):  # a user without a home folder has no records
+        folders.append(results_folder())
+    files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.jsonl")]
     runs = [run for file in files for run in record.read(file) if _is(device, run.machine.gpu.name)]
     for run in sorted(runs, key=lambda run: run.started):
         yield from (each for each in run.measurements if each.suite == LADDER.suite and each.seconds)

@@ -53,7 +53,7 @@ def predicted_ladder(
     """Predict the times of the GPU's ladder on a card, next to its records where there are some.
 
     `rungs` are names, all by default; `sizes` are sides of squares, 2048 by default. Without a `dtype` a rung has f32,
-    or bf16 where it does not take f32.
+    or its first type where it does not take f32: bf16 if there is a record in that.
 
     >>> row = predicted_ladder(["simt_naive"], [512])[0]
     >>> row.prediction.bound
@@ -67,9 +67,11 @@ def predicted_ladder(
     element = "f32" if dtype == "tf32" else dtype
     takers = [rung for rung in asked.rungs(rungs, "emulator") if rungs or not element or element in rung.dtypes]
     known = {_key(each): each for each in _measurements(device)}
+    recorded_types = {(each.kernel, each.n, each.dtype) for each in known.values()}
 
     def row(rung: Rung, n: int) -> PredictedRung:
-        work = product_for(rung, n, dtype or _usual(rung), device)
+        in_bf16 = not dtype and not takes_f32(rung) and (rung.name, n, "bf16") in recorded_types
+        work = product_for(rung, n, "bf16" if in_bf16 else dtype, device)
         plain = predicted_rung(rung, work, device, pipes)
         measured = known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
         same = measured is not None and all(measured.config.get(key) == value for key, value in rung.default.items())
@@ -77,11 +79,6 @@ def predicted_ladder(
 
     steps = [(f"time of {rung.name}, n = {n}", partial(row, rung, n)) for n in lengths for rung in takers]
     return followed(steps, on_rung)
-
-
-def _usual(rung: Rung) -> str:
-    """The type of a rung, "" for f32 or its first one."""
-    return "bf16" if not takes_f32(rung) and "bf16" in rung.dtypes else ""
 
 
 def predicted_rung(

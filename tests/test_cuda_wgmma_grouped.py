@@ -249,7 +249,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
     ],
 )
 def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):
-    """Mutants of what only offsets show; tests/mutants.py has the others."""
+    """Mutants of what only offsets show; tests/mutants_hopper.py has the others."""
     text = nvrtc.headers().get(file) or nvrtc.text(file)
     assert text.count(old) == 1, old
     a, b = operands(140, 4, 16, 64)

@@ -10,9 +10,14 @@ from checked_products import problem_of, product
 from gemmery.cuda import nvrtc
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from mutants import MUTANTS
+from mutants_gemv import GEMV
+from mutants_hopper import HOPPER
+from mutants_mma import TENSOR_CORES
+from mutants_simt import SIMT
 
 pytest.importorskip("cuda.bindings")
+
+MUTANTS = (*SIMT, *TENSOR_CORES, *HOPPER, *GEMV)
 
 
 def edited(mutant):

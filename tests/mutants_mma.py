@@ -1,0 +1,236 @@
+"""Wrong versions of the kernels for tensor cores by wmma and mma."""
+
+from __future__ import annotations
+
+from mutant import EVEN, of
+
+F64 = {"bm": 32, "bn": 64, "bk": 16, "wm": 16, "wn": 32}
+F64_RING = {"bm": 32, "bn": 32, "bk": 16, "wm": 16, "wn": 16, "stages": 3, "blocks": 1}
+F16 = {"bm": 32, "bn": 64, "bk": 32, "wm": 32, "wn": 32}
+MMA = {"bm": 64, "bn": 32, "bk": 32, "wm": 32, "wn": 16}
+MMA_RING = {**MMA, "stages": 3, "splits": 1}
+
+TENSOR_CORES = (
+    *of(
+        "wmma_f64",
+        ("wmma_f64.cu", "  __syncthreads();\n", "", "sums are stored over tiles that others read"),
+        config=F64,
+        shape=(40, 48, 24),
+        name="f64",
+    ),
+    *of(
+        "wmma_f64",
+        ("wmma.cuh", "    __syncthreads();\n", "", "no barrier when a tile has been stored"),
+        ("wmma.cuh", "      __syncwarp();\n#pragma", "#pragma", "lanes read sums before all are stored"),
+        ("wmma.cuh", "      __syncwarp();\n    }", "    }", "the next sums are stored while lanes read these"),
+        (
+            "wmma.cuh",
+            "step * Fragment::K)),\n          TileB::STRIDE",
+            "step * Fragment::K)),\n          TileA::STRIDE",
+            "A's stride for B",
+        ),
+        config=F64,
+        shape=EVEN,
+        name="f64",
+    ),
+    *of(
+        "wmma_f16",
+        ("wmma_f16.cu", "block.read(now, step + 1)", "block.read(now, step)", "the same fragments again"),
+        config=F16,
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "wmma_f16",
+        ("wmma.cuh", "    put(next);", "    put(now);", "the tile is stored where this one is read"),
+        config=F16,
+        shape=(40, 48, 72),
+        name="f16",
+    ),
+    *of(
+        "wmma_f16",
+        ("wmma.cuh", "row + y * Fragment::M + within", "row + y * Fragment::N / 2 + within", "rows of C on each other"),
+        config=F16,
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_f64",
+        ("mma_f64.cu", "wait_group<AHEAD - 1>", "wait_group<AHEAD>", "the tile that is read next may be under way"),
+        ("mma_f64.cu", "    __syncthreads();\n", "", "no barrier when a tile has arrived"),
+        ("mma_f64.cu", "(chunk ^ row % 4 * 2)", "chunk", "no swizzle"),
+        ("mma_f64.cu", "(chunk ^ row % 4 * 2)", "(chunk ^ row % 4)", "a swizzle shifted by one"),
+        (
+            "mma_f64.cu",
+            "free = now;",
+            "free = now == AHEAD ? 0 : now + 1;",
+            "the tile after is filled while it is read",
+        ),
+        (
+            "mma_f64.cu",
+            "4 * step + t);\n#pragma unroll\n    for (int j",
+            "4 * step + g % 4);\n#pragma unroll\n    for (int j",
+            "a fragment of A by the wrong lanes",
+        ),
+        ("mma_f64.cu", "x / 2 * 8 + 2 * t", "x / 2 * 8 + t", "columns of C on each other"),
+        config=F64_RING,
+        shape=EVEN,
+        name="f64",
+    ),
+    *of(
+        "mma_ldmatrix",
+        ("mma_ldmatrix.cu", "__syncthreads();\n#pragma", "\n#pragma", "no barrier before the tiles are read"),
+        ("mma_ldmatrix.cu", "__syncthreads();\n  }", "\n  }", "no barrier before the next tiles"),
+        ("swizzle.cuh", "row / (8 / SPAN) % SPAN;", "0;", "no swizzle"),
+        ("swizzle.cuh", "row / (8 / SPAN) % SPAN;", "row % SPAN;", "a swizzle shifted by one"),
+        config=MMA,
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_ldmatrix",
+        ("swizzle.cuh", "return first ^ Tile::at", "return first + Tile::at", "a sum where bits overlap"),
+        config={**F16, "bn": 32, "bk": 64},
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_ldmatrix",
+        ("swizzle.cuh", "rows > row_of(e) &&", "rows >= row_of(e) &&", "a row beyond the edge is read"),
+        config=MMA,
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_ldmatrix",
+        ("mma_ldmatrix.cu", "lane % 8 + lane / 16 * 8", "lane % 16", "rows of a fragment of B exchanged"),
+        config=MMA,
+        shape=EVEN,
+        name="f16",
+        layouts=("row", "col", "row"),
+    ),
+    *of(
+        "mma_ldmatrix",
+        ("mma.cuh", "b.of[j / 2][j % 2 * 2 + 1]", "b.of[j / 2][j % 2 * 2]", "half of a fragment twice"),
+        ("mma.cuh", "row + i * 8 + lane / 4", "row + i * 8 + lane / 8", "rows of C on each other"),
+        config=MMA,
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_ldmatrix",
+        (
+            "mma.cuh",
+            "sent = high ? word[w] : word[w + offset]",
+            "sent = high ? word[w + offset] : word[w]",
+            "lanes exchange the wrong words",
+        ),
+        config={**F16, "bm": 64},
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_general",
+        ("mma_general.cu", "wait_group<STAGES - 2>", "wait_group<STAGES - 1>", "the tile may be under way"),
+        (
+            "mma_general.cu",
+            "      __syncthreads();  // the tile has arrived",
+            "      // the tile has arrived",
+            "no barrier when a tile has arrived",
+        ),
+        ("mma_general.cu", "across > 2 * word", "across >= 2 * word", "a word beyond each row is copied"),
+        config={"tile": 64},
+        shape=(40, 46, 206),
+        name="f16",
+    ),
+    *of(
+        "mma_general",
+        (
+            "mma_general.cu",
+            "left > e * DOWN && across",
+            "left >= e * DOWN && across",
+            "a row beyond the last is copied",
+        ),
+        ("mma_general.cu", "tile + (row * 8 + (chunk ^ row % 8))", "tile + (row * 8 + chunk)", "chunks lie elsewhere"),
+        (
+            "mma_general.cu",
+            "sums.multiply(a[group % 2], b[",
+            "sums.multiply(a[0], b[",
+            "the fragments of another step of k",
+        ),
+        config={"tile": 64},
+        shape=(40, 48, 136),
+        name="f16",
+    ),
+    *of(
+        "mma_general",
+        ("mma_general.cu", "2 * word < count ? from", "2 * word <= count ? from", "an element beyond each row is read"),
+        (
+            "mma_general.cu",
+            "piece == 2) copy.put(free)",
+            "piece == 2 && k) copy.put(free)",
+            "a tile stays in registers",
+        ),
+        config={"tile": 64},
+        shape=(40, 45, 203),
+        name="f16",
+    ),
+    *of(
+        "mma_general",
+        ("mma_general.cu", "from += 64 - 64 / DOWN * down;", "from += 64;", "further sides from the wrong step of k"),
+        config={"tile": 128},
+        shape=(104, 136, 72),
+        name="f16",
+        layouts=("col", "row", "row"),
+    ),
+    *of(
+        "mma_pipelined",
+        (
+            "mma_pipelined.cu",
+            "        ptx::cp_async_wait_group<STAGES - 2>",
+            "        ptx::cp_async_wait_group<STAGES - 1>",
+            "the tile that is read next may be under way",
+        ),
+        config=MMA_RING,
+        shape=(40, 48, 136),
+        name="f16",
+    ),
+    *of(
+        "mma_pipelined",
+        ("mma_pipelined.cu", "  __syncthreads();\n  a[0]", "  a[0]", "no barrier when the first tile has arrived"),
+        config=MMA_RING,
+        shape=EVEN,
+        name="f16",
+    ),
+    *of(
+        "mma_pipelined",
+        ("mma_pipelined.cu", "        __syncthreads();\n", "", "no barrier when a tile has arrived"),
+        (
+            "mma_pipelined.cu",
+            "free = (STAGES - 1) * STAGE",
+            "free = (STAGES - 2) * STAGE",
+            "the tile after is filled while it is read",
+        ),
+        config=MMA_RING,
+        shape=(40, 48, 136),
+        name="f16",
+    ),
+    *of(
+        "mma_pipelined",
+        ("mma_pipelined.cu", "i < SPLITS;", "i < SPLITS - 1;", "a part of k is left out"),
+        config={**MMA, "stages": 3, "splits": 2},
+        shape=(40, 48, 136),
+        name="f16",
+    ),
+    *of(
+        "mma_pipelined",
+        (
+            "packed.cuh",
+            "if (column + v < columns)",
+            "if (column + v <= columns)",
+            "an element beyond each row is packed",
+        ),
+        config=MMA_RING,
+        name="f16",
+    ),
+)

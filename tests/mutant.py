@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gemmery.cuda import nvrtc
+
 EVEN = (40, 48, 40)
 
 
@@ -34,3 +36,10 @@ class Mutant:
 def of(rung: str, *rows: tuple[str, str, str, str], **problem: Any) -> tuple[Mutant, ...]:
     """Return mutants of a rung by file, old text, new text and reason; all for one problem."""
     return tuple(Mutant(rung, *row, **problem) for row in rows)
+
+
+def edited(file: str, old: str, new: str) -> dict[str, str]:
+    """Return the text of a kernel's file with one edit, by name; `old` must stand in it once."""
+    text = nvrtc.headers().get(file) or nvrtc.text(file)
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {file}"
+    return {file: text.replace(old, new)}

@@ -18,6 +18,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from layouts import laid
+from mutant import edited
 from split_rules import U, chain, enough, expected
 
 pytest.importorskip("cuda.bindings")
@@ -467,12 +468,11 @@ COMMON, GUARD = "parts.cuh", "split.cuh"
     ],
 )
 def test_a_wrong_kernel_shows(name, file, old, new):
-    text = nvrtc.headers().get(file) or nvrtc.text(file)
-    assert text.count(old) == 1
+    texts = edited(file, old, new)
     a, b = operands(24, 40, 136)
     a, b = np.abs(a), np.abs(b)
     a[4], b[:, ::3] = np.ldexp(a[4], -140), 8 * b[:, ::3]
-    c = multiplied(RUNGS[name], a, b, texts={file: text.replace(old, new)})
+    c = multiplied(RUNGS[name], a, b, texts=texts)
     assert not same(c, expected(name, a, b))
 
 
@@ -491,10 +491,9 @@ def test_a_wrong_exchange_shows(old, new, monkeypatch):
     monkeypatch.setattr(float32_pre_pass, "SLABS", (float32_pre_pass.Slab(10_000, 2, 4, 2),))
     a, b = operands(24, 40, 600)
     b *= np.ldexp(1, np.random.default_rng(1).integers(0, 12, b.shape)).astype(np.float32)
-    text = nvrtc.text(PARTS)
-    assert text.count(old) == 1
+    texts = edited(PARTS, old, new)
     try:
-        c = multiplied(RUNGS["split_bf16x6"], a, b, texts={PARTS: text.replace(old, new)})
+        c = multiplied(RUNGS["split_bf16x6"], a, b, texts=texts)
     except AssertionError:  # memory that nothing has written
         return
     assert not same(c, expected("split_bf16x6", a, b))
@@ -543,10 +542,9 @@ def test_wrong_strips_show(old, new, monkeypatch):
     if "ASKED_FOR" in old:
         a[3, 5] = 1e-30  # three parts are taken
     b[15] *= 2.0**14  # the last warp has it
-    text = nvrtc.text("split_strips.cu")
-    assert text.count(old) == 1
+    texts = edited("split_strips.cu", old, new)
     try:
-        c = multiplied(RUNGS["split_fp16x3"], a, b, texts={"split_strips.cu": text.replace(old, new)})
+        c = multiplied(RUNGS["split_fp16x3"], a, b, texts=texts)
     except AssertionError:  # memory that nothing has written
         return
     assert not same(c, expected("split_fp16x3", a, b))

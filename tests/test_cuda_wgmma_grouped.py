@@ -14,6 +14,7 @@ from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from mutant import edited
 
 pytest.importorskip("cuda.bindings")
 
@@ -250,8 +251,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
 )
 def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):
     """Mutants of what only offsets show; tests/mutants_hopper.py has the others."""
-    text = nvrtc.headers().get(file) or nvrtc.text(file)
-    assert text.count(old) == 1, old
+    texts = edited(file, old, new)
     a, b = operands(140, 4, 16, 64)
     bias = np.arange(4 * 16, dtype="f4").reshape(4, 16)
     run = {"epilogue": "bias", "bias": bias, "b_scale": bias + 1, "config": {"blocks": 1}}
@@ -259,7 +259,6 @@ def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):
     right, findings = emulated(a, b, cases[0][0], **run)
     assert findings == []
     assert np.array_equal(right, expected(a, b, cases[0][1], scaled_and_biased(bias)))
-    texts = {file: text.replace(old, new)}
     for ends, clamped in cases:
         shown, findings = emulated(a, b, ends, **run, texts=texts)
         if findings or not np.array_equal(shown, expected(a, b, clamped, scaled_and_biased(bias))):

@@ -14,6 +14,7 @@ from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from mutant import edited
 
 pytest.importorskip("cuda.bindings")
 
@@ -62,11 +63,10 @@ def test_tiles_stay_wide_where_narrower_ones_do_not_cover_c_or_begin_within_sect
     ],
 )
 def test_wrong_narrower_tiles_show(file, old, new):
-    text = nvrtc.headers().get(file) or nvrtc.text(file)
-    assert text.count(old) == 1
+    texts = edited(file, old, new)
     operands = matrices((400, 552, 712), "bf16", layouts=BY_K)
     with pytest.raises(AssertionError):
-        run(EPILOGUE, *operands, config=NARROWER, texts={file: text.replace(old, new)})
+        run(EPILOGUE, *operands, config=NARROWER, texts=texts)
 
 
 @pytest.mark.parametrize(("config", "a"), [(tile(192, 192, 2, 2), "col"), (tile(192, 128, 2), "row")])
@@ -142,11 +142,10 @@ def test_rows_that_are_apart_keep_the_order_of_sums(width, first):
     ],
 )
 def test_wrong_rows_apart_show(file, old, new):
-    text = nvrtc.headers().get(file) or nvrtc.text(file)
-    assert text.count(old) == 1
+    texts = edited(file, old, new)
     operands = matrices((1000, 136, 328), "bf16", layouts=BY_K)
     with pytest.raises(AssertionError):
-        run(EPILOGUE, *operands, config={**APART, "cm": 1}, texts={file: text.replace(old, new)})
+        run(EPILOGUE, *operands, config={**APART, "cm": 1}, texts=texts)
 
 
 @pytest.mark.parametrize(

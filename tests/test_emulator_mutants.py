@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from checked_products import problem_of, product
-from gemmery.cuda import nvrtc
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from mutant import edited
 from mutants_gemv import GEMV
 from mutants_hopper import HOPPER
 from mutants_mma import TENSOR_CORES
@@ -18,13 +18,6 @@ from mutants_simt import SIMT
 pytest.importorskip("cuda.bindings")
 
 MUTANTS = (*SIMT, *TENSOR_CORES, *HOPPER, *GEMV)
-
-
-def edited(mutant):
-    """The kernel's files with the mutant's edit."""
-    text = nvrtc.headers().get(mutant.file) or nvrtc.text(mutant.file)
-    assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}"
-    return {mutant.file: text.replace(mutant.old, mutant.new)}
 
 
 def problem(mutant):
@@ -56,7 +49,7 @@ def what_shows(texts, name, problem, *config):
 def test_a_mutant_is_killed(mutant):
     """The kernel passes, its mutant does not, unless no run can tell the two apart."""
     assert what_shows_of_the_kernel(*problem(mutant)) == ""
-    shown = what_shows(edited(mutant), *problem(mutant))
+    shown = what_shows(edited(mutant.file, mutant.old, mutant.new), *problem(mutant))
     if mutant.survives:
         assert shown == "", "it can be told apart: take the reason out of its row"
     else:

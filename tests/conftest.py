@@ -22,7 +22,7 @@ DISTORTING = (
     "_TYPER_",
 )  # fmt: skip
 
-MANY = 10  # cases of a test with the marker `many`, of which --few runs one
+MANY = 11  # cases of a test with the marker `many`, of which --few runs one; a prime, unlike numbers of types or cards
 
 for name in [name for name in os.environ if name.startswith(DISTORTING)]:
     del os.environ[name]
@@ -33,7 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--few", action="store_true", help="run one case in ten of tests with the marker `many`")
+    parser.addoption("--few", action="store_true", help="run about one case in ten of tests with the marker `many`")
     parser.addoption("--isa", choices=("avx512", "avx2", "generic"), help="run the tests with GEMMERY_ISA set to this")
 
 
@@ -45,12 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --few, drop most cases of tests that have many.
+    """With --few, drop most cases of tests that have many, unless the command line names tests.
 
     Put the emulator's tests of a rung one after the other: they share kernels, of which the latest 64 stay read.
     """
-    if config.getoption("--few"):
-        few = dict.fromkeys(_few(items))
+    names = config.option.keyword or config.args != config.getini("testpaths")
+    if config.getoption("--few") and not names:
+        few = dict.fromkeys(few_of(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in few])
         items[:] = few
     places = [at for at, item in enumerate(items) if item.path.stem == "test_emulator_ladder"]
@@ -61,19 +62,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[at] = test
 
 
-def _few(items: list[pytest.Item]) -> list[pytest.Item]:
+def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return the items without most cases of the tests with the marker `many`: one in MANY is left, or one in n of
     `many(n)`, and at least one.
 
-    Each test begins at another of its cases, so that together they have all rungs, types and layouts.
+    Each marked test of a file begins four cases after the one before it: tests of the same rungs then leave different
+    ones, by which all rungs are left (test_few_cases.py).
     """
     tests = [(item.path, item.name.partition("[")[0]) for item in items]
     cases, seen = Counter(tests), Counter[tuple[Path, str]]()
+    marked = [test for item, test in zip(items, tests, strict=True) if item.get_closest_marker("many")]
+    places: dict[tuple[Path, str], int] = {}
+    files = Counter[Path]()
+    for test in dict.fromkeys(marked):
+        places[test] = 4 * files[test[0]]
+        files[test[0]] += 1
     few = []
     for item, test in zip(items, tests, strict=True):
         marker = item.get_closest_marker("many")
         every = min(*(marker.args or (MANY,)), cases[test]) if marker else 1
-        if (seen[test] + sum(test[1].encode())) % every == 0:
+        if seen[test] % every == places.get(test, 0) % every:
             few.append(item)
         seen[test] += 1
     return few

@@ -556,7 +556,7 @@ def test_wrong_strips_show(old, new, monkeypatch):
 )
 def test_a_wrong_guard_shows(old, new, monkeypatch):
     right_text, file = nvrtc.text, PARTS if "v[e]" in old else GUARD
-    assert old in right_text(file)
+    assert old in right_text(file)  # twice in PARTS
     wrong = {file: right_text(file).replace(old, new)}
     monkeypatch.setattr(nvrtc, "text", lambda name: wrong.get(name) or right_text(name))
     cases = [at_thresholds(128), at_thresholds(200), graded(30)]

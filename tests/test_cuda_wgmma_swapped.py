@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checked_products import matrices, place, run
-from gemmery.cuda import hopper, hopper_model, nvrtc
+from gemmery.cuda import hopper, hopper_model
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
@@ -137,9 +137,7 @@ def test_wrong_swapped_tiles_show(file, old, new):
 
 
 def test_a_last_piece_that_is_not_its_own_shows():
-    text, old = nvrtc.text("wgmma_persistent.cu"), "min(beyond / 32 * 32, Tiles::BN - 32)"
-    assert text.count(old) == 1
-    texts = {"wgmma_persistent.cu": text.replace(old, "beyond / 32 * 32")}
+    texts = edited("wgmma_persistent.cu", "min(beyond / 32 * 32, Tiles::BN - 32)", "beyond / 32 * 32")
     with pytest.raises(AssertionError):
         run(EPILOGUE, *matrices((144, 136, 72), "bf16", layouts=BY_K), config=tile(136, 128), texts=texts)
 

@@ -45,9 +45,8 @@ def test_every_other_tile_is_narrower(shape, config):
 @pytest.mark.parametrize("n", [568, 560])
 def test_tiles_stay_wide_where_narrower_ones_do_not_cover_c_or_begin_within_sectors(n):
     """3 tiles do not have 568 columns, and rows of 560 begin at sectors. The mutant is right where tiles are wide."""
-    text, line = nvrtc.headers()["staged.cuh"], "sums[i - Tiles::NARROWER / 2]"
-    operands = matrices((400, n, 600), "bf16", layouts=BY_K)
-    assert run(EPILOGUE, *operands, config=NARROWER, texts={"staged.cuh": text.replace(line, "sums[i]")})
+    texts = edited("staged.cuh", "sums[i - Tiles::NARROWER / 2]", "sums[i]")
+    assert run(EPILOGUE, *matrices((400, n, 600), "bf16", layouts=BY_K), config=NARROWER, texts=texts)
 
 
 @pytest.mark.many

@@ -120,6 +120,14 @@ def test_predictions_rank_recorded_rungs():
     assert both.error <= 0.2
 
 
+def test_a_rung_without_f32_has_the_type_of_its_records():
+    """Squares of 2048 in bf16 are recorded; no product of 40 is."""
+    other, recorded = predicted_ladder(["wgmma_tma"], [40, 2048])
+    assert (recorded.dtype, other.dtype) == ("bf16", "f16")
+    assert recorded.measured > other.measured == 0
+    assert predicted_ladder(["simt_naive"], [40])[0].dtype == "f32"
+
+
 def test_barriers_take_their_own_time():
     code = "for (int k = 0; k < n; ++k) { x[i] = 1; __syncthreads(); }"
     short, long = (predicted(code, count) for count in (4, 8))

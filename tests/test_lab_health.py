@@ -189,10 +189,11 @@ def test_the_caches_in_memory_are_bounded_and_counted():
 
 
 def test_an_unknown_precision_is_a_fault(monkeypatch):
-    monkeypatch.setattr(health, "_EXAMINED", {"float32 precision": health._float32_precision})
+    name = "float32 precision"
+    monkeypatch.setattr(health, "_EXAMINED", {name: health._EXAMINED[name]})
 
     def finding():
-        return {one.name: one for one in lab.doctor()}["float32 precision"]
+        return {one.name: one for one in lab.doctor()}[name]
 
     monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", "f32_plus")
     assert (finding().ok, finding().value) == (True, "f32_plus")

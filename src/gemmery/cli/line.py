@@ -16,7 +16,7 @@ from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, In
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; errors are one line on stderr, those of a compiler its lines.
+    """Run one command line and return its exit code; an error is one line on stderr, but a compiler's keeps its lines.
 
     >>> run(["ladder", "--sizes", "0"])
     2

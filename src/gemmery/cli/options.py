@@ -67,8 +67,9 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 def _whole(option: str, digits: str) -> int:
     """Return the number; Python reads none of more than 4,300 digits."""
-    if len(digits.removeprefix("-")) > _DIGITS:
-        raise ArgumentError(f"{option}: a number of {len(digits):,} digits; {_DIGITS} digits are the most")
+    count = len(digits.removeprefix("-"))
+    if count > _DIGITS:
+        raise ArgumentError(f"{option}: a number of {count:,} digits; {_DIGITS} digits are the most")
     return int(digits)
 
 

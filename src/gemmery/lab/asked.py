@@ -73,7 +73,7 @@ def ordinal(device: str) -> int | None:
         known = "it is cpu, cuda, or cuda:N for the Nth GPU"
         if name == "emulator":
             known += "; the emulator runs ladders, exhibits, sweeps and inspections, in Python by emulated_ladder, "
-            known += "emulated_exhibit and inspect"
+            known += "emulated_exhibit, emulated_sweep and inspect"
         raise ArgumentError(f"device {device!r} is not known: {known}")
     return int(number or 0)
 

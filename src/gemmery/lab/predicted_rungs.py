@@ -52,8 +52,8 @@ def predicted_ladder(
 ) -> tuple[PredictedRung, ...]:
     """Predict the times of the GPU's ladder on a card, next to its records where there are some.
 
-    `rungs` are names, all by default; `sizes` are sides of squares, 2048 by default. Without a `dtype` a rung has f32,
-    or its first type where it does not take f32: bf16 if there is a record in that.
+    `rungs` are names, all by default; `sizes` are sides of squares, 2048 by default. Without a `dtype` a rung has f32;
+    one that does not take f32 has bf16 if there is a record in that, else its first type.
 
     >>> row = predicted_ladder(["simt_naive"], [512])[0]
     >>> row.prediction.bound

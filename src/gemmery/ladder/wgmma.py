@@ -157,7 +157,8 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     if hopper_model.is_swapped(resolved["bm"]):
         if reason := illegal_swapped(wgmma_routes.as_read(problem), resolved):
             raise RefusedError(reason)
-        exchanged = {**resolved, "bm": shape[1], "bn": shape[0]}
+        of_c = {"bm": "bn", "bn": "bm", "cm": "cn", "cn": "cm"}
+        exchanged = {key: resolved[of_c.get(key, key)] for key in resolved}
         launch = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), exchanged)
         return replace(launch, tile=shape[:2], swapped=True)
     apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)

@@ -331,3 +331,20 @@ def test_without_groups_no_kernel_runs(one_by_one, monkeypatch):
     out = np.full((11, N), 3, "f4")
     assert one_by_one(a, b, [], out) is out
     assert (out == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "error"),
+    [
+        (np.zeros((2, 3)), {}, gm.ShapeError),
+        (np.zeros((2, 2), "i4"), {}, gm.DTypeError),
+        (np.broadcast_to(0.0, (2, 2)), {}, gm.LayoutError),
+        (np.zeros((2, 2)), {"bias": [None, np.zeros(3)]}, gm.ShapeError),
+        (np.zeros((2, 2)), {"activation": "nosuch"}, gm.ArgumentError),
+    ],
+)
+def test_nothing_is_written_where_a_later_product_of_a_list_is_refused(second, options, error):
+    first, ones = np.zeros((2, 2)), np.ones((2, 2))
+    with pytest.raises(error):
+        gm.grouped_matmul([ones, ones], [ones, ones], out=[first, second], **options)
+    assert not first.any()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import gemmery as gm
 import records
 from gemmery import cli, lab
 from gemmery.bench import record, suite
@@ -343,3 +344,23 @@ def test_the_announced_number_of_measurements_is_that_of_the_run(capsys):
     announced, *progress = capsys.readouterr().err.splitlines()
     assert announced.startswith("2 measurements")
     assert [line.partition(" ")[0] for line in progress[:2]] == ["1/2", "2/2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"config": 5}, "config 5: pass a dict"),
+        ({"config": {"tile": True}}, "config 'tile': True is not a whole number"),
+        ({"device": 3}, "device 3: write the name of one"),
+    ],
+)
+def test_inspect_refuses_arguments_of_other_types(options, said):
+    with pytest.raises(ArgumentError, match=said):
+        gm.inspect("simt_smem", n=32, counters=False, **options)
+
+
+def test_a_closed_stdout_is_one_line():
+    command = [sys.executable, "-c", "import sys; sys.stdout = None; from gemmery import cli; cli.main()", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = "gemmery: output: stdout is closed; leave it open, or send it to a file\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -259,3 +259,25 @@ def test_a_name_of_one_of_several_kernels_of_that_name_is_taken():
     written_arguments.check_names(["1", "f32=2", "x=3"], "k", known)  # one too many is refused when it is bound
     with pytest.raises(ArgumentError, match=r"argument 1 of k.* is m, n"):
         written_arguments.check_names(["a=1", "q=2"], "k", known)
+
+
+def test_a_page_does_not_replace_another_file(folder, capsys):
+    before = (folder / "add.cu").read_text()
+    assert cli.run(["emulate", "add.cu", *LINE, "--html", "add.cu"]) == 2
+    assert "it exists and is no page or picture; choose another place with --html" in capsys.readouterr().err
+    assert (folder / "add.cu").read_text() == before
+    for _ in range(2):  # a page replaces a page
+        assert cli.run(["emulate", "add.cu", *LINE, "--html", "page.html"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--check", ""], "--check : write the file and a function in it"),
+        (["--tolerance", "1"], "--tolerance 1.0: it is for --check"),
+        (["--check", "reference.py:add", "--tolerance", "inf"], "--tolerance inf: it must be finite"),
+    ],
+)
+def test_a_check_that_checks_nothing_is_refused(folder, options, said, capsys):
+    assert cli.run(["emulate", "add.cu", *LINE, *options]) == 2
+    assert said in capsys.readouterr().err

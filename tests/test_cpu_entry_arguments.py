@@ -434,3 +434,14 @@ def test_names_and_duplicates_are_pythons():
             gm.gemv(A, X, Y, y=Y)
         with pytest.raises(TypeError, match="unexpected keyword argument 'ouT'"):
             gm.matmul(A, B, ouT=C)
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_a_result_too_large_for_an_array_is_a_shape_error_every_time(k):
+    """Where the compiled entry cannot allocate, Python says why; the next call is the entry's again."""
+    for _ in range(3):
+        gm.matmul(np.zeros((2, k)), np.zeros((k, 4)))
+        with pytest.raises(gm.ShapeError, match="too large for an array"):
+            gm.matmul(np.broadcast_to(0.0, (2**40, k)), np.broadcast_to(0.0, (k, 2**20)))
+        with pytest.raises(MemoryError):
+            gm.matmul(np.broadcast_to(0.0, (2**40, k)), np.broadcast_to(0.0, (k, 8)))

@@ -419,3 +419,9 @@ def test_device_memory_that_has_ended_takes_no_arrays():
 def test_what_device_memory_does_not_take(make, words):
     with gm.device_memory() as memory, pytest.raises(gm.ArgumentError, match=words):
         make(memory)
+
+
+def test_a_masked_array_is_refused():
+    masked = np.ma.array(np.ones(32, "f4"), mask=np.arange(32) == 0)
+    with pytest.raises(gm.LayoutError, match=r"argument 0 is a MaskedArray.*x\.filled\(0\)"):
+        gm.emulate("__global__ void f(float* x) { x[threadIdx.x] = 1; }", "f", 1, 32, [masked])

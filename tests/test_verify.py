@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmery import verify
+from gemmery import cli, verify
 from gemmery.errors import ArgumentError, CheckError
 
 FLOATS = ["float32", "float64", "float16", ml_dtypes.bfloat16, "complex64", "complex128"]
@@ -200,3 +200,9 @@ def test_empty_products_have_nothing_to_fail():
     assert not verify.check(np.ones((2, 3), "f4"), np.zeros((2, 0), "f4"), np.zeros((0, 3), "f4")).ok
     with pytest.raises(ArgumentError, match="at least two dimensions"):
         verify.check(np.zeros(3), np.zeros((3, 1)), np.zeros((1, 1)))
+
+
+def test_a_wrong_variable_is_no_wrong_product(monkeypatch, capsys):
+    monkeypatch.setenv("GEMMERY_NUM_THREADS", "abc")
+    assert cli.run(["verify", "--products", "3"]) == 2
+    assert "GEMMERY_NUM_THREADS='abc'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from gemmery import arrays
 from gemmery.api import opaque, products
 from gemmery.api.compute import writable
 from gemmery.api.groups import GroupTerms, host_ends, multiply_groups, result_type, stacked_shape
-from gemmery.api.options import only_on_devices
+from gemmery.api.options import check_bias, only_on_devices
 from gemmery.arrange import result_shape
 from gemmery.arrays import view
 from gemmery.errors import ArgumentError, ShapeError
@@ -162,13 +162,23 @@ def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:
             raise ShapeError(f"{name} has {len(values)} elements, and a has {count}; pass one for each product")
     if out is not None and not isinstance(out, list | tuple):
         raise ArgumentError(f"out is a {type(out).__name__}: pass a list of {count} arrays, one for each product")
-    for i, (x, y) in enumerate(zip(map(view, a), map(view, b), strict=True)):
-        if len(x.shape) != 2 or len(y.shape) != 2:
-            raise ShapeError(f"a[{i}] and b[{i}] have shapes {x.shape} and {y.shape}; pass lists of matrices")
-        result_shape(x.shape, y.shape)
 
     def of(values: Any, i: int) -> Any:
         return values[i] if isinstance(values, list | tuple) else values
+
+    for i, (x, y) in enumerate(zip(map(view, a), map(view, b), strict=True)):
+        if len(x.shape) != 2 or len(y.shape) != 2:
+            raise ShapeError(f"a[{i}] and b[{i}] have shapes {x.shape} and {y.shape}; pass lists of matrices")
+        shape = result_shape(x.shape, y.shape)
+        if out is None:
+            continue
+        target, bias = view(out[i]), of(terms.bias, i)  # all are checked before the first is written
+        result = target.dtype
+        if x.device == "cpu":
+            result = result_type(x, y, shape, GroupTerms(terms.dtype, None, terms.activation))
+            if bias is not None:
+                check_bias(view(bias), shape[1], result)
+        writable(target, shape, result)
 
     return [
         products.matmul(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,11 +64,11 @@ def emulate(
         Option("--option", "-o", metavar="FLAG", help="For the compiler: -o -DN=4.", show_default="none"),
     ] = None,
     check: Annotated[
-        str, Option(metavar="FILE:FUNCTION", help="What the arrays are after.", show_default="not checked")
-    ] = "",
+        str | None, Option(metavar="FILE:FUNCTION", help="What the arrays are after.", show_default="not checked")
+    ] = None,
     tolerance: Annotated[
-        float, Option(metavar="T", min=0, help="Of the check, of the largest element.", show_default="by type")
-    ] = 0,
+        float | None, Option(metavar="T", min=0, help="Of the check, of the largest element.", show_default="by type")
+    ] = None,
     seed: Annotated[
         int | None, Option(metavar="S", min=0, help="Shuffle blocks and warps.", show_default="not")
     ] = None,
@@ -88,7 +89,10 @@ def emulate(
 
     sizes = {"grid": written_arguments.sides("--grid", grid), "block": written_arguments.sides("--block", block)}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
-    expected = written_arguments.reference(check) if check else None
+    expected = None if check is None else written_arguments.reference(check)
+    if tolerance is not None and (check is None or tolerance == inf):
+        rule = "it is for --check; add that" if check is None else "it must be finite; write a number"
+        raise ArgumentError(f"--tolerance {tolerance}: {rule}, or leave it out")
     if card:
         from gemmery.cuda.pipes import pipes_of
 
@@ -106,7 +110,7 @@ def emulate(
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
     files = [file, *([against] if against else [])]
-    run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance) for path in files]
+    run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
     return partial(_emulate, run_each, bool(expected), card, line, json, html)
 
 

@@ -80,6 +80,8 @@ def _complain(message: str, code: int) -> int:
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    if sys.stdout is None:  # closed by the caller
+        sys.exit(_complain("output: stdout is closed; leave it open, or send it to a file", 1))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a locale without × gets ? instead of a traceback

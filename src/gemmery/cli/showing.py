@@ -198,6 +198,10 @@ def check_writable(path: Path, option: str = "--html") -> None:
             pass
         if path.exists():
             path.open("ab").close()
+            with path.open("rb") as file:
+                start = file.read(64).lstrip().lower()
+            if start and not start.startswith((b"<!doctype html", b"<html", b"<svg", b"<?xml")):
+                raise FileExistsError(None, "it exists and is no page or picture")
     except OSError as error:
         raise _unwritable(path, error, option) from error
 

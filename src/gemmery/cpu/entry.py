@@ -76,7 +76,7 @@ def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
     api = ctypes.pythonapi
     python = (
         api.Py_IncRef, api.Py_DecRef, api.PyEval_SaveThread, api.PyEval_RestoreThread,
-        api.PyObject_Vectorcall, api.PyLong_AsLongLongAndOverflow,
+        api.PyObject_Vectorcall, api.PyLong_AsLongLongAndOverflow, api.PyErr_Clear,
         api.PyContextVar_Set, api.PyContextVar_Reset,
     )  # fmt: skip
     return [

@@ -53,7 +53,7 @@ OBJECTS = (
 FUNCTIONS = (
     "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's
     "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",
-    "set_context", "reset_context",
+    "clear_error", "set_context", "reset_context",
     "run",  # the pool's
 )  # fmt: skip
 HEAD = _pointers(

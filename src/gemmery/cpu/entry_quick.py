@@ -20,7 +20,7 @@ from gemmery.cpu.entry_layout import (
     size,
 )
 from gemmery.cpu.entry_lookup import set_of
-from gemmery.cpu.entry_run import RAISED, called, copy_words, special
+from gemmery.cpu.entry_run import UNKNOWN, called, copy_words, special
 from gemmery.cpu.ir import Function, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.tuples import NamedTuple
@@ -163,7 +163,8 @@ def _finish(
         )  # fmt: skip
         answer.value = array
         with f.if_(is_null(f, array)):
-            answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+            f.call_address(head.clear_error, "void")  # the call is Python's: it tries again and says why
+            answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
         with f.else_():
             data.value = f.load("i64", array + objects.DATA)
     with f.if_(good.value):

@@ -119,7 +119,7 @@ def define_prepared(module: Module) -> None:
 
 
 def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
-    """Make an array for the result; a NULL carries NumPy's MemoryError."""
+    """Make an array for the result. Where NumPy cannot, the call is Python's: it tries again and says why."""
     f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
     null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
     ndim = f.convert("trunc", entry.c_ndim, "i32")
@@ -128,7 +128,8 @@ def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good
         f, head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null
     )  # fmt: skip
     with f.if_(is_null(f, array)):
-        answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+        f.call_address(head.clear_error, "void")
+        answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
     with f.else_():
         answer.value, data.value = array, f.load("ptr", array + objects.DATA)
 

@@ -69,6 +69,8 @@ def inspect(
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
     if isinstance(rung, EmulatedRun) or isinstance(other, EmulatedRun):
+        if m or n or k or dtype or config or device or line:
+            raise ArgumentError("inspect(run): m, n, k, dtype, config, device and line are for rungs; leave them out")
         return _inspected(rung, other)
     names = [rung, *([other] if other else [])]
     asked.inspectable(*names)

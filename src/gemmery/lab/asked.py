@@ -208,11 +208,13 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
     0 is a value where the row's own values have one: it leaves the choice to the rung, or switches something off.
     """
     known = dict.fromkeys([*row.space, *row.default])
+    if not isinstance(config, Mapping):
+        raise ArgumentError(f"config {brief(config)}: pass a dict, such as {{'stages': 3}}")
     for key in config:
         if key not in known:
             having = f"its keys are {', '.join(known)}" if known else "it has no config"
             raise ArgumentError(f"config {key!r}: {row.name} has no such key; {having}")
-        if not isinstance(config[key], Integral):
+        if not isinstance(config[key], Integral) or isinstance(config[key], bool):
             raise ArgumentError(f"config {key!r}: {config[key]!r} is not a whole number")
         values = sorted({*row.space.get(key, ()), row.default.get(key, 1)})
         least = min(1, values[0])

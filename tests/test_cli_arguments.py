@@ -364,3 +364,8 @@ def test_a_closed_stdout_is_one_line():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = "gemmery: output: stdout is closed; leave it open, or send it to a file\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_run_that_times_nothing_fails(capsys):
+    assert cli.run(["bench", "skinny", "--threads", "9999", "--no-store", "--no-html"]) == 1
+    assert capsys.readouterr().err.endswith("gemmery: nothing was timed; the reasons are above\n")

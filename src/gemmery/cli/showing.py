@@ -106,11 +106,17 @@ def measured(
         from gemmery.report.page import page
 
         output.write(name, run.started, page(run, rungs))
-    if any(m.refused.startswith(measurements.SLOW) for m in run.measurements):
+    skipped = any(m.refused.startswith(measurements.SLOW) for m in run.measurements)
+    if skipped:
         sys.stderr.write("gemmery: some rungs were skipped as too slow; raise the limit with --seconds\n")
     if store is not None:
         output.say(f"records: {record.path(store, run.machine.name)}")
-    return said_interrupted() if interrupted else judged(run)
+    if interrupted:
+        return said_interrupted()
+    if run.measurements and not skipped and not any(each.seconds for each in run.measurements):
+        sys.stderr.write("gemmery: nothing was timed; the reasons are above\n")
+        return 1
+    return judged(run)
 
 
 def said_interrupted() -> int:

@@ -135,6 +135,7 @@ def test_tf32_is_listed_where_it_is_taken():
         ("inspect simt_naive bank_stride", "compare two rungs, or two exhibits"),
         ("inspect simt_naive --config x", "'x' is not KEY=NUMBER"),
         ("inspect simt_naive --config bm=128", "simt_naive has no such key"),
+        ("inspect simt_smem --config tile=16,tile=32", "tile stands there twice; write it once"),
         ("inspect wgmma_cluster --config bn=0", "wgmma_cluster takes whole numbers >= 1, such as 64, 128, 256"),
         ("inspect wgmma_epilogue --config band=-1", "config band=-1: wgmma_epilogue takes whole numbers >= 0, such as"),
         ("inspect wgmma_tma --config bm=192", "use 64, 128 or 256 rows"),

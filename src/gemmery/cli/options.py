@@ -61,7 +61,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     parts = names(text)
     for name in parts:
         if not name.isdecimal():
-            raise ArgumentError(f"{option} {text}: {name!r} is not a whole number; write {option} 256,1024")
+            raise ArgumentError(f"{option} {text}: {name!r} is not a whole number >= 0; write {option} 256,1024")
     return tuple(_whole(option, name) for name in parts)
 
 
@@ -80,5 +80,7 @@ def settings(text: str) -> dict[str, int]:
         name, _, number = part.partition("=")
         if not number.removeprefix("-").isdecimal():
             raise ArgumentError(f"--config {text}: {part!r} is not KEY=NUMBER; write --config bm=128,bk=16")
+        if name in values:
+            raise ArgumentError(f"--config {text}: {name} stands there twice; write it once")
         values[name] = _whole(f"--config {name}", number)
     return values

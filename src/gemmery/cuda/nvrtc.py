@@ -121,6 +121,9 @@ def compiled(
         log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             what = f"kernel {kernel} of {source}" if kernel else source
+            if "--gpu-architecture" in log:
+                known = ", ".join(f"sm_{number}" for number in _checked(nvrtc.nvrtcGetSupportedArchs()))
+                log = f"NVRTC {version()} does not know it; take one of {known}, or PTX"
             raise CompileError(f"{what} did not compile for {arch}: {log.strip()}")
         entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if is_expression else kernel
         ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()

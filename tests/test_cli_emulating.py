@@ -1,6 +1,8 @@
 """`gemmery emulate`: arrays as a command line writes them, exit code, check, page, two runs side by side."""
 
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 import gemmery as gm
 from gemmery import cli
 from gemmery.cli import written_arguments
+from gemmery.cli.showing import check_page
 from gemmery.cuda import kernel_names
 from gemmery.errors import ArgumentError, CheckError
 
@@ -270,11 +273,22 @@ def test_a_page_does_not_replace_another_file(folder, capsys):
         assert cli.run(["emulate", "add.cu", *LINE, "--html", "page.html"]) == 0
 
 
+def test_a_page_may_go_to_a_pipe(tmp_path):
+    """Which is not read first: nobody has written to it."""
+    os.mkfifo(tmp_path / "page")
+    reader = os.open(tmp_path / "page", os.O_RDWR | os.O_NONBLOCK)
+    reading = threading.Thread(target=check_page, args=(tmp_path / "page",), daemon=True)
+    reading.start()
+    reading.join(10)
+    assert not reading.is_alive()
+    os.close(reader)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--check", ""], "--check : write the file and a function in it"),
-        (["--tolerance", "1"], "--tolerance 1.0: it is for --check"),
+        (["--tolerance", "1"], "--tolerance 1.0: it needs --check"),
         (["--check", "reference.py:add", "--tolerance", "inf"], "--tolerance inf: it must be finite"),
     ],
 )

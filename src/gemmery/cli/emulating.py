@@ -91,7 +91,7 @@ def emulate(
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
     expected = None if check is None else written_arguments.reference(check)
     if tolerance is not None and (check is None or tolerance == inf):
-        rule = "it is for --check; add that" if check is None else "it must be finite; write a number"
+        rule = "it needs --check; add that" if check is None else "it must be finite; write a number"
         raise ArgumentError(f"--tolerance {tolerance}: {rule}, or leave it out")
     if card:
         from gemmery.cuda.pipes import pipes_of

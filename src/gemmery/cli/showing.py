@@ -204,6 +204,7 @@ def check_writable(path: Path, option: str = "--html") -> None:
             pass
         if path.exists():
             path.open("ab").close()
+        if path.is_file():  # a pipe is not read
             with path.open("rb") as file:
                 start = file.read(64).lstrip().lower()
             if start and not start.startswith((b"<!doctype html", b"<html", b"<svg", b"<?xml")):

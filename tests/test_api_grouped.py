@@ -341,6 +341,7 @@ def test_without_groups_no_kernel_runs(one_by_one, monkeypatch):
         (np.broadcast_to(0.0, (2, 2)), {}, gm.LayoutError),
         (np.zeros((2, 2)), {"bias": [None, np.zeros(3)]}, gm.ShapeError),
         (np.zeros((2, 2)), {"activation": "nosuch"}, gm.ArgumentError),
+        (np.zeros((2, 2)), {"scale_a": [None, 1.0]}, gm.ArgumentError),
     ],
 )
 def test_nothing_is_written_where_a_later_product_of_a_list_is_refused(second, options, error):

@@ -175,6 +175,7 @@ def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:
         target, bias = view(out[i]), of(terms.bias, i)  # all are checked before the first is written
         result = target.dtype
         if x.device == "cpu":
+            only_on_devices(None, of(terms.scale_a, i), of(terms.scale_b, i), terms.batch_invariant)
             result = result_type(x, y, shape, GroupTerms(terms.dtype, None, terms.activation))
             if bias is not None:
                 check_bias(view(bias), shape[1], result)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmery import cli, verify
+from gemmery import verify
 from gemmery.errors import ArgumentError, CheckError
 
 FLOATS = ["float32", "float64", "float16", ml_dtypes.bfloat16, "complex64", "complex128"]
@@ -202,7 +206,11 @@ def test_empty_products_have_nothing_to_fail():
         verify.check(np.zeros(3), np.zeros((3, 1)), np.zeros((1, 1)))
 
 
-def test_a_wrong_variable_is_no_wrong_product(monkeypatch, capsys):
-    monkeypatch.setenv("GEMMERY_NUM_THREADS", "abc")
-    assert cli.run(["verify", "--products", "3"]) == 2
-    assert "GEMMERY_NUM_THREADS='abc'" in capsys.readouterr().err
+@pytest.mark.parametrize("number", ["abc", "9999999"])
+def test_a_wrong_variable_is_no_wrong_product(number):
+    """In a process of its own: the number of threads is read once."""
+    command = [sys.executable, "-m", "gemmery", "verify", "--products", "3"]
+    env = {**os.environ, "GEMMERY_NUM_THREADS": number}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"gemmery: GEMMERY_NUM_THREADS='?{number}'?: [^\n]+\n", done.stderr)

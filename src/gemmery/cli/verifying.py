@@ -51,10 +51,8 @@ def _verify(device: str, products: int, types: list[str], seed: int, json: bool)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from gemmery import config, lab, report
+    from gemmery import lab, report
 
-    for check in (config.num_threads, config.tiers, config.isa_limit, config.float32_precision):
-        check()  # a wrong variable is no wrong product
     console = Console(stderr=True)
     columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 import gemmery as gm
+from gemmery import config
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
 from gemmery.bench import torch_operands
+from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
 from gemmery.lab import asked, random_parts
@@ -92,13 +94,16 @@ def verify(
     >>> verify(20, seed=1).ok
     True
 
-    Raises ArgumentError for an unknown device or type, and DeviceError for a GPU without PyTorch.
+    Raises ArgumentError for an unknown device or type and for a wrong variable of the environment; DeviceError for a
+    GPU without PyTorch.
     """
     ordinal = asked.ordinal(device)
     kind = "cpu" if ordinal is None else "cuda"
     if products < 1 or seed < 0:
         raise ArgumentError(f"products {products}, seed {seed}: there is at least 1 product, and no seed is negative")
     types = tuple(_spelled(name, kind) for name in dtypes) or TYPES[kind]
+    for variable in (threads.get, target.host, config.tiers, config.float32_precision):
+        variable()  # a wrong one is reported here, not as wrong products
     place = on_host if ordinal is None else on_gpu(f"cuda:{ordinal}")
     wrong: list[WrongProduct] = []
     counts: Counter[str] = Counter()

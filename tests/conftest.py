@@ -22,7 +22,8 @@ DISTORTING = (
     "_TYPER_",
 )  # fmt: skip
 
-MANY = 11  # cases of a test with the marker `many`, of which --few runs one; a prime, unlike numbers of types or cards
+# Of so many cases of a test with the marker `many`, --few runs one. A prime: others may always meet the same type.
+MANY = 11
 
 for name in [name for name in os.environ if name.startswith(DISTORTING)]:
     del os.environ[name]
@@ -70,18 +71,18 @@ def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     ones, by which all rungs are left (test_few_cases.py).
     """
     tests = [(item.path, item.name.partition("[")[0]) for item in items]
+    markers = [item.get_closest_marker("many") for item in items]
+    marked = dict.fromkeys(test for test, marker in zip(tests, markers, strict=True) if marker)
+    of_file = Counter[Path]()
+    first = {}
+    for file, name in marked:
+        first[file, name] = 4 * of_file[file]
+        of_file[file] += 1
     cases, seen = Counter(tests), Counter[tuple[Path, str]]()
-    marked = [test for item, test in zip(items, tests, strict=True) if item.get_closest_marker("many")]
-    places: dict[tuple[Path, str], int] = {}
-    files = Counter[Path]()
-    for test in dict.fromkeys(marked):
-        places[test] = 4 * files[test[0]]
-        files[test[0]] += 1
     few = []
-    for item, test in zip(items, tests, strict=True):
-        marker = item.get_closest_marker("many")
+    for item, test, marker in zip(items, tests, markers, strict=True):
         every = min(*(marker.args or (MANY,)), cases[test]) if marker else 1
-        if seen[test] % every == places.get(test, 0) % every:
+        if (seen[test] - first.get(test, 0)) % every == 0:
             few.append(item)
         seen[test] += 1
     return few

@@ -24,7 +24,7 @@ ladder: $(STAMP) ## run every rung and time it with NumPy, then the GPU rungs on
 bench: $(STAMP) ## run the benchmark suites against the rival libraries; records go to your data folder
 	@$(PYTHON) -m gemmery bench $(ARGS)
 
-test: $(STAMP) ## run the tests; of those with many cases about one case in ten, unless ARGS name tests
+test: $(STAMP) ## run the tests, with about one case in ten of those with many; every case if ARGS names tests
 	@$(PYTHON) -m pytest -n 2 --few $(ARGS)
 
 test-all: $(STAMP) ## run every case of every test

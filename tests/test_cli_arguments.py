@@ -123,8 +123,8 @@ def test_tf32_is_listed_where_it_is_taken():
         ("ladder --threads -1", "it must be greater than or equal to 0; see"),
         ("ladder --threads 100000 --sizes 64 --no-html", "threads=100000 must be an integer from 1 to "),
         ("ladder --seconds x", "it must be a number; see"),
-        ("bench small --seconds inf", "seconds=inf: the time to measure must be above 0, and finite"),
-        ("bench small --seconds nan", "seconds=nan: the time to measure must be above 0, and finite"),
+        ("bench small --seconds inf", "seconds=inf: the time to measure must be above 0 and finite"),
+        ("bench small --seconds nan", "seconds=nan: the time to measure must be above 0 and finite"),
         (f"ladder --sizes {'9' * 5000}", "--sizes: a number of 5,000 digits; 18 digits are the most"),
         (f"inspect simt_naive --config bm={'9' * 19}", "--config bm: a number of 19 digits; 18 digits"),
         ("bench --workload chian", "workload 'chian' is not known; the only one is chain"),
@@ -135,7 +135,7 @@ def test_tf32_is_listed_where_it_is_taken():
         ("inspect simt_naive bank_stride", "compare two rungs, or two exhibits"),
         ("inspect simt_naive --config x", "'x' is not KEY=NUMBER"),
         ("inspect simt_naive --config bm=128", "simt_naive has no such key"),
-        ("inspect simt_smem --config tile=16,tile=32", "tile stands there twice; write it once"),
+        ("inspect simt_smem --config tile=16,tile=32", "tile is given twice; give it once"),
         ("inspect wgmma_cluster --config bn=0", "wgmma_cluster takes whole numbers >= 1, such as 64, 128, 256"),
         ("inspect wgmma_epilogue --config band=-1", "config band=-1: wgmma_epilogue takes whole numbers >= 0, such as"),
         ("inspect wgmma_tma --config bm=192", "use 64, 128 or 256 rows"),
@@ -352,7 +352,7 @@ def test_the_announced_number_of_measurements_is_that_of_the_run(capsys):
     [
         ({"config": 5}, "config 5: pass a dict"),
         ({"config": {"tile": True}}, "config 'tile': True is not a whole number"),
-        ({"device": 3}, "device 3: write the name of one"),
+        ({"device": 3}, "device 3: write its name"),
     ],
 )
 def test_inspect_refuses_arguments_of_other_types(options, said):

@@ -168,7 +168,9 @@ def compilations(monkeypatch, tmp_path):
 
 
 def test_an_architecture_that_the_compiler_lacks_is_named_with_those_it_has():
-    with pytest.raises(CompileError, match=r"did not compile for sm_35: NVRTC [0-9.]+ does not know it; take .*sm_90"):
+    with pytest.raises(
+        CompileError, match=r"did not compile for sm_35: NVRTC [0-9.]+ does not support it; use one of .*sm_90"
+    ):
         nvrtc.compiled("simt_naive.cu", "simt_naive<float, float, 0, 32>", "sm_35")
 
 

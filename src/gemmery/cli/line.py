@@ -1,4 +1,4 @@
-"""Runs one command line: every error is one line on stderr, but for what a compiler says."""
+"""Runs one command line: every error is one line on stderr, except a compiler's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, In
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; an error is one line on stderr, but a compiler's keeps its lines.
+    """Run one command line and return its exit code; an error is one line on stderr, except a compiler's.
 
     >>> run(["ladder", "--sizes", "0"])
     2

@@ -81,6 +81,6 @@ def settings(text: str) -> dict[str, int]:
         if not number.removeprefix("-").isdecimal():
             raise ArgumentError(f"--config {text}: {part!r} is not KEY=NUMBER; write --config bm=128,bk=16")
         if name in values:
-            raise ArgumentError(f"--config {text}: {name} stands there twice; write it once")
+            raise ArgumentError(f"--config {text}: {name} is given twice; give it once")
         values[name] = _whole(f"--config {name}", number)
     return values

@@ -123,7 +123,7 @@ def compiled(
             what = f"kernel {kernel} of {source}" if kernel else source
             if "--gpu-architecture" in log:
                 known = ", ".join(f"sm_{number}" for number in _checked(nvrtc.nvrtcGetSupportedArchs()))
-                log = f"NVRTC {version()} does not know it; take one of {known}, or PTX"
+                log = f"NVRTC {version()} does not support it; use one of {known}, or pass PTX"
             raise CompileError(f"{what} did not compile for {arch}: {log.strip()}")
         entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if is_expression else kernel
         ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()

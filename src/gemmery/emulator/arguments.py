@@ -187,7 +187,7 @@ def _checked(name: str, array: NDArray[Any]) -> None:
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"{name} is {array!r}: pass a NumPy array")
     if isinstance(array, np.ma.MaskedArray):
-        raise LayoutError(f"{name} is a MaskedArray: a kernel ignores masks; pass x.filled(0)")
+        raise LayoutError(f"{name} is a MaskedArray: kernels ignore masks; pass x.filled(0)")
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise LayoutError(
             f"{name} has strides {array.strides} for shape {array.shape}: a kernel gets only an address, so the "

@@ -156,7 +156,7 @@ def _geometry(
 def _device(name: object) -> Device:
     """The device of this name, by default this machine's; the emulator's card where there is no GPU."""
     if not isinstance(name, str):
-        raise ArgumentError(f"device {name!r}: write the name of one, such as 'cuda' or 'a100'")
+        raise ArgumentError(f"device {name!r}: write its name, such as 'cuda' or 'a100'")
     name = name or ("emulator" if driver.missing() else "cuda")
     return driver.find(asked.EMULATED_AS if name.strip().lower() == "emulator" else name)
 

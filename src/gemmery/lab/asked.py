@@ -72,8 +72,8 @@ def ordinal(device: str) -> int | None:
     if name != "cuda" or (":" in device and not number.isdecimal()):
         known = "it is cpu, cuda, or cuda:N for the Nth GPU"
         if name == "emulator":
-            known += "; the emulator runs ladders, exhibits, sweeps and inspections, in Python by emulated_ladder, "
-            known += "emulated_exhibit, emulated_sweep and inspect"
+            known += "; the emulator runs ladders, exhibits, sweeps and inspections; in Python call emulated_ladder, "
+            known += "emulated_exhibit, emulated_sweep or inspect"
         raise ArgumentError(f"device {device!r} is not known: {known}")
     return int(number or 0)
 
@@ -288,4 +288,4 @@ def limit(seconds: float) -> None:
 def budget(seconds: float) -> None:
     """Raise ArgumentError for a time to measure for that is not above 0, or has no end."""
     if not 0 < seconds < inf:
-        raise ArgumentError(f"seconds={seconds}: the time to measure must be above 0, and finite")
+        raise ArgumentError(f"seconds={seconds}: the time to measure must be above 0 and finite")

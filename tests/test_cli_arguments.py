@@ -88,7 +88,7 @@ def test_an_element_type_is_spelled_one_way(name, kind, short):
 
 def test_tf32_is_listed_where_it_is_taken():
     with pytest.raises(ArgumentError, match="tf32"):
-        asked.element_type("i16", "cuda")
+        asked.element_type("int16", "cuda")
     with pytest.raises(ArgumentError, match=r"dtype 'tf32' is for rungs of a GPU"):
         asked.element_type("tf32", "cpu")
 
@@ -139,7 +139,7 @@ def test_tf32_is_listed_where_it_is_taken():
         ("inspect wgmma_cluster --config bn=0", "wgmma_cluster takes whole numbers >= 1, such as 64, 128, 256"),
         ("inspect wgmma_epilogue --config band=-1", "config band=-1: wgmma_epilogue takes whole numbers >= 0, such as"),
         ("inspect wgmma_tma --config bm=192", "use 64, 128 or 256 rows"),
-        ("inspect simt_naive --dtype i8", "rung simt_naive takes f32"),
+        ("inspect simt_naive --dtype int8", "rung simt_naive takes f32"),
         ("emulate nowhere.cu", "nowhere.cu: there is no such file; give the path of a .cu or .ptx file"),
         ("emulate nowhere.cu --grid 4,x", "--grid 4,x: write one to three whole numbers >= 1"),
         ("emulate nowhere.cu --card vx1", "card 'vx1' is not known: times are predicted for h200, h100, a100"),

@@ -118,10 +118,10 @@ def test_a_class_that_is_learned_while_all_are_forgotten_is_forgotten_next(met, 
 
     def interrupted(at, data):
         while others and classes <= at < classes + size:
-            entry.learn(others.pop(), "i32", 2, [])
+            entry.learn(others.pop(), "int32", 2, [])
         write(at, data)
 
-    entry.learn(kinds[0], "i32", 2, [])
+    entry.learn(kinds[0], "int32", 2, [])
     monkeypatch.setattr(entry, "_write_bytes", interrupted)
     entry.forget()
     monkeypatch.undo()

@@ -133,7 +133,7 @@ def test_a_vector_is_counted_as_on_the_ladder():
     [
         ({"rung": "packed"}, ArgumentError, "runs on the CPU; `inspect` takes GPU rungs: simt_"),
         ({"rung": "nothing"}, ArgumentError, "'nothing' is neither in the GPU's ladder nor an exhibit"),
-        ({"rung": "simt_smem", "dtype": "i8"}, ArgumentError, "simt_smem takes f32"),
+        ({"rung": "simt_smem", "dtype": "int8"}, ArgumentError, "simt_smem takes f32"),
         ({"rung": "simt_smem", "config": {"side": 3}}, ArgumentError, "its keys are tile"),
         ({"rung": "simt_smem", "n": -1}, ArgumentError, "n=-1"),
         ({"rung": "simt_smem", "n": 1.5}, ArgumentError, "n=1.5"),

@@ -185,7 +185,7 @@ _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung m
     "f32_tensor": ("f16", 3),
     "f32_strict": ("bf16", 6),
     "f32_plus": ("bf16", 6),
-    "f64_normwise": ("i8", 15),  # moduli
+    "f64_normwise": ("int8", 15),  # moduli
 }
 
 

@@ -180,7 +180,7 @@ def _types(
     if beta != 0 and old is None:
         array = added(name)
         raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
-    if result == "i32" and (alpha != 1 or beta != 0 or options.bias is not None):
+    if result == "int32" and (alpha != 1 or beta != 0 or options.bias is not None):
         raise DTypeError(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"

@@ -39,15 +39,12 @@ NO_OPTIONS = Options()
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return gemmery's short name of `dtype`, in gemmery's, NumPy's, ml_dtypes' or PyTorch's spelling.
-
-    Only "i8" and "u8" mean different types to NumPy and to gemmery; here they are NumPy's, int64 and uint64.
-    """
+    """Return gemmery's name of `dtype`, in gemmery's, NumPy's, ml_dtypes' or PyTorch's spelling."""
     try:
         text = str(dtype).removeprefix("torch.")
     except Exception:  # of an object's own __str__
         text = brief(dtype)
-    if text in _NUMPY_CODES or (text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME):
+    if text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME and not dtypes.meanings_of_code(text):
         try:
             name = np.dtype(dtype).name
         except Exception:  # TypeError, ValueError, or what an object's own `dtype` raises
@@ -56,9 +53,6 @@ def dtype_name(dtype: Any) -> str:
     if text in dtypes.FP8 or any(text == row.numpy for row in dtypes.FP8.values()):
         raise DTypeError(f"dtype={text!r} is not a type of results; pass dtype='bfloat16' and convert the result")
     return dtypes.resolve(text, dtypes.BY_NAME)
-
-
-_NUMPY_CODES = ("i8", "u8")
 
 
 def added(function: str) -> str:
@@ -97,7 +91,7 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
                     "type first"
                 )
             number = number.real
-    if row.accumulator in ("f32", "c64"):
+    if row.accumulator in ("f32", "complex64"):
         return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
     return number
 

@@ -73,7 +73,7 @@ def matmul(
     - `out`: an array of the result's shape, with any strides, that receives the result and is returned. It may overlap
       an operand. The result must be castable to its element type by NumPy's "same_kind" rule.
     - `dtype`: a wider element type for the sum and the result, so that nothing wraps or is rounded in between: "int32"
-      (or "i32") for int8, "float32" (or "f32") for float16. As in NumPy, "i8" is int64 and "u8" is uint64.
+      for int8, "float32" (or "f32") for float16.
     - `bias`: n numbers, or one, added to every row.
     - `activation`: applied after the bias, while C is in cache: "relu", "gelu" (by erf, PyTorch's default) or "silu".
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.

@@ -174,8 +174,8 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[WarmImage]:
 def _pairs(name: str) -> list[tuple[str, str]]:
     """Return the element types of A and B, and of C, with which kernels compute products of a type.
 
-    >>> _pairs("i8")
-    [('i8', 'i8'), ('i8', 'i16'), ('i8', 'i32'), ('i8', 'i64')]
+    >>> _pairs("int8")
+    [('int8', 'int8'), ('int8', 'int16'), ('int8', 'int32'), ('int8', 'int64')]
     """
     results = [wide for wide in known.BY_NAME if can_cast(name, wide, "safe")]
     pairs = dict.fromkeys(kernel_types(name, wide) for wide in sorted(results, key=lambda wide: known.get(wide).size))

@@ -83,7 +83,7 @@ def inspect(
         str,
         Option(
             metavar="TYPE",
-            help="f32, f64, f16, bf16, tf32, e4m3, e5m2, i8.",
+            help="f32, f64, f16, bf16, tf32, e4m3, e5m2, int8.",
             show_default="the first that the rungs take",
         ),
     ] = "",

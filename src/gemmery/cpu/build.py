@@ -79,7 +79,7 @@ def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, st
     if inside.size == 1 and target.has_vnni:
         return "i8", "i32", 4, "dot_i8"
     # Signed 16-bit numbers represent bytes exactly; modulo 2**16, products of unsigned and signed ones are equal.
-    if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "i32" or result.size == 2))):
+    if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "int32" or result.size == 2))):
         return "i16", "i32", 2, "dot_i16"
     element = result.llvm
     if inside.size == 1:  # sums over a block of k fit 32 bits

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Product(NamedTuple):
-    """The types that a packed product reads, packs, accumulates and writes (gemmery's short names).
+    """The types that a packed product reads, packs, accumulates and writes (gemmery's names).
 
     The steps are
     - "fma": one multiply-add per element;

@@ -13,7 +13,7 @@ from gemmery.problem import Problem
 
 _UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
 _TENSOR_UNITS = {"f32": "tensor_tf32", "f64": "tensor_f64", "f16": "tensor", "bf16": "tensor"}
-_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "i8"), "tensor_8")
+_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "int8"), "tensor_8")
 WAVEFRONTS = 1  # of shared memory, a clock and multiprocessor: 128 bytes
 ISSUED = 4  # warp instructions, a clock and multiprocessor: one by each of its four schedulers
 

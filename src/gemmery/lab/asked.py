@@ -131,7 +131,7 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
 
 
 def element_type(dtype: str, kind: str) -> str:
-    """Return gemmery's short name of an element type that rungs of a device take, "tf32" among those of a GPU.
+    """Return gemmery's name of an element type that rungs of a device take, "tf32" among those of a GPU.
 
     >>> element_type("float32", "cpu"), element_type("TF32", "cuda")
     ('f32', 'tf32')
@@ -148,7 +148,7 @@ def element_type(dtype: str, kind: str) -> str:
 
 
 def spelled(dtype: str) -> str:
-    """Return gemmery's short name of any element type or of tf32; "" for "".
+    """Return gemmery's name of any element type or of tf32; "" for "".
 
     Raises ArgumentError for a name that is not known.
     """
@@ -161,10 +161,10 @@ def spelled(dtype: str) -> str:
 def result_type(dtype: str) -> str:
     """Return the type of C of a rung's product: that of its operands, bf16 for float8, and sums for integers of 8 bits.
 
-    >>> result_type("f16"), result_type("e4m3"), result_type("i8")
-    ('f16', 'bf16', 'i32')
+    >>> result_type("f16"), result_type("e4m3"), result_type("int8")
+    ('f16', 'bf16', 'int32')
     """
-    return "i32" if dtype == "i8" else dtypes.written(dtype)
+    return "int32" if dtype == "int8" else dtypes.written(dtype)
 
 
 def inspectable(*names: str) -> None:

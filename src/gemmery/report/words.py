@@ -149,7 +149,7 @@ def place(measurement: Measurement) -> str:
 
 
 def types(measurement: Measurement) -> str:
-    """Return the element types: "f32", "tf32", or "i8 → i32" if the result is wider."""
+    """Return the element types: "f32", "tf32", or "int8 → int32" if the result is wider."""
     if measurement.precision:
         return measurement.precision
     return measurement.dtype if measurement.dtype == measurement.out else f"{measurement.dtype} → {measurement.out}"

@@ -57,7 +57,7 @@ def remember(
             entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
         _improve(prepared.problem, key, store)
-    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None:
+    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None and kind.threads is None:
         _learn(kind, prepared.problem, threads)
 
 
@@ -166,7 +166,12 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
 def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
     terms = call.terms
-    if terms.widens or terms.threads is not None or terms.alpha == 0 or not (_plain(call.a) and _plain(call.b)):
+    if (
+        terms.widens
+        or (terms.threads or 0) > _ONE_OBJECT
+        or terms.alpha == 0
+        or not (_plain(call.a) and _plain(call.b))
+    ):
         return None
     if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
         return None  # compiled code converts no tensor
@@ -195,9 +200,11 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         terms.beta != 0,
         terms.epilogue.removeprefix("bias").removeprefix("+"),
         terms.dtype,
+        terms.threads,
     )
 
 
+_ONE_OBJECT = 256  # Python has one object for each integer up to this, so that its address identifies it
 _NUMBER, _NO_BIAS = (ArrayKey(np.dtype(np.float64), (), ()) for _ in range(2))
 
 

@@ -82,16 +82,16 @@ CALL = (
     *_words("integral"),  # 1: alpha and beta are integers
     ("bias_number", "double"), *_words("bias_kind"),
     *_words("tensors"),  # 1: an operand is a tensor
-    *_pointers("dtype"),  # the object that the caller passed, NULL without; a word of the key
+    *_pointers("dtype", "threads"),  # the objects that the caller passed, NULL without; words of the key
     *_words("raw"),  # 1: the result is an array even without dimensions
     *_words("count", "hash"), *_words(*(f"key_{i}" for i in range(MOST_WORDS))),
 )  # fmt: skip
 SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alone; the activation's number above them
-WIDENS = 16  # in options: the caller chose the type of the result
+WIDENS, THREADS = 16, 32  # in options: the caller chose the type of the result, or the number of threads
 NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
 
 # What the parsers fill in: objects, NULL where the caller passed none.
-ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype")
+ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype", "threads")
 
 MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel

@@ -28,7 +28,6 @@ def test_short_codes_mean_what_they_mean_to_numpy():
         ("i8", "'int64' or 'int8'"),
         ("u8", "'uint64' or 'uint8'"),
         ("U8", "'uint64' or 'uint8'"),
-        ("f8", "'float64' or 'float8_e4m3fn'"),
         ("i4", "'int32'"),
         ("u2", "'uint16'"),
         ("i1", "'int8'"),

@@ -71,10 +71,11 @@ BY_NAME = {row.name: row for row in (*_ROWS, BOOL)}
 BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
 _BY_ANY_NAME = {**BY_NUMPY_NAME, **{row.numpy: row for row in FP8.values()}, **BY_NAME, **FP8}
 
-# NumPy's short codes, and others, with one meaning. Codes of integers and "f8" have two.
+# NumPy's short codes, and others, with one meaning. Codes of integers have two.
 _CODES = {
     "f2": "f16",
     "f4": "f32",
+    "f8": "f64",
     "c8": "complex64",
     "c16": "complex128",
     "c64": "complex64",
@@ -143,16 +144,15 @@ def resolve(spelling: object, known: Iterable[str] = NAMES, also: Iterable[str] 
 
 
 def meanings_of_code(code: str) -> str:
-    """Return why the code of an integer, or "f8", is refused: it counts bytes in NumPy and bits elsewhere; else "".
+    """Return why the code of an integer is refused: it counts bytes in NumPy and bits elsewhere; else "".
 
     >>> meanings_of_code("i8")
     "counts bytes in NumPy (int64) and bits elsewhere (int8): write 'int64' or 'int8'"
     """
-    kind = {"i": "int", "u": "uint", "f": "float"}.get(code[:1])
-    if not kind or not code[1:].isdecimal() or len(code) > 3 or (kind == "float" and code != "f8"):
+    kind = {"i": "int", "u": "uint"}.get(code[:1])
+    if not kind or not code[1:].isdecimal() or len(code) > 3:
         return ""
-    count = int(code[1:])
-    in_bytes, in_bits = f"{kind}{8 * count}", "float8_e4m3fn" if kind == "float" else f"{kind}{count}"
+    in_bytes, in_bits = f"{kind}{8 * int(code[1:])}", f"{kind}{code[1:]}"
     names = " or ".join(repr(name) for name in (in_bytes, in_bits) if name in _BY_ANY_NAME)
     return names and f"counts bytes in NumPy ({in_bytes}) and bits elsewhere ({in_bits}): write {names}"
 

@@ -3,6 +3,7 @@
 | variable | meaning |
 | --- | --- |
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
+| `OMP_NUM_THREADS`, `SLURM_CPUS_PER_TASK` | most threads of a product, where `GEMMERY_NUM_THREADS` is not set |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
 | `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul`, `gemm` and `gemv` |
@@ -32,6 +33,16 @@ def num_threads() -> int | None:
             f"GEMMERY_NUM_THREADS={brief(text)}: it must be an integer >= 1; unset it to use every core"
         )
     return int(text)
+
+
+def threads_of_others() -> float:
+    """Return the least number that OMP_NUM_THREADS and SLURM_CPUS_PER_TASK allow; infinity where neither is a number.
+
+    OMP_NUM_THREADS may be a list, of which the first number is for the outermost level.
+    """
+    texts = (os.environ.get(name, "").partition(",")[0].strip() for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"))
+    counts = (int(text) for text in texts if re.fullmatch("[0-9]{1,9}", text, re.ASCII))
+    return min((count for count in counts if count), default=float("inf"))
 
 
 def isa_limit() -> str | None:

@@ -68,7 +68,11 @@ def blas(path: str = "") -> str:
     >>> blas()  # doctest: +SKIP
     'openblas 0.3.31, SkylakeX kernels'
     """
-    pools = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
+    pools = [
+        row
+        for row in threadpoolctl.threadpool_info()
+        if row["user_api"] == "blas" and row["internal_api"] != "gemmery" and path in row["filepath"]
+    ]
     return "; ".join(_in_words(row) for row in pools) or "unknown to threadpoolctl"
 
 

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import platform
+from collections.abc import Iterator
 
 from gemmery import config
 from gemmery.tuples import NamedTuple
@@ -160,10 +161,33 @@ def _text(path: str) -> str:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, by affinity mask and cgroup quota (rounded up)."""
+    """Return the number of cores that this process may use, by affinity mask and cgroup quotas (rounded up)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([allowed, *(math.ceil(quota) for quota in _quotas())]))
+
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the cores that the cgroups of this process allow, from its own up to the root, by versions 1 and 2."""
     try:
-        quota, period = _text("/sys/fs/cgroup/cpu.max").split()
-    except (OSError, ValueError):
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))
+        groups = _text("/proc/self/cgroup").splitlines()
+    except OSError:
+        return
+    for group in groups:  # "0::/user.slice/job" of version 2, "4:cpu,cpuacct:/job" of version 1
+        _, controllers, path = group.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part]
+        for count in range(len(parts), -1, -1):  # a container may see only the root of its own group
+            folder = "/".join([_CGROUPS, *(["cpu"] if controllers else []), *parts[:count]])
+            try:
+                if controllers:
+                    quota, period = _text(f"{folder}/cpu.cfs_quota_us"), _text(f"{folder}/cpu.cfs_period_us")
+                else:
+                    quota, period = _text(f"{folder}/cpu.max").split()
+                if quota not in ("max", "-1"):
+                    yield int(quota) / int(period)
+            except (OSError, ValueError, ZeroDivisionError):
+                continue

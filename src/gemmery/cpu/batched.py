@@ -271,7 +271,7 @@ def _product(
     spans = _spans(f, small, small.n)
     for some in _even(len(spans), sizes.nv):
         vectors = spans[some.start : some.stop]
-        for rows in _even(small.m, sizes.mr * sizes.nv // len(vectors)):
+        for rows in _even(small.m, sizes.mr * sizes.nv // (len(vectors) * (2 if small.is_complex else 1))):
             totals = _tile(f, small, a, b, rows, vectors)
             _store(f, small, totals, c, c_row, rows, vectors, scales)
 

@@ -13,7 +13,7 @@ from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.layout import JOB
 from gemmery.cpu.pack import transpose
-from gemmery.cpu.split import HALVED
+from gemmery.cpu.split import HALVED, HALVED_K, HALVED_RATIO
 
 _WIDE = 384  # columns of a part on one thread: A is packed again for each, in 3 to 8 % of the part's time
 _BLOCK = 16  # rows and columns that are mirrored at once: a cache line of each row of f32
@@ -22,8 +22,9 @@ _IN_REGISTERS = (2, 4, 8)  # sizes of elements of which blocks are transposed by
 
 
 def is_transposed(job: Args) -> Value:
-    """Return True if B has the shape and the strides of the transposed A, and C the least number of rows."""
-    same = job.m.equals(job.n) & (job.m >= HALVED) & job.a_batch.equals(job.b_batch)
+    """Return True if B has the shape and strides of the transposed A, in a product of which half is worth it."""
+    worth = (job.m >= HALVED) & (job.k >= HALVED_K) & (job.k * HALVED_RATIO > job.m)
+    same = worth & job.m.equals(job.n) & job.a_batch.equals(job.b_batch)
     return same & job.a_row.equals(job.b_col) & job.a_col.equals(job.b_row)
 
 
@@ -79,8 +80,8 @@ def _mirror(f: Function, size: int, type_: str) -> None:
 def _transposed(f: Function, size: int, type_: str, source: Value, to: Value) -> None:
     """Mirror a whole block: squares are transposed in registers."""
     row, lanes = f["row"], 32 // size
-    for i in range(0, _BLOCK, lanes):
-        for j in range(0, _BLOCK, lanes):
+    for j in range(0, _BLOCK, lanes):  # whole lines of the mirror image in turn
+        for i in range(0, _BLOCK, lanes):
             at = [source + row * (i + r) + j * size for r in range(lanes)]
             for c, column in enumerate(transpose(f, [f.load(vector(lanes, type_), x) for x in at])):
                 f.store(column, to + row * (j + c) + i * size)

@@ -8,6 +8,8 @@ chain: x y + s and y x + s are equal.
 
 from __future__ import annotations
 
+from functools import partial
+
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
@@ -17,8 +19,7 @@ from gemmery.cpu.split import HALVED, HALVED_K, HALVED_RATIO
 
 _WIDE = 384  # columns of a part on one thread: A is packed again for each, in 3 to 8 % of the part's time
 _BLOCK = 16  # rows and columns that are mirrored at once: a cache line of each row of f32
-_SIZES = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}
-_IN_REGISTERS = (2, 4, 8)  # sizes of elements of which blocks are transposed by vectors
+_IN_REGISTERS = {4: "float", 8: "double"}  # elements of which vectors are transposed, by their size
 
 
 def is_transposed(job: Args) -> Value:
@@ -52,36 +53,36 @@ def halve(module: Module) -> None:
 
 
 def mirror(module: Module) -> None:
-    """Define `mirror(source, to, row, size, rows, columns, below)`: elements of C below the diagonal, to above it.
+    """Define `mirror(source, to, size, row, rows, columns, below)`: elements of C below the diagonal, to above it.
 
     `source` is the first element of a part, `below` rows under the diagonal, and `to` its mirror image.
     """
-    params = (("i64", "row"), ("i64", "rows"), ("i64", "columns"), ("i64", "below"))
-    for size, type_ in _SIZES.items():
-        with module.function(f"mirror_{size}", ("ptr", "source"), ("ptr", "to"), *params, local=True) as f:
-            _mirror(f, size, type_)
-    with module.function("mirror", ("ptr", "source"), ("ptr", "to"), ("i64", "size"), *params, local=True) as f:
-        operands = [f[name] for name in ("source", "to", "row", "rows", "columns", "below")]
-        f.switch(f["size"], {size: lambda size=size: f.call(f"mirror_{size}", *operands) for size in _SIZES})
+    params = (("ptr", "source"), ("ptr", "to"), ("i64", "size"), ("i64", "row"))
+    for size, type_ in _IN_REGISTERS.items():
+        with module.function(f"transposed_{size}", *params, local=True) as f:
+            _transposed(f, size, type_)
+    with module.function("mirror", *params, ("i64", "rows"), ("i64", "columns"), ("i64", "below"), local=True) as f:
+        source, to, size, row = (f[name] for _, name in params)
+        rows, columns, below = f["rows"], f["columns"], f["below"]
+        quick = size.equals(4) | size.equals(8)
+        with f.loop(0, rows, _BLOCK) as i, f.loop(0, f.min(columns, i + below + _BLOCK), _BLOCK) as j:
+            down, right = i + _BLOCK, j + _BLOCK
+            place = source + i * row + j * size, to + j * row + i * size, size, row
+            with f.if_(quick & (down <= rows) & (right <= columns) & (right <= i + below)):
+                f.switch(size, {each: partial(f.call, f"transposed_{each}", *place) for each in _IN_REGISTERS})
+            with f.else_(), f.loop(i, f.min(down, rows)) as r, f.loop(j, f.min(f.min(right, columns), r + below)) as c:
+                at, image = source + r * row + c * size, to + c * row + r * size
+                f.switch(size, {each: partial(_move, f, f"i{8 * each}", at, image) for each in (1, 2, 4, 8, 16)})
 
 
-def _mirror(f: Function, size: int, type_: str) -> None:
-    rows, columns, below, row = f["rows"], f["columns"], f["below"], f["row"]
-    with f.loop(0, rows, _BLOCK) as i, f.loop(0, columns, _BLOCK) as j:
-        last = f.min(i + _BLOCK, rows)
-        whole = (i + _BLOCK <= rows) & (j + _BLOCK <= columns) & (j + _BLOCK <= i + below)
-        with f.if_(whole & (size in _IN_REGISTERS)):
-            if size in _IN_REGISTERS:
-                _transposed(f, size, type_, f["source"] + i * row + j * size, f["to"] + j * row + i * size)
-        with f.else_(), f.loop(i, last) as r, f.loop(j, f.min(f.min(j + _BLOCK, columns), r + below)) as c:
-            f.store(f.load(type_, f["source"] + r * row + c * size), f["to"] + c * row + r * size)
+def _move(f: Function, type_: str, source: Value, to: Value) -> None:
+    f.store(f.load(type_, source), to)
 
 
-def _transposed(f: Function, size: int, type_: str, source: Value, to: Value) -> None:
-    """Mirror a whole block: squares are transposed in registers."""
+def _transposed(f: Function, size: int, type_: str) -> None:
+    """Mirror a whole block, whole lines of the mirror image in turn: squares are transposed in registers."""
     row, lanes = f["row"], 32 // size
-    for j in range(0, _BLOCK, lanes):  # whole lines of the mirror image in turn
-        for i in range(0, _BLOCK, lanes):
-            at = [source + row * (i + r) + j * size for r in range(lanes)]
-            for c, column in enumerate(transpose(f, [f.load(vector(lanes, type_), x) for x in at])):
-                f.store(column, to + row * (j + c) + i * size)
+    with f.loop(0, _BLOCK, lanes) as j, f.loop(0, _BLOCK, lanes) as i:
+        square = [f.load(vector(lanes, type_), f["source"] + row * (i + r) + j * size) for r in range(lanes)]
+        for c, column in enumerate(transpose(f, square)):
+            f.store(column, f["to"] + row * (j + c) + i * size)

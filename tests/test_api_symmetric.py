@@ -31,9 +31,7 @@ def card(module_card, monkeypatch):
 
 def test_pieces_cover_what_is_below_the_diagonal_once():
     for n in (1, 255, 256, 1024, 4096, 5000, 8192, 16384, 16383, 20001):
-        lower = sum(
-            batch * rows * columns for batch, rows, columns, *_ in halved.pieces(n)
-        )
+        lower = sum(batch * rows * columns for batch, rows, columns, *_ in halved.pieces(n))
         assert n * (n + 1) // 2 <= lower <= n * n
         assert lower <= 0.63 * n * n or n < halved.LEAST
     for n in (2048, 4096, 5000):

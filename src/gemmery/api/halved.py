@@ -7,6 +7,7 @@ B for the kernel that multiplies the whole. What remains of n below them is a pr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ class Halved:
 
     def __init__(self, whole: Ready, plan: Plan, form: Arrangement, problem: Problem) -> None:
         self.whole, self.workspace, self.kept, self.maps = whole, whole.workspace, whole.kept, whole.maps
+        self.halves = _is_large(form) and not any(whole.kept)
         self._made_of = plan, form, problem
         self._parts: list[tuple[Ready, tuple[int, int, int]]] = []
         self._mirror: Ready | None = None
@@ -96,11 +98,9 @@ class Halved:
         plan, form, problem = self._made_of
         with driver.on(int(problem.device.partition(":")[2])):
             parts = [(self.whole, (0, 0, 0))]
-            if form.batch == 1 and problem.n >= LEAST and problem.k >= DEEP and not any(self.kept):
-                try:
+            if self.halves:
+                with contextlib.suppress(RefusedError, LayoutError):
                     parts = [_part(plan, form, problem, piece) for piece in pieces(problem.n)]
-                except (RefusedError, LayoutError):
-                    pass
             if any(run.workspace > self.workspace for run, _ in parts):
                 parts = [(self.whole, (0, 0, 0))]
             self._parts = parts
@@ -124,10 +124,13 @@ def _part(plan: Plan, form: Arrangement, problem: Problem, piece: Piece) -> tupl
     return kernel.ready(a, b, c), (row * a_row, column * b_col, row * c_row + column * c_col)
 
 
+def _is_large(form: Arrangement) -> bool:
+    return form.batch == 1 and form.n >= LEAST and form.k >= DEEP
+
+
 def halved(run: Ready, plan: Plan, form: Arrangement, problem: Problem) -> Ready | Halved:
     """Return what runs a product: a `Halved` if B may be the transposed A, and half of the product is worth it."""
     square = form.m == form.n > 1 and form.a == (form.b[0], form.b[2], form.b[1]) and form.runs == 1
     plain = problem.c_layout == "row" and "bias" not in problem.epilogue and not problem.scales and not problem.split
-    large = form.batch == 1 and form.n >= LEAST and form.k >= DEEP
-    worth = square and plain and (large or plan.rung.name in ONE_SIDED)
+    worth = square and plain and (_is_large(form) or plan.rung.name in ONE_SIDED)
     return Halved(run, plan, form, problem) if worth else run

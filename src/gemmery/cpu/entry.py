@@ -32,7 +32,7 @@ from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
 from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
 from gemmery.cpu.layout import JOB, JOB_AT
-from gemmery.cpu.split import HALVED
+from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import host
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
@@ -209,8 +209,8 @@ def _run(work: PreparedJob, count: int, counted: bool) -> list[int]:
 
 def _halves(job: bytes) -> bool:
     """Return True for the job of a product that the pool halves where A and B are the same memory, transposed."""
-    m, n, _, _, a_row, a_col, _, b_row, b_col = struct.unpack_from("<9q", job)
-    return m == n >= HALVED and (a_row, a_col) == (b_col, b_row)
+    m, n, k, _, a_row, a_col, _, b_row, b_col = struct.unpack_from("<9q", job)
+    return m == n and (a_row, a_col) == (b_col, b_row) and worth_half(n, k)
 
 
 NEW, STORED, OFTEN = range(3)

@@ -91,6 +91,11 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     return best._replace(wakes=work > WAKES, threads=min(best.threads, best.parts))
 
 
+def worth_half(n: int, k: int) -> bool:
+    """Return True if half of a symmetric n x n product takes less time than all of it."""
+    return n >= HALVED and k >= HALVED_K and k * HALVED_RATIO > n
+
+
 def halves(n: int, threads: int) -> tuple[int, int]:
     """Return the rows and columns of a part of a symmetric product for several threads; (0, 0) for one.
 

@@ -36,9 +36,9 @@ def test_pieces_cover_what_is_below_the_diagonal_once():
         assert lower <= 0.63 * n * n or n < halved.LEAST
     for n in (2048, 4096, 5000):
         covered = np.zeros((n // 8, n // 8), np.int8)
-        for batch, rows, columns, row, column, step in halved.pieces(n):
+        for batch, rows, columns, row, step in halved.pieces(n):
             for i in range(batch):
-                top, left = (row + i * step) // 8, (column + i * step) // 8
+                top, left = (row + i * step) // 8, i * step // 8
                 covered[top : top + rows // 8, left : left + columns // 8] += 1
         assert np.all(covered[np.tril_indices(n // 8)] >= 1)
         assert covered.max() == 1

@@ -1,4 +1,4 @@
-"""Products of a matrix with its own transpose on the CPU: half of the work, and exactly symmetric or Hermitian results."""
+"""Products of a matrix with its own transpose on the CPU: half of the work, exactly symmetric or Hermitian."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Counted:
         self.function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run)
 
     def run(self, record):
-        m, n, _, a, a_row, *_ = struct.unpack("<24q", ctypes.string_at(record, 192))
+        m, n, *_ = struct.unpack("<24q", ctypes.string_at(record, 192))
         (below,) = struct.unpack("<q", ctypes.string_at(record + 192, 8))
         (c,) = struct.unpack("<q", ctypes.string_at(record + 72, 8))
         row, column = divmod((c - self.c.ctypes.data) // 8, self.n)

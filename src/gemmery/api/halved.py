@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from gemmery.arrange import Arrangement
 from gemmery.arrays import View
-from gemmery.cuda import driver, hopper
 from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.cuda.mirroring import mirroring
 from gemmery.errors import LayoutError, RefusedError
 from gemmery.problem import Problem
-from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.dispatch import Plan
@@ -34,32 +32,23 @@ UNIT = 256  # of which their side is a multiple: whole tiles, and addresses as a
 ONE_SIDED = ("split_fp16x3", "split_bf16x6", "split_paired", "ozaki_int8", "wgmma_streamk")
 
 
-class Piece(NamedTuple):
-    """`batch` blocks of C, of which the first is at (row, column) and the next `step` down and `step` to the right."""
+def pieces(n: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield blocks of C that cover what is on and below the diagonal, as (batch, rows, columns, row, step).
 
-    batch: int
-    rows: int
-    columns: int
-    row: int
-    column: int
-    step: int
+    The first of a batch begins at (row, 0), the next is `step` down and `step` to the right of it.
 
-
-def pieces(n: int) -> Iterator[Piece]:
-    """Yield blocks of C that cover what is on and below the diagonal.
-
-    >>> [(piece.batch, piece.rows, piece.columns) for piece in pieces(8192)]
-    [(1, 4096, 4096), (2, 2048, 2048), (4, 1024, 1024), (8, 1024, 1024)]
+    >>> list(pieces(8192))
+    [(1, 4096, 4096, 4096, 8192), (2, 2048, 2048, 2048, 4096), (4, 1024, 1024, 1024, 2048), (8, 1024, 1024, 0, 1024)]
     """
     levels = max((n // SMALLEST).bit_length() - 1, 0)
     side = (n >> levels) // UNIT * UNIT
     for level in range(levels):
         half = side << (levels - 1 - level)
-        yield Piece(1 << level, half, half, half, 0, 2 * half)
-    yield Piece(1 << levels, side, side, 0, 0, side)
+        yield 1 << level, half, half, half, 2 * half
+    yield 1 << levels, side, side, 0, side
     covered = side << levels
     if covered < n:
-        yield Piece(1, n - covered, n, covered, 0, 0)
+        yield 1, n - covered, n, covered, 0
 
 
 class Halved:
@@ -69,59 +58,46 @@ class Halved:
         self.whole, self.workspace, self.kept, self.maps = whole, whole.workspace, whole.kept, whole.maps
         self.halves = _is_large(form) and not any(whole.kept)
         self._made_of = plan, form, problem
-        self._parts: list[tuple[Ready, tuple[int, int, int]]] = []
-        self._mirror: Ready | None = None
+        self._parts: list[tuple[Ready, int, int]] = []
 
     def __call__(
-        self,
-        a: int,
-        b: int,
-        c: int,
-        stream: int,
-        bias: int = 0,
-        workspace: int = 0,
-        scalars: tuple[float, float] | None = None,
-        extra: tuple[int, ...] = (),
-    ) -> None:
+        self, a: int, b: int, c: int, stream: int, bias: int = 0, workspace: int = 0,
+        scalars: tuple[float, float] | None = None, extra: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         """Put the launches on a stream, as those of the whole product."""
         if a != b or (scalars is not None and scalars[1]):
             self.whole(a, b, c, stream, bias, workspace, scalars, extra)
             return
-        if self._mirror is None:
+        if not self._parts:
             self._make()
-        assert self._mirror is not None
-        for run, (first, second, third) in self._parts:
-            run(a + first, b + second, c + third, stream, bias, workspace, scalars, extra)
+        for run, first, place in self._parts:
+            run(a + first, b, c + place, stream, bias, workspace, scalars, extra)
         self._mirror(c, c, c, stream)
 
     def _make(self) -> None:
         plan, form, problem = self._made_of
-        with driver.on(int(problem.device.partition(":")[2])):
-            parts = [(self.whole, (0, 0, 0))]
-            if self.halves:
-                with contextlib.suppress(RefusedError, LayoutError):
-                    parts = [_part(plan, form, problem, piece) for piece in pieces(problem.n)]
-            if any(run.workspace > self.workspace for run, _ in parts):
-                parts = [(self.whole, (0, 0, 0))]
-            self._parts = parts
-            self._mirror = mirroring(problem, View(0, (form.batch, form.m, form.n), form.c, problem.out))
+        parts: list[tuple[Ready, int, int]] = []
+        if self.halves:
+            with contextlib.suppress(RefusedError, LayoutError):
+                parts = [_part(plan, form, problem, *piece) for piece in pieces(problem.n)]
+        if not parts or any(run.workspace > self.workspace for run, _, _ in parts):  # the caller allocates as for all
+            parts = [(self.whole, 0, 0)]
+        self._mirror = mirroring(problem, View(0, (form.batch, form.m, form.n), form.c, problem.out))
+        self._parts = parts
 
 
-def _part(plan: Plan, form: Arrangement, problem: Problem, piece: Piece) -> tuple[Ready, tuple[int, int, int]]:
-    """Return the launches of a piece, by the kernel of the whole product, and where its operands begin."""
-    batch, rows, columns, row, column, step = piece
+def _part(
+    plan: Plan, form: Arrangement, problem: Problem, batch: int, rows: int, columns: int, row: int, step: int
+) -> tuple[Ready, int, int]:
+    """Return the launches of a piece, by the rung of the whole product, and where its A and its C begin."""
     (_, a_row, a_col), (_, b_row, b_col), (_, c_row, c_col) = form.a, form.b, form.c
     part = problem._replace(m=rows, n=columns, batch=batch)
     a = View(0, (batch, rows, form.k), (step * a_row, a_row, a_col), problem.dtype)
     b = View(0, (batch, form.k, columns), (step * b_col, b_row, b_col), problem.dtype)
     c = View(0, (batch, rows, columns), (step * (c_row + c_col), c_row, c_col), problem.out)
-    config = dict(plan.config)
-    if plan.rung.name == "wgmma_epilogue":
-        tile = hopper.chosen(problem.by_rows(), driver.find(problem.device))
-        config |= {key: tile[key] for key in ("bm", "bn", "stages", "cm", "cn")}
-    kernel = plan.rung.build(part, config)
+    kernel = plan.rung.build(part, plan.config)
     assert isinstance(kernel, CudaLaunch)
-    return kernel.ready(a, b, c), (row * a_row, column * b_col, row * c_row + column * c_col)
+    return kernel.ready(a, b, c), row * a_row, row * c_row
 
 
 def _is_large(form: Arrangement) -> bool:

@@ -26,9 +26,9 @@ class Work:
     """C[m, n] = A[m, k] @ B[k, n], `batch` times, as a user would call it.
 
     A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
-    column of a larger one); that of B also OF_A. `call` "out" writes into an existing array, "new" allocates one. With `vector`, B and C
-    are 1-D. In a suite of kind "calls", `call` is a key of `bench.expressions.CALLS`. The same Work has the same
-    operands in every process.
+    column of a larger one); that of B also OF_A. `call` "out" writes into an existing array, "new" allocates one.
+    With `vector`, B and C are 1-D. In a suite of kind "calls", `call` is a key of `bench.expressions.CALLS`. The same
+    Work has the same operands in every process.
     """
 
     m: int

@@ -337,8 +337,9 @@ def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: l
             for part, totals in enumerate(sums):
                 step(p + part, totals)
     for rest in sums[1:]:
-        for total, other in zip(sum(sums[0], []), sum(rest, []), strict=True):
-            total.value = total.value + other.value
+        for row, others in zip(sums[0], rest, strict=True):
+            for total, other in zip(row, others, strict=True):
+                total.value = total.value + other.value
     return sums[0]
 
 

@@ -67,7 +67,8 @@ class Launch:
         blocks = self.blocks(min(cut.rows, m), min(cut.columns, n), k) if cut.parts else Blocks()
         plan = _pack_plan(
             self.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
-            cut.rows, cut.columns, cut.products, blocks.workspace, cut.wakes, pool.address(), *halves(n, cut.threads), 0,
+            cut.rows, cut.columns, cut.products, blocks.workspace, cut.wakes, pool.address(),
+            *halves(n, cut.threads), 0,
         )  # fmt: skip
         return (blocks.mc, blocks.kc, blocks.nc), plan
 

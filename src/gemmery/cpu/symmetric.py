@@ -1,9 +1,9 @@
 """Products of a matrix with its own transpose: half of C is computed, and the other half is its mirror image.
 
-`halve` sees that A and B are the same memory, transposed, and cuts the job into parts of which those above the diagonal
-are empty. A kernel computes a part from the diagonal down; `below` of its record lets it leave out tiles above. Then the
-part is mirrored while it is in a cache. An element has the bits that the whole product gives, since its sum is the same
-chain: x y + s and y x + s are equal.
+`halve` sees that A and B are the same memory, transposed, and cuts the job into parts of which those above the
+diagonal are empty. A kernel computes a part from the diagonal down; `below` of its record lets it leave out tiles above
+the diagonal. Then the part is mirrored while it is in a cache. An element has the bits that the whole product gives,
+since its sum is the same chain: x y + s and y x + s are equal.
 """
 
 from __future__ import annotations

@@ -172,8 +172,9 @@ def tile_loop(
     """
     from gemmery.cpu.ir_types import vector  # only to compile
 
-    size = SIZES[product.cell]
+    cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
+    cells = vector(tile.lanes, cell)
     row, vectors = tile.nr * size, vectors or tile.nv
     if product.seeded:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
@@ -181,49 +182,31 @@ def tile_loop(
     else:
         starts = [f.zero(wide)] * vectors
     totals = [[f.var(start) for start in starts] for _ in range(tile.mr)]
-    if product.is_complex:
-        room = f.buffer(tile.mr * vectors * tile.lanes * size)
-        places = [
-            (total, room + (i * vectors + v) * tile.lanes * size)
-            for i, row_totals in enumerate(totals)
-            for v, total in enumerate(row_totals)
-        ]
-        _tile_steps(f, product, tile, (f.index(0), steps, 2), a, b, prefetch, coming, totals)
+    parts = product.parts
+
+    def walk(first: int) -> None:
+        """Add the products of every step, or of every second one from `first` on."""
+        with f.loop(first, steps, parts) as p:
+            a_row = a + p * (tile.mr * size)
+            b_row = b + p * row
+            columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(vectors)]
+            f.prefetch(a_row + prefetch * tile.mr * size)
+            if coming is not None and row >= AHEAD_FROM:
+                f.prefetch(coming + p * AHEAD, locality=2)
+            for i in range(tile.mr):
+                scale = f.broadcast(f.load(cell, a_row + i * size, align=size), tile.lanes)
+                for v in range(vectors):
+                    totals[i][v].value = multiply_add(f, product, scale, columns[v], totals[i][v].value)
+
+    walk(0)
+    if parts == 2:
+        width = tile.lanes * size
+        room = f.buffer(tile.mr * vectors * width)
+        places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
         for total, at in places:
-            f.store(total.value, at, align=tile.lanes * size)
+            f.store(total.value, at, align=width)
             total.value = f.zero(wide)
-        _tile_steps(f, product, tile, (f.index(1), steps, 2), a, b, prefetch, None, totals)
+        walk(1)
         for total, at in places:
-            total.value = f.load(wide, at, align=tile.lanes * size) + total.value
-    else:
-        _tile_steps(f, product, tile, (f.index(0), steps, 1), a, b, prefetch, coming, totals)
+            total.value = f.load(wide, at, align=width) + total.value
     return totals
-
-
-def _tile_steps(
-    f: Function,
-    product: Product,
-    tile: RegisterTile,
-    walk: tuple[Value, Value, int],
-    a: Value,
-    b: Value,
-    prefetch: int,
-    coming: Value | None,
-    totals: list[list[Var]],
-) -> None:
-    """Add the products of the steps of a walk (start, stop, step) to the accumulators."""
-    from gemmery.cpu.ir_types import vector  # only to compile
-
-    cell, size, vectors = product.cell, SIZES[product.cell], len(totals[0])
-    row, cells = tile.nr * size, vector(tile.lanes, product.cell)
-    with f.loop(*walk) as p:
-        a_row = a + p * (tile.mr * size)
-        b_row = b + p * row
-        columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(vectors)]
-        f.prefetch(a_row + prefetch * tile.mr * size)
-        if coming is not None and row >= AHEAD_FROM:
-            f.prefetch(coming + p * AHEAD, locality=2)
-        for i in range(tile.mr):
-            scale = f.broadcast(f.load(cell, a_row + i * size, align=size), tile.lanes)
-            for v in range(vectors):
-                totals[i][v].value = multiply_add(f, product, scale, columns[v], totals[i][v].value)

@@ -253,7 +253,7 @@ def _specialised(*terms: Any) -> Ready | Halved:
     return specialised(*terms).run
 
 
-def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Ready | None:
+def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Ready | Halved | None:
     """Return the launch of a general kernel, if there is one for this product."""
     candidate = general(problem)
     if candidate is None:

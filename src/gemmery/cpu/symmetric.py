@@ -58,9 +58,9 @@ def mirror(module: Module) -> None:
     `source` is the first element of a part, `below` rows under the diagonal, and `to` its mirror image.
     """
     params = (("ptr", "source"), ("ptr", "to"), ("i64", "size"), ("i64", "row"))
-    for size, type_ in _IN_REGISTERS.items():
-        with module.function(f"transposed_{size}", *params, local=True) as f:
-            _transposed(f, size, type_)
+    for each, type_ in _IN_REGISTERS.items():
+        with module.function(f"transposed_{each}", *params, local=True) as f:
+            _transposed(f, each, type_)
     with module.function("mirror", *params, ("i64", "rows"), ("i64", "columns"), ("i64", "below"), local=True) as f:
         source, to, size, row = (f[name] for _, name in params)
         rows, columns, below = f["rows"], f["columns"], f["below"]

@@ -44,11 +44,11 @@ def test_pieces_cover_what_is_below_the_diagonal_once():
         assert covered.max() == 1
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64", "i8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64", "int8"])
 @pytest.mark.parametrize("n", [64, 100])
 def test_half_is_computed_and_mirrored(card, dtype, n):
     x = np.random.default_rng(1).integers(-3, 4, (n, 48)).astype(np.float64)
-    a, c = card.put(x, dtype), card.empty((n, n), "i32" if dtype == "i8" else dtype)
+    a, c = card.put(x, dtype), card.empty((n, n), "int32" if dtype == "int8" else dtype)
     gm.matmul(a, a.T, c)
     assert np.array_equal(c.numbers, x @ x.T)
     assert card.launched.count("mirror") == 1

@@ -271,7 +271,7 @@ def _product(
     spans = _spans(f, small, small.n)
     for some in _even(len(spans), sizes.nv):
         vectors = spans[some.start : some.stop]
-        for rows in _even(small.m, sizes.mr * sizes.nv // len(vectors)):
+        for rows in _even(small.m, sizes.mr * sizes.nv // (len(vectors) * (2 if small.is_complex else 1))):
             totals = _tile(f, small, a, b, rows, vectors)
             _store(f, small, totals, c, c_row, rows, vectors, scales)
 
@@ -315,10 +315,12 @@ def _even(total: int, most: int) -> list[range]:
 
 
 def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: list[Span]) -> list[list[Var]]:
+    """Return the sums of a tile; a complex one as in `ukernel.tile_loop`, those with A's real parts apart."""
     size, element = SIZES[small.accumulator], small.accumulator
-    totals = [[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in vectors] for _ in rows]
+    parts = 2 if small.is_complex else 1
+    sums = [[[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in vectors] for _ in rows] for _ in range(parts)]
 
-    def step(p: Value) -> None:
+    def step(p: Value, totals: list[list[Var]]) -> None:
         columns = [
             _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in vectors
         ]
@@ -329,11 +331,16 @@ def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: l
 
     if len(rows) * len(vectors) * small.k <= UNROLLED:
         for number in range(small.k):
-            step(f.index(number))
+            step(f.index(number), sums[number % parts])
     else:
-        with f.loop(0, small.k) as p:
-            step(p)
-    return totals
+        with f.loop(0, small.k, parts) as p:
+            for part, totals in enumerate(sums):
+                step(p + part, totals)
+    for rest in sums[1:]:
+        for row, others in zip(sums[0], rest, strict=True):
+            for total, other in zip(row, others, strict=True):
+                total.value = total.value + other.value
+    return sums[0]
 
 
 def _load(f: Function, element: str, at: Value, lanes: int, mask: Value | None) -> Value:

@@ -267,9 +267,10 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
     with module.function(f"rows_{width.name}", *_ROWS, local=True) as f:
         args = Args(f, f["args"])
         m, a_row, c, c_row = args.m, args.a_row, args.c + f["j"] * size, args.c_row
+        start = f.select(args.below > 0, f.max(f["j"] + 1 - args.below, 0), f.index(0))
         same_set = (a_row & (_SAME_SET - 1)).equals(0) & args.a_col.equals(size)
         most = f.select(same_set, f.index(min(tallest, _WAYS)), f.index(tallest))
-        done = f.var(f.index(0))
+        done = f.var(start)
         with f.while_() as again:
             first, rest = done.value, m - done.value
             again.until(rest <= 0)

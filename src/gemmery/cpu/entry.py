@@ -32,6 +32,7 @@ from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
 from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
 from gemmery.cpu.layout import JOB, JOB_AT
+from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import host
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
@@ -197,13 +198,19 @@ def _run(work: PreparedJob, count: int, counted: bool) -> list[int]:
         _job_words(work.job, JOB_AT[name])[0] for name in ("parts", "workspace_bytes", "batch", "at_once")
     )
     long = work.flops >= layout.LONG
-    plain = parts == 1 and not workspace and not long
+    plain = parts == 1 and not workspace and not long and not _halves(work.job)
     quick = plain and (batch == 1 or at_once) and not (work.loops or work.transposed or counted)
     words = [plain, count if quick else 0, long, _SCALARS.get(work.scalar, layout.INTEGER), work.transposed]
     words.append(math.prod(length for length, _ in work.loops))
     for length, (a, b, c) in work.loops:
         words += [length, b, a, c] if work.transposed else [length, a, b, c]
     return words + [1, 0, 0, 0] * (layout.LOOPS - len(work.loops))
+
+
+def _halves(job: bytes) -> bool:
+    """Return True for the job of a product that the pool halves where A and B are the same memory, transposed."""
+    m, n, k, _, a_row, a_col, _, b_row, b_col = struct.unpack_from("<9q", job)
+    return m == n and (a_row, a_col) == (b_col, b_row) and worth_half(n, k)
 
 
 NEW, STORED, OFTEN = range(3)

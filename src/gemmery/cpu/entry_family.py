@@ -6,6 +6,7 @@ more rows, one that shares A (with one row) one with more columns.
 
 from __future__ import annotations
 
+from gemmery.cpu import symmetric
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
@@ -265,7 +266,8 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
     operations = shape.m * shape.n * shape.k * shape.batch * class_.operations
     is_long = operations >= LONG
     entry.long = f.convert("zext", is_long, "i64")
-    entry.plain = f.convert("zext", (is_long ^ True) & entry.job_workspace_bytes.equals(0), "i64")
+    whole = symmetric.is_transposed(shape) ^ True
+    entry.plain = f.convert("zext", (is_long ^ True) & whole & entry.job_workspace_bytes.equals(0), "i64")
 
 
 def _reach(f: Function, entry: Args, name: str, element: Value, steps: tuple[tuple[Value, Value], ...]) -> None:

@@ -24,7 +24,7 @@ from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
-_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
+_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
 
 
 def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
@@ -72,19 +72,21 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     to_b = to_a + a_size
     sums = to_b + b_size
     apart = product.sums_apart
+    below = f.select(args.below > 0, args.below - 1, args.n)
     sums_row = nc * SIZES[product.scalar] if apart else c_row
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), kc) as p:
         wide, deep = f.min(n - j, nc), f.min(k - p, kc)
         first, last = p.equals(0), p + kc >= k
         f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
         scale = f.select(first, beta, unit_scale)
-        with f.loop(0, m, mc) as i:
+        skipped = f.max(j // parts - below, 0) // mc * mc  # blocks of rows above the diagonal
+        with f.loop(skipped, m, mc) as i:
             tall = f.min(m - i, mc)
             f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
             tile_c = c + i * c_row + j * product.out_size
             partial = sums + i * sums_row if apart else tile_c
             f.call(
-                "tiles", tall, wide, deep, to_a, to_b, tile_c, c_row, partial, sums_row,
+                "tiles", tall, wide, deep, (i + below) * parts - j, to_a, to_b, tile_c, c_row, partial, sums_row,
                 alpha, scale, bias + j // parts * bias_step, bias_step, first, last,
             )  # fmt: skip
 
@@ -123,23 +125,24 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
         outer, inner = _in_order(f, along, (mc, mr), (nc, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
             i, j = f.select(along, x, y), f.select(along, y, x)
-            c = f["c"] + i * f["c_row"] + j * product.out_size
-            a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
-            steps = steps_of(product, kc)
-            coming = b + b_panel + i // mr * (steps * AHEAD)
-            rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
-            whole = is_plain(f, product, register, rows, columns)
-            with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
-                for r in range(mr):
-                    for v in range(0, nr * product.out_size, 64):
-                        f.prefetch(c + f["c_row"] * r + v, write=True)
-                totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
-                with f.if_(whole):
-                    update_whole(f, product, register, totals, c)
-                with f.else_():
-                    keep(f, product, register, totals, tile_buffer)
-            with f.if_(whole ^ True):
-                update_edge(f, product, register, tile_buffer, i, j, rows, columns)
+            with f.if_(j < f["right"] + (i + mr) * product.parts):  # else a symmetric product does not need the tile
+                c = f["c"] + i * f["c_row"] + j * product.out_size
+                a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
+                steps = steps_of(product, kc)
+                coming = b + b_panel + i // mr * (steps * AHEAD)
+                rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
+                whole = is_plain(f, product, register, rows, columns)
+                with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
+                    for r in range(mr):
+                        for v in range(0, nr * product.out_size, 64):
+                            f.prefetch(c + f["c_row"] * r + v, write=True)
+                    totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
+                    with f.if_(whole):
+                        update_whole(f, product, register, totals, c)
+                    with f.else_():
+                        keep(f, product, register, totals, tile_buffer)
+                with f.if_(whole ^ True):
+                    update_edge(f, product, register, tile_buffer, i, j, rows, columns)
 
 
 def _narrow(register: RegisterTile) -> list[int]:

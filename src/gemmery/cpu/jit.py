@@ -45,14 +45,19 @@ def _before_fork() -> None:
     with _lock:
         _forks += 1
     late = time.monotonic() + _WAIT_LIMIT
-    while (_at_work or any(thread != get_ident() for thread in tuple(_active))) and time.monotonic() < late:
+    while compiling_elsewhere() and time.monotonic() < late:
         time.sleep(_PAUSE)
+
+
+def compiling_elsewhere() -> bool:
+    """Return True while other threads compile."""
+    return bool(_at_work) or any(thread != get_ident() for thread in tuple(_active))
 
 
 def _after_in_parent() -> None:
     global _forks
     with _lock:
-        _forks -= 1
+        _forks = max(0, _forks - 1)  # this module may have been imported while a fork waited
 
 
 def _after_in_child() -> None:

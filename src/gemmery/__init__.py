@@ -19,9 +19,9 @@ _FORK_TIMEOUT = 10.0  # s that a fork waits for other threads
 def _importing() -> bool:
     """Return True while another thread imports a part of gemmery, or compiles."""
     try:
-        locks = [(name, lock()) for name, lock in _frozen_importlib._module_locks.items()]
-    except (AttributeError, RuntimeError):  # another Python's importlib, or an import that begins at this moment
-        return hasattr(_frozen_importlib, "_module_locks")
+        locks = [(name, lock()) for name, lock in getattr(_frozen_importlib, "_module_locks", {}).items()]
+    except RuntimeError:  # an import begins or ends at this moment
+        return True
     others = any(name.partition(".")[0] == "gemmery" and lock and lock.owner != get_ident() for name, lock in locks)
     jit = sys.modules.get("gemmery.cpu.jit")
     return others or sys.modules["_imp"].lock_held() or getattr(jit, "compiling_elsewhere", bool)()

@@ -108,9 +108,9 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupT
             products.matmul(a[start:end], b[group], out[start:end], **options)
 
 
-def sliceable(array: Any, seen: View | None = None) -> Any:
-    """Return an array of which rows can be taken without code of its own: itself, or NumPy's of what was seen of it."""
+def sliceable(array: Any, its_view: View | None = None) -> Any:
+    """Return an array of which rows can be taken without code of its own: itself, or NumPy's of its memory."""
     if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
         return array
-    seen = seen or view(array)
-    return arrays.as_numpy(array, seen) if seen.device == "cpu" else array
+    its_view = its_view or view(array)
+    return arrays.as_numpy(array, its_view) if its_view.device == "cpu" else array

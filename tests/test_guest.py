@@ -106,12 +106,9 @@ for i in range(rounds):
 @pytest.mark.parametrize(
     ("setup", "call", "rounds", "longest"),
     [
-        ("import gemmery", "import gemmery; gemmery.matmul(a, a.T)", 24, 0.02),
-        ("import gemmery; gemmery.matmul(a, a.T)", "import gemmery; gemmery.einsum('ij,kj->ki', a, a)", 12, 0.003),
-        ("import gemmery", "import gemmery.api.contractions", 12, 0.02),
-        pytest.param(
-            "import gemmery", "import gemmery.api.grouped, gemmery.lab.kernel", 40, 0.2, marks=pytest.mark.many
-        ),
+        ("import gemmery", "import gemmery; gemmery.matmul(a, a.T)", 18, 0.02),
+        ("import gemmery; gemmery.matmul(a, a.T)", "import gemmery; gemmery.einsum('ij,kj->ki', a, a)", 8, 0.003),
+        ("import gemmery", "import gemmery.api.contractions", 8, 0.02),
     ],
 )
 def test_a_fork_during_a_first_call_leaves_a_child_that_multiplies(setup, call, rounds, longest):
@@ -119,11 +116,12 @@ def test_a_fork_during_a_first_call_leaves_a_child_that_multiplies(setup, call, 
 
 
 @forks
+@pytest.mark.many
 def test_a_fork_waits_for_a_first_product_that_compiles(tmp_path):
     """Its handlers are not registered yet when the fork begins."""
     code = "import gemmery; gemmery.matmul(a, a.T)"
     run(FORKS.replace("exec(setup)", "exec(setup); os.environ['GEMMERY_CACHE_DIR'] += str(i)"), "import gemmery", code,
-        "6", "0.09", GEMMERY_CACHE_DIR=str(tmp_path / "cache"))  # fmt: skip
+        "2", "0.09", GEMMERY_CACHE_DIR=str(tmp_path / "cache"))  # fmt: skip
 
 
 def test_a_fork_does_not_wait_for_its_own_thread_nor_for_other_packages(monkeypatch):
@@ -187,12 +185,12 @@ def test_products_need_no_source_files(tmp_path, form):
         "import numpy as np, gemmery as gm\n"
         f"assert gm.__file__.startswith({str(place)!r})\n"
         "print(gm.matmul(np.ones((3, 7), 'f4'), np.ones((7, 9), 'f4')).sum())\n"
-        "try: gm.warm('float32'); print('warm')\n"
-        "except gm.CacheError as error: print(error)"
+        "from gemmery.cpu import jit; print(jit.reason())"
     )
-    product, rest = run(code, GEMMERY_CACHE_DIR=str(folder)).splitlines()
+    product, reason = run(code, GEMMERY_CACHE_DIR=str(folder)).splitlines()
     assert product == "189.0"
-    assert "install gemmery as files" in rest if form == "zip" else rest == "warm"
+    assert "install gemmery as files" in reason if form == "zip" else reason == ""
+    assert form == "zip" or not jit.keeps(host()) or cache.listing(str(folder))
 
 
 @stores
@@ -211,10 +209,11 @@ def test_an_entry_under_the_name_of_another_is_a_miss(tmp_path):
 
 
 @stores
+@pytest.mark.many
 def test_products_are_right_where_files_of_the_cache_were_exchanged(tmp_path):
     code = (
         "import numpy as np, gemmery as gm\n"
-        "for name in ('f4', 'f8', 'i4'):\n"
+        "for name in ('f4', 'f8'):\n"
         "    a = np.arange(35).reshape(5, 7).astype(name)\n"
         "    assert (gm.matmul(a, a.T) == a @ a.T).all()\n"
     )
@@ -254,8 +253,7 @@ class Resizing:
         return self.resize()
 
     def __str__(self):
-        self.resize()
-        return "float64"
+        return self.resize()
 
 
 N = 400
@@ -264,13 +262,13 @@ RESIZED = {
     "matmul, right": lambda a, b, r: gm.matmul(r(a, b), a),
     "bias": lambda a, b, r: gm.matmul(a, b, bias=r(a, b[0])),
     "threads": lambda a, b, r: gm.matmul(b, a, threads=r(a, 1)),
-    "dtype": lambda a, b, r: gm.matmul(a, b, dtype=r(a, None)),
+    "dtype": lambda a, b, r: gm.matmul(a, b, dtype=r(a, b.dtype.name)),
     "gemm, alpha": lambda a, b, r: gm.gemm(r(a, 2.0), a, b),
     "gemm, beta": lambda a, b, r: gm.gemm(1.0, b, b, r(a, 2.0), a),
     "gemv": lambda a, b, r: gm.gemv(a, r(a, b[0])),
     "gemv, alpha": lambda a, b, r: gm.gemv(a, b[0], alpha=r(a, 2.0)),
     "einsum": lambda a, b, r: gm.einsum("ij,jk->ki", a, r(a, b)),
-    "einsum, dtype": lambda a, b, r: gm.einsum("ij,jk->ki", a, b, dtype=r(a, None)),
+    "einsum, dtype": lambda a, b, r: gm.einsum("ij,jk->ki", a, b, dtype=r(a, b.dtype.name)),
     "tensordot": lambda a, b, r: gm.tensordot(a, r(a, b), 1),
     "vecdot": lambda a, b, r: gm.vecdot(a, r(a, b)),
     "grouped, b": lambda a, b, r: gm.grouped_matmul(a, r(a, b[None]), offsets=[N]),

@@ -34,12 +34,14 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     if out is None:
         like = arrays.kind(a, b)
         array, target = arrays.empty(like, shape, result)
+        arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view)
         _compute(call, target)
         return arrays.wrap(like, array)
     target = view(out)
     if not x.device == y.device == target.device:
         arrays.together(a=x, b=y, out=target)
     writable(target, shape, result)
+    arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view, out=target)
     casts = target.dtype != result
     if casts or _overlaps(target, x, y, terms):  # another `out` like this one may not overlap
         _compute_aside(call, target, out if casts else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gemmery import arrays
 from gemmery.api import opaque, products, subscripts
 from gemmery.api.one_product import Labels, Turn, one_product, shape_of
-from gemmery.api.options import dtype_name
+from gemmery.api.options import dtype_name, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrays import View, view
 from gemmery.dtypes import get
@@ -132,6 +132,7 @@ def vecdot(
         return vecdot(a, b, out, axis=axis, dtype=dtype, threads=threads, precision=precision)
     x, y = view(a), view(b)
     if get(x.dtype).kind == "c":
+        arrays.unchanged(a=x)
         a = _with_transposes(a, x, arrays.allocates(a)).conj()
         x = view(a)
     labels = _vecdot(axis, len(x.shape), len(y.shape))
@@ -216,9 +217,10 @@ def _contract(
     like = arrays.kind(a, b)
     own = arrays.allocates(like)
     shape = shape_of(labels, x.shape, y.shape)
-    array, steps = None, None
-    if out is not None:
-        target = view(out)
+    array, steps, target = None, None, None if out is None else view(out)
+    threads, dtype = thread_count(threads), None if dtype is None else get(dtype_name(dtype)).numpy
+    arrays.unchanged(a=x, b=y, out=target)  # from here on no code of an argument runs
+    if target is not None:
         _check_out(target, shape)
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
     form = one_product(labels, x.shape, x.strides, y.shape, y.strides, shape, steps)

@@ -21,6 +21,7 @@ class Terms(NamedTuple):
     bias: View | None = None
     threads: int | None = None
     bias_array: Any = None  # the bias as the caller passed it
+    bias_view: View | None = None  # its memory
     dtype: Any = None  # the type of the result, as the caller passed it
     widens: bool = False  # the result has another type than operands like these give
 

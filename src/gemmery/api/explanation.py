@@ -155,7 +155,7 @@ def explain(
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     count = thread_count(threads) or cpu_threads.get()
-    epilogue_name, _ = epilogue(bias, activation, x, y, result)
+    epilogue_name, _, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
     copies = _copies(x, y, source)
     if result == "bool":

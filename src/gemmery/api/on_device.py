@@ -79,6 +79,7 @@ def product(
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
+    arrays.unchanged(a=x, b=y, c=old, out=target)
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     as_before = name == "matmul" and operands.x is x and operands.y is y
     short = short and not any(parts)

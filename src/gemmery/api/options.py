@@ -148,11 +148,14 @@ def invariance(batch_invariant: Any) -> bool:
     return bool(batch_invariant)
 
 
-def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
-    """Return the epilogue's name in a Problem, and the bias as n contiguous accumulators or as one with stride 0."""
+def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None, View | None]:
+    """Return the epilogue's name in a Problem, and the bias twice: as it is, and as accumulators for kernels.
+
+    Those are n and contiguous, or one with stride 0.
+    """
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
     n = y.shape[-1] if len(y.shape) > 1 else 1
-    parts, row = [], None
+    parts, bias_view, row = [], None, None
     if bias is not None:
         if result == "bool":
             raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
@@ -166,7 +169,7 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     if activation is not None:
         check_activation(activation, result)
         parts.append(activation)
-    return "+".join(parts), row
+    return "+".join(parts), bias_view, row
 
 
 def check_bias(bias: View, n: int, result: str) -> None:

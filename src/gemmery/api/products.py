@@ -173,8 +173,10 @@ def _matmul(
     if plain:
         terms = PLAIN
     else:
-        name, row = epilogue(bias, activation, x, y, result)
-        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, dtype=dtype)
+        name, bias_view, row = epilogue(bias, activation, x, y, result)
+        terms = Terms(
+            epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, bias_view=bias_view, dtype=dtype
+        )
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)
 

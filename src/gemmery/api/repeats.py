@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +218,7 @@ def _has_tensors(call: Call, out: Any) -> bool:
 
 def _elements(x: Any) -> dict[str, Element] | None:
     """Return PyTorch's element types by gemmery's names if x is a tensor that compiled code reads."""
-    torch = None if type(x) is np.ndarray else sys.modules.get("torch")
+    torch = None if type(x) is np.ndarray else arrays.library(x, "torch", "Tensor")
     if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter):
         return None
     return _known(torch) if torch.autograd.forward_ad._current_level < 0 else None

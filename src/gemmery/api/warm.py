@@ -82,10 +82,10 @@ def warm(
     _make(missing, count, len(images), progress)
     sizes = [image.size() for image in images]
     if not all(sizes):
-        raise CacheError(
-            f"{folder}: kernels were compiled but not stored: make room in the file system, and start this process "
-            "again if a source of gemmery has changed since it began"
-        )
+        from gemmery.cpu import jit
+
+        rule = jit.reason() or cache.unusable(folder) or cache.FULL
+        raise CacheError(f"{folder}: kernels were compiled but not stored: {rule}")
     seconds = time.perf_counter() - began
     return Warmed(len(missing), len(images) - len(missing), sum(sizes), seconds, folder)
 

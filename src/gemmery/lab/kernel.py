@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.cuda.device_part import device_part
@@ -129,8 +129,8 @@ def _argument(place: int, value: Any) -> Any:
     if isinstance(value, list | tuple):
         inside = [_argument(place, each) for each in value]
         return inside if isinstance(value, list) else tuple(inside)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    torch = arrays.library(value, "torch", "Tensor")
+    if torch is not None:
         if value.device.type != "cpu":
             raise ArgumentError(f"argument {place} is a tensor on {value.device}: pass tensor.cpu()")
         if value.layout != torch.strided:

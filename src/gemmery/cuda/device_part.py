@@ -1,16 +1,18 @@
 """Compile the device part of a whole program: what its kernels need, without main(), host functions and their headers.
 
-A compiler of device code stops at std::cout. So the text is split into declarations, those that no kernel reaches by
-name are left out, and so is each in which the compiler still has an error. Lines keep their numbers.
+A compiler of device code stops at std::cout. So the text is split into declarations. Those that no kernel reaches by
+name are left out, and so are the bodies of the host's functions, and each declaration in which the compiler still has
+an error. A type keeps all of its members or none, so that no member moves. Lines keep their numbers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +21,7 @@ from gemmery.cuda import include, nvrtc
 from gemmery.cuda.declarations import Declaration, Macro, Split, blanked, device_words, macros_of
 from gemmery.errors import CompileError
 
-_INCLUDE = re.compile(r"\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
+_INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 _ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
 _WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
 _OF_LIBRARY = re.compile(r'namespace "std" has no member|"(numeric_limits|is_same|enable_if|conditional)\w*" is undef')
@@ -27,7 +29,24 @@ _LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "t
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
 _UP = 5  # folders above a file in which they are looked for
-_ROUNDS = 16
+_UNKNOWN = re.compile(r"is undefined|has no member|must be a class or namespace|is not a template")
+_MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")  # macros of libraries
+_NO_MEMBER = {"using", "typedef", "friend", "static", "static_assert"}  # what takes no bytes of a struct
+_FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
+UNMARKED = "--device-as-default-execution-space"
+_HOST = (
+    "it is a function of the host, which nvcc refuses there: mark it __device__, or take unmarked functions as device "
+    f"code with the option {UNMARKED}"
+)
+# Headers of the host's libraries, which have no macros for kernels: C++'s have no dot in their names.
+_OF_HOST = re.compile(
+    r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
+    r"|stdbool|stdarg|strings|omp)\.h"
+)
+_CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
+_OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
+_ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
+_EMPTY = "the macros that it defines are not defined in #if"
 PRELUDE = "gemmery_prelude.h"
 # Headers of host code that some device code includes; their packages bring them.
 _PACKAGES = {
@@ -40,9 +59,20 @@ _PACKAGES = {
 }
 
 
+_HANDLES = {
+    "cublasContext": "cublasHandle_t", "cublasLtContext": "cublasLtHandle_t", "cudnnContext": "cudnnHandle_t",
+    "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
+    "curandGenerator_st": "curandGenerator_t",
+}  # fmt: skip
+_LIBRARIES = "".join(f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items())
+_MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
 _TYPES = {
-    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl"): "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n",
-    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n",
+    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl"): "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+    + _LIBRARIES,
+    ("cusparse", "cusolver", "curand"): _LIBRARIES,
+    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
+    "typedef int cufftHandle;\n",
+    ("cuda.h", "cudaTypedefs.h"): _MAP,
 }  # of the headers of libraries, by the beginnings of their names
 
 
@@ -52,7 +82,7 @@ class DevicePart:
 
     ptx: nvrtc.Ptx
     left_out: tuple[str, ...] = ()
-    errors: Mapping[str, str] = field(default_factory=dict)  # of what does not compile, by name
+    warnings: tuple[tuple[str, str, int], ...] = ()  # what may change the result: words, and the file and line
 
 
 @dataclass
@@ -63,8 +93,11 @@ class DeviceProgram:
     splits: dict[str, Split]
     empty: list[str]  # headers without a file
     wheels: tuple[str, ...]  # folders of headers that packages of Python bring
-    broken: set[tuple[str, int]] = field(default_factory=set)  # declarations with an error: file, and where they start
-    words: dict[str, str] = field(default_factory=dict)  # names in those -> the first error
+    asked: frozenset[str] = frozenset()  # words of the kernel's name: what only the arguments of its template name
+    unmarked: bool = False  # whether functions without a mark are device code
+    broken: dict[tuple[str, int], bool] = field(default_factory=dict)  # by file and start: whether no head is left
+    causes: dict[tuple[str, int], str] = field(default_factory=dict)  # the first error of each
+    unknown: list[str] = field(default_factory=list)  # types that are only declared, as "std::mutex" or "List<"
     library: bool = False  # whether a kernel needs more of the C++ library than the prelude has
 
     @property
@@ -72,23 +105,33 @@ class DeviceProgram:
         """The macros of all files."""
         return self.splits[self.name].macros
 
+    @cached_property
+    def marked(self) -> frozenset[str]:
+        """The words that mark device code."""
+        return device_words(self.macros)
+
+    def is_host(self, each: Declaration) -> bool:
+        """Whether a definition is a function of the host, which nvcc does not let a kernel call."""
+        marks = self.marked | {"constexpr", "consteval"}
+        is_function = each.is_function and each.code[1] > 0 and not self.unmarked
+        return is_function and not each.head & marks and not any(map(_MARKED.fullmatch, each.head))
+
     def reached(self) -> dict[str, list[Declaration]]:
         """The declarations of each file that its kernels need."""
         every = [(file, each) for file, split in self.splits.items() for each in split.declarations]
-        every = [(file, each) for file, each in every if (file, each.start) not in self.broken]
+        every = [(file, each) for file, each in every if not self.broken.get((file, each.start))]
         by_name: dict[str, list[tuple[str, Declaration]]] = {}
         for file, each in every:
             for name in each.names:
                 by_name.setdefault(name, []).append((file, each))
         kernels = device_words(self.macros, frozenset({"__global__"}))
-        marked = device_words(self.macros)
         reached = {
             (file, each.start): each
             for file, each in every
-            if each.stays or each.head & kernels or ("operator" in each.names and each.head & marked)
+            if each.stays or each.head & kernels or ("operator" in each.names and each.head & self.marked)
         }
         followed: set[str] = set()
-        words = {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys()
+        words = {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys() | self.asked
         while words - followed:
             word = (words - followed).pop()
             followed.add(word)
@@ -97,7 +140,7 @@ class DeviceProgram:
             for file, each in by_name.get(word, ()):
                 if (file, each.start) not in reached:
                     reached[file, each.start] = each
-                    words |= each.uses
+                    words |= each.head if self.is_host(each) else each.uses
         return {file: [each for (at, _), each in reached.items() if at == file] for file in self.splits}
 
     def texts(self) -> dict[str, str]:
@@ -107,37 +150,105 @@ class DeviceProgram:
         for file, split in self.splits.items():
             stays = {each.start for each in reached[file]}
             parts = [(each.start, each.stop) for each in split.declarations if each.start not in stays]
-            inside = [
-                (member.start, member.stop)
-                for each in reached[file]
-                if each.body[1]
-                for member in split.members(each)
-                if (file, member.start) in self.broken
-            ]
-            texts[file] = blanked(split.text, parts + inside, split.directives)
+            inside = [cut for each in reached[file] for cut in self._cuts(file, each)]
+            ends = [start for start, _, has_end in inside if has_end]
+            texts[file] = blanked(split.text, parts + [cut[:2] for cut in inside], split.directives, ends)
         return texts
 
+    def _cuts(self, file: str, each: Declaration) -> Iterator[tuple[int, int, bool]]:
+        """The parts of a declaration that are left out, and whether a ";" takes their place."""
+        is_host = self.is_host(each)
+        if self.broken.get((file, each.start)) or (is_host and each.is_member):
+            yield each.start, each.stop, False
+        elif is_host or (file, each.start) in self.broken:
+            words = re.finditer(r"\b__host__\b", self.splits[file].text[each.start : each.code[0]] if is_host else "")
+            yield from ((each.start + word.start(), each.start + word.end(), False) for word in words)
+            yield *each.code, True
+        elif each.body[1]:
+            for member in self.splits[file].members(each):
+                yield from self._cuts(file, member)
+
     def leave_out(self, errors: str) -> bool:
-        """Leave out what has errors, a struct's member rather than the struct; False if there is nothing more."""
+        """Leave out what has errors: a function's body, then all of it; of a type all members, whose places depend on
+        each other. A type that is not known is declared. False if there is nothing more.
+        """
         if not self.library and _OF_LIBRARY.search(errors):
             self.library = True
             return True
-        reached, before = self.reached(), len(self.broken) + len(self.empty)
+        before = len(self.empty), len(self.unknown), dict(self.broken)
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
         if "/thrust/" in errors:  # it is for host code: its headers do not compile here
             self.empty += [name for name in self._included("thrust/") if name not in self.empty]
-        for file, line, words in self._places(errors):
-            for each in reached.get(file, ()):
-                if not each.first <= line <= each.last:
-                    continue
-                members = self.splits[file].members(each) if each.body[1] else ()
-                inner = [it for it in members if it.first <= line <= it.last and (file, it.start) not in self.broken]
-                if each.title.removesuffix("()") in self.macros.keys() - device_words(self.macros):
-                    inner = [it for it in reached[file] if it.title == each.title]  # calls of one macro fail alike
-                for it in inner or [each]:
-                    self.broken.add((file, it.start))
-                    self.words |= {name: words for name in it.names if it is each and name not in self.words}
-        return len(self.broken) + len(self.empty) > before
+        for file, line, column, words in self._places(errors):
+            split = self.splits[file]
+            at = [0, *split.lines][line - 1] + column if column >= 0 else -1
+            for chain in self._chains(file, self.reached().get(file, ()), line, at):
+                self._leave(file, chain, at, words)
+        return (len(self.empty), len(self.unknown), self.broken) != before
+
+    def _chains(
+        self, file: str, some: Iterable[Declaration], line: int, at: int, outer: tuple[Declaration, ...] = ()
+    ) -> Iterator[tuple[Declaration, ...]]:
+        """The declarations at an error, each after those around it; by the line if the offset is not known."""
+        here = [it for it in some if it.first <= line <= it.last and not self.broken.get((file, it.start))]
+        exact = [it for it in here if it.start <= at < it.stop]
+        for each in exact or (here if at < 0 or not outer else ()):
+            members = self.splits[file].members(each) if each.body[1] else ()
+            inner = list(self._chains(file, members, line, at, (*outer, each)))
+            yield from inner or [(*outer, each)]
+
+    def _leave(self, file: str, chain: tuple[Declaration, ...], at: int, words: str) -> None:
+        each, outer = chain[-1], chain[:-1]
+        if each.title.removesuffix("()") in self.macros.keys() - self.marked and not outer:
+            for it in self.reached()[file]:
+                if it.title == each.title:  # calls of one macro fail alike
+                    self._break(file, it, words, whole=True)
+            return
+        in_body = bool(each.code[1]) and (at < 0 or each.code[0] <= at)
+        is_alone = not each.code[1] and (each.is_function or bool(each.head & {"typedef", "using"}))
+        declares = bool(outer) or is_alone
+        name = self._type_at(file, at) if declares and not in_body and _UNKNOWN.search(words) else ""
+        if name and name not in self.unknown:
+            self.unknown.append(name)
+        elif each.is_function and not (in_body and (file, each.start) not in self.broken):
+            is_needed = bool(outer) and bool(each.head & (self.marked | {"virtual"}))
+            self._break_type(file, outer, words) if is_needed else self._break(file, each, words, whole=True)
+        elif each.is_function or not outer or each.head & _NO_MEMBER:
+            self._break(file, each, words, whole=each.is_member)
+        else:
+            self._break_type(file, chain if each.body[1] else outer, words)
+
+    def _break(self, file: str, each: Declaration, words: str, *, whole: bool = False) -> None:
+        key = file, each.start
+        self.broken[key] = whole or key in self.broken or not each.code[1]
+        self.causes.setdefault(key, words)
+
+    def _break_type(self, file: str, chain: tuple[Declaration, ...], words: str) -> None:
+        """Leave out the members of the innermost type that has a name: of those around it, it is a member."""
+        named = [each for each in chain if each.code[1]] or chain[:1]
+        where = f"{named[-1].title} (line {named[-1].first}) is left out, because a member does not compile"
+        self._break(file, named[-1], words if words.startswith(named[-1].title) else f"{where}: {words}")
+
+    def _type_at(self, file: str, at: int) -> str:
+        """The name at an offset with the names around it, and with "<" if it is that of a template."""
+        tokens = self.splits[file].tokens
+        place = bisect_left(tokens, at, key=lambda token: token.start)
+        if place == len(tokens) or tokens[place].kind != "word":
+            return ""
+        while place >= 2 and tokens[place - 1].value == "::" and tokens[place - 2].kind == "word":
+            place -= 2
+        text = "".join(token.value for token in tokens[place : place + 12])
+        name = re.match(r"\w+(::[A-Za-z_]\w*)*<?", text)
+        return name[0] if name else ""
+
+    def declared(self) -> str:
+        """Declarations of the types that are not known: a pointer to one has 8 bytes."""
+        texts = []
+        for name in self.unknown:
+            *scopes, last = name.removesuffix("<").split("::")
+            begin = "".join(f"namespace {scope} {{ " for scope in scopes)
+            texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
+        return "".join(texts)
 
     def _included(self, start: str) -> Iterator[str]:
         """The headers of a library that the files include."""
@@ -145,37 +256,108 @@ class DeviceProgram:
             includes = (_INCLUDE.match(directive.value) for directive in split.directives)
             yield from (each[2] for each in includes if each and each[2].startswith(start))
 
-    def _places(self, errors: str) -> Iterator[tuple[str, int, str]]:
-        """The file, line and words of each error, and of the line of the program that led to one in a header."""
+    def _places(self, errors: str) -> Iterator[tuple[str, int, int, str]]:
+        """The file, line, column (-1 for none) and words of each error, or of the line that led to one in a header."""
         starts = [*(match.start() for match in _ERROR.finditer(errors)), len(errors)]
         for start, stop in pairwise(starts):
             part = errors[start:stop]
             match = _ERROR.match(part)
             if match is None:
                 continue
-            places = [(match[1], int(match[2]))]
-            places += [(at[2] or match[1], int(at[1])) for at in _WITHIN.finditer(part)]
-            for file, line in places:
+            caret = re.search(r"^  ([ \t]*)\^", part, re.MULTILINE)
+            places = [(match[1], int(match[2]), len(caret[1]) if caret else -1)]
+            places += [(at[2] or match[1], int(at[1]), -1) for at in _WITHIN.finditer(part)]
+            for file, line, column in places:
                 known = file if file in self.splits else os.path.basename(file)
                 if known in self.splits:
-                    yield known, line, part.strip()
+                    yield known, line, column, part.strip()
                     break
+
+    def all(self, some: Mapping[str, Iterable[Declaration]] | None = None) -> Iterator[tuple[str, Declaration]]:
+        """All declarations, or some, and those inside types, with their files."""
+        every = some or {file: split.declarations for file, split in self.splits.items()}
+        pending = [(file, each) for file, declarations in every.items() for each in declarations]
+        while pending:
+            file, each = pending.pop()
+            yield file, each
+            pending += [(file, it) for it in (self.splits[file].members(each) if each.body[1] else ())]
 
     @property
     def errors(self) -> dict[str, str]:
         """The first error of each name that is left out, with no other declaration of that name."""
-        reached = {name for each in self.reached().values() for it in each for name in it.names}
-        return {name: words for name, words in self.words.items() if name not in reached}
+        whole = {
+            name
+            for file, every in self.reached().items()
+            for it in every
+            if (file, it.start) not in self.broken
+            for name in it.names
+        }
+        left_out = [(it, self.causes[file, it.start]) for file, it in self.all() if (file, it.start) in self.causes]
+        return {name: words for it, words in left_out for name in it.names - whole}
+
+    def cause(self, name: str) -> str:
+        """The error in what a name needs: of a function or type that was left out, not that its name is unknown."""
+        errors, cause = dict(self.errors), ""
+        types = {name for _, each in self.all() if each.body[1] for name in each.names & errors.keys()}
+        while name in errors:
+            cause = errors.pop(name)
+            unknown = re.search(r'identifier "(?:\w+::)*(\w+)', cause)
+            needed = {
+                word for _, each in self.all() if name in each.names for word in each.uses & types & errors.keys()
+            }
+            name = unknown[1] if unknown and unknown[1] in errors else min(needed, default="")
+        return cause
 
     def dropped(self) -> tuple[str, ...]:
         """What of the file itself is left out, by title and line."""
         split, reached = self.splits[self.name], self.reached()[self.name]
-        starts = {each.start for each in reached}
+        starts = {each.start for each in reached if not self.is_host(each)}
         return tuple(
             f"{each.title} (line {each.first})"
             for each in split.declarations
             if each.start not in starts and each.names and not each.title.startswith("static_assert")
         )
+
+    def uncalled(self, ptx: str, kernel: str) -> None:
+        """Raise CompileError if a kernel calls a function that has no body here: the host's, or one that is broken."""
+        parts = re.split(r"^(?=(?:\.(?:visible|weak|extern) )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
+        named = [(_FUNCTION.search(part), part) for part in parts]
+        bodies = {match[1]: part for match, part in named if match}
+        pending, called = [kernel], set[str]()
+        while pending:
+            called.add(symbol := pending.pop())
+            if "{" in bodies[symbol]:
+                pending += (set(re.findall(r"\w+", bodies[symbol])) & bodies.keys()) - called
+        without = [symbol for symbol in called if bodies[symbol].startswith(".extern")]
+        for file, each in self.all():
+            name = each.title.removesuffix("()")
+            is_one = any(f"{len(name)}{name}" in symbol or symbol == name for symbol in without)
+            if is_one and ((file, each.start) in self.causes or self.is_host(each)):
+                words = self.cause(name) or _HOST
+                raise CompileError(f"the kernel calls {each.title} ({file}, line {each.first}): {words}")
+
+    def absent(self, ptx: str) -> Iterator[tuple[str, str, int]]:
+        """The headers without a file that a compilation included, with the file and line of each #include."""
+        for number in sorted(set(map(int, re.findall(rf"{_ABSENT}(\d+)", ptx)))):
+            yield next(
+                (self.empty[number], file, split.line(each.start))
+                for file, split in self.splits.items()
+                for each in split.directives
+                if (included := _INCLUDE.match(each.value)) and included[2] == self.empty[number]
+            )
+
+    def replaced(self) -> Iterator[tuple[str, str, int]]:
+        """The functions of device code that are left out though another has their name: words, file and line."""
+        kept = {it.title for _, it in self.all(self.reached()) if it.is_function}
+        for file, each in self.all():
+            if self.broken.get((file, each.start)) and each.title in kept and each.head & self.marked:
+                words = self.causes[file, each.start]
+                yield f"this {each.title} is left out, and calls of it take another one: {words}", file, each.first
+
+
+def has_host_functions(program: DeviceProgram) -> bool:
+    """Whether a program's kernels may call functions of the host, by their names."""
+    return any(program.is_host(each) for _, each in program.all(program.reached()))
 
 
 def device_part(
@@ -187,73 +369,73 @@ def device_part(
     """
     toolkit = include.folders()
     program = program_of(text, name, options, folder, toolkit)
-    if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for each in _all(program)):
+    program.asked = frozenset(re.findall(r"[A-Za-z_]\w*", kernel))
+    if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for _, each in program.all()):
         raise CompileError(f"{name} has no kernel: it has no __global__ function")
     function = re.match(r"(?:\w+::)*(\w+)", kernel)
     toolkit += program.wheels
-    for _ in range(_ROUNDS):
+    while True:
         texts = program.texts()
         whole = texts.pop(name)
-        beside = _standard(program.library) | {header: _stand_in(header) for header in program.empty}
-        beside |= texts | {PRELUDE: _prelude(program.library)}
+        beside = _standard(program.library) | _stand_ins(program, toolkit)
+        beside |= texts | {PRELUDE: _prelude(program.library) + program.declared()}
         try:
             ptx = nvrtc.ptx_alone(whole, name, kernel, arch, options, beside, toolkit, first=PRELUDE)
         except CompileError as error:
             changed = program.leave_out(str(error))
-            errors = program.errors
-            if changed and (function is None or function[1] not in errors):
+            if changed and (function is None or function[1] not in program.errors):
                 continue
-            words = _first_cause(errors, function[1] if function else "")
+            words = program.cause(function[1]) if function else ""
             text = f"kernel {kernel} of {name} did not compile for {arch}: {words}" if words else str(error)
             raise CompileError(f"{text}{_package(program)}") from None
-        return DevicePart(ptx, program.dropped(), program.errors)
-    raise CompileError(f"{name}: after {_ROUNDS} attempts the compiler still has errors{_package(program)}")
+        program.uncalled(ptx.text, ptx.entry)
+        absent = list(program.absent(ptx.text))
+        warnings = [
+            (f"{header} is not here and counts as empty: {_EMPTY}", *at)
+            for header, *at in absent
+            if not _types_of(header)
+        ]
+        named = tuple(f"{header} (line {line})" for header, _, line in absent)
+        alone = replace(ptx, text=re.sub(rf"^.*\b\w*{_ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
+        return DevicePart(alone, named + program.dropped(), (*warnings, *program.replaced()))
 
 
-def _first_cause(errors: Mapping[str, str], name: str) -> str:
-    """The error in what a name needs: of a function that was left out, not that its name is then unknown."""
-    cause = ""
-    while name in errors and errors[name] != cause:
-        cause = errors[name]
-        unknown = re.search(r'"(?:\w+::)*(\w+)(?:<.*>)?" is undefined', cause)
-        name = unknown[1] if unknown else ""
-    return cause
-
-
-def _all(program: DeviceProgram) -> Iterator[Declaration]:
-    for split in program.splits.values():
-        yield from split.declarations
+def headers_of(
+    text: str, options: Sequence[str], folder: Path | None, toolkit: tuple[str, ...]
+) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
+    """The texts of a program's own headers, the headers without a file, and the folders of packages with others."""
+    folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
+    texts, empty, wheels = dict[str, str](), list[str](), set[str]()
+    pending: list[tuple[str, Path | None]] = [(text, folder)]
+    while pending:
+        whole, beside = pending.pop()
+        for included in _INCLUDE.finditer(whole):
+            header = included[2]
+            if header in texts or header in empty:
+                continue
+            path = _first(header, ([beside] if beside else []) + folders)
+            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
+                continue
+            if path is not None:
+                texts[header] = path.read_text(encoding="utf-8", errors="replace")
+                pending.append((texts[header], path.parent))
+            elif include.wheel(header):
+                wheels.add(include.wheel(header))
+            else:
+                empty.append(header)
+    return texts, empty, tuple(sorted(wheels))
 
 
 def program_of(
     text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]
 ) -> DeviceProgram:
     """Read a file's own headers, and those of their own."""
-    folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
-    splits, empty, wheels = {name: Split(text)}, list[str](), set[str]()
-    pending: list[tuple[str, Path | None]] = [(name, folder)]
-    while pending:
-        file, beside = pending.pop()
-        for directive in splits[file].directives:
-            included = _INCLUDE.match(directive.value)
-            if not included or included[2] in splits or included[2] in empty:
-                continue
-            header = included[2]
-            path = _first(header, ([beside] if beside else []) + folders)
-            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
-                continue
-            if path is None and include.wheel(header):
-                wheels.add(include.wheel(header))
-                continue
-            if path is None:
-                empty.append(header)
-                continue
-            splits[header] = Split(path.read_text(encoding="utf-8", errors="replace"))
-            pending.append((header, path.parent))
+    texts, empty, wheels = headers_of(text, options, folder, toolkit)
+    splits = {file: Split(whole) for file, whole in {name: text, **texts}.items()}
     macros = macros_of([directive for split in splits.values() for directive in split.directives])
     for split in splits.values():
         split.macros = macros
-    return DeviceProgram(name, splits, empty, tuple(sorted(wheels)))
+    return DeviceProgram(name, splits, empty, wheels, unmarked=UNMARKED in options)
 
 
 def _first(header: str, folders: Iterable[Path]) -> Path | None:
@@ -284,9 +466,22 @@ def _prelude(whole: bool) -> str:
     return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + library
 
 
-def _stand_in(header: str) -> str:
-    """The text in place of a header that is not here: those of libraries bring types that kernels use."""
+def _types_of(header: str) -> str:
+    """The types of a library that kernels use, for a header that is not here."""
     return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
+
+
+def _stand_ins(program: DeviceProgram, toolkit: tuple[str, ...]) -> dict[str, str]:
+    """The texts in place of headers that are not here, each with a mark that it was included."""
+    texts = {}
+    for number, header in enumerate(program.empty):
+        is_silent = _OF_HOST.fullmatch(header) or header == _CUB
+        mark = "" if is_silent else f"__device__ __attribute__((used)) char {_ABSENT}{number};\n"
+        texts[header] = f"#pragma once\n{_types_of(header)}{mark}"
+    whole = " ".join(split.text for split in program.splits.values())
+    parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(whole)}
+    names = sorted(f"cub/{kind}/{kind}_{name}.cuh" for kind, name in parts)
+    return texts | {_CUB: "".join(f"#include <{name}>\n" for name in names if _is_in(name, toolkit))}
 
 
 def _package(program: DeviceProgram) -> str:

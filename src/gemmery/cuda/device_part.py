@@ -179,10 +179,11 @@ class DeviceProgram:
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
         if "/thrust/" in errors:  # it is for host code: its headers do not compile here
             self.empty += [name for name in self._included("thrust/") if name not in self.empty]
+        reached = self.reached()
         for file, line, column, words in self._places(errors):
             split = self.splits[file]
             at = [0, *split.lines][line - 1] + column if column >= 0 else -1
-            for chain in self._chains(file, self.reached().get(file, ()), line, at):
+            for chain in self._chains(file, reached[file], line, at):
                 self._leave(file, chain, at, words)
         return (len(self.empty), len(self.unknown), self.broken) != before
 
@@ -199,8 +200,10 @@ class DeviceProgram:
 
     def _leave(self, file: str, chain: tuple[Declaration, ...], at: int, words: str) -> None:
         each, outer = chain[-1], chain[:-1]
+        if self.is_host(each) and "referenced but not defined" in words:
+            words = f"the kernel calls {each.title} ({file}, line {each.first}): {_HOST}"
         if each.title.removesuffix("()") in self.macros.keys() - self.marked and not outer:
-            for it in self.reached()[file]:
+            for it in self.splits[file].declarations:
                 if it.title == each.title:  # calls of one macro fail alike
                     self._break(file, it, words, whole=True)
             return

@@ -46,7 +46,7 @@ _OF_HOST = re.compile(
 _CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
 _OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
 _ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
-_EMPTY = "the macros that it defines are not defined in #if"
+_EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
 PRELUDE = "gemmery_prelude.h"
 # Headers of host code that some device code includes; their packages bring them.
 _PACKAGES = {
@@ -393,11 +393,7 @@ def device_part(
             raise CompileError(f"{text}{_package(program)}") from None
         program.uncalled(ptx.text, ptx.entry)
         absent = list(program.absent(ptx.text))
-        warnings = [
-            (f"{header} is not here and counts as empty: {_EMPTY}", *at)
-            for header, *at in absent
-            if not _types_of(header)
-        ]
+        warnings = [(f"{header} {_EMPTY}", file, line) for header, file, line in absent if not _types_of(header)]
         named = tuple(f"{header} (line {line})" for header, _, line in absent)
         alone = replace(ptx, text=re.sub(rf"^.*\b\w*{_ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
         return DevicePart(alone, named + program.dropped(), (*warnings, *program.replaced()))

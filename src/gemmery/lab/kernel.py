@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
-from gemmery.cuda.kernel_names import kernels_of, listed, meant, parameters_of
+from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant, parameters_of
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.lower import LoweredKernel
@@ -48,6 +48,7 @@ HOST_CODE = (
     "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
     "makes"
 )
+LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
 BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
 CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
@@ -104,6 +105,10 @@ def emulate(
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
     args = [_argument(place, value) for place, value in enumerate(args)]
+    if len(args) != len(program.kernel.parameters) and (inside := declared(text, kernel, name, folder)):
+        listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
+        count = f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
     arguments = bound(program.kernel, args, variables, resident())
     launch = replace(launch, parameters=arguments.parameters)
     trace = Trace() if check else None
@@ -124,7 +129,8 @@ def emulate(
         lambda: bound(program.kernel, args, variables, resident()),
         partial(_resources, program.kernel, made_from),
     )
-    warned = tuple(Finding("source", Line(*place), words, (0, 0, 0), (0, 0, 0)) for words, *place in warnings)
+    nobody = (0, 0, 0)
+    warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in warnings)
     return replace(
         run,
         kernel=kernel or run.kernel,
@@ -201,6 +207,8 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
         return _read(source), source.name, source.parent
     if hasattr(source, "encode") and "{" in source:
         return source, SOURCE, None
+    if hasattr(source, "encode") and source.endswith((".cu", ".ptx", ".cuh")):
+        return read_source(Path(source))
     raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
 
 
@@ -246,6 +254,8 @@ def _compiled(
                 if (other := meant(text, kernel, name, folder)) != kernel:
                     return compiled_kernel(text, name, folder, other, arch, options)
                 raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
+            if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
+                raise CompileError(f"{error}\n{LAUNCHES}") from None
             if "cannot open source file" in as_it_is and _OF_HOST_CODE.search(str(error)):
                 raise CompileError(f"{error}\n{HOST_CODE}") from None
             raise error from None
@@ -405,6 +415,14 @@ def only_kernel(source: str | Path) -> str:
         none = "no __global__ function; give a file with a kernel"
         raise ArgumentError(f"{name} has {f'the kernels {listed(names)}: name one' if names else none}")
     return names[0]
+
+
+def written_launch(source: str | Path, kernel: str) -> tuple[tuple[str, ...], Any, Any, tuple[Any, ...]]:
+    """Return a kernel's parameters in C, and the grid, block and arguments of its launch, None for what is unknown."""
+    text, name, folder = read_source(source)
+    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+        return (), None, None, ()
+    return next(iter(declared(text, kernel, name, folder)), ()), *launch_of(text, kernel)
 
 
 def parameter_names(source: str | Path, kernel: str) -> set[tuple[str, ...]]:

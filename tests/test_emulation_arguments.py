@@ -425,3 +425,23 @@ def test_a_masked_array_is_refused():
     masked = np.ma.array(np.ones(32, "f4"), mask=np.arange(32) == 0)
     with pytest.raises(gm.LayoutError, match=r"argument 0 is a MaskedArray.*x\.filled\(0\)"):
         gm.emulate("__global__ void f(float* x) { x[threadIdx.x] = 1; }", "f", 1, 32, [masked])
+
+
+@pytest.mark.parametrize(("pointee", "dtype"), [("int4", "f2"), ("uint4", "u1"), ("float4", "f2"), ("float2", "i1")])
+def test_short_elements_are_copied_by_wide_types(pointee, dtype):
+    code = f"__global__ void f({pointee}* a) {{ a[1] = a[0]; }}"
+    array = np.arange(32).astype(dtype)
+    gm.emulate(code, "f", 1, 1, [array])
+    size = {"2": 8, "4": 16}[pointee[-1]]
+    assert array.view("u1")[:size].tolist() == array.view("u1")[size : 2 * size].tolist()
+
+
+def test_a_source_is_the_path_of_a_file_too(tmp_path):
+    (tmp_path / "k.cu").write_text("__global__ void f(int* x) { *x = 5; }")
+    x = np.zeros(1, np.int32)
+    gm.emulate(str(tmp_path / "k.cu"), "f", 1, 1, [x])
+    assert x[0] == 5
+    with pytest.raises(
+        gm.ArgumentError, match="argument 0 is 1.5 of type float.*pass a whole number, or a numpy.uint32"
+    ):
+        gm.emulate("__global__ void f(int n) {}", "f", 1, 1, [1.5])

@@ -46,7 +46,7 @@ def argument(text: str, place: int = 0) -> Any:
         return None
     if "[" in text:
         raise ArgumentError(f"--arg {text}: {FORMS}")
-    if name in TYPES:
+    if name in (*TYPES, "i8", "u8"):
         return _typed(text, name, value)
     return _number(text, value)
 
@@ -97,9 +97,7 @@ def check_names(texts: Sequence[str], kernel: str, known: Collection[Sequence[st
 
 
 def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[Any]:
-    if kind not in TYPES:
-        known = f"it {meanings_of_code(kind)}" if meanings_of_code(kind) else f"known: {', '.join(TYPES)}"
-        raise ArgumentError(f"--arg {text}: {kind!r} is no element type; {known}")
+    kind = _known(text, kind)
     shape = tuple(int(side) for side in sides.split(",") if side.strip())
     dtype = np.dtype(TYPES[kind])
     if not shape or min(shape) < 1 or np.prod([float(side) for side in shape]) * dtype.itemsize > LARGEST:
@@ -125,6 +123,13 @@ def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[A
     return np.full(shape, _typed(text, kind, fill))
 
 
+def _known(text: str, kind: str) -> str:
+    if kind not in TYPES:
+        known = f"it {meanings_of_code(kind)}" if meanings_of_code(kind) else f"known: {', '.join(TYPES)}"
+        raise ArgumentError(f"--arg {text}: {kind!r} is no element type; {known}")
+    return "bf16" if kind == "bfloat16" else kind
+
+
 def _bits(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     """Numbers as bfloat16, which NumPy lacks: their bits."""
     from gemmery.emulator.ops.half import to_bf16
@@ -134,6 +139,7 @@ def _bits(numbers: NDArray[Any]) -> NDArray[np.uint16]:
 
 def _typed(text: str, kind: str, value: str) -> Any:
     """A number of an element type; what the type cannot hold is refused, so that none wraps round."""
+    kind = _known(text, kind)
     number, dtype = _number(text, value), np.dtype(TYPES[kind])
     if dtype.kind == "f" or kind == "bf16":
         most = float(np.finfo("float32" if kind == "bf16" else dtype).max)

@@ -29,7 +29,7 @@ _LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "t
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
 _UP = 5  # folders above a file in which they are looked for
-_UNKNOWN = re.compile(r"is undefined|has no member|must be a class or namespace|is not a template")
+_UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
 _MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")  # macros of libraries
 _NO_MEMBER = {"using", "typedef", "friend", "static", "static_assert"}  # what takes no bytes of a struct
 _FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
@@ -179,12 +179,14 @@ class DeviceProgram:
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
         if "/thrust/" in errors:  # it is for host code: its headers do not compile here
             self.empty += [name for name in self._included("thrust/") if name not in self.empty]
-        reached = self.reached()
+        reached, declared = self.reached(), set[tuple[str, int]]()
         for file, line, column, words in self._places(errors):
             split = self.splits[file]
             at = [0, *split.lines][line - 1] + column if column >= 0 else -1
             for chain in self._chains(file, reached[file], line, at):
-                self._leave(file, chain, at, words)
+                key = file, chain[-1].start
+                if key not in declared and self._leave(file, chain, at, words):
+                    declared.add(key)  # its other errors may follow from that
         return (len(self.empty), len(self.unknown), self.broken) != before
 
     def _chains(
@@ -198,7 +200,8 @@ class DeviceProgram:
             inner = list(self._chains(file, members, line, at, (*outer, each)))
             yield from inner or [(*outer, each)]
 
-    def _leave(self, file: str, chain: tuple[Declaration, ...], at: int, words: str) -> None:
+    def _leave(self, file: str, chain: tuple[Declaration, ...], at: int, words: str) -> bool:
+        """Leave out what an error is in; True if a type is declared instead."""
         each, outer = chain[-1], chain[:-1]
         if self.is_host(each) and "referenced but not defined" in words:
             words = f"the kernel calls {each.title} ({file}, line {each.first}): {_HOST}"
@@ -206,20 +209,22 @@ class DeviceProgram:
             for it in self.splits[file].declarations:
                 if it.title == each.title:  # calls of one macro fail alike
                     self._break(file, it, words, whole=True)
-            return
+            return False
         in_body = bool(each.code[1]) and (at < 0 or each.code[0] <= at)
         is_alone = not each.code[1] and (each.is_function or bool(each.head & {"typedef", "using"}))
         declares = bool(outer) or is_alone
         name = self._type_at(file, at) if declares and not in_body and _UNKNOWN.search(words) else ""
         if name and name not in self.unknown:
             self.unknown.append(name)
-        elif each.is_function and not (in_body and (file, each.start) not in self.broken):
+            return True
+        if each.is_function and not (in_body and (file, each.start) not in self.broken):
             is_needed = bool(outer) and bool(each.head & (self.marked | {"virtual"}))
             self._break_type(file, outer, words) if is_needed else self._break(file, each, words, whole=True)
-        elif each.is_function or not outer or each.head & _NO_MEMBER:
+        elif each.is_function or each.head & _NO_MEMBER or not (outer or each.body[1]):
             self._break(file, each, words, whole=each.is_member)
         else:
             self._break_type(file, chain if each.body[1] else outer, words)
+        return False
 
     def _break(self, file: str, each: Declaration, words: str, *, whole: bool = False) -> None:
         key = file, each.start
@@ -336,7 +341,7 @@ class DeviceProgram:
             name = each.title.removesuffix("()")
             is_one = any(f"{len(name)}{name}" in symbol or symbol == name for symbol in without)
             if is_one and ((file, each.start) in self.causes or self.is_host(each)):
-                words = self.cause(name) or _HOST
+                words = _HOST if self.is_host(each) else self.cause(name) or self.causes[file, each.start]
                 raise CompileError(f"the kernel calls {each.title} ({file}, line {each.first}): {words}")
 
     def absent(self, ptx: str) -> Iterator[tuple[str, str, int]]:

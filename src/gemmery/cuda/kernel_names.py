@@ -122,7 +122,7 @@ def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
     >>> launch_of("#define N 1000\nint main() { dim3 b(16, 16); f<<<(N + 15) / 16, b>>>(x, N, 2.5f); }", "f")
     (63, (16, 16), (None, 1000, 2.5))
     """
-    text = _COMMENT.sub(" ", text)
+    text = _COMMENT.sub(" ", text).replace("->", ".")
     values: dict[str, str] = {}
     for match in _NAMED.finditer(text):
         name, value = next(pair for pair in zip(match.groups()[::2], match.groups()[1::2], strict=True) if pair[0])

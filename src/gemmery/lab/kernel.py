@@ -223,7 +223,9 @@ def compiled_kernel(
     texts, empty, wheels = headers_of(text, options, folder, toolkit) if headers else ({}, [], ())
     beside = (*texts.items(), *((header, "") for header in empty), *((wheel, "") for wheel in wheels))
     # A file whose name is a macro, or an option's, may have changed.
-    knows = not re.search(r"#\s*include\s+\w", text) and not any(re.match("--?(pre-)?inc", each) for each in options)
+    knows = not re.search(r"#\s*include\s+\w", text) and not any(
+        re.match("--?(pre-)?inc|-I$", each) for each in options
+    )
     compile_it = _compiled if knows else _compiled.__wrapped__
     return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -67,6 +67,7 @@ class DevicePart:
     ptx: nvrtc.Ptx
     left_out: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str, int], ...] = ()  # what may change the result: words, and the file and line
+    errors: Mapping[str, str] = field(default_factory=dict)  # of what does not compile, by name
 
 
 def has_host_functions(program: DeviceProgram) -> bool:
@@ -107,7 +108,7 @@ def device_part(
         warnings = [(f"{header} {_EMPTY}", file, line) for header, file, line in absent if not _types_of(header)]
         named = tuple(f"{header} (line {line})" for header, _, line in absent)
         alone = replace(ptx, text=re.sub(rf"^.*\b\w*{ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
-        return DevicePart(alone, named + program.dropped(), (*warnings, *program.replaced()))
+        return DevicePart(alone, named + program.dropped(), (*warnings, *program.replaced()), program.errors)
 
 
 def headers_of(

@@ -276,7 +276,7 @@ class DeviceProgram:
         parts = re.split(r"^(?=(?:\.(?:visible|weak|extern) )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
         named = [(_FUNCTION.search(part), part) for part in parts]
         bodies = {match[1]: part for match, part in named if match}
-        pending, called = [kernel], set[str]()
+        pending, called = [kernel] if kernel in bodies else [], set[str]()
         while pending:
             called.add(symbol := pending.pop())
             if "{" in bodies[symbol]:

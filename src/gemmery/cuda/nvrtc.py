@@ -27,6 +27,7 @@ _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or 
 # ptxas's words for wgmma that waits for each product, and for setmaxnreg that it ignores: C7508 to C7519.
 _SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
 _PARENT = re.compile(r'^#include "(\w+\.cu)"', re.MULTILINE)
+_ERROR = "error:"  # in place of the entry, in the cache: no symbol has a colon
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
@@ -213,7 +214,7 @@ def ptx_alone(
     # nvcc has __int128 where the host's compiler has it, as those of Linux have.
     wide = sys.platform == "linux" and any("__int128" in each for each in sources.values())
     wide_flag = ("--device-int128",) if wide and "--device-int128" not in options else ()
-    flags = (*PTX_OPTIONS, "-w", *options, *wide_flag, *before, *(f"-I{folder}" for folder in toolkit))
+    flags = (*PTX_OPTIONS, "-w", *_as_nvcc(), *options, *wide_flag, *before, *(f"-I{folder}" for folder in toolkit))
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
     keeps = _stays(text, options, beside or {})
 
@@ -225,6 +226,13 @@ def ptx_alone(
             return Ptx(symbol, whole, CompilerInput(name, "", flags, sources))
     ptx = _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
     return replace(ptx, made_from=CompilerInput(name, kernel, flags, sources))
+
+
+def _as_nvcc() -> tuple[str, ...]:
+    """Define what nvcc does; not __GNUC__, with which the headers of CCCL need those of the host."""
+    major, minor = map(int, version().split("."))
+    named = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
+    return tuple(f"-D{name}={value}" for name, value in named.items())
 
 
 def symbol_of(kernel: str, ptx: str) -> str:
@@ -258,11 +266,16 @@ def _cached(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = T
     key = cache.key("ptx", version(), version().encode(), *(part.encode() for part in parts))
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
-        program = make()
-        stored = f"{program.entry}\n{program.ptx}".encode()
+        try:
+            program = make()
+            stored = f"{program.entry}\n{program.ptx}".encode()
+        except CompileError as error:  # a program's host code takes several attempts, and each a second
+            stored = f"{_ERROR}\n{error}".encode()
         if keeps:
             cache.write(config.cache_dir(), key, stored)
     entry, _, whole = stored.decode().partition("\n")
+    if entry == _ERROR:
+        raise CompileError(whole)
     return Ptx(entry, whole)
 
 

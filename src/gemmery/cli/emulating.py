@@ -88,8 +88,8 @@ def emulate(
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
     from gemmery.cli import written_arguments
 
-    given = {"grid": grid, "block": block}
-    sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in given.items()}
+    texts = {"grid": grid, "block": block}
+    sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
     expected = None if check is None else written_arguments.reference(check)
     if tolerance is not None and (check is None or tolerance == inf):

@@ -84,7 +84,7 @@ def device_part(
     """
     toolkit = include.folders()
     program = program_of(text, name, options, folder, toolkit)
-    program.asked = frozenset(re.findall(r"[A-Za-z_]\w*", kernel))
+    program.arguments = frozenset(re.findall(r"[A-Za-z_]\w*", kernel))
     if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for _, each in program.all()):
         raise CompileError(f"{name} has no kernel: it has no __global__ function")
     function = re.match(r"(?:\w+::)*(\w+)", kernel)
@@ -106,9 +106,9 @@ def device_part(
         program.uncalled(ptx.text, ptx.entry)
         absent = list(program.absent(ptx.text))
         warnings = [(f"{header} {_EMPTY}", file, line) for header, file, line in absent if not _types_of(header)]
-        named = tuple(f"{header} (line {line})" for header, _, line in absent)
+        headers = tuple(f"{header} (line {line})" for header, _, line in absent)
         alone = replace(ptx, text=re.sub(rf"^.*\b\w*{ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
-        return DevicePart(alone, named + program.dropped(), (*warnings, *program.replaced()), program.errors)
+        return DevicePart(alone, headers + program.dropped(), (*warnings, *program.replaced()), program.errors)
 
 
 def headers_of(

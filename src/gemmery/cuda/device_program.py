@@ -38,7 +38,7 @@ class DeviceProgram:
     splits: dict[str, Split]
     empty: list[str]  # headers without a file
     wheels: tuple[str, ...]  # folders of headers that packages of Python bring
-    asked: frozenset[str] = frozenset()  # words of the kernel's name: what only the arguments of its template name
+    arguments: frozenset[str] = frozenset()  # words of the kernel's name: what only the arguments of its template name
     unmarked: bool = False  # whether functions without a mark are device code
     broken: dict[tuple[str, int], bool] = field(default_factory=dict)  # by file and start: whether no head is left
     causes: dict[tuple[str, int], str] = field(default_factory=dict)  # the first error of each
@@ -76,7 +76,9 @@ class DeviceProgram:
             if each.stays or each.head & kernels or ("operator" in each.names and each.head & self.marked)
         }
         followed: set[str] = set()
-        words = {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys() | self.asked
+        words = (
+            {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys() | self.arguments
+        )
         while words - followed:
             word = (words - followed).pop()
             followed.add(word)
@@ -178,9 +180,9 @@ class DeviceProgram:
 
     def _break_type(self, file: str, chain: tuple[Declaration, ...], words: str) -> None:
         """Leave out the members of the innermost type that has a name: of those around it, it is a member."""
-        named = [each for each in chain if each.code[1]] or chain[:1]
-        where = f"{named[-1].title} (line {named[-1].first}) is left out, because a member does not compile"
-        self._break(file, named[-1], words if words.startswith(named[-1].title) else f"{where}: {words}")
+        types = [each for each in chain if each.code[1]] or chain[:1]
+        where = f"{types[-1].title} (line {types[-1].first}) is left out, because a member does not compile"
+        self._break(file, types[-1], words if words.startswith(types[-1].title) else f"{where}: {words}")
 
     def _type_at(self, file: str, at: int) -> str:
         """The name at an offset with the names around it, and with "<" if it is that of a template."""
@@ -274,8 +276,8 @@ class DeviceProgram:
     def uncalled(self, ptx: str, kernel: str) -> None:
         """Raise CompileError if a kernel calls a function that has no body here: the host's, or one that is broken."""
         parts = re.split(r"^(?=(?:\.(?:visible|weak|extern) )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
-        named = [(_FUNCTION.search(part), part) for part in parts]
-        bodies = {match[1]: part for match, part in named if match}
+        matches = [(_FUNCTION.search(part), part) for part in parts]
+        bodies = {match[1]: part for match, part in matches if match}
         pending, called = [kernel] if kernel in bodies else [], set[str]()
         while pending:
             called.add(symbol := pending.pop())
@@ -301,8 +303,8 @@ class DeviceProgram:
 
     def replaced(self) -> Iterator[tuple[str, str, int]]:
         """The functions of device code that are left out though another has their name: words, file and line."""
-        kept = {it.title for _, it in self.all(self.reached()) if it.is_function}
+        titles = {it.title for _, it in self.all(self.reached()) if it.is_function}
         for file, each in self.all():
-            if self.broken.get((file, each.start)) and each.title in kept and each.head & self.marked:
+            if self.broken.get((file, each.start)) and each.title in titles and each.head & self.marked:
                 words = self.causes[file, each.start]
                 yield f"this {each.title} is left out, and calls of it take another one: {words}", file, each.first

@@ -231,8 +231,8 @@ def ptx_alone(
 def _as_nvcc() -> tuple[str, ...]:
     """Define what nvcc does; not __GNUC__, with which the headers of CCCL need those of the host."""
     major, minor = map(int, version().split("."))
-    named = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
-    return tuple(f"-D{name}={value}" for name, value in named.items())
+    macros = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
+    return tuple(f"-D{name}={value}" for name, value in macros.items())
 
 
 def symbol_of(kernel: str, ptx: str) -> str:

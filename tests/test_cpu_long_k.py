@@ -118,6 +118,14 @@ def test_all_kernels_give_a_row_the_same_bits_at_any_k():
         assert len(set(results.values())) == 1, (k, results)
 
 
+def test_a_symmetric_product_of_several_runs_of_blocks():
+    a = random((20, target.deepest(target.host()) + 3000), "f32", 0)
+    product = gm.matmul(a, a.T)
+    assert (product == product.T).all()
+    assert (product == gm.matmul(a, a.T.copy())).all()
+    compare(np.abs(a), np.abs(a).T)
+
+
 LAYOUTS = {"rows": (1, False), "columns": (1, True), "every second": (2, False), "every third": (3, False)}
 
 

@@ -90,7 +90,7 @@ def matmul(
       of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
     - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel that adds in
       another order is chosen by that number. Some products of few rows are slower with it: on a CPU those of one row
-      where the columns of B are contiguous.
+      by a B with contiguous columns, or in complex types.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.

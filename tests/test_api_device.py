@@ -182,7 +182,6 @@ def test_products_without_such_factors(a, b, options, error, words):
     [
         ({"scale_a": 2.0}, "scale_a=2.0 applies to products on a CUDA device only; multiply a by it"),
         ({"scale_b": np.ones(4)}, r"scale_b=array.*multiply b by it first on the CPU"),
-        ({"batch_invariant": True}, "batch_invariant=True applies to products on a CUDA device only; leave it out"),
         ({"precision": "bogus"}, "precision='bogus': on a CUDA device it can be 'tf32', "),
         ({"precision": np.ones(2)}, "precision=array.*leave it out on the CPU"),
         ({"batch_invariant": "no"}, "batch_invariant='no' must be True or False"),

@@ -73,6 +73,7 @@ def prepare(
     strides: Ints,
     epilogue: str,
     scaled: bool,
+    invariant: bool = False,
 ) -> Prepared | None:
     """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
@@ -96,6 +97,7 @@ def prepare(
         c_layout,
         epilogue,
         scaled,
+        invariant=invariant,
     )
     return Prepared(dispatch.plan(problem), problem, form)
 
@@ -123,8 +125,9 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
 def _prepared(source: str, out: str, x: View, y: View, target: View, terms: Terms) -> Prepared | None:
     scaled = terms.alpha != 1 or terms.beta != 0
     return prepare(
-        source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, terms.epilogue, scaled
-    )
+        source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, terms.epilogue, scaled,
+        terms.invariant,
+    )  # fmt: skip
 
 
 def _compute_aside(call: Call, target: View, out: Any) -> None:

@@ -162,7 +162,9 @@ def explain(
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
     strides = arrays.contiguous(shape, dtypes.get(out).size)
-    prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)
+    prepared = prepare(
+        source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False, bool(batch_invariant)
+    )
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.bench.limits import attainable
 

@@ -126,7 +126,7 @@ def thread_count(threads: Any) -> int | None:
 
 
 def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, batch_invariant: Any = False) -> None:
-    """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU."""
+    """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU, or a wrong one."""
     options = {"precision": precision, "scale_a": scale_a, "scale_b": scale_b}
     name = next((name for name, value in options.items() if value is not None), "")
     if name == "precision" and not (isinstance(precision, str) and precision in PRECISIONS):
@@ -137,8 +137,7 @@ def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, ba
     if name:
         way = "leave it out on the CPU" if name == "precision" else f"multiply {name[-1]} by it first on the CPU"
         raise ArgumentError(f"{name}={brief(options[name])} applies to products on a CUDA device only; {way}")
-    if invariance(batch_invariant):
-        raise ArgumentError("batch_invariant=True applies to products on a CUDA device only; leave it out on the CPU")
+    invariance(batch_invariant)
 
 
 def invariance(batch_invariant: Any) -> bool:

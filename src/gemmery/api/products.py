@@ -88,15 +88,17 @@ def matmul(
       shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
       B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
       of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
-    - `batch_invariant`, on a CUDA device: True gives a row of C the same bits whatever the number of rows of A: no
-      kernel is chosen by that number, and blocks never share k. Some products of few rows are slower with it.
+    - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel that adds in
+      another order is chosen by that number. Some products of few rows are slower with it: on a CPU those of one row
+      by a B with contiguous columns, or in complex types.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
 
-    A real floating-point product on the CPU differs from the exact one by at most k u |A| |B| in each element, terms
-    for underflow, and one rounding to the type of C. The same call gives the same bits, with any number of threads,
-    except where docs/promises.md says so, which has all bounds; with GEMMERY_TIERS=off there are no exceptions.
+    A real floating-point product on the CPU differs from the exact one by at most f(k) u |A| |B| in each element, terms
+    for underflow, and one rounding to the type of C; f(k) is at most k, and at most 1536 + k / 256. The same call gives
+    the same bits, with any number of threads, except where docs/promises.md says so, which has all bounds; with
+    GEMMERY_TIERS=off there are no exceptions.
 
     Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
     bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and
@@ -175,8 +177,9 @@ def _matmul(
     else:
         name, bias_view, row = epilogue(bias, activation, x, y, result)
         terms = Terms(
-            epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, bias_view=bias_view, dtype=dtype
-        )
+            epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, bias_view=bias_view, dtype=dtype,
+            invariant=bool(batch_invariant),
+        )  # fmt: skip
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)
 

@@ -32,7 +32,7 @@ def remember(
     """Store the job of a product. `used` are the views of its operands, or of converted copies, and of the result.
 
     The kernel is one for every shape. If there is a faster one for this shape, it is compiled in the background for
-    products that come often, and takes its place.
+    products that come often or are many, and takes its place.
     """
     kind = _kind(call, *used, out) if entry.active() else None
     if kind is None:
@@ -45,8 +45,10 @@ def remember(
         return  # a call that compiled code leaves to Python each time
     array = ArrayKey(dtype, c.shape, c.strides)
     better = _tiers() and cpu.specialised(prepared.problem) is not None
-    entry.remember(kind, key, array, _work(prepared, used, job), better and status == entry.NEW)
-    if better and status == entry.OFTEN:
+    calls = entry.calls_until_often(prepared.problem.batch * prepared.form.runs)
+    often = status == entry.OFTEN or calls == 1
+    entry.remember(kind, key, array, _work(prepared, used, job), calls if better and not often else 0)
+    if better and often:
         bias = None if call.terms.bias is None else call.terms.bias._replace(owner=None)
         x, y, _ = used
         views = x._replace(owner=None), y._replace(owner=None), c._replace(owner=None)
@@ -165,12 +167,8 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
 def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
     terms = call.terms
-    if (
-        terms.widens
-        or (terms.threads or 0) > _ONE_OBJECT
-        or terms.alpha == 0
-        or not (_plain(call.a) and _plain(call.b))
-    ):
+    alone = terms.widens or terms.invariant or (terms.threads or 0) > _ONE_OBJECT or terms.alpha == 0
+    if alone or not (_plain(call.a) and _plain(call.b)):
         return None
     if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
         return None  # compiled code converts no tensor

@@ -127,8 +127,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * types.parts, kc, types.group * types.parts)
         tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
-        summed = m if deep < k * types.parts else 0  # rows with sums kept for the next block of k
-        return Blocks(tall, deep, wide, workspace_bytes(target, types, summed, tall, deep, wide))
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
     unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)

@@ -29,6 +29,7 @@ from gemmery.cpu.entry_layout import (
     MEMBER,
     OFTEN,
     PROBES,
+    PRODUCTS_BITS,
     RUN,
     SOON,
     at,
@@ -59,20 +60,21 @@ def define_member(module: Module) -> None:
             with f.if_(is_null(f, class_) ^ True):
                 often = f.var(f.index(OFTEN))
                 family = _family(f, class_, shape, often)
-                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, often.value)):
+                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, shape, often.value)):
                     _entry(f, fields, class_, family, shape, place)
                     answer.value = call(f, "ptr", "prepared", table, record, place)
         f.ret(answer.value)
 
 
-def _seldom(f: Function, table: Value, fields: Args, often: Value) -> Value:
-    """Count the products of this shape; return false for number `often`, of which Python makes an entry."""
+def _seldom(f: Function, table: Value, fields: Args, shape: Value, often: Value) -> Value:
+    """Count the calls of this shape, by their work; return false at `often`, where Python makes an entry."""
     key_hash = fields.hash
     counter = table + COUNTERS_AT + (key_hash >> (65 - COUNTERS.bit_length())) * 16
     count = f.select(f.load("i64", counter, align=8).equals(key_hash), f.load("i64", counter + 8, align=8), f.index(0))
     f.store(key_hash, counter, align=8)
-    f.store(count + 1, counter + 8, align=8)
-    return (count + 1).differs(often)
+    after = count + 1 + (Args(f, shape, SHAPE).batch >> PRODUCTS_BITS)
+    f.store(after, counter + 8, align=8)
+    return (count >= often) | (after < often)
 
 
 def _define_class(module: Module) -> None:

@@ -145,7 +145,10 @@ SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the o
 SET_BITS, MIX = SETS.bit_length() - 1, 29
 PAIRS, CLASSES, COUNTERS = 512, 512, 4096
 PROBES = 8  # places of a pair or a class, one after the other
-OFTEN = 64  # the products of a shape after which it gets an entry of its own
+OFTEN = 64  # the calls of a shape after which it gets an entry of its own
+# A call with a batch counts as one more for each so many products: kernels for every shape lose about 50 ns a product,
+# so that all OFTEN together lost 6 ms, about what LLVM takes for a kernel for the shape.
+PRODUCTS_BITS = 11
 SOON = 8  # the same where several threads would save up to 30 us each: their plan takes 100 us, once
 LONG = 1 << 21  # operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns
 ENTRY_BYTES = -(-size(ENTRY) // 64) * 64

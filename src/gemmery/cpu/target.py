@@ -21,6 +21,7 @@ _V3 = _V1 | _AVX2 | {"abm", "avx", "bmi1", "bmi2", "cx16", "lahf_lm", "movbe", "
 _V3 |= {"ssse3", "xsave"}
 _LEVELS = {"generic": ("x86-64", _V1), "avx2": ("x86-64-v3", _V3)}
 _SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
+FAN = 1024  # sums of blocks of k that are added in one chain: see long_k
 SHALLOW = 128  # up to this k, writing C dominates, and packed tiles go along the rows of C
 
 
@@ -97,6 +98,16 @@ def tile(target: Target) -> Tile:
     if target.machine in ("aarch64", "arm64"):
         return Tile(mr=6, nv=4, mc=96, kc=256, nc=1024)
     return Tile(mr=4, nv=2, mc=96, kc=256, nc=1024)
+
+
+def k_block(target: Target, parts: int = 1) -> int:
+    """Return the most elements of k, each of `parts` real numbers, that multiply-adds sum in one chain."""
+    return tile(target).kc // parts
+
+
+def deepest(target: Target) -> int:
+    """Return the largest k for which FAN sums of blocks are enough: `direct` adds no more."""
+    return k_block(target) * FAN
 
 
 def direct_tile(target: Target) -> tuple[int, int]:

@@ -87,6 +87,11 @@ class Product(NamedTuple):
         return out.kind == "f" and out.llvm != self.accumulator
 
     @property
+    def rounds(self) -> bool:
+        """False for integers, whose sums are exact in any order."""
+        return dtypes.get(self.dtype).kind in "fc"
+
+    @property
     def seeded(self) -> bool:
         """True when each panel of B starts with a row of initial values for the accumulators."""
         return self.step == "dot_i8"
@@ -96,8 +101,8 @@ SHORT = 512  # length of vectors up to which gemv keeps sums and x on the stack,
 
 
 def vector_room(product: Product, mc: int, kc: int) -> int:
-    """Return the bytes that gemv needs for mc sums and kc numbers of x, which it packs twice for complex types."""
-    return (mc + product.parts * kc) * product.parts * SIZES[product.accumulator] + 64
+    """Return the bytes that gemv needs for mc sums on three levels and kc numbers of x, packed twice if complex."""
+    return (3 * mc + product.parts * kc) * product.parts * SIZES[product.accumulator] + 4 * 64
 
 
 class RegisterTile(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.target import SHALLOW, Target, direct_tile, host
+from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
 from gemmery.dispatch.candidate import Candidate
 from gemmery.ladder.cpu import CPU
 from gemmery.problem import Problem
@@ -49,6 +49,8 @@ _TINY = 16**3
 
 def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
+    if problem.invariant:  # some add in another order
+        return None
     p = problem.by_rows()
     return next((candidate for candidate in _special(p) if not refusal(problem, candidate)), None)
 
@@ -58,7 +60,7 @@ def _special(p: Problem) -> Iterator[Candidate]:
     if p.batch >= _MANY:
         reason = f"{p.batch} products of one small shape: the loop over them is compiled with it"
         yield Candidate(batched, batched.default, reason)
-    if p.batch * p.m * p.n * p.k <= _TINY and 1 not in (p.m, p.n):
+    if p.batch * p.m * p.n * p.k <= _TINY and p.k <= k_block(host()) and 1 not in (p.m, p.n):
         yield Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time")
 
 
@@ -80,11 +82,13 @@ def direct_b(target: Target, m: int, n: int) -> float:
 
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
+    if problem.invariant and problem.m == 1 < problem.n:
+        return [("packed", "batch_invariant: one row is summed in the order of many")]
     p = problem.by_rows()
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
-    if p.m == 1 and 1 < p.n <= row_columns(p.dtype):
+    if p.m == 1 and 1 < p.n <= row_columns(p.dtype) and p.k <= deepest(target):
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
@@ -95,7 +99,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
                 f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
             )
         )
-    if b_bytes < direct_b(target, p.m, p.n):
+    if b_bytes < direct_b(target, p.m, p.n) and p.k <= deepest(target):
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )

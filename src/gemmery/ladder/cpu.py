@@ -10,6 +10,7 @@ from gemmery import dtypes
 from gemmery.cpu import build
 from gemmery.ladder.rung import Rung, without_vector
 from gemmery.problem import Problem
+from gemmery.verify import blocked
 
 _FLOATS = ("f32", "f64")
 
@@ -135,6 +136,7 @@ CPU = (
         dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
+        bound=blocked,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
             "A tile of C stays in registers while k runs, so each step loads few vectors for many multiply-adds. "
@@ -151,6 +153,7 @@ CPU = (
         dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
+        bound=blocked,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
             "C is cut along m and n, never along k: no two threads add to the same element, so any number of threads "
@@ -166,6 +169,7 @@ CPU = (
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.direct,
+        bound=blocked,
         space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
         lesson=(
             "Packing copies m k + k n elements to speed up m n k multiply-adds. In small or thin products there are "
@@ -182,6 +186,7 @@ CPU = (
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.streamed,
+        bound=blocked,
         space={"depth": (2, 4, 8), "nv": (1, 2, 4)},
         lesson=(
             "With few rows of A the limit is reading B. A tile that runs down k jumps one page per step, which no "
@@ -197,7 +202,8 @@ CPU = (
         dtypes=dtypes.NAMES,
         refuses=_gemv,
         build=build.gemv,
-        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192), "columns": (4, 6, 8)},
+        bound=blocked,
+        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096), "columns": (4, 6, 8)},
         default={"mc": 4096, "kc": 4096},
         lesson=(
             "There is one multiply-add per element of A, so memory is the limit: the kernel must read A once, in "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, Pieces
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import PtxKernel
+from gemmery.emulator.ptx import Line, PtxKernel
+from gemmery.emulator.unwritten import Unwritten, followed
 
 __all__ = ["Finding", "Findings"]
 
@@ -45,6 +47,7 @@ class Findings(Observer):
         self._machine = machine
         if self._kernel is None:
             self._kernel, self._orders = machine.kernel, orders(machine.kernel)
+            self._followed = followed(machine.kernel)
             self._global = GlobalRaces(machine, self._orders, self._collection)
             self._read_only = ReadOnlyLoads(machine, self._global.reach, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
@@ -126,6 +129,18 @@ class Findings(Observer):
 
     def mismatched(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         self._broken("warp mask", index, threads, message)
+
+    def undefined(self, machine: Machine, index: int, threads: Indices, use: Line) -> None:
+        after = "" if use == machine.kernel.instructions[index].line else f" and uses what comes of it at {use}"
+        what = f"reads a variable, or an element of its own array, that it has not written{after}: set it first"
+        self._broken("uninitialised", index, threads, what)
+
+    def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
+        guard = machine.kernel.instructions[index].guard
+        if self._followed and guard is not None and guard.name in self._followed:
+            unit = machine.unit(Unwritten)
+            bad, first = unit.read(index, [guard.name])
+            unit.report(index, bad, active, first)
 
     def _broken(self, kind: str, index: int, threads: Indices, message: str) -> None:
         first = int(threads[0])

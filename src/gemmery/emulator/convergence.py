@@ -177,8 +177,13 @@ def _complete(index: int, step: Step) -> Step:
 
 def _others(machine: Machine, active: Flags) -> Flags:
     """Existing lanes that do not execute the instruction: (warps, 32)."""
-    exists = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
-    return exists.reshape(-1, 32) & ~active
+    return exists(machine).reshape(-1, 32) & ~active
+
+
+def exists(machine: Machine) -> Flags:
+    """The threads that the blocks have, of those that fill their warps."""
+    real: Flags = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
+    return real
 
 
 class _Lanes:

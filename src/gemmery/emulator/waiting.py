@@ -296,7 +296,8 @@ class AtBarriers:
                     what = f"names {own[first]} threads for barrier {number}, and {why}"
                     report_misuse(machine, index, np.flatnonzero(bad), what)
             fresh = threads.reshape(machine.blocks, -1).any(axis=1) & (named[0] == 0)
-            named[:, fresh] = np.where(threads, own, 0).reshape(machine.blocks, -1).max(axis=1)[fresh], index
+            named[0, fresh] = np.where(threads, own, 0).reshape(machine.blocks, -1).max(axis=1)[fresh]
+            named[1, fresh] = index
 
     def _count(self, index: int, mask: Mask, numbers: Any) -> None:
         """bar.arrive: count the threads, which do not wait."""

@@ -25,7 +25,7 @@ from gemmery.emulator.ptx import Line, PtxKernel
 from gemmery.emulator.run import Drawable, EmulatedRun, Rerun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
-from gemmery.errors import ArgumentError, CompileError, DeviceError
+from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
 from gemmery.lab.device_arrays import resident
 from gemmery.lab.emulated_product import parsed, prepared
 
@@ -69,6 +69,8 @@ def emulate(
     check: bool = True,
     seed: int | None = None,
     max_steps: int = LIMIT,
+    seconds: float = 60,
+    strict: bool = False,
 ) -> EmulatedRun:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
@@ -94,7 +96,7 @@ def emulate(
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
     dims = _dims("grid", grid), _dims("block", block)
-    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps)
+    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps, seconds)
     if reason:
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
@@ -120,8 +122,12 @@ def emulate(
         merge=merge,
         seed=seed,
         max_steps=max_steps,
+        seconds=seconds,
         observers=(trace,) if trace else (),
     )
+    if strict and run.findings:
+        texts = "".join(f"\n{finding}" for finding in run.findings)
+        raise CheckError(f"kernel {kernel}: strict=True allows no findings, and there are {len(run.findings)}:{texts}")
     arguments.write_back()
     drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
     rerun = Rerun(
@@ -182,7 +188,9 @@ def _steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:
     return {name: (array.strides[0], array.strides[1]) for name, array in arrays.items() if array.ndim == 2}
 
 
-def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
+def _type_error(
+    kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any, seconds: Any
+) -> str:
     """Return what is wrong with the type of an argument; "" if nothing is."""
     if not isinstance(kernel, str):
         return f"kernel={kernel!r}: pass the name of a kernel as a string"
@@ -198,6 +206,8 @@ def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: An
         return f"seed={seed!r}: pass a whole number >= 0, or None for ascending order"
     if not isinstance(max_steps, int | np.integer) or max_steps < 1:
         return f"max_steps={max_steps!r}: pass a whole number >= 1"
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        return f"seconds={seconds!r}: pass a number > 0, or math.inf for no limit"
     return ""
 
 

@@ -156,13 +156,14 @@ class GlobalRaces:
         one_warp = one_block & (own >> 5 == second >> 5)
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
-            far = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
-            first = int(far.argmax())
+            pairs = (these, these & ~one_warp, these & ~one_block)
+            strength = max(place for place, some in enumerate(pairs) if some.any())
+            first = int(pairs[strength].argmax())
             where = int(number[first] + self._grid.first) - 1
             place = self._block_id(where), int(second[first])
             thread, address = int(threads[first]), int(addresses[first])
             message = partial(messages.grid_race, machine, index, thread, address, other, place, equal=kind == EQUAL)
-            self._collection.add(machine, kind, index, thread, int(these.sum()), message, other)
+            self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
 
     def _block_id(self, number: int) -> int:
         """The block with a number in the launch, from 0."""

@@ -136,7 +136,9 @@ def emulate(
         partial(_resources, program.kernel, made_from),
     )
     nobody = (0, 0, 0)
-    warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in warnings)
+    own = ((words, name, line) for line, words in made_from.warnings) if made_from else ()  # of the compiler
+    every = (*warnings, *own)
+    warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in every)
     return replace(
         run,
         kernel=kernel or run.kernel,

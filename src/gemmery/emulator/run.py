@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import TypeVar
@@ -74,7 +74,8 @@ class EmulatedRun:
     left_out: tuple[str, ...] = ()  # of the source, because the kernel does not need it: "main() (line 40)"
     drawable: Drawable | None = None  # None with check=False
     rerun: Rerun | None = None  # None for a rung
-    warnings: tuple[Finding, ...] = ()  # threads that store the same value to one place, in no order
+    warnings: tuple[Finding, ...] = ()  # what need not be a fault, as of threads that store one value in no order
+    unwritten: Mapping[str, int] = field(default_factory=dict)  # bytes that no thread wrote of arrays only written
 
     @cached_property
     def merged(self) -> Counts:
@@ -232,7 +233,9 @@ def emulated(
     run(program, launch, memory, every, seed=seed, max_steps=max_steps, seconds=seconds, ahead=ahead)
     counters.forget_accesses()
     faults, warnings = (findings.sorted(), findings.warnings()) if findings else ((), ())
-    return EmulatedRun(program.kernel.name, launch, counters.counts, faults, merge, warnings=warnings)
+    unwritten = findings.unwritten if findings else {}
+    counted = counters.counts
+    return EmulatedRun(program.kernel.name, launch, counted, faults, merge, warnings=warnings, unwritten=unwritten)
 
 
 def run(

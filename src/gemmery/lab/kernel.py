@@ -5,6 +5,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from errno import ENOMEM
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,20 +112,29 @@ def emulate(
         listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
-    arguments = bound(program.kernel, args, variables, resident())
-    launch = replace(launch, parameters=arguments.parameters)
     trace = Trace() if check else None
-    run = emulated(
-        program,
-        launch,
-        arguments.memory,
-        check=check,
-        merge=merge,
-        seed=seed,
-        max_steps=max_steps,
-        seconds=seconds,
-        observers=(trace,) if trace else (),
-    )
+    try:
+        arguments = bound(program.kernel, args, variables, resident())
+        launch = replace(launch, parameters=arguments.parameters)
+        run = emulated(
+            program,
+            launch,
+            arguments.memory,
+            check=check,
+            merge=merge,
+            seed=seed,
+            max_steps=max_steps,
+            seconds=seconds,
+            observers=(trace,) if trace else (),
+        )
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != ENOMEM:
+            raise
+        size = sum(each.nbytes for each in args if isinstance(each, np.ndarray)) / 2**20
+        what = (
+            f"the launch has {size:,.0f} MiB of arrays, and with its checks the emulator takes up to three times that"
+        )
+        raise MemoryError(f"{what}: pass smaller arrays or check=False, or allow the process more memory") from None
     if strict and run.findings:
         texts = "".join(f"\n{finding}" for finding in run.findings)
         raise CheckError(f"kernel {kernel}: strict=True allows no findings, and there are {len(run.findings)}:{texts}")

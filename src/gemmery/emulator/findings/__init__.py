@@ -36,13 +36,16 @@ class Findings(Observer):
     def __init__(self) -> None:
         self._collection = Collection()
         self._kernel: PtxKernel | None = None
+        self.unwritten: dict[str, int] = {}  # bytes by array
 
     def sorted(self) -> tuple[Finding, ...]:
         """All findings so far, causes before what may follow from them."""
         return self._collection.sorted()
 
     def warnings(self) -> tuple[Finding, ...]:
-        """What a test does not fail for."""
+        """What need not be a fault; after the launch."""
+        if self._kernel is not None:
+            self.unwritten = self._global.unwritten()
         return self._collection.warnings()
 
     def start(self, machine: Machine) -> None:

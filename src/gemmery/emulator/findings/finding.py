@@ -9,7 +9,7 @@ from gemmery.emulator.findings import messages
 from gemmery.emulator.machine import Dims, Machine
 from gemmery.emulator.ptx import Line
 
-EQUAL, SKIPPED = "equal stores", "skipped barrier"  # kinds that are warnings
+EQUAL, SKIPPED, UNWRITTEN = WARNINGS = ("equal stores", "skipped barrier", "unwritten")
 LATE = "misuse at the end"  # a misuse that is seen when all threads have ended, which other faults may lead to
 # Causes come first, and what may follow from them after them.
 ORDER = ("out of bounds", "misaligned", "deadlock", "divergent barrier", "warp mask", "misuse", "not landed", "race")
@@ -20,7 +20,8 @@ class Finding:
     """One fault at one line, or between two lines, with the first thread that committed it.
 
     `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
-    "deadlock", "warp mask" or "misuse"; of a warning "equal stores" or "skipped barrier".
+    "deadlock", "warp mask" or "misuse"; of a warning "equal stores", "skipped barrier",
+    "unwritten" or "source".
 
     >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
     sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
@@ -49,12 +50,14 @@ class Collection:
 
     def sorted(self) -> tuple[Finding, ...]:
         """All findings so far, causes first; warnings are not among them."""
-        return self._sorted(lambda key: key[0] not in (EQUAL, SKIPPED))
+        return self._sorted(lambda key: key[0] not in WARNINGS)
 
     def warnings(self) -> tuple[Finding, ...]:
-        """Barriers that threads skip; stores of equal values, between lines that have no race of another kind."""
+        """What need not be a fault; equal stores between lines that have no race of another kind."""
         racing = {frozenset(lines) for kind, *lines in self._findings if kind == "race"}
-        return self._sorted(lambda key: key[0] == SKIPPED or (key[0] == EQUAL and frozenset(key[1:]) not in racing))
+        return self._sorted(
+            lambda key: key[0] in (SKIPPED, UNWRITTEN) or (key[0] == EQUAL and frozenset(key[1:]) not in racing)
+        )
 
     def _sorted(self, selects: Callable[[tuple[str, str, str]], bool]) -> tuple[Finding, ...]:
         ranks = {kind: rank for rank, kind in enumerate(ORDER)} | {LATE: len(ORDER) + 1}

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
-from gemmery.emulator.findings.finding import EQUAL, Collection
+from gemmery.emulator.findings.finding import EQUAL, UNWRITTEN, Collection
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import UPDATES, Orders
@@ -123,6 +123,32 @@ class GlobalRaces:
             warps = np.zeros(self._fence.shape[:2], np.bool_)
             warps[blocks, own >> 5] = True
             self._clocks.has_released(warps)
+
+    def unwritten(self) -> dict[str, int]:
+        """The bytes that no thread has written of each array that the launch writes and does not read."""
+        kernel, arrays = self._machine.kernel, self.reach.arrays
+        read, first = set[str](), dict[str, int]()
+        for index, names in enumerate(arrays):
+            if names is None:
+                return {}
+            stores = kernel.instructions[index].opcode.name == "st"
+            if stores and len(names) == 1:
+                first.setdefault(*names, index)
+            elif not stores:
+                read |= names
+        missing = {}
+        for array in self._machine.memory.allocations:
+            if array.name not in first or array.name in read or array.name in kernel.variables:
+                continue
+            if count := self._grid.unwritten(array.start, array.stop):
+                missing[array.name] = count
+                if count <= 3 * (array.size - count):  # of an array of which few elements are meant, nothing is said
+                    text = (
+                        f"no thread of the grid writes {count:,} of the {array.size:,} bytes of {array.name}: if the "
+                    )
+                    text += "kernel should write all of them, launch more blocks, or look at the bounds"
+                    self._collection.add(self._machine, UNWRITTEN, first[array.name], 0, 1, text)
+        return missing
 
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
         """Report the first conflict with each other instruction that the grid found."""

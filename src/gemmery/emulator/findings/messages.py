@@ -7,7 +7,7 @@ import re
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.machine import Dims, Machine
 from gemmery.emulator.memory import PAGE, Allocation
-from gemmery.emulator.ptx import Instruction, Label, Line, calling
+from gemmery.emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
 _EQUAL = "both store the same value, and C++ leaves it undefined: let one thread store it, or use an atomic"
@@ -233,7 +233,12 @@ def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
     if space == "global":
         variable = machine.memory.nearest(at)
         return (variable.name, variable.start) if variable is not None and variable.start <= at else ("", 0)
-    variables = machine.kernel.variables.values()
+    return variable_at(machine.kernel, space, at)
+
+
+def variable_at(kernel: PtxKernel, space: str, at: int) -> tuple[str, int]:
+    """The last variable of a kernel that begins at or before an address, and where it begins; "" if there is none."""
+    variables = kernel.variables.values()
     before = [variable for variable in variables if variable.space == space and variable.offset <= at]
     last = max(before, key=lambda variable: variable.offset, default=None)
     return (_plain(last.name), last.offset) if last else ("", 0)

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import convergence, specials
+from gemmery.emulator import convergence, specials, unwritten
 from gemmery.emulator.blocks import Block, joined
 from gemmery.emulator.collecting import without_collection
 from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
+from gemmery.emulator.hopper.wgmma import checked_sums
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
@@ -86,7 +87,9 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
     last_entry = find(inside[-1].opcode)
     entry = last_entry if isinstance(last_entry, End) else None
     end = None if entry is None else inside[-1]
-    steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
+    steps = tuple(
+        checked_sums(lowering, first, [_step(lowering, index) for index in range(first, last - (end is not None))])
+    )
     guard = None
     targets: tuple[int, ...] = ()
     barrier = None
@@ -140,7 +143,7 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
     for operand in instruction.operands:
         if isinstance(operand, Special) and operand.name in specials.CLOCKS:
             step = _timed(step, index, lowering.provided[operand.name], specials.CLOCKS[operand.name])
-    step = convergence.checked(lowering, instruction, index, step)
+    step = unwritten.checked(lowering, instruction, index, convergence.checked(lowering, instruction, index, step))
     if instruction.guard is None:
         return step
     return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)

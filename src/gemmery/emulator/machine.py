@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.places import Places
-from gemmery.emulator.ptx import PtxKernel
+from gemmery.emulator.ptx import Line, PtxKernel
 
 Dims = tuple[int, int, int]
 UnitState = TypeVar("UnitState")
@@ -185,6 +185,9 @@ class Observer:
 
     def mismatched(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         """These threads execute a warp's instruction with the wrong lanes; `message` says which rule is broken."""
+
+    def undefined(self, machine: Machine, index: int, threads: Indices, use: Line) -> None:
+        """These threads read at `index` what they have not written, and use what comes of it at a line."""
 
     def fault(self, machine: Machine, event: Access, kind: str, mask: Flags) -> None:
         """The accesses of these threads are dropped: they are "outside" their memory or "misaligned"."""

@@ -59,7 +59,7 @@ def show_run(run: EmulatedRun, console: Console) -> None:
     """Print a run of any kernel: its totals, counters by line, findings."""
     console.print(Text.assemble((run.kernel, "bold"), (f": {run_report.launched(run)}", "dim")))
     console.print(Text(run_report.verdict(run)))
-    for section in run_report.run_sections(run):
+    for section in (*run_report.fault_sections(run), *run_report.counter_sections(run)):
         part = fitted(section, console.width - 2)
         _show(part, _table(part), console)
 

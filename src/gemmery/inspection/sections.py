@@ -40,6 +40,8 @@ class Section:
     notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
 
+    alarm: bool = False  # faults, which a page shows in colour
+
     @property
     def numbers(self) -> bool:
         """True for a table of numbers; two rungs side by side have a column of ratios then."""

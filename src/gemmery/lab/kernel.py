@@ -5,6 +5,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from errno import ENOMEM
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from gemmery.emulator.ptx import Line, PtxKernel
 from gemmery.emulator.run import Drawable, EmulatedRun, Rerun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
-from gemmery.errors import ArgumentError, CompileError, DeviceError
+from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
 from gemmery.lab.device_arrays import resident
 from gemmery.lab.emulated_product import parsed, prepared
 
@@ -69,6 +70,8 @@ def emulate(
     check: bool = True,
     seed: int | None = None,
     max_steps: int = LIMIT,
+    seconds: float = 60,
+    strict: bool = False,
 ) -> EmulatedRun:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
@@ -94,7 +97,7 @@ def emulate(
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
     dims = _dims("grid", grid), _dims("block", block)
-    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps)
+    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps, seconds)
     if reason:
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
@@ -109,19 +112,32 @@ def emulate(
         listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
-    arguments = bound(program.kernel, args, variables, resident())
-    launch = replace(launch, parameters=arguments.parameters)
     trace = Trace() if check else None
-    run = emulated(
-        program,
-        launch,
-        arguments.memory,
-        check=check,
-        merge=merge,
-        seed=seed,
-        max_steps=max_steps,
-        observers=(trace,) if trace else (),
-    )
+    try:
+        arguments = bound(program.kernel, args, variables, resident())
+        launch = replace(launch, parameters=arguments.parameters)
+        run = emulated(
+            program,
+            launch,
+            arguments.memory,
+            check=check,
+            merge=merge,
+            seed=seed,
+            max_steps=max_steps,
+            seconds=seconds,
+            observers=(trace,) if trace else (),
+        )
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != ENOMEM:
+            raise
+        size = sum(each.nbytes for each in args if isinstance(each, np.ndarray)) / 2**20
+        what = (
+            f"the launch has {size:,.0f} MiB of arrays, and with its checks the emulator takes up to three times that"
+        )
+        raise MemoryError(f"{what}: pass smaller arrays or check=False, or allow the process more memory") from None
+    if strict and run.findings:
+        texts = "".join(f"\n{finding}" for finding in run.findings)
+        raise CheckError(f"kernel {kernel}: strict=True allows no findings, and there are {len(run.findings)}:{texts}")
     arguments.write_back()
     drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
     rerun = Rerun(
@@ -130,7 +146,9 @@ def emulate(
         partial(_resources, program.kernel, made_from),
     )
     nobody = (0, 0, 0)
-    warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in warnings)
+    own = ((words, name, line) for line, words in made_from.warnings) if made_from else ()  # of the compiler
+    every = (*warnings, *own)
+    warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in every)
     return replace(
         run,
         kernel=kernel or run.kernel,
@@ -182,7 +200,9 @@ def _steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:
     return {name: (array.strides[0], array.strides[1]) for name, array in arrays.items() if array.ndim == 2}
 
 
-def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
+def _type_error(
+    kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any, seconds: Any
+) -> str:
     """Return what is wrong with the type of an argument; "" if nothing is."""
     if not isinstance(kernel, str):
         return f"kernel={kernel!r}: pass the name of a kernel as a string"
@@ -198,6 +218,8 @@ def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: An
         return f"seed={seed!r}: pass a whole number >= 0, or None for ascending order"
     if not isinstance(max_steps, int | np.integer) or max_steps < 1:
         return f"max_steps={max_steps!r}: pass a whole number >= 1"
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        return f"seconds={seconds!r}: pass a number > 0, or math.inf for no limit"
     return ""
 
 

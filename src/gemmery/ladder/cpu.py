@@ -39,6 +39,11 @@ def _rows(problem: Problem) -> str:
     return _plain(problem)
 
 
+def _panels(problem: Problem) -> str:
+    """Refusals of the rung that packs, but has no epilogue."""
+    return _plain(problem) or _packed(problem)
+
+
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so elements of C must be adjacent along rows or columns"
@@ -129,18 +134,45 @@ CPU = (
         source="cpu/simple.py",
     ),
     Rung(
-        name="packed",
-        idea="a register tile of C, panels packed in the order they are read, five loops",
+        name="simd_tile",
+        idea="a tile of C stays in registers while k runs; A and B are read in place",
         parent="simd_blocked",
+        dtypes=_FLOATS,
+        refuses=_rows,
+        build=build.textbook("simd_tile"),
+        lesson=(
+            "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of A "
+            "for mr x nr multiply-adds, where the parent rung loads two vectors and stores one for each. What it reads is "
+            "still where it was: each step down k is a row of B further, on another page once rows are 4 KiB long."
+        ),
+        source="cpu/simple.py",
+    ),
+    Rung(
+        name="packed_panels",
+        idea="simd_tile reads A and B from panels, copies in the order in which it reads them",
+        parent="simd_tile",
+        dtypes=_FLOATS,
+        refuses=_panels,
+        build=build.packed_panels,
+        lesson=(
+            "Packing copies m k + k n elements once, and the tile then reads consecutive memory: no step goes to another "
+            "page, and no rows compete for one set of a cache. Operands of any layout become the same panels. All of A "
+            "and B is packed as one block, so a large k makes panels that no longer fit in L1, nor all of A in L2."
+        ),
+        source="cpu/loops.py",
+    ),
+    Rung(
+        name="packed",
+        idea="five loops around packed_panels: each keeps one block in one cache",
+        parent="packed_panels",
         dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
-            "A tile of C stays in registers while k runs, so each step loads few vectors for many multiply-adds. "
-            "Panels of A and B are copied into the order in which they are read, which avoids strided accesses, TLB "
-            "misses and cache-set conflicts. Each of the five loops keeps one block in one cache. Every fast library "
-            "works this way."
+            "Blocks of nc columns, kc steps and mc rows are cut so that a packed block of B stays in L3, one of A in L2 "
+            "and a panel of B in L1. Each is read many times from there before the next one comes, whatever the size of "
+            "the product, and the packed copies stay small. Every fast library works this way."
         ),
         source="cpu/loops.py",
     ),
@@ -162,7 +194,7 @@ CPU = (
     Rung(
         name="direct",
         idea="register tiles that read A and B in place, chosen for the shape: nothing is packed",
-        parent="packed",
+        parent="simd_tile",
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.direct,

@@ -33,14 +33,14 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
     longer than code for one layout of A and of B.
 
-    for each block of nc columns of B:          # stays in L3
-        for each block of kc rows of it:
-            pack B[kc, nc]
-            for each block of mc rows of A:
-                pack A[mc, kc]                  # stays in L2
-                for each panel j of B:          # kc x nr, stays in L1
-                    for each panel i of A:
-                        the loop over p, as in packed_panels
+        for each block of nc columns of B:          # stays in L3
+            for each block of kc rows of it:
+                pack B[kc, nc]
+                for each block of mc rows of A:
+                    pack A[mc, kc]                  # stays in L2
+                    for each panel j of B:          # kc x nr, stays in L1
+                        for each panel i of A:
+                            the loop over p, as in packed_panels
     """
     module = Module(target)
     register = register_tile(target, product, sizes or tile(target))
@@ -61,14 +61,14 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
 def packed_panels(target: Target, product: Product) -> Module:
     """Return the module that packs all of A and B, then multiplies them as one block; its entry is `packed_panels`.
 
-    pack B: panels of nr columns, in which the nr elements of each p are adjacent
-    pack A: panels of mr rows, in which the mr elements of each p are adjacent
-    for each panel j of B:
-        for each panel i of A:
-            sums[mr, nr] = 0, in registers
-            for p in 0..k:
-                sums += (mr elements of panel i) * (nr elements of panel j)
-            C[i..., j...] = sums
+        pack B: panels of nr columns, in which the nr elements of each p are adjacent
+        pack A: panels of mr rows, in which the mr elements of each p are adjacent
+        for each panel j of B:
+            for each panel i of A:
+                sums[mr, nr] = 0, in registers
+                for p in 0..k:
+                    sums += (mr elements of panel i) * (nr elements of panel j)
+                C[i..., j...] = sums
     """
     module = Module(target)
     register = register_tile(target, product)

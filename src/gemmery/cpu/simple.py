@@ -29,12 +29,12 @@ def _clear(f: Function, c: Matrix, m: Value, n: Value) -> None:
 def scalar_naive(target: Target, dtype: str) -> Module:
     """Return the module of C[i, j] = sum of A[i, p] * B[p, j], with loops i, j, p.
 
-    for i in 0..m:
-        for j in 0..n:
-            sum = 0
-            for p in 0..k:
-                sum += A[i, p] * B[p, j]
-            C[i, j] = sum
+        for i in 0..m:
+            for j in 0..n:
+                sum = 0
+                for p in 0..k:
+                    sum += A[i, p] * B[p, j]
+                C[i, j] = sum
     """
     module = Module(target)
     with module.function("scalar_naive", ("ptr", "args")) as f:
@@ -51,11 +51,11 @@ def scalar_naive(target: Target, dtype: str) -> Module:
 def scalar_reordered(target: Target, dtype: str) -> Module:
     """Return the module with the same three loops as i, p, j: B and C are walked along their rows.
 
-    C = 0
-    for i in 0..m:
-        for p in 0..k:
-            for j in 0..n:
-                C[i, j] += A[i, p] * B[p, j]
+        C = 0
+        for i in 0..m:
+            for p in 0..k:
+                for j in 0..n:
+                    C[i, j] += A[i, p] * B[p, j]
     """
     module = Module(target)
     with module.function("scalar_reordered", ("ptr", "args")) as f:
@@ -93,12 +93,12 @@ def _with_adjacent_columns(f: Function, x: Matrix) -> Matrix:
 def simd_row(target: Target, dtype: str) -> Module:
     """Return the module that broadcasts an element of A and multiply-adds it over a row of B into a row of C.
 
-    C = 0
-    for i in 0..m:
-        for p in 0..k:
-            scale = A[i, p] in every lane
-            for j in 0..n by one vector:
-                C[i, j...] += scale * B[p, j...]
+        C = 0
+        for i in 0..m:
+            for p in 0..k:
+                scale = A[i, p] in every lane
+                for j in 0..n by one vector:
+                    C[i, j...] += scale * B[p, j...]
     """
     module = Module(target)
     with module.function("simd_row", ("ptr", "args")) as f:
@@ -114,13 +114,13 @@ def simd_row(target: Target, dtype: str) -> Module:
 def simd_blocked(target: Target, dtype: str) -> Module:
     """Return the module of `simd_row` inside square blocks of side `kc`, so that a block of B stays in cache.
 
-    C = 0
-    for each block i0 of m, p0 of k, j0 of n:
-        for i in block i0:
-            for p in block p0:
-                scale = A[i, p] in every lane
-                for j in block j0 by one vector:
-                    C[i, j...] += scale * B[p, j...]
+        C = 0
+        for each block i0 of m, p0 of k, j0 of n:
+            for i in block i0:
+                for p in block p0:
+                    scale = A[i, p] in every lane
+                    for j in block j0 by one vector:
+                        C[i, j...] += scale * B[p, j...]
     """
     module = Module(target)
     with module.function("simd_blocked", ("ptr", "args")) as f:
@@ -138,14 +138,14 @@ def simd_blocked(target: Target, dtype: str) -> Module:
 def simd_tile(target: Target, dtype: str) -> Module:
     """Return the module that keeps a tile of C, mr rows of nv vectors, in registers while p runs.
 
-    for each tile of nr columns j of C:
-        for each tile of mr rows i:
-            sums[mr, nr] = 0, in registers
-            for p in 0..k:
-                row = B[p, j...], nr elements
-                for r in 0..mr:
-                    sums[r] += A[i + r, p] * row
-            C[i..., j...] = sums
+        for each tile of nr columns j of C:
+            for each tile of mr rows i:
+                sums[mr, nr] = 0, in registers
+                for p in 0..k:
+                    row = B[p, j...], nr elements
+                    for r in 0..mr:
+                        sums[r] += A[i + r, p] * row
+                C[i..., j...] = sums
     """
     module = Module(target)
     with module.function("simd_tile", ("ptr", "args")) as f:

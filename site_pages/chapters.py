@@ -9,7 +9,7 @@ from html import escape
 
 from gemmery import dtypes
 from gemmery.errors import EmulationError, RefusedError
-from gemmery.ladder.definitions import contents, docstring, pseudocode
+from gemmery.ladder.definitions import LOOPS, contents, docstring, pseudocode
 from gemmery.ladder.diff import diff, source
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -51,7 +51,7 @@ def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pic
     return Chapter(
         rung=rung,
         opening=tuple(opening(rung)),
-        loops="" if part.on_gpu else pseudocode(rung.source, rung.name),
+        loops=pseudocode(rung.source, rung.name),
         bound=f"{rung.bound(DEPTH):,.6g}",
         expected=rung.expect,
         refusals=refusals(rung),
@@ -80,7 +80,7 @@ def opening(rung: Rung) -> list[str]:
     text = contents(rung.source)
     if rung.geometry is None:
         parts = docstring(rung.source, rung.name)
-        return [re.sub(r"\s+", " ", part) for part in parts if not part.startswith("    ")]
+        return [re.sub(r"\s+", " ", part) for part in parts if not part.startswith(LOOPS)]
     lines = []
     for line in text.splitlines():
         if not line.startswith("//"):

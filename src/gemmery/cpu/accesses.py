@@ -1,8 +1,8 @@
 """The accesses of a kernel to memory, counted while it runs, with a model of the caches of one core.
 
-In a copy of the kernel, each load, store and prefetch calls `touch`, which looks its lines up in L1, then in L2, and its
-page in a table of translations. A set loses the line that was used longest ago. All are empty at first; there is no
-hardware prefetcher, and lines that are written back are not counted.
+In a copy of the kernel, each load, store and prefetch calls `touch`, which looks its lines up in L1, then in L2, and
+its page in a table of translations. A set loses the line that was used longest ago. All are empty at first; there is
+no hardware prefetcher, and lines that are written back are not counted.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def shape(size: int) -> tuple[int, int]:
 
 def counted(launch: Launch, a: View, b: View, c: View) -> tuple[Site, ...]:
     """Compute C = A B by a kernel on one thread, and return what each of its loads, stores and prefetches did."""
-    target, name, entry, ir = jit.origin(launch.address)
-    text, sites = _with_touches(ir)
+    target, name, entry, generate = jit.origin(launch.address)
+    text, sites = _with_touches(str(generate()))
     assert len(sites) <= _SITES, name
     l1, l2 = caches(target)
     module = Module(target)

@@ -36,7 +36,7 @@ def multiply_adds(line: str) -> int:
     [8, 1, 0]
     """
     match = _MULTIPLIES.match(line.partition(" ")[0])
-    return max(1, _REGISTERS.get(line.split()[-1][:4], 0) // _EACH.get(match[1], 64)) if match else 0
+    return max(1, _REGISTERS.get(line.rpartition(" ")[2][:4], 0) // _EACH.get(match[1], 64)) if match else 0
 
 
 def kinds(line: str) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ def _unit(small: Small) -> Unit:
 def batched(target: Target, small: Small) -> Module:
     """Return the module of one small product; its entry is `batched`.
 
+    Its loops:
         for each product of the batch:
             sums[m, n] = 0, in registers; m, n and k are constants
             for p in 0..k: sums += A[:, p] * B[p, :]

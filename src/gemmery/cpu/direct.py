@@ -82,6 +82,7 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
 def direct(target: Target, shape: Cut) -> Module:
     """Return the module for a `Cut`; its entry is `direct`.
 
+    Its loops:
         mr, nv = tiles as wide as C, then as tall as the registers allow, of nearly equal height
         for each tile of nv vectors j of C, the last one narrower:
             for each tile of mr rows i, the last one lower:

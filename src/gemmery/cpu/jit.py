@@ -102,16 +102,14 @@ def load(target: Target, name: str, generate: Callable[[], object], hole: int = 
                 del _active[thread]
 
 
-def origin(address: int) -> tuple[Target, str, str, str]:
-    """Return what a loaded function was compiled from: a target, the names of its module and of itself, the module's IR.
-
-    Raises KeyError for an address that `load` did not return.
-    """
-    for (target, name), entries in _loaded.items():
-        for symbol, at in entries.items():
-            if at == address:
-                return target, name, symbol, str(_generators[target, name]())
-    raise KeyError(address)
+def origin(address: int) -> tuple[Target, str, str, Callable[[], object]]:
+    """Return what a loaded function is: its target, the names of its module and of itself, the module's generator."""
+    return next(
+        (target, name, symbol, _generators[target, name])
+        for (target, name), entries in _loaded.items()
+        for symbol, at in entries.items()
+        if at == address
+    )
 
 
 def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]] = tuple) -> dict[str, int]:

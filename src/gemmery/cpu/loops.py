@@ -33,6 +33,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
     longer than code for one layout of A and of B.
 
+    Its loops:
         for each block of nc columns of B:          # stays in L3
             for each block of kc rows of it:
                 pack B[kc, nc]
@@ -61,13 +62,14 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
 def packed_panels(target: Target, product: Product) -> Module:
     """Return the module that packs all of A and B, then multiplies them as one block; its entry is `packed_panels`.
 
-        pack B: panels of nr columns, in which the nr elements of each p are adjacent
-        pack A: panels of mr rows, in which the mr elements of each p are adjacent
+    Its loops:
+        pack B: panels of nr columns, the elements of each p adjacent
+        pack A: panels of mr rows, the elements of each p adjacent
         for each panel j of B:
             for each panel i of A:
                 sums[mr, nr] = 0, in registers
                 for p in 0..k:
-                    sums += (mr elements of panel i) * (nr elements of panel j)
+                    sums += (mr elements of i) * (nr elements of j)
                 C[i..., j...] = sums
     """
     module = Module(target)

@@ -1,5 +1,6 @@
 """The process's pool of compiled workers, whose code `pool_code` generates.
 
+Its loops:
     cut C into parts, at least one for each thread
     in each thread, until no part is left:
         take a part C[i..., j...]

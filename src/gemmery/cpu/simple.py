@@ -29,6 +29,7 @@ def _clear(f: Function, c: Matrix, m: Value, n: Value) -> None:
 def scalar_naive(target: Target, dtype: str) -> Module:
     """Return the module of C[i, j] = sum of A[i, p] * B[p, j], with loops i, j, p.
 
+    Its loops:
         for i in 0..m:
             for j in 0..n:
                 sum = 0
@@ -51,6 +52,7 @@ def scalar_naive(target: Target, dtype: str) -> Module:
 def scalar_reordered(target: Target, dtype: str) -> Module:
     """Return the module with the same three loops as i, p, j: B and C are walked along their rows.
 
+    Its loops:
         C = 0
         for i in 0..m:
             for p in 0..k:
@@ -93,6 +95,7 @@ def _with_adjacent_columns(f: Function, x: Matrix) -> Matrix:
 def simd_row(target: Target, dtype: str) -> Module:
     """Return the module that broadcasts an element of A and multiply-adds it over a row of B into a row of C.
 
+    Its loops:
         C = 0
         for i in 0..m:
             for p in 0..k:
@@ -114,6 +117,7 @@ def simd_row(target: Target, dtype: str) -> Module:
 def simd_blocked(target: Target, dtype: str) -> Module:
     """Return the module of `simd_row` inside square blocks of side `kc`, so that a block of B stays in cache.
 
+    Its loops:
         C = 0
         for each block i0 of m, p0 of k, j0 of n:
             for i in block i0:
@@ -138,6 +142,7 @@ def simd_blocked(target: Target, dtype: str) -> Module:
 def simd_tile(target: Target, dtype: str) -> Module:
     """Return the module that keeps a tile of C, mr rows of nv vectors, in registers while p runs.
 
+    Its loops:
         for each tile of nr columns j of C:
             for each tile of mr rows i:
                 sums[mr, nr] = 0, in registers

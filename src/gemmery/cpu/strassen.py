@@ -140,6 +140,7 @@ _TERMS = (("ptr", "terms"), ("i64", "terms_count"))
 def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
     """Return the module of one scheme; its entry is `strassen`.
 
+    Its loops:
         for each of 7 products (49 at two levels):
             the five loops of packed, in which
                 pack A: a sum of quadrants of A

@@ -43,6 +43,7 @@ def sizes(target: Target, m: int) -> tuple[int, int]:
 def streamed(target: Target, shape: Streams) -> Module:
     """Return the module; its entry is `streamed`, C = alpha A B + beta C.
 
+    Its loops:
         for each block of nc columns of B:
             sums[m, nc] = 0, packed, in L2
             for each `depth` rows p of B:

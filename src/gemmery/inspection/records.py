@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.occupancy import Occupancy
@@ -130,19 +131,40 @@ class CpuInspection:
     operands: Mapping[str, Traffic]
     ir: str
     assembly: str
+    emulated: ClassVar[None] = None  # what a GPU rung has
+    exhibit: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Two rungs for the same product on the same device, both of a GPU or both of the CPU."""
+    """Two rungs for the same product on the same device."""
 
-    old: Inspection | CpuInspection
-    new: Inspection | CpuInspection
+    old: Inspection
+    new: Inspection
 
 
-def without_code(
-    inspection: Inspection | CpuInspection, ptx: bool = False, sass: bool = False
-) -> Inspection | CpuInspection:
+@dataclass(frozen=True)
+class CpuSideBySide:
+    """Two CPU rungs for the same product."""
+
+    old: CpuInspection
+    new: CpuInspection
+
+
+AnyInspection = Inspection | CpuInspection
+AnyPair = SideBySide | CpuSideBySide
+
+
+def paired(old: AnyInspection, new: AnyInspection) -> AnyPair:
+    """Return two inspections of one kind side by side."""
+    if isinstance(old, Inspection) and isinstance(new, Inspection):
+        return SideBySide(old, new)
+    assert isinstance(old, CpuInspection)
+    assert isinstance(new, CpuInspection)
+    return CpuSideBySide(old, new)
+
+
+def without_code(inspection: AnyInspection, ptx: bool = False, sass: bool = False) -> AnyInspection:
     """Return a copy without the text of PTX (LLVM IR of a CPU rung) and SASS (assembly), except those requested."""
     if isinstance(inspection, CpuInspection):
         return replace(inspection, ir=inspection.ir if ptx else "", assembly=inspection.assembly if sass else "")

@@ -141,9 +141,9 @@ CPU = (
         refuses=_rows,
         build=build.textbook("simd_tile"),
         lesson=(
-            "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of A "
-            "for mr x nr multiply-adds, where the parent rung loads two vectors and stores one for each. What it reads is "
-            "still where it was: each step down k is a row of B further, on another page once rows are 4 KiB long."
+            "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of "
+            "A for mr x nr multiply-adds; the parent rung loads two vectors and stores one for each. A and B are read "
+            "where they are: each step of k goes to another row of B, which is another page once rows are 4 KiB long."
         ),
         source="cpu/simple.py",
     ),
@@ -155,9 +155,10 @@ CPU = (
         refuses=_panels,
         build=build.packed_panels,
         lesson=(
-            "Packing copies m k + k n elements once, and the tile then reads consecutive memory: no step goes to another "
-            "page, and no rows compete for one set of a cache. Operands of any layout become the same panels. All of A "
-            "and B is packed as one block, so a large k makes panels that no longer fit in L1, nor all of A in L2."
+            "Packing copies m k + k n elements once, and the tile then reads consecutive memory: steps stay on a "
+            "page, and rows do not compete for one set of a cache. Operands of any layout become the same panels. All "
+            "of A and B is packed as one block, so with a large k a panel of B no longer fits in L1, nor the panels "
+            "of A in L2."
         ),
         source="cpu/loops.py",
     ),
@@ -170,9 +171,10 @@ CPU = (
         build=build.packed,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
-            "Blocks of nc columns, kc steps and mc rows are cut so that a packed block of B stays in L3, one of A in L2 "
-            "and a panel of B in L1. Each is read many times from there before the next one comes, whatever the size of "
-            "the product, and the packed copies stay small. Every fast library works this way."
+            "Blocks of nc columns, kc steps and mc rows are chosen so that a packed block of B stays in L3, one of A "
+            "in L2 and a panel of B in L1. Each is read from there many times before the next one comes, whatever the "
+            "size of the product. A product that fits anyway gains nothing; a large one does. Every fast library "
+            "works this way."
         ),
         source="cpu/loops.py",
     ),

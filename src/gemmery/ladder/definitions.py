@@ -12,6 +12,7 @@ from textwrap import dedent
 
 _NOT_CODE = re.compile(r"//.*|\"(?:\\.|[^\"\\])*\"")  # comments and strings of C++
 _INCLUDE = re.compile(r'^#include "([\w.]+)"', re.MULTILINE)
+LOOPS = "Its loops:\n"  # begins a paragraph of pseudocode
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TYPE = re.compile(r"\b(?:struct|enum|using)\s+(\w+)")
 _VALUE = re.compile(r"(\w+)\s*=")
@@ -57,15 +58,13 @@ def docstring(source: str, entry: str) -> list[str]:
 
 
 def pseudocode(source: str, entry: str) -> str:
-    """The loops of a CPU rung: what is indented in the docstring of its generator.
+    """The loops of a CPU rung, which the docstring of its generator has; "" for another source.
 
-    >>> print(pseudocode("cpu/simple.py", "scalar_naive").partition("    for p")[0])
-    for i in 0..m:
-        for j in 0..n:
-            sum = 0
-    <BLANKLINE>
+    >>> pseudocode("cpu/simple.py", "scalar_naive").splitlines()[:3]
+    ['for i in 0..m:', '    for j in 0..n:', '        sum = 0']
     """
-    return "\n\n".join(dedent(part) for part in docstring(source, entry) if part.startswith("    "))
+    parts = docstring(source, entry) if source.endswith(".py") else ()
+    return dedent("\n".join(part.removeprefix(LOOPS) for part in parts if part.startswith(LOOPS)))
 
 
 def _reached(words: Iterable[str], known: Sequence[Definition]) -> tuple[Definition, ...]:

@@ -122,13 +122,13 @@ def _touch(module: Module, l1: tuple[int, int], l2: tuple[int, int]) -> None:
 def _look(f: Function, table: Value, sets_ways: tuple[int, int], key: Value, absent: Callable[[], None]) -> None:
     """Put a key first in its set: those before its old place move back by one; the last one leaves if it was absent."""
     sets, ways = sets_ways
-    place, carried, left = f.var(table + (key & (sets - 1)) * (8 * ways)), f.var(key), f.var(f.index(ways))
+    place, carried, rest = f.var(table + (key & (sets - 1)) * (8 * ways)), f.var(key), f.var(f.index(ways))
     with f.while_() as again:
         old = f.load("i64", place.value)
         f.store(carried.value, place.value)
         carried.value = old
         again.until(old.equals(key))
-        place.value, left.value = place.value + 8, left.value - 1
-        again.until(left.value.equals(0))
+        place.value, rest.value = place.value + 8, rest.value - 1
+        again.until(rest.value.equals(0))
     with f.if_(carried.value.differs(key)):
         absent()

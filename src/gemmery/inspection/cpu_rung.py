@@ -15,7 +15,7 @@ from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.inspection.barriers import random_operand
-from gemmery.inspection.records import Cost, CpuInspection, Traffic
+from gemmery.inspection.records import Accesses, Cost, CpuInspection
 from gemmery.lab import asked
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.definitions import pseudocode
@@ -113,7 +113,7 @@ def _counted(launch: Launch, problem: Problem) -> tuple[tuple[Site, ...], dict[s
     return counted(launch, *views), ranges
 
 
-def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str, Traffic]:
+def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str, Accesses]:
     """The accesses to A, B, C and other memory, and to all of it."""
     own: dict[str, list[Site]] = {name: [] for name in (*ranges, REST)}
     for site in sites:
@@ -121,12 +121,12 @@ def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str,
     return {name: _traffic(part) for name, part in {**own, "all": sites}.items()}
 
 
-def _traffic(sites: Sequence[Site]) -> Traffic:
+def _traffic(sites: Sequence[Site]) -> Accesses:
     kinds = (sum(site.touches for site in sites if site.kind == kind) for kind in ("loads", "stores", "prefetches"))
-    return Traffic(*kinds, *(sum(getattr(site, name) for site in sites) for name in ("l1", "l2", "pages")))
+    return Accesses(*kinds, *(sum(getattr(site, name) for site in sites) for name in ("l1", "l2", "pages")))
 
 
-def _costs(problem: Problem, loop: Sequence[str], whole: Traffic) -> dict[str, Cost]:
+def _costs(problem: Problem, loop: Sequence[str], whole: Accesses) -> dict[str, Cost]:
     """What 1,000 multiply-adds need: instructions of the inner loop; lines, pages and bytes of the whole product."""
     kinds = Counter(kind for line in loop for kind in assembly.kinds(line))
     step, total = 1000 / max(1, sum(map(assembly.multiply_adds, loop))), 1000 / (problem.flops / 2)

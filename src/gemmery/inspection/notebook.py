@@ -99,10 +99,10 @@ def inspect(
     names = [rung, *([other] if other else [])]
     first, *second = (each() for each in inspections(names, m, n, k, dtype, config, device, line, counters))
     record = records.paired(first, *second) if second else first
-    shown: records.AnyInspection | records.AnyPair = DISPLAYED[type(record)](
+    page: records.AnyInspection | records.AnyPair = DISPLAYED[type(record)](
         **{field.name: getattr(record, field.name) for field in fields(record)}
     )
-    return shown
+    return page
 
 
 def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | KernelRuns:

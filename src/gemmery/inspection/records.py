@@ -103,7 +103,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class Accesses:
     """The accesses of a whole product to one operand, and the lines and pages that came for them."""
 
     loads: int = 0
@@ -128,7 +128,7 @@ class CpuInspection:
     loop: tuple[str, ...]  # its inner loop, instructions
     step: int  # multiply-adds of a pass of it; 0 where none is known
     costs: Mapping[str, Cost]
-    operands: Mapping[str, Traffic]
+    operands: Mapping[str, Accesses]
     ir: str
     assembly: str
     emulated: ClassVar[None] = None  # what a GPU rung has

@@ -195,7 +195,7 @@ CPU = (
     ),
     Rung(
         name="direct",
-        idea="register tiles that read A and B in place, chosen for the shape: nothing is packed",
+        idea="small or thin products: tiles of a height and width chosen for the shape; nothing is packed",
         parent="simd_tile",
         dtypes=_FLOATS,
         refuses=build.direct_refuses,

@@ -118,7 +118,14 @@ def _unit(small: Small) -> Unit:
 
 
 def batched(target: Target, small: Small) -> Module:
-    """Return the module of one small product; its entry is `batched`."""
+    """Return the module of one small product; its entry is `batched`.
+
+    Its loops:
+        for each product of the batch:
+            sums[m, n] = 0, in registers; m, n and k are constants
+            for p in 0..k: sums += A[:, p] * B[p, :]
+            C = sums
+    """
     module = Module(target)
     params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
     with module.function("copy_a", *params, local=True) as f:

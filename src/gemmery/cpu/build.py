@@ -146,6 +146,19 @@ def packed_image(target: Target, types: Product) -> Image:
     return f"packed_{types.name}", generate
 
 
+def packed_panels(problem: Problem, config: Config) -> Launch:
+    """Return the kernel that packs all of A and B at once; it runs on the caller's thread."""
+    from gemmery.cpu import loops
+
+    target, types = host(), product(host(), problem)
+    entries = jit.load(target, f"packed_panels_{types.name}", lambda: loops.packed_panels(target, types))
+
+    def blocks(m: int, n: int, k: int) -> Blocks:
+        return Blocks(m, k, n, workspace_bytes(target, types, m, m, k, n))
+
+    return Launch(entries["packed_panels"], types.scalar, dtypes.get(problem.out).size, blocks)
+
+
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
 
 

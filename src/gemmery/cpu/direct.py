@@ -81,7 +81,17 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
 
 
 def direct(target: Target, shape: Cut) -> Module:
-    """Return the module for a `Cut`; its entry is `direct`."""
+    """Return the module for a `Cut`; its entry is `direct`.
+
+    Its loops:
+        mr, nv = tiles as wide as C, then as tall as the registers allow, of nearly equal height
+        for each tile of nv vectors j of C, the last one narrower:
+            for each tile of mr rows i, the last one lower:
+                sums = 0, in registers
+                for p in 0..k:
+                    sums += A[i..., p] * B[p, j...]
+                C[i..., j...] = sums
+    """
     module = Module(target)
     element = dtypes.get(shape.dtype).llvm
     lanes = target.lanes(SIZES[element])

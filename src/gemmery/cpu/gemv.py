@@ -45,6 +45,14 @@ def gemv(target: Target, product: Product, columns: int) -> Module:
 
     It works on `mc` rows and `kc` columns of A at a time; the workspace holds their sums and their part of x. `nc` is 1
     for a column of C, 0 for a row.
+
+    Its loops:
+        where rows of A are contiguous:
+            for each few rows i:
+                for each vector p: sums[i...] += A[i..., p...] * x[p...]
+        where columns are:
+            for each few columns p:
+                for each vector i: y[i...] += A[i..., p...] * x[p...]
     """
     module = Module(target)
     forms: dict[str, Callable[[Function], None]] = {

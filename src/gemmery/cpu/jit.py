@@ -38,6 +38,7 @@ _BEGINS = 0.2  # s in which a new thread begins, or never does
 _PAUSE = 500e-6  # s between two looks at what another thread compiles, which takes tens of ms
 _CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
+_generators: dict[tuple[Target, str], Callable[[], object]] = {}  # of those in `_loaded`
 
 
 def _before_fork() -> None:
@@ -76,7 +77,7 @@ if hasattr(os, "register_at_fork"):
 HOLE = int.from_bytes(b"gemmery_", "little")
 
 
-def load(target: Target, name: str, generate: Callable[[], Module], hole: int = HOLE) -> dict[str, int]:
+def load(target: Target, name: str, generate: Callable[[], object], hole: int = HOLE) -> dict[str, int]:
     """Return the addresses of the functions of module `name`, compiled now unless memory or disk has it.
 
     `name` must contain everything that `generate` depends on besides the target and gemmery's sources. `hole` replaces
@@ -96,6 +97,7 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
                     _active[thread] = outer + 1
                     break
             time.sleep(_PAUSE)
+        _generators[key] = generate
         return _loaded.get(key) or _loaded.setdefault(key, _load(target, name, generate, hole))
     finally:
         with _lock:
@@ -104,6 +106,16 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
             _active[thread] = outer
             if not outer:
                 del _active[thread]
+
+
+def origin(address: int) -> tuple[Target, str, str, Callable[[], object]]:
+    """Return what a loaded function is: its target, the names of its module and of itself, the module's generator."""
+    return next(
+        (target, name, symbol, _generators[target, name])
+        for (target, name), entries in _loaded.items()
+        for symbol, at in entries.items()
+        if at == address
+    )
 
 
 def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]] = tuple) -> dict[str, int]:
@@ -166,7 +178,7 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
         task()
 
 
-def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
+def _load(target: Target, name: str, generate: Callable[[], object], hole: int) -> dict[str, int]:
     if not keeps(target):
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     folder = config.cache_dir() if _unchanged_at_first() else None
@@ -176,7 +188,7 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
     return {symbol: base + int(offset) for symbol, offset in zip(words[::2], words[1::2], strict=True)}
 
 
-def store(target: Target, name: str, generate: Callable[[], Module]) -> bytes:
+def store(target: Target, name: str, generate: Callable[[], object]) -> bytes:
     """Compile a module, store it in the cache if there is one, and return it as it is stored."""
     from gemmery.cpu import elf  # only to compile
 
@@ -438,7 +450,7 @@ def _emitted(target: Target, name: str, text: str) -> bytes:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def assembly(target: Target, name: str, generate: Callable[[], Module]) -> str:
+def assembly(target: Target, name: str, generate: Callable[[], object]) -> str:
     """Return the machine code of a module as text."""
     machine, module = _optimized(target, name, str(generate()))
     return str(machine.emit_assembly(module))

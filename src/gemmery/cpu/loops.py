@@ -35,6 +35,16 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
 
     It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
     longer than code for one layout of A and of B.
+
+    Its loops:
+        for each block of nc columns of B:          # stays in L3
+            for each block of kc rows of it:
+                pack B[kc, nc]
+                for each block of mc rows of A:
+                    pack A[mc, kc]                  # stays in L2
+                    for each panel j of B:          # kc x nr, stays in L1
+                        for each panel i of A:
+                            the loop over p, as in packed_panels
     """
     module = Module(target)
     register = register_tile(target, product, sizes or tile(target))
@@ -51,6 +61,39 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     with module.function("packed", ("ptr", "args")) as f:
         _five_loops(f, product, register)
+    return module
+
+
+def packed_panels(target: Target, product: Product) -> Module:
+    """Return the module that packs all of A and B, then multiplies them as one block; its entry is `packed_panels`.
+
+    Its loops:
+        pack B: panels of nr columns, the elements of each p adjacent
+        pack A: panels of mr rows, the elements of each p adjacent
+        for each panel j of B:
+            for each panel i of A:
+                sums[mr, nr] = 0, in registers
+                for p in 0..k:
+                    sums += (mr elements of i) * (nr elements of j)
+                C[i..., j...] = sums
+    """
+    module = Module(target)
+    register = register_tile(target, product)
+    a, b = operands(product, register)
+    pack.pack(module, a, pack.ROUTINES)
+    pack.pack(module, b, pack.ROUTINES)
+    _narrow_tiles(module, product, register)
+    _tiles(module, product, register)
+    with module.function("packed_panels", ("ptr", "args")) as f:
+        args, yes = Args(f, f["args"]), f.const("i1", 1)
+        m, n, k, c, c_row = args.m, args.n, args.k, args.c, args.c_row
+        to_a = args.workspace
+        to_b = to_a + buffers(product, register, m, k, n)[0]
+        f.call("pack_b", n, k, args.b, args.b_col, args.b_row, to_b)
+        f.call("pack_a", m, k, args.a, args.a_row, args.a_col, to_a)
+        f.call(
+            "tiles", m, n, k, to_a, to_b, c, c_row, c, c_row, args.alpha, args.beta, args.bias, args.bias_step, yes, yes
+        )
     return module
 
 

@@ -42,7 +42,18 @@ def sizes(target: Target, m: int) -> tuple[int, int]:
 
 
 def streamed(target: Target, shape: Streams) -> Module:
-    """Return the module; its entry is `streamed`, C = alpha A B + beta C."""
+    """Return the module; its entry is `streamed`, C = alpha A B + beta C.
+
+    Its loops:
+        for each block of nc columns of B:
+            sums[m, nc] = 0, packed, in L2
+            for each `depth` rows p of B:
+                for each vector j of the block:
+                    rows = B[p..., j...], `depth` vectors, each from a stream of its own
+                    for i in 0..m:
+                        sums[i, j...] += A[i, p...] * rows, `depth` multiply-adds
+            C = sums
+    """
     module = Module(target)
     element = dtypes.get(shape.dtype).llvm
     lanes, size = target.lanes(SIZES[element]), SIZES[element]

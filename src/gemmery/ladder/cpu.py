@@ -40,6 +40,11 @@ def _rows(problem: Problem) -> str:
     return _plain(problem)
 
 
+def _panels(problem: Problem) -> str:
+    """Refusals of the rung that packs, but has no epilogue."""
+    return _plain(problem) or _packed(problem)
+
+
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so elements of C must be adjacent along rows or columns"
@@ -130,18 +135,47 @@ CPU = (
         source="cpu/simple.py",
     ),
     Rung(
-        name="packed",
-        idea="a register tile of C, panels packed in the order they are read, five loops",
+        name="simd_tile",
+        idea="a tile of C stays in registers while k runs; A and B are read in place",
         parent="simd_blocked",
+        dtypes=_FLOATS,
+        refuses=_rows,
+        build=build.textbook("simd_tile"),
+        lesson=(
+            "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of "
+            "A for mr x nr multiply-adds; the parent rung loads two vectors and stores one for each. A and B are read "
+            "where they are: each step of k goes to another row of B, which is another page once rows are 4 KiB long."
+        ),
+        source="cpu/simple.py",
+    ),
+    Rung(
+        name="packed_panels",
+        idea="simd_tile reads A and B from panels, copies in the order in which it reads them",
+        parent="simd_tile",
+        dtypes=_FLOATS,
+        refuses=_panels,
+        build=build.packed_panels,
+        lesson=(
+            "Packing copies m k + k n elements once, and the tile then reads consecutive memory: steps stay on a "
+            "page, and rows do not compete for one set of a cache. Operands of any layout become the same panels. All "
+            "of A and B is packed as one block, so with a large k a panel of B no longer fits in L1, nor the panels "
+            "of A in L2."
+        ),
+        source="cpu/loops.py",
+    ),
+    Rung(
+        name="packed",
+        idea="five loops around packed_panels: each keeps one block in one cache",
+        parent="packed_panels",
         dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
         bound=blocked,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
-            "A tile of C stays in registers while k runs, so each step loads few vectors for many multiply-adds. "
-            "Panels of A and B are copied into the order in which they are read, which avoids strided accesses, TLB "
-            "misses and cache-set conflicts. Each of the five loops keeps one block in one cache. Every fast library "
+            "Blocks of nc columns, kc steps and mc rows are chosen so that a packed block of B stays in L3, one of A "
+            "in L2 and a panel of B in L1. Each is read from there many times before the next one comes, whatever the "
+            "size of the product. A product that fits anyway gains nothing; a large one does. Every fast library "
             "works this way."
         ),
         source="cpu/loops.py",
@@ -164,8 +198,8 @@ CPU = (
     ),
     Rung(
         name="direct",
-        idea="register tiles that read A and B in place, chosen for the shape: nothing is packed",
-        parent="packed",
+        idea="small or thin products: tiles of a height and width chosen for the shape; nothing is packed",
+        parent="simd_tile",
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.direct,

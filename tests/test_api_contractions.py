@@ -76,7 +76,6 @@ def test_einsum(data, letters, name):
     expression = f"{left},{right}->{output}"
     result = gm.einsum(expression, a, b)
     check(np.asarray(result), expression, a, b)
-    assert result.ndim == 0 or result.flags.c_contiguous
     out = data.draw(laid_out([sizes[letter] for letter in output], name, 3))
     assert gm.einsum(expression, a, b, out=out) is out
     check(out, expression, a, b)
@@ -324,24 +323,22 @@ ONES = np.ones((2, 2))
 @pytest.mark.parametrize(
     ("expression", "operands", "words"),
     [
-        ("ij->ji", [ONES], "1 operand:.*two; opt_einsum.contract"),
-        ("ij,jk,kl->il", [ONES] * 3, "3 operands.*opt_einsum.contract"),
-        ("ij,jk,kl->il", [ONES] * 2, "describes 3 operands, and two are passed"),
-        ("ij;jk->ik", [ONES] * 2, "'ij;jk->ik' describes 1 operand, and two are passed: write one comma"),
-        ("ii,ij->j", [ONES] * 2, "letter 'i' is repeated in 'ii'.*diagonal.*opt_einsum.contract"),
+        ("ij,jk,kl->il", [ONES] * 2, "describes 3 operands, and 2 are passed"),
+        ("ij;jk->ik", [ONES] * 2, "'ij;jk->ik' describes 1 operand, and 2 are passed: write a comma"),
         ("ij,jk->iik", [ONES] * 2, "letter 'i' is repeated in 'iik'.*fill_diagonal"),
-        ("ij,jk->k", [ONES] * 2, r"letter 'i' .*only in the first.*x\.sum\(axis=0\).*opt_einsum.contract"),
-        ("ij,jk->i", [ONES] * 2, r"letter 'k' .*only in the second.*x\.sum\(axis=1\)"),
-        ("ij,ij->ij", [ONES] * 2, r"'ij,ij->ij' sums over no letter.*a \* b"),
-        ("ij,i->ij", [ONES, ONES[0]], r"'ij,i->ij' sums over no letter.*a \* b"),
-        (",->", [np.float64(1)] * 2, r"sums over no letter"),
         ("ij,jk->iz", [ONES] * 2, "letter 'z' of the result is in no operand"),
         ("...ij,jk->ik", [np.ones((1, 2, 2)), ONES], "has no '...'"),
         ("i1,1k->ik", [ONES] * 2, "'1' in subscripts"),
         ("ij.,jk->ik", [ONES] * 2, r"'\.' in subscripts"),
         ("ij,jk->ik->", [ONES] * 2, "'-' in subscripts"),
         ("ij,jk=>ik", [ONES] * 2, "'=' in subscripts"),
-        ([ONES], [[0, 1]], "pass a string such as 'ij,jk->ik'"),
+        (ONES, [ONES], "pass a string such as 'ij,jk->ik'"),
+        (ONES, [[0, 52]], r"are \[0, 52\]: .* numbers from 0 to 51"),
+        (ONES, [], "pass a string such as 'ij,jk->ik'"),
+        ("ij,jk->ik", [], "describes 2 operands, and 0 are passed"),
+        ("ij,jk- >ik", [ONES] * 2, "a space inside '->'"),
+        (".. .ij->ji", [ONES], "a space inside '->' or '...'"),
+        ("i...->i", [ONES], "has no '...'"),
     ],
 )
 def test_what_is_no_product_is_refused_in_words(expression, operands, words):
@@ -353,10 +350,13 @@ def test_what_is_no_product_is_refused_in_words(expression, operands, words):
     ("call", "words"),
     [
         (lambda: gm.einsum("ij,jk->ik", ONES, np.ones((3, 2))), r"letter 'j' has length 2.*3 in the second.*equal$"),
-        (lambda: gm.einsum("ij,jk->ik", np.ones((2, 1)), np.ones((3, 2))), "letter 'j' has length 1"),
+        (lambda: gm.einsum("ij,jk->k", np.ones((2, 2)), np.ones((3, 2))), "letter 'j' has length 2"),
+        (lambda: gm.einsum("ij,ij->ij", np.ones((2, 2)), np.ones((2, 3))), "letter 'j' has length 2.*or one of them 1"),
+        (lambda: gm.einsum("ii->i", np.ones((2, 3))), r"letter 'i' is repeated in an operand of shape \(2, 3\)"),
         (lambda: gm.einsum("bij,bjk->bik", np.ones((2, 2, 2)), np.ones((3, 2, 2))), "letter 'b'.*or one of them 1"),
         (lambda: gm.einsum("...i,...i->...", ONES, np.ones((3, 2))), "dimension -1 of those that broadcast"),
         (lambda: gm.einsum("ijk,jk->i", ONES, ONES), "'ijk' names 3 dimensions, and the first operand has 2"),
+        (lambda: gm.einsum("ij,jk,k->i", ONES, ONES, ONES), "'k' names 1 dimensions, and the third operand has 2"),
         (lambda: gm.einsum("ij,j...->i...", ONES, np.float64(1)), "'j...' names 1 dimensions.*second operand has 0"),
         (lambda: gm.tensordot(ONES, np.ones((3, 2)), 1), r"dimension 1 of a.*length 2.*dimension 0 of b.*length 3"),
         (lambda: gm.tensordot(ONES, ONES, 3), "axes=3.*must be 0 to 2"),
@@ -365,7 +365,7 @@ def test_what_is_no_product_is_refused_in_words(expression, operands, words):
         (lambda: gm.vecdot(ONES, np.ones((2, 3))), "the dimension to sum over has length 2.*and 3"),
         (lambda: gm.vecdot(ONES, ONES, axis=2), "axis contains dimension 2"),
         (lambda: gm.vecdot(ONES, np.float64(1)), "axis contains dimension -1, and the operand has 0"),
-        (lambda: gm.einsum("ij,jk->ki", ONES, np.ones((2, 3)), out=np.ones((2, 3))), r"the result has shape \(3, 2\)"),
+        (lambda: gm.einsum("ij,jk->ki", ONES, np.ones((2, 3)), out=np.ones((2, 3))), r"out has shape \(2, 3\), and the result \(3, 2\)"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_in_words(call, words):

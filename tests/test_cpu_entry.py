@@ -41,7 +41,7 @@ class Handed:
     def __init__(self, monkeypatch):
         self.calls = 0
         self.builtin, *_ = entry.builtins((self, *FUNCTIONS[1:]), DOCS)
-        monkeypatch.setattr(products, "_entry", self.builtin)
+        monkeypatch.setattr(products, "multiply", self.builtin)
 
     def __call__(self, *args, **options):
         self.calls += 1

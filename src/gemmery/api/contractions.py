@@ -1,20 +1,24 @@
 """tensordot, vecdot and einsum: contractions of two arrays that are one batch of products."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import lru_cache, reduce
+from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from gemmery import arrays
-from gemmery.api import opaque, products, subscripts
-from gemmery.api.one_product import Labels, Turn, one_product, shape_of
+from gemmery.api import elementwise, opaque, products, spellings, subscripts
+from gemmery.api.one_product import DimensionLabel, Labels, Turn, innermost, one_product, shape_of
 from gemmery.api.options import dtype_name
 from gemmery.api.promote import promoted, widened
 from gemmery.arrays import View, view
 from gemmery.dtypes import get
 from gemmery.errors import ArgumentError, DeviceError, LayoutError, ShapeError, brief
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -76,9 +80,9 @@ def tensordot(
     """
     if opaque.waiting and opaque.settle():
         return tensordot(a, b, axes, out=out, dtype=dtype, threads=threads, precision=precision)
-    x, y = view(a), view(b)
+    x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     labels = _tensordot(_pair(axes), x.shape, y.shape)
-    return _contract(labels, a, b, x, y, out, dtype, threads, precision)
+    return _contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(spellings.single(out), dtype, threads, precision))
 
 
 if TYPE_CHECKING:
@@ -109,9 +113,11 @@ def vecdot(
     out: Any = None,
     *,
     axis: int = -1,
+    keepdims: bool = False,
     dtype: Any = None,
     threads: int | None = None,
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    **options: Any,
 ) -> Any:
     """Return the dot products of the vectors of two arrays, as `numpy.vecdot` does.
 
@@ -128,14 +134,42 @@ def vecdot(
     Raises the errors of `matmul`; ShapeError for vectors of different lengths, and for an `axis` that an operand does
     not have.
     """
+    plain = out is None and dtype is None and threads is None and precision is None and not options
+    if plain and axis == -1 and keepdims is False and type(a) is np.ndarray and type(b) is np.ndarray:
+        try:
+            if a.dtype.kind != "c":
+                return _rows_of(a, b)
+        except ShapeError:  # which the labels say in other words
+            pass
     if opaque.waiting and opaque.settle():
-        return vecdot(a, b, out, axis=axis, dtype=dtype, threads=threads, precision=precision)
-    x, y = view(a), view(b)
+        return vecdot(
+            a, b, out, axis=axis, keepdims=keepdims, dtype=dtype, threads=threads, precision=precision, **options
+        )
+    spellings.check("vecdot", options)
+    out = spellings.single(out)
+    x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     if get(x.dtype).kind == "c":
         a = _with_transposes(a, x, arrays.allocates(a)).conj()
         x = view(a)
     labels = _vecdot(axis, len(x.shape), len(y.shape))
-    return _contract(labels, a, b, x, y, out, dtype, threads, precision)
+    place = index(axis) % (len(labels.c) + 1)
+    target = out
+    if keepdims and out is not None:
+        shape = spellings.viewed("out", out).shape
+        if shape[place : place + 1] != (1,):
+            raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
+        target = out.squeeze(place)
+    result = _contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(target, dtype, threads, precision))
+    if out is not None:
+        return out
+    return result[(slice(None),) * place + (None,)] if keepdims else result
+
+
+def _rows_of(a: Any, b: Any) -> Any:
+    """Return the dot products of the rows of two arrays of NumPy."""
+    if a.ndim == 1 or b.ndim == 1:
+        return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
+    return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
 
 
 if TYPE_CHECKING:
@@ -160,87 +194,245 @@ if TYPE_CHECKING:
 
 @opaque.opaque
 def einsum(
-    expression: str,
+    expression: Any,
     /,
     *operands: Any,
     out: Any = None,
     dtype: Any = None,
     threads: int | None = None,
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    optimize: Any = None,
+    order: str = "K",
+    casting: str = "safe",
 ) -> Any:
-    """Return the contraction of two arrays that letters describe, as `numpy.einsum` does, where it is a product.
+    """Return the sum of products of arrays that letters describe, as `numpy.einsum` does.
 
     >>> import numpy as np, gemmery as gm
     >>> queries, keys = np.ones((2, 5, 4, 8)), np.ones((2, 7, 4, 8))  # batch, position, head, feature
     >>> gm.einsum("bqhd,bkhd->bhqk", queries, keys).shape
     (2, 4, 5, 7)
 
-    The expression has the letters of both operands and, after "->", those of the result; without "->" the result has
-    the letters that occur once, in alphabetical order. "..." stands for any dimensions, which broadcast. A letter in
-    both operands is summed, or a batch if it is in the result too.
+    The expression has the letters of each operand and, after "->", those of the result; without "->" the result has
+    the letters that occur once, in alphabetical order. "..." stands for any dimensions, which broadcast, as a letter
+    does that has length 1 in an operand. Letters that the result lacks are summed. A letter repeated in one operand is
+    its diagonal. Lists of numbers in place of letters are taken too: `einsum(a, [0, 1], b, [1, 2], [0, 2])`.
 
-    The contraction is one batch of products of `matmul`: its element types, accuracy, determinism, and kinds of arrays.
+    Two operands are one batch of products of `matmul`: its element types, accuracy, determinism, and kinds of arrays.
     `out`, `dtype`, `threads` and `precision` are as there. Operands are not copied, except one in which several letters
-    are summed and no single stride walks them.
+    are summed and no single stride walks them. Of more operands two at a time are multiplied, in the order that
+    `optimize` asks for as in `numpy.einsum_path`: "greedy", which is the default, "optimal" or a path. One operand of
+    which nothing is summed gives a view. `opt_einsum.contract(..., backend="gemmery")` calls this function.
 
-    Raises the errors of `matmul`, ShapeError for letters whose lengths differ, and ArgumentError for all that is no
-    product of two arrays: one operand or three, a letter repeated in one operand (a diagonal), a letter summed in one
-    operand alone, a product element by element. `opt_einsum.contract` computes those.
+    A new result is C-contiguous, unless both operands have a letter innermost that stands elsewhere in the result: it
+    is innermost there too, as NumPy's "K" order has it. With `order="C"` or "F" a result of NumPy is in that order.
+
+    Raises the errors of `matmul`, ShapeError for letters whose lengths differ, and ArgumentError for subscripts that
+    are malformed.
     """
+    plain = out is None and dtype is None and threads is None and precision is None
+    if plain and len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
+        a, b = operands
+        if type(a) is np.ndarray and type(b) is np.ndarray:
+            quick = _quick(expression, a.ndim, b.ndim)
+            if quick is not None:
+                try:
+                    result = quick(a, b)
+                    if result is not None:
+                        return result
+                except ShapeError:  # of lengths that differ: one of them may be 1
+                    pass
     if opaque.waiting and opaque.settle():
-        return einsum(expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision)
+        return einsum(
+            expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision, optimize=optimize,
+            order=order, casting=casting,
+        )  # fmt: skip
+    options = Wanted(spellings.single(out), dtype, threads, precision)
+    spellings.check("einsum", {"casting": casting, "order": "K" if order == "F" else order})
     if not isinstance(expression, str):
-        raise ArgumentError(
-            f"the subscripts of einsum are {brief(expression)}: pass a string such as 'ij,jk->ik', then two arrays"
-        )
-    if len(operands) != 2:
-        raise subscripts.count_refused(len(operands))
-    a, b = operands
+        expression, operands = subscripts.from_lists((expression, *operands))
+    views = [spellings.viewed(subscripts.called(place), operand) for place, operand in enumerate(operands)]
+    terms, letters = subscripts.labels(expression, tuple(len(x.shape) for x in views))
+    factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
+    if len(factors) > 2:
+        if dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
+            options = options._replace(dtype=get(reduce(promoted, (x.dtype for x in views))).numpy)
+        for places in subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1]:
+            some = [factors[place] for place in places]
+            factors = [factor for place, factor in enumerate(factors) if place not in places]
+            factors.append(_merged(some, {*letters, *chain(*(factor.labels for factor in factors))}, options))
+        while len(factors) > 2:  # a path may leave several to its last step
+            some, factors = factors[:2], factors[2:]
+            factors.append(_merged(some, {*letters, *chain(*(factor.labels for factor in factors))}, options))
+    result = _sum_of_products(factors, letters, options)
+    return result if order == "K" or options.out is not None else spellings.in_order(result, order)
+
+
+class Wanted(NamedTuple):
+    """The options of a contraction, as the caller passed them."""
+
+    out: Any = None
+    dtype: Any = None
+    threads: int | None = None
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None
+
+
+class Factor(NamedTuple):
+    """An operand: a label for each dimension, the array, and its view."""
+
+    labels: tuple[DimensionLabel, ...]
+    array: Any
+    view: View
+
+
+def _merged(some: list[Factor], needed: set[DimensionLabel], options: Wanted) -> Factor:
+    """Return the product of operands, two at a time, with the labels that are needed: those of all operands first."""
+    while len(some) > 2:
+        rest = needed | set(chain(*(factor.labels for factor in some[2:])))
+        some = [_merged(some[:2], rest, options), *some[2:]]
+    every = dict.fromkeys(chain(*(factor.labels for factor in some)))
+    kept = [label for label in every if label in needed]
+    kept.sort(key=lambda label: not all(label in factor.labels for factor in some))
+    array = _sum_of_products(some, tuple(kept), options._replace(out=None))
+    return Factor(tuple(kept), array, view(array))
+
+
+def _sum_of_products(factors: list[Factor], c: tuple[DimensionLabel, ...], options: Wanted) -> Any:
+    """Compute a contraction of one or two operands, whatever their labels."""
+    (left, a, x), (right, b, y) = factors[0], factors[-1]
+    like = arrays.kind(*(factor.array for factor in factors))
+    if len(factors) == 2 and _is_product(left, right, c):
+        with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
+            return _contract(like, Labels(left, right, c), a, b, x, y, options)
+    own = arrays.allocates(like)
+    left, a = elementwise.diagonals(left, _with_transposes(a, x, own))
+    if len(factors) == 1:
+        right = tuple(label for label in left if label not in c)
+        if not right and options.out is None and options.dtype is None:
+            return arrays.wrap(like, elementwise.permuted(left, a, c))
+        b = elementwise.ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
+    else:
+        right, b = elementwise.diagonals(right, _with_transposes(b, y, own))
+        left, a, right, b = elementwise.repeated_once(left, a, right, b)
+        left, a = _reduced(left, a, {*right, *c}, options)
+        right, b = _reduced(right, b, {*left, *c}, options)
     x, y = view(a), view(b)
-    labels = subscripts.labels(expression, len(x.shape), len(y.shape))
-    return _contract(labels, a, b, x, y, out, dtype, threads, precision)
+    if _is_product(left, right, c):
+        return _contract(like, Labels(left, right, c), a, b, x, y, options)
+    product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.dtype), options.out)
+    return product if options.out is not None else arrays.wrap(like, product)
 
 
-def _contract(
-    labels: Labels,
-    a: Any,
-    b: Any,
-    x: View,
-    y: View,
-    out: Any,
-    dtype: Any,
-    threads: int | None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None,
-) -> Any:
-    """Compute a contraction of a and b, with the views x and y, as one batch of products."""
-    like = arrays.kind(a, b)
+def _is_product(a: tuple[DimensionLabel, ...], b: tuple[DimensionLabel, ...], c: tuple[DimensionLabel, ...]) -> bool:
+    """Return True for a product of matrices: each label of one operand once and in the result, and not by elements."""
+    alone = set(a) ^ set(b)
+    once = len(set(a)) == len(a) and len(set(b)) == len(b)
+    return once and alone <= set(c) and (not set(a) & set(b) <= set(c) or not (set(a) <= set(b) or set(b) <= set(a)))
+
+
+def _may_repeat(left: tuple[DimensionLabel, ...], x: View, right: tuple[DimensionLabel, ...], y: View) -> bool:
+    """Return True if a length of 1 of one operand meets another one, which NumPy broadcasts."""
+    lengths = dict(zip(right, y.shape, strict=True))
+    return any(label in lengths and 1 in {n, lengths[label]} for label, n in zip(left, x.shape, strict=True))
+
+
+def _reduced(
+    labels: tuple[DimensionLabel, ...], array: Any, needed: set[DimensionLabel], options: Wanted
+) -> tuple[tuple[DimensionLabel, ...], Any]:
+    """Return an operand summed over the labels that are not needed."""
+    kept = tuple(label for label in labels if label in needed)
+    if kept == labels:
+        return labels, array
+    return kept, _sum_of_products([Factor(labels, array, view(array))], kept, options._replace(out=None))
+
+
+@lru_cache(maxsize=1024)
+def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any] | None:
+    """Return a function that takes two arrays of NumPy straight to `matmul`, or None; its result may be None too.
+
+    It serves one summed letter, at most one of the rows and one of the columns, and a batch in the result's order, so
+    that no letter depends on a length: 1 us in place of the 5 of looking at shapes and strides.
+    """
+    (left, right), c = subscripts.labels(expression, (a, b)) if expression.count(",") == 1 else (((), ()), ())
+    batch = [label for label in c if label in left and label in right]
+    summed = [label for label in left if label in right and label not in c]
+    if not _is_product(left, right, c) or len(summed) != 1 or len(left) + len(right) - 2 * len(batch) > 4:
+        return None
+    swaps = c[len(batch) :] != tuple(label for label in (*left, *right) if label in c and label not in batch)
+    if swaps:
+        left, right = right, left
+    rows = [label for label in left if label in c and label not in batch]
+    columns = [label for label in right if label in c and label not in batch]
+    if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1:
+        return None
+    before = _order(left, [*batch, *rows, *summed])
+    after = _order(right, [*batch, *summed, *columns])
+    row = (..., None, slice(None)) if batch and not rows else None
+    column = (..., None) if batch and not columns else None
+    flat = (..., *((0,) if row else ()), *((slice(None),) if columns and row else ()), *((0,) if column else ()))
+    apart = [(left.index(label), right.index(label)) for label in batch if label != c[-1]]
+
+    def product(a: Any, b: Any) -> Any | None:
+        if swaps:
+            a, b = b, a
+        for i, j in apart:
+            if a.strides[i] == b.strides[j] == a.itemsize:
+                return None  # `innermost` says where it belongs in the result
+        if before is not None:
+            a = a.transpose(before)
+        if after is not None:
+            b = b.transpose(after)
+        if row is None and column is None:
+            return products.multiply(a, b)
+        return products.multiply(a if row is None else a[row], b if column is None else b[column])[flat]
+
+    return product
+
+
+def _order(labels: tuple[DimensionLabel, ...], order: list[DimensionLabel]) -> tuple[int, ...] | None:
+    """Return the places of labels in another order, or None if they are in that order."""
+    places = tuple(labels.index(label) for label in order)
+    return None if places == tuple(range(len(places))) else places
+
+
+def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, options: Wanted) -> Any:
+    """Compute a contraction of a and b, with the views x and y, as one batch of products like `like`."""
     own = arrays.allocates(like)
     shape = shape_of(labels, x.shape, y.shape)
-    array, steps = None, None
+    array, steps, out = None, None, options.out
     if out is not None:
-        target = view(out)
+        target = spellings.viewed("out", out)
         _check_out(target, shape)
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
+    else:
+        memory = innermost(labels, x.strides, y.strides, get(x.dtype).size, shape)
+        if memory:
+            array = arrays.empty(like if own else None, tuple(shape[i] for i in memory), _result(x, y, options.dtype))[0]
+            array = array.permute(_inverse(memory)) if hasattr(array, "permute") else array.transpose(_inverse(memory))
+            steps = view(array).strides
     form = one_product(labels, x.shape, x.strides, y.shape, y.strides, shape, steps)
     if array is None and form.c.moves:
-        array = arrays.empty(like if own else None, shape, _result(x, y, dtype))[0]
+        array = arrays.empty(like if own else None, shape, _result(x, y, options.dtype))[0]
     product = products.matmul(
         _turned(_with_transposes(a, x, own), form.a),
         _turned(_with_transposes(b, y, own), form.b),
         None if array is None else _turned(array, form.c),
-        dtype=dtype,
-        threads=threads,
-        precision=precision,
+        dtype=options.dtype,
+        threads=options.threads,
+        precision=options.precision,
     )
     if out is not None:
         return out
     return arrays.wrap(like, product.reshape(shape) if array is None else array)
 
 
+def _inverse(places: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(places.index(place) for place in range(len(places)))
+
+
 def _check_out(target: View, shape: tuple[int, ...]) -> None:
     """Raise unless `out` has the shape of the result and can be written; `matmul` checks the rest."""
     if target.shape != shape:
-        raise ShapeError(f"out of shape {target.shape} is non-broadcastable; the result has shape {shape}")
+        raise ShapeError(f"out has shape {target.shape}, and the result {shape}; pass an out of that shape")
     if not target.writable:
         raise LayoutError("out cannot be written in place: it is read-only, or is not an array")
 

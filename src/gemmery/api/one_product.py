@@ -75,6 +75,23 @@ def _called(label: DimensionLabel) -> str:
 
 
 @lru_cache(maxsize=4096)
+def innermost(labels: Labels, a_strides: Ints, b_strides: Ints, size: int, shape: Ints) -> Ints:
+    """Return the order in memory of the dimensions of a new result, or () for that of the labels.
+
+    It is another one where elements along a batch are adjacent in both operands: they are adjacent in the result too,
+    since the kernel's vectors then run along the batch.
+
+    >>> innermost(Labels(("a", "c"), ("a", "b", "c"), ("c", "b")), (32, 4), (96, 32, 4), 4, (8, 3))
+    (1, 0)
+    """
+    a, b = dict(zip(labels.a, a_strides, strict=True)), dict(zip(labels.b, b_strides, strict=True))
+    for place, label in enumerate(labels.c[:-1]):
+        if shape[place] > 1 and a.get(label) == size and b.get(label) == size:
+            return (*range(place), *range(place + 1, len(shape)), place)
+    return ()
+
+
+@lru_cache(maxsize=4096)
 def one_product(
     labels: Labels,
     a_shape: Ints,

@@ -365,7 +365,10 @@ def test_what_is_no_product_is_refused_in_words(expression, operands, words):
         (lambda: gm.vecdot(ONES, np.ones((2, 3))), "the dimension to sum over has length 2.*and 3"),
         (lambda: gm.vecdot(ONES, ONES, axis=2), "axis contains dimension 2"),
         (lambda: gm.vecdot(ONES, np.float64(1)), "axis contains dimension -1, and the operand has 0"),
-        (lambda: gm.einsum("ij,jk->ki", ONES, np.ones((2, 3)), out=np.ones((2, 3))), r"out has shape \(2, 3\), and the result \(3, 2\)"),
+        (
+            lambda: gm.einsum("ij,jk->ki", ONES, np.ones((2, 3)), out=np.ones((2, 3))),
+            r"out has shape \(2, 3\), and the result \(3, 2\)",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_in_words(call, words):

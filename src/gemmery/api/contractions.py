@@ -1,9 +1,10 @@
 """tensordot, vecdot and einsum: contractions of two arrays that are one batch of products."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -12,9 +13,10 @@ import numpy as np
 
 from gemmery import arrays
 from gemmery.api import elementwise, opaque, products, spellings, subscripts
-from gemmery.api.one_product import DimensionLabel, Labels, Turn, innermost, one_product, shape_of
+from gemmery.api.one_product import DimensionLabel, Labels, OneProduct, Turn, innermost, one_product, shape_of
 from gemmery.api.options import dtype_name
 from gemmery.api.promote import promoted, widened
+from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.dtypes import get
 from gemmery.errors import ArgumentError, DeviceError, LayoutError, ShapeError, brief
@@ -233,14 +235,12 @@ def einsum(
     if plain and len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
         a, b = operands
         if type(a) is np.ndarray and type(b) is np.ndarray:
-            quick = _quick(expression, a.ndim, b.ndim)
-            if quick is not None:
-                try:
-                    result = quick(a, b)
-                    if result is not None:
-                        return result
-                except ShapeError:  # of lengths that differ: one of them may be 1
-                    pass
+            try:
+                result = _quick(expression, a.ndim, b.ndim)(a, b)
+                if result is not None:
+                    return result
+            except ShapeError:  # of lengths that differ: one of them may be 1
+                pass
     if opaque.waiting and opaque.settle():
         return einsum(
             expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision, optimize=optimize,
@@ -308,7 +308,7 @@ def _sum_of_products(factors: list[Factor], c: tuple[DimensionLabel, ...], optio
     if len(factors) == 1:
         right = tuple(label for label in left if label not in c)
         if not right and options.out is None and options.dtype is None:
-            return arrays.wrap(like, elementwise.permuted(left, a, c))
+            return arrays.wrap(like, elementwise.transposed(a, tuple(left.index(label) for label in c)))
         b = elementwise.ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
     else:
         right, b = elementwise.diagonals(right, _with_transposes(b, y, own))
@@ -346,24 +346,30 @@ def _reduced(
 
 
 @lru_cache(maxsize=1024)
-def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any] | None:
-    """Return a function that takes two arrays of NumPy straight to `matmul`, or None; its result may be None too.
+def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any]:
+    """Return a function that takes two arrays of NumPy to `matmul`, or returns None.
 
-    It serves one summed letter, at most one of the rows and one of the columns, and a batch in the result's order, so
-    that no letter depends on a length: 1 us in place of the 5 of looking at shapes and strides.
+    Where one letter is summed, and at most one is of the rows and one of the columns, no shape or stride is looked at:
+    1 us in place of 4.
     """
-    (left, right), c = subscripts.labels(expression, (a, b)) if expression.count(",") == 1 else (((), ()), ())
+    if expression.count(",") != 1:
+        return lambda a, b: None
+    (left, right), c = subscripts.labels(expression, (a, b))
+    labels = Labels(left, right, c)
     batch = [label for label in c if label in left and label in right]
     summed = [label for label in left if label in right and label not in c]
-    if not _is_product(left, right, c) or len(summed) != 1 or len(left) + len(right) - 2 * len(batch) > 4:
-        return None
+    if not _is_product(left, right, c):
+        once = len({*left}) == len(left) and len({*right}) == len(right) and {*left, *right} == {*c}
+        return elementwise.multiplier(labels) if once else lambda a, b: None
+    if left == right and not c:
+        return partial(_dot, labels)
     swaps = c[len(batch) :] != tuple(label for label in (*left, *right) if label in c and label not in batch)
     if swaps:
         left, right = right, left
     rows = [label for label in left if label in c and label not in batch]
     columns = [label for label in right if label in c and label not in batch]
-    if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1:
-        return None
+    if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1 or len(summed) != 1:
+        return partial(_numpy, labels)
     before = _order(left, [*batch, *rows, *summed])
     after = _order(right, [*batch, *summed, *columns])
     row = (..., None, slice(None)) if batch and not rows else None
@@ -371,12 +377,12 @@ def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any] | None:
     flat = (..., *((0,) if row else ()), *((slice(None),) if columns and row else ()), *((0,) if column else ()))
     apart = [(left.index(label), right.index(label)) for label in batch if label != c[-1]]
 
-    def product(a: Any, b: Any) -> Any | None:
+    def product(a: Any, b: Any) -> Any:
+        for i, j in apart:
+            if (b if swaps else a).strides[i] == (a if swaps else b).strides[j] == a.itemsize:
+                return _numpy(labels, a, b)  # `innermost` says where it belongs in the result
         if swaps:
             a, b = b, a
-        for i, j in apart:
-            if a.strides[i] == b.strides[j] == a.itemsize:
-                return None  # `innermost` says where it belongs in the result
         if before is not None:
             a = a.transpose(before)
         if after is not None:
@@ -388,30 +394,68 @@ def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any] | None:
     return product
 
 
+def _dot(labels: Labels, a: Any, b: Any) -> Any:
+    """Return the sum of all products of two arrays of NumPy."""
+    if a.shape == b.shape and a.flags.c_contiguous and b.flags.c_contiguous:
+        return products.multiply(a.reshape(-1), b.reshape(-1))
+    return _numpy(labels, a, b)
+
+
+def _numpy(labels: Labels, a: Any, b: Any) -> Any:
+    """Compute a contraction of two arrays of NumPy of one type; None for others."""
+    if a.dtype is not b.dtype:
+        return None
+    shape, form, memory = _form(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
+    x, y = _turned(a, form.a), _turned(b, form.b)
+    if not memory and not form.c.moves:
+        product = products.multiply(x, y)
+        return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
+    array = (
+        np.empty([shape[place] for place in memory], a.dtype).transpose(_inverse(memory))
+        if memory
+        else np.empty(shape, a.dtype)
+    )
+    products.multiply(x, y, _turned(array, form.c))
+    return array
+
+
 def _order(labels: tuple[DimensionLabel, ...], order: list[DimensionLabel]) -> tuple[int, ...] | None:
     """Return the places of labels in another order, or None if they are in that order."""
     places = tuple(labels.index(label) for label in order)
     return None if places == tuple(range(len(places))) else places
 
 
+@lru_cache(maxsize=4096)
+def _form(
+    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int, out: Ints | None = None
+) -> tuple[Ints, OneProduct, Ints]:
+    """Return the shape of a result, the products that it is, and the order of its dimensions in memory (`innermost`).
+
+    `size` is that of the operands' elements in bytes, or 0 if it is two, and `out` the strides of the caller's array.
+    """
+    shape = shape_of(labels, a_shape, b_shape)
+    memory = innermost(labels, a_strides, b_strides, size, shape) if out is None and size else ()
+    if memory:
+        steps = [size * math.prod(shape[after] for after in memory[place + 1 :]) for place in range(len(memory))]
+        out = tuple(steps[place] for place in _inverse(memory))
+    return shape, one_product(labels, a_shape, a_strides, b_shape, b_strides, shape, out), memory
+
+
 def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, options: Wanted) -> Any:
     """Compute a contraction of a and b, with the views x and y, as one batch of products like `like`."""
     own = arrays.allocates(like)
-    shape = shape_of(labels, x.shape, y.shape)
     array, steps, out = None, None, options.out
     if out is not None:
         target = spellings.viewed("out", out)
-        _check_out(target, shape)
+        _check_out(target, shape_of(labels, x.shape, y.shape))
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
-    else:
-        memory = innermost(labels, x.strides, y.strides, get(x.dtype).size, shape)
-        if memory:
-            array = arrays.empty(like if own else None, tuple(shape[i] for i in memory), _result(x, y, options.dtype))[0]
-            array = array.permute(_inverse(memory)) if hasattr(array, "permute") else array.transpose(_inverse(memory))
-            steps = view(array).strides
-    form = one_product(labels, x.shape, x.strides, y.shape, y.strides, shape, steps)
-    if array is None and form.c.moves:
-        array = arrays.empty(like if own else None, shape, _result(x, y, options.dtype))[0]
+    size = get(x.dtype).size if x.dtype == y.dtype and options.dtype is None else 0
+    shape, form, memory = _form(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
+    if array is None and (form.c.moves or memory):
+        like_this = like if own else None
+        lengths = tuple(shape[place] for place in memory) if memory else shape
+        array = arrays.empty(like_this, lengths, _result(x, y, options.dtype))[0]
+        array = elementwise.transposed(array, _inverse(memory)) if memory else array
     product = products.matmul(
         _turned(_with_transposes(a, x, own), form.a),
         _turned(_with_transposes(b, y, own), form.b),
@@ -466,7 +510,7 @@ def _with_transposes(obj: Any, its_view: View, own: bool) -> Any:
 def _turned(array: Any, turn: Turn) -> Any:
     """Reorder and merge dimensions; a view of the same memory where the strides allow it."""
     if turn.moves:
-        array = array.permute(turn.axes) if hasattr(array, "permute") else array.transpose(turn.axes)
+        array = elementwise.transposed(array, turn.axes)
     return array if array.shape == turn.shape else array.reshape(turn.shape)
 
 

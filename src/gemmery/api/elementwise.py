@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from gemmery import arrays
 from gemmery.api.compute import writable
 from gemmery.api.one_product import DimensionLabel, Labels, shape_of
 from gemmery.arrays import view
+from gemmery.arrays.reading import SHORT
 from gemmery.errors import ShapeError
 
 Dimensions = tuple[DimensionLabel, ...]
@@ -82,16 +84,42 @@ def multiplied(labels: Labels, a: Any, b: Any, result: str, out: Any) -> Any:
     return out
 
 
-def permuted(labels: Dimensions, array: Any, order: Dimensions) -> Any:
-    """Return a view of an operand with its dimensions in another order."""
-    places = tuple(labels.index(label) for label in order)
-    return array.permute(places) if hasattr(array, "permute") else array.transpose(places)
+def multiplier(labels: Labels) -> Callable[[Any, Any], Any]:
+    """Return the function that multiplies by elements two arrays of NumPy of one type of numbers; None for others."""
+    (first, i), (second, j) = ((_places(own, labels.c), _index(own, labels.c)) for own in labels[:2])
+    plain = labels.a == labels.b == labels.c
+
+    def product(a: Any, b: Any) -> Any:
+        if a.dtype is not b.dtype or a.dtype not in SHORT:
+            return None
+        if not plain:
+            a, b = a.transpose(first)[i], b.transpose(second)[j]
+        try:
+            with np.errstate(all="ignore"):
+                return np.multiply(a, b)
+        except ValueError:  # `shape_of` says which lengths differ
+            return None
+
+    return product
+
+
+def transposed(array: Any, axes: tuple[int, ...]) -> Any:
+    """Return a view of an array with its dimensions in another order."""
+    return array.permute(axes) if hasattr(array, "permute") else array.transpose(axes)
 
 
 def _aligned(labels: Dimensions, array: Any, order: Dimensions, dtype: str) -> Any:
     """Return an operand with the dimensions of the result, those that it lacks of length 1, in another type."""
-    array = permuted(labels, array, tuple(label for label in order if label in labels))
+    array = transposed(array, _places(labels, order))
     if view(array).dtype != dtype:
         own = arrays.allocates(array)
         array = arrays.astype(array, dtype) if own else array.astype(arrays.numpy_dtype(dtype))
-    return array[tuple(slice(None) if label in labels else None for label in order)]
+    return array[_index(labels, order)]
+
+
+def _places(labels: Dimensions, order: Dimensions) -> tuple[int, ...]:
+    return tuple(labels.index(label) for label in order if label in labels)
+
+
+def _index(labels: Dimensions, order: Dimensions) -> tuple[slice | None, ...]:
+    return tuple(slice(None) if label in labels else None for label in order)

@@ -366,7 +366,9 @@ def _compile_entries() -> None:
     if not config.fast_entry():
         return
     public = (matmul, gemm, gemv)
-    docs = [f"{signature}\n--\n\n{function.__doc__ or ''}" for signature, function in zip(_SIGNATURES, public, strict=True)]
+    docs = [
+        f"{signature}\n--\n\n{function.__doc__ or ''}" for signature, function in zip(_SIGNATURES, public, strict=True)
+    ]
     multiply, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
     for name in ("gemmery", "gemmery.api"):
         module = sys.modules[name]

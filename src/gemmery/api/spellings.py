@@ -1,4 +1,4 @@
-"""What NumPy's functions take and gemmery's need not: `out` in a tuple, `order` and `casting`; and arguments by name."""
+"""What NumPy's functions take besides: `out` in a tuple, `order`, `casting`; and errors that name the argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMPYS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def check(function: str, options: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for an option of NumPy's that gemmery has not, TypeError for one that NumPy has not either."""
+    """Raise ArgumentError for an option that NumPy has and gemmery has not, TypeError for one that neither has."""
     for name, value in options.items():
         if name not in _NUMPYS:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -61,7 +61,9 @@ def viewed(name: str, obj: Any) -> View:
                 f"{name} is a {type(obj).__name__}: JAX is tracing, and gives no numbers: call gemmery.jax.matmul there"
             ) from error
         text = str(error)
-        text = f"{name} is{text.removeprefix('an operand is')}" if text.startswith("an operand is") else f"{name}: {text}"
+        text = (
+            f"{name} is{text.removeprefix('an operand is')}" if text.startswith("an operand is") else f"{name}: {text}"
+        )
         raise type(error)(text) from error.__cause__
 
 

@@ -32,8 +32,8 @@ def labels(subscripts: str, counts: Ints) -> tuple[tuple[Dimensions, ...], Dimen
     >>> labels("...i,...i->...", (3, 2))[1]
     (-2, -1)
 
-    Raises ArgumentError for subscripts that are malformed, and ShapeError if they name another number of dimensions than
-    an operand has.
+    Raises ArgumentError for subscripts that are malformed, and ShapeError if they name another number of dimensions
+    than an operand has.
     """
     text = subscripts.replace(" ", "")
     if any(text.count(sign) != subscripts.count(sign) for sign in ("->", "...")):
@@ -47,7 +47,9 @@ def labels(subscripts: str, counts: Ints) -> tuple[tuple[Dimensions, ...], Dimen
         )
     for term in (*terms, output):
         _check_term(term, subscripts)
-    sides = tuple(_dimensions(term, count, place) for place, (term, count) in enumerate(zip(terms, counts, strict=True)))
+    sides = tuple(
+        _dimensions(term, count, place) for place, (term, count) in enumerate(zip(terms, counts, strict=True))
+    )
     every = [label for side in sides for label in side]
     ellipsis = tuple(sorted({label for label in every if isinstance(label, int)}))
     if arrow:

@@ -16,6 +16,7 @@ from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
+from gemmery.dispatch import cpu
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
@@ -80,8 +81,6 @@ def prepare(
     size, out_size = dtypes.get(source).size, dtypes.get(out).size
     form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not epilogue)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
-    if c_layout == "any" or (epilogue and c_layout == "col"):
-        return None
     problem = Problem(
         form.m,
         form.n,
@@ -94,7 +93,12 @@ def prepare(
         c_layout,
         epilogue,
         scaled,
+        interleaved=source == out and size == form.a[0] == form.b[0] == form.c[0],
     )
+    if problem.interleaved and not cpu.along_batch(problem):
+        problem = problem._replace(interleaved=False)
+    if not problem.interleaved and (c_layout == "any" or (epilogue and c_layout == "col")):
+        return None
     return Prepared(dispatch.plan(problem), problem, form)
 
 

@@ -405,18 +405,26 @@ def _numpy(labels: Labels, a: Any, b: Any) -> Any:
     """Compute a contraction of two arrays of NumPy of one type; None for others."""
     if a.dtype is not b.dtype:
         return None
-    shape, form, memory = _form(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
-    x, y = _turned(a, form.a), _turned(b, form.b)
-    if not memory and not form.c.moves:
+    left, right, shape, memory, result = _turns(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
+    x, y = _turned(a, left), _turned(b, right)
+    if memory is None:
         product = products.multiply(x, y)
         return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
-    array = (
-        np.empty([shape[place] for place in memory], a.dtype).transpose(_inverse(memory))
-        if memory
-        else np.empty(shape, a.dtype)
-    )
-    products.multiply(x, y, _turned(array, form.c))
-    return array
+    array = np.empty(shape, a.dtype)
+    products.multiply(x, y, _turned(array, memory))
+    return array if result is None else array.transpose(result)
+
+
+@lru_cache(maxsize=4096)
+def _turns(
+    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int
+) -> tuple[Turn, Turn, Ints, Turn | None, Ints | None]:
+    """Return what `_numpy` needs: how operands turn, the shape to allocate, how that turns, and becomes the result."""
+    shape, form, memory = _form(labels, a_shape, a_strides, b_shape, b_strides, size)
+    if not memory:
+        return form.a, form.b, shape, form.c if form.c.moves else None, None
+    turn = form.c._replace(axes=tuple(memory.index(axis) for axis in form.c.axes), moves=True)
+    return form.a, form.b, tuple(shape[place] for place in memory), turn, _inverse(memory)
 
 
 def _order(labels: tuple[DimensionLabel, ...], order: list[DimensionLabel]) -> tuple[int, ...] | None:
@@ -510,7 +518,7 @@ def _with_transposes(obj: Any, its_view: View, own: bool) -> Any:
 def _turned(array: Any, turn: Turn) -> Any:
     """Reorder and merge dimensions; a view of the same memory where the strides allow it."""
     if turn.moves:
-        array = elementwise.transposed(array, turn.axes)
+        array = array.transpose(turn.axes) if type(array) is np.ndarray else elementwise.transposed(array, turn.axes)
     return array if array.shape == turn.shape else array.reshape(turn.shape)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import reduce
 
 from gemmery import dtypes
-from gemmery.cpu import jit
+from gemmery.cpu import along_batch, jit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.build import epilogue
 from gemmery.cpu.convert import load_as, store_as
@@ -102,7 +102,9 @@ class Small(NamedTuple):
 
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
-    """Return the kernel of one small shape, which runs a whole batch in one call."""
+    """Return the kernel of one small shape, or of products that interleave: it runs a whole batch in one call."""
+    if problem.interleaved:
+        return along_batch.build(problem, config)
     p, target, out = problem.by_rows(), host(), dtypes.get(problem.out)
     bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm

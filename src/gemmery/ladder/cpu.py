@@ -50,8 +50,10 @@ def _gemv(problem: Problem) -> str:
 
 
 def _batched(problem: Problem) -> str:
-    from gemmery.cpu import batched
+    from gemmery.cpu import along_batch, batched
 
+    if problem.interleaved:
+        return along_batch.refuses(problem)
     parts = batched.numbers(problem)
     vectors = problem.m == problem.n == 1 and parts == 1
     if parts * max(problem.m, problem.n, 0 if vectors else problem.k) > batched.LARGEST:

@@ -106,9 +106,8 @@ def arrange(
 
     Adjacent batch dimensions that one stride walks are merged; a batch that shares B becomes more rows of one product,
     and (with `more_columns`) one that shares A more columns, as long as the elements of C stay adjacent in rows or in
-    columns. The batch that is left along which elements
-    of all operands are adjacent is the kernel's, else the longest. `size` is that of C's elements in bytes; C must not be
-    empty.
+    columns. Of the batches that are left, the kernel's is the one along which elements of all operands are adjacent,
+    else the longest. `size` is that of C's elements in bytes; C must not be empty.
     """
     if len(b_shape) == 1:
         b_shape, b_strides = (*b_shape, 1), (*b_strides, 0)

@@ -14,7 +14,7 @@ from gemmery.api.options import NO_OPTIONS, Options, added, dtype_name, epilogue
 from gemmery.api.promote import promoted, widened
 from gemmery.api.spellings import viewed
 from gemmery.arrange import result_shape
-from gemmery.arrays import View, view
+from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, ShapeError, brief

@@ -247,6 +247,7 @@ def einsum(
             order=order, casting=casting,
         )  # fmt: skip
     options = Wanted(spellings.single(out), dtype, threads, precision)
+    order = str(order).upper()
     spellings.check("einsum", {"casting": casting, "order": "K" if order == "F" else order})
     if not isinstance(expression, str):
         expression, operands = subscripts.from_lists((expression, *operands))

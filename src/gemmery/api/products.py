@@ -100,8 +100,8 @@ def matmul(
     for underflow, and one rounding to the type of C. The same call gives the same bits, with any number of threads,
     except where docs/promises.md says so, which has all bounds; with GEMMERY_TIERS=off there are no exceptions.
 
-    NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. `order`, `casting` and other options
-    of `numpy.matmul` may have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
+    NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. Other options of `numpy.matmul` may
+    have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
 
     Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
     bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and

@@ -1,8 +1,8 @@
 """Calls of every kind on small arrays, each next to the expression that a user of NumPy or PyTorch writes for it.
 
-The names in an expression are: a, b, c (n x n), x, y, bias (n), batches p, q (4 x n x n), r (2 x 1 x n x n) and
-s (3 x n x n), t (n x 4 x n), w (b in float64), u and v (every second row and column of larger matrices), g and h (bfloat16), out and
-wide (n x n in float32 and float64, which receive results).
+The names in an expression are: a, b, c (n x n), x, y, bias (n), batches p, q (4 x n x n), r (2 x 1 x n x n),
+s (3 x n x n), t (n x 4 x n), w (b in float64), u and v (every second row and column of larger matrices), g, h
+(bfloat16), out, wide (n x n in float32 and float64, which receive results).
 """
 
 from __future__ import annotations

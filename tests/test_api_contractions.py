@@ -492,7 +492,7 @@ def test_operands_of_several_types_and_kinds():
 @pytest.mark.parametrize("expression", ["ac,abc->cb", "abc,abc->c", "abv,bdv->adv", "abv,bdv->vad", "xabv,xbdv->xavd"])
 @pytest.mark.parametrize(("count", "k"), [(1, 2), (7, 3), (16, 1), (33, 300), (100, 2)])
 def test_a_batch_whose_elements_are_adjacent(expression, name, count, k):
-    length = {"a": 3, "b": 5, "c": count, "d": 2, "v": count, "x": 2, **{"a" if "c" in expression else "b": k}}
+    length = {"a": 3, "b": 5, "c": count, "d": 2, "v": count, "x": 2, "a" if "c" in expression else "b": k}
     left, right = expression.split("->")[0].split(",")
     a, b = (random([length[z] for z in term], name, seed) for seed, term in enumerate((left, right)))
     check(np.asarray(gm.einsum(expression, a, b)), expression, a, b)

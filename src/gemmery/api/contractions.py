@@ -13,7 +13,16 @@ import numpy as np
 
 from gemmery import arrays
 from gemmery.api import elementwise, opaque, products, spellings, subscripts
-from gemmery.api.one_product import DimensionLabel, Labels, OneProduct, Turn, innermost, one_product, shape_of
+from gemmery.api.one_product import (
+    DimensionLabel,
+    Dimensions,
+    Labels,
+    OneProduct,
+    Turn,
+    innermost,
+    one_product,
+    shape_of,
+)
 from gemmery.api.options import dtype_name
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import ContractionOptions, Foreign, Out, Plain
+    from gemmery.api.types import ContractionOptions, EinsumOptions, Foreign, Out, Plain, VecdotOptions
 
 Axes = int | tuple[int | Sequence[int], int | Sequence[int]]
 
@@ -91,20 +100,20 @@ if TYPE_CHECKING:
 
     @overload
     def vecdot(
-        a: Plain, b: Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[ContractionOptions]
+        a: Plain, b: Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> NDArray[Any]: ...
     @overload
     def vecdot(
-        a: Plain, b: Foreign, /, out: None = None, *, axis: int = -1, **options: Unpack[ContractionOptions]
+        a: Plain, b: Foreign, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> Foreign: ...
     @overload
     def vecdot(
-        a: Foreign, b: Foreign | Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[ContractionOptions]
+        a: Foreign, b: Foreign | Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> Foreign: ...
     @overload
-    def vecdot(a: Any, b: Any, /, out: Out, *, axis: int = -1, **options: Unpack[ContractionOptions]) -> Out: ...
+    def vecdot(a: Any, b: Any, /, out: Out, *, axis: int = -1, **options: Unpack[VecdotOptions]) -> Out: ...
     @overload
-    def vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, **options: Unpack[ContractionOptions]) -> Any: ...
+    def vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, **options: Unpack[VecdotOptions]) -> Any: ...
 
 
 @opaque.opaque
@@ -178,20 +187,20 @@ if TYPE_CHECKING:
 
     @overload
     def einsum(
-        expression: str, a: Plain, b: Plain, /, *, out: None = None, **options: Unpack[ContractionOptions]
+        expression: str, a: Plain, b: Plain, /, *, out: None = None, **options: Unpack[EinsumOptions]
     ) -> NDArray[Any]: ...
     @overload
     def einsum(
-        expression: str, a: Plain, b: Foreign, /, *, out: None = None, **options: Unpack[ContractionOptions]
+        expression: str, a: Plain, b: Foreign, /, *, out: None = None, **options: Unpack[EinsumOptions]
     ) -> Foreign: ...
     @overload
     def einsum(
-        expression: str, a: Foreign, b: Foreign | Plain, /, *, out: None = None, **options: Unpack[ContractionOptions]
+        expression: str, a: Foreign, b: Foreign | Plain, /, *, out: None = None, **options: Unpack[EinsumOptions]
     ) -> Foreign: ...
     @overload
-    def einsum(expression: str, a: Any, b: Any, /, *, out: Out, **options: Unpack[ContractionOptions]) -> Out: ...
+    def einsum(expression: str, a: Any, b: Any, /, *, out: Out, **options: Unpack[EinsumOptions]) -> Out: ...
     @overload
-    def einsum(expression: str, /, *operands: Any, out: Any = None, **options: Unpack[ContractionOptions]) -> Any: ...
+    def einsum(expression: Any, /, *operands: Any, out: Any = None, **options: Unpack[EinsumOptions]) -> Any: ...
 
 
 @opaque.opaque
@@ -280,7 +289,7 @@ class Wanted(NamedTuple):
 class Factor(NamedTuple):
     """An operand: a label for each dimension, the array, and its view."""
 
-    labels: tuple[DimensionLabel, ...]
+    labels: Dimensions
     array: Any
     view: View
 
@@ -291,13 +300,13 @@ def _merged(some: list[Factor], needed: set[DimensionLabel], options: Wanted) ->
         rest = needed | set(chain(*(factor.labels for factor in some[2:])))
         some = [_merged(some[:2], rest, options), *some[2:]]
     every = dict.fromkeys(chain(*(factor.labels for factor in some)))
-    kept = [label for label in every if label in needed]
-    kept.sort(key=lambda label: not all(label in factor.labels for factor in some))
-    array = _sum_of_products(some, tuple(kept), options._replace(out=None))
-    return Factor(tuple(kept), array, view(array))
+    retained = [label for label in every if label in needed]
+    retained.sort(key=lambda label: not all(label in factor.labels for factor in some))
+    array = _sum_of_products(some, tuple(retained), options._replace(out=None))
+    return Factor(tuple(retained), array, view(array))
 
 
-def _sum_of_products(factors: list[Factor], c: tuple[DimensionLabel, ...], options: Wanted) -> Any:
+def _sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> Any:
     """Compute a contraction of one or two operands, whatever their labels."""
     (left, a, x), (right, b, y) = factors[0], factors[-1]
     like = arrays.kind(*(factor.array for factor in factors))
@@ -323,27 +332,25 @@ def _sum_of_products(factors: list[Factor], c: tuple[DimensionLabel, ...], optio
     return product if options.out is not None else arrays.wrap(like, product)
 
 
-def _is_product(a: tuple[DimensionLabel, ...], b: tuple[DimensionLabel, ...], c: tuple[DimensionLabel, ...]) -> bool:
+def _is_product(a: Dimensions, b: Dimensions, c: Dimensions) -> bool:
     """Return True for a product of matrices: each label of one operand once and in the result, and not by elements."""
     alone = set(a) ^ set(b)
     once = len(set(a)) == len(a) and len(set(b)) == len(b)
     return once and alone <= set(c) and (not set(a) & set(b) <= set(c) or not (set(a) <= set(b) or set(b) <= set(a)))
 
 
-def _may_repeat(left: tuple[DimensionLabel, ...], x: View, right: tuple[DimensionLabel, ...], y: View) -> bool:
+def _may_repeat(left: Dimensions, x: View, right: Dimensions, y: View) -> bool:
     """Return True if a length of 1 of one operand meets another one, which NumPy broadcasts."""
     lengths = dict(zip(right, y.shape, strict=True))
     return any(label in lengths and 1 in {n, lengths[label]} for label, n in zip(left, x.shape, strict=True))
 
 
-def _reduced(
-    labels: tuple[DimensionLabel, ...], array: Any, needed: set[DimensionLabel], options: Wanted
-) -> tuple[tuple[DimensionLabel, ...], Any]:
+def _reduced(labels: Dimensions, array: Any, needed: set[DimensionLabel], options: Wanted) -> tuple[Dimensions, Any]:
     """Return an operand summed over the labels that are not needed."""
-    kept = tuple(label for label in labels if label in needed)
-    if kept == labels:
+    retained = tuple(label for label in labels if label in needed)
+    if retained == labels:
         return labels, array
-    return kept, _sum_of_products([Factor(labels, array, view(array))], kept, options._replace(out=None))
+    return retained, _sum_of_products([Factor(labels, array, view(array))], retained, options._replace(out=None))
 
 
 @lru_cache(maxsize=1024)
@@ -428,7 +435,7 @@ def _turns(
     return form.a, form.b, tuple(shape[place] for place in memory), turn, _inverse(memory)
 
 
-def _order(labels: tuple[DimensionLabel, ...], order: list[DimensionLabel]) -> tuple[int, ...] | None:
+def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:
     """Return the places of labels in another order, or None if they are in that order."""
     places = tuple(labels.index(label) for label in order)
     return None if places == tuple(range(len(places))) else places

@@ -10,12 +10,10 @@ import numpy as np
 
 from gemmery import arrays
 from gemmery.api.compute import writable
-from gemmery.api.one_product import DimensionLabel, Labels, shape_of
+from gemmery.api.one_product import Dimensions, Labels, shape_of
 from gemmery.arrays import view
 from gemmery.arrays.reading import SHORT
 from gemmery.errors import ShapeError
-
-Dimensions = tuple[DimensionLabel, ...]
 
 
 def diagonals(labels: Dimensions, array: Any) -> tuple[Dimensions, Any]:

@@ -19,14 +19,15 @@ from gemmery.errors import ShapeError
 from gemmery.tuples import NamedTuple
 
 DimensionLabel: TypeAlias = str | int
+Dimensions: TypeAlias = tuple[DimensionLabel, ...]
 
 
 class Labels(NamedTuple):
     """The labels of the dimensions of A, B and C, in order."""
 
-    a: tuple[DimensionLabel, ...]
-    b: tuple[DimensionLabel, ...]
-    c: tuple[DimensionLabel, ...]
+    a: Dimensions
+    b: Dimensions
+    c: Dimensions
 
 
 class Turn(NamedTuple):

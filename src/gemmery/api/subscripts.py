@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
 from string import ascii_letters
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from gemmery.api.one_product import DimensionLabel
+from gemmery.api.one_product import DimensionLabel, Dimensions
 from gemmery.arrange import Ints
 from gemmery.errors import ArgumentError, ShapeError, brief
 
-Dimensions: TypeAlias = tuple[DimensionLabel, ...]
 _FORM = (
     "use letters, a comma between the operands, one '...' an operand and '->' before the result, as in "
     "'...ij,jk->...ik'"
@@ -79,9 +78,9 @@ def path(terms: Sequence[Dimensions], shapes: Sequence[Ints], result: Dimensions
     names = dict(zip(dict.fromkeys(label for term in terms for label in term), ascii_letters, strict=False))
     text = [*("".join(names[label] for label in term) for term in terms), "".join(names[label] for label in result)]
     empty = [np.broadcast_to(np.float32(0), shape) for shape in shapes]
-    chosen = "greedy" if optimize is None or isinstance(optimize, bool) else optimize
+    strategy = "greedy" if optimize is None or isinstance(optimize, bool) else optimize
     try:
-        steps = np.einsum_path(f"{','.join(text[:-1])}->{text[-1]}", *empty, optimize=chosen)[0]
+        steps = np.einsum_path(f"{','.join(text[:-1])}->{text[-1]}", *empty, optimize=strategy)[0]
     except (TypeError, ValueError, KeyError) as error:
         raise ArgumentError(f"optimize={brief(optimize)} of {len(terms)} operands: {error}; leave it out") from error
     return [tuple(step) for step in steps[1:]]

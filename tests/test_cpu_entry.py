@@ -169,7 +169,7 @@ def test_what_is_not_prepared_reaches_python(met, handed):
         lambda: handed.builtin(a, b, out=frozen),
         lambda: handed.builtin(a, b, frozen),
         lambda: handed.builtin(a, a),
-        lambda: handed.builtin(a, b, where=True),
+        lambda: handed.builtin(a, b, where=False),
     ):
         with pytest.raises((TypeError, ValueError)):
             bad()

@@ -179,7 +179,10 @@ def _zero(x: View, dtype: str, axis: int) -> View:
 def writable(target: View, shape: Ints, result: str) -> None:
     """Raise unless `out` can be written and takes a result of this shape and element type."""
     if target.shape != shape:
-        raise ShapeError(f"out has shape {target.shape}, and the product {shape}; pass an out of that shape")
+        raise ShapeError(
+            f"out has shape {target.shape}, and the product {shape}, to which it is non-broadcastable; pass an out of "
+            "that shape"
+        )
     if not can_cast(result, target.dtype, "same_kind"):
         have, want = dtypes.get(result).numpy, dtypes.get(target.dtype).numpy
         raise DTypeError(

@@ -378,9 +378,9 @@ def _compile_entries() -> None:
 _SIGNATURES = (
     (
         "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None, "
-        "scale_a=None, scale_b=None, batch_invariant=False)"
+        "scale_a=None, scale_b=None, batch_invariant=False, **options)"
     ),
-    "gemm(alpha, a, b, beta=0.0, c=None, *, out=None, threads=None, precision=None)",
+    "gemm(alpha, a, b=..., beta=0.0, c=None, *, out=None, threads=None, precision=None)",
     "gemv(a, x, y=None, *, alpha=1.0, beta=0.0, out=None, threads=None, precision=None)",
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, GemmeryError, LayoutError, brief
 
@@ -69,15 +70,14 @@ def viewed(name: str, obj: Any) -> View:
 
 def filling(x: View, y: View, out: tuple[int, ...]) -> tuple[View, View]:
     """Return the operands, one of them repeated as often as an `out` with more batches than the product asks for."""
-    batch = out[: max(0, len(out) - min(len(x.shape) - 1, 1) - min(len(y.shape) - 1, 1))]
-    own = y if len(y.shape) > 1 else x
-    core, other = min(len(own.shape), 2), x if own is y else y
-    have = own.shape[:-core]
-    if have == batch or other.shape[:-2] == batch or len(have) > len(batch):
-        return x, y
-    missing = len(batch) - len(have)
-    if any(n not in (1, most) for n, most in zip(have, batch[missing:], strict=True)):
-        return x, y  # `compute` says what is wrong
+    shape = result_shape(x.shape, y.shape)
+    ending = min(len(x.shape) - 1, 1) + min(len(y.shape) - 1, 1)
+    batch, own = out[: len(out) - ending], y if len(y.shape) > 1 else x
+    core = min(len(own.shape), 2)
+    have, missing = own.shape[:-core], len(batch) - len(own.shape) + core
+    narrow = [n for n, most in zip(reversed(shape[: len(shape) - ending]), reversed(batch), strict=False) if n != most]
+    if shape == out or missing < 0 or len(out) < len(shape) or any(n != 1 for n in narrow):
+        return x, y  # nothing to fill, or `compute` says what is wrong
     steps = (*(0,) * missing, *(0 if n == 1 else step for n, step in zip(have, own.strides, strict=False)))
     wide = own._replace(shape=(*batch, *own.shape[-core:]), strides=(*steps, *own.strides[-core:]))
     return (x, wide) if own is y else (wide, y)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -283,12 +285,12 @@ def bad_outs():
     yield np.broadcast_to(np.zeros(3), (3, 3)), gm.LayoutError, "read-only"
     yield np.lib.stride_tricks.as_strided(np.zeros(9), (3, 3), (0, 8)), gm.LayoutError, "share memory"
     yield np.lib.stride_tricks.as_strided(np.zeros(9), (3, 3), (8, 8)), gm.LayoutError, "share memory"
-    yield np.zeros((3, 4)), gm.ShapeError, "non-broadcastable"
-    yield np.zeros((1, 3, 3)), gm.ShapeError, "non-broadcastable"
+    yield np.zeros((3, 4)), gm.ShapeError, "out has shape"
+    yield np.zeros((3, 1, 3)), gm.ShapeError, "out has shape"
     yield np.zeros((3, 3), int), gm.DTypeError, "Cannot cast ufunc 'matmul' output from float64 to int64"
     yield np.zeros((3, 3), bool), gm.DTypeError, "bool"
     yield [[0.0] * 3] * 3, gm.LayoutError, "not an array"
-    yield b"x" * 9, gm.ShapeError, "non-broadcastable"
+    yield b"x" * 9, gm.ShapeError, "out has shape"
 
 
 @pytest.mark.parametrize(("out", "error", "word"), list(bad_outs()), ids=lambda x: x if isinstance(x, str) else None)
@@ -534,3 +536,69 @@ def test_explain_says_which_kernel_runs_and_which_takes_over(monkeypatch):
     small = np.ones((51, 4, 4))
     off = gm.explain(small, small, threads=1)
     assert (off.rung, off.kernel) == ("batched", "compiled for this shape")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda a: gm.matmul(a, "b"), "^b is a str; pass an array"),
+        (lambda a: gm.matmul(a, a, out="c"), "^out is a str; pass an array"),
+        (lambda a: gm.gemm(1.0, "a", a), "^a is a str"),
+        (lambda a: gm.matmul(a, a, out=np.zeros((4, 4))), r"out has shape \(4, 4\), and the product \(3, 3\)"),
+        (lambda a: gm.matmul(a, a, out=(a, a)), "out is a tuple of 2: pass one array"),
+        (lambda a: gm.matmul(a, a, order="F"), "matmul has no order='F': pass an out of that order"),
+        (lambda a: gm.matmul(a, a, axes=[(0, 1)] * 3), "matmul has no axes=.*np.moveaxis"),
+        (lambda a: gm.matmul(a, a, transposed=True), "unexpected keyword argument 'transposed'"),
+        (lambda a: gm.gemm(a, a), r"takes alpha before a and b: call gm.gemm\(1.0, a, b\)"),
+        (lambda a: gm.warm(["f32", None]), "a dtype is None: name a type"),
+        (lambda a: gm.dot, "use gm.matmul"),
+        (lambda a: gm.bmm, "use gm.matmul"),
+        (lambda a: gm.multi_dot, "use gm.einsum"),
+    ],
+)
+def test_a_mistake_of_a_newcomer_is_told_the_way_out(call, words):
+    for _ in range(2):  # the second time from the compiled entry
+        with pytest.raises((gm.GemmeryError, TypeError, AttributeError), match=words):
+            call(np.ones((3, 3)))
+        gm.matmul(np.ones((3, 3)), np.ones((3, 3)))
+
+
+def test_out_in_a_tuple_and_options_with_their_defaults():
+    a = np.arange(9.0).reshape(3, 3)
+    out = np.zeros((3, 3))
+    for _ in range(2):
+        assert gm.matmul(a, a, out=(out,), order="K", casting="same_kind") is out
+        assert np.array_equal(out, a @ a)
+        assert gm.gemm(2.0, a, a, out=(out,)) is out
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out"),
+    [
+        ((3, 4), (4, 5), (2, 3, 5)),
+        ((4,), (4, 5), (2, 5)),
+        ((3, 4), (4,), (2, 3)),
+        ((4,), (4,), (2, 3)),
+        ((1, 3, 4), (1, 4, 5), (6, 3, 5)),
+        ((2, 1, 3, 4), (1, 6, 4, 5), (7, 2, 6, 3, 5)),
+    ],
+)
+def test_an_out_with_more_batches_is_filled(a, b, out):
+    x, y, target, expected = random(a, "f64", 1), random(b, "f64", 2), np.zeros(out), np.zeros(out)
+    np.matmul(x, y, out=expected)
+    for _ in range(3):
+        target[...] = 0
+        assert gm.matmul(x, y, out=target) is target
+        assert np.allclose(target, expected, rtol=1e-13)
+
+
+def test_jax_tracing_is_told_of_gemmery_jax():
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    with pytest.raises(gm.LayoutError, match=r"^a is a DynamicJaxprTracer: JAX is tracing.*gemmery\.jax\.matmul"):
+        jax.jit(gm.matmul)(np.ones((2, 2)), np.ones((2, 2)))
+
+
+def test_without_docstrings_the_entry_has_none():
+    shown = "import numpy as np, gemmery as gm; gm.matmul(np.eye(2), np.eye(2)); print(repr(gm.matmul.__doc__))"
+    output = subprocess.run([sys.executable, "-OO", "-c", shown], check=True, capture_output=True, text=True).stdout
+    assert output.strip() in ("''", "None")

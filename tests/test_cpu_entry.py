@@ -41,7 +41,7 @@ class Handed:
     def __init__(self, monkeypatch):
         self.calls = 0
         self.builtin, *_ = entry.builtins((self, *FUNCTIONS[1:]), DOCS)
-        monkeypatch.setattr(products, "_entry", self.builtin)
+        monkeypatch.setattr(products, "multiply", self.builtin)
 
     def __call__(self, *args, **options):
         self.calls += 1
@@ -185,7 +185,7 @@ def test_what_is_not_prepared_reaches_python(met, handed):
         lambda: handed.builtin(a, b, out=frozen),
         lambda: handed.builtin(a, b, frozen),
         lambda: handed.builtin(a, a),
-        lambda: handed.builtin(a, b, where=True),
+        lambda: handed.builtin(a, b, where=False),
     ):
         with pytest.raises((TypeError, ValueError)):
             bad()

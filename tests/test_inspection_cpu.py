@@ -158,7 +158,9 @@ def test_the_command_and_the_library_show_the_same(capsys, tmp_path):
     shown = gm.inspect("packed", n=64)
     assert record["operands"]["B"] == {name: getattr(shown.operands["B"], name) for name in record["operands"]["B"]}
     assert "<iframe" in shown._repr_html_()
-    assert repr(gm.inspect("packed", "direct", n=64)).startswith("<Comparison of packed and direct: 64 × 64 × 64, f32; ")
+    assert repr(gm.inspect("packed", "direct", n=64)).startswith(
+        "<Comparison of packed and direct: 64 × 64 × 64, f32; "
+    )
 
 
 def test_brackets_are_no_markup():

@@ -114,13 +114,28 @@ _HOMES = {
 }
 
 
+_ELSEWHERE = {  # the names that other libraries have for products
+    "dot": "matmul, or gm.tensordot(a, b, 1) for more than two dimensions",
+    "inner": "einsum('...i,...i->...', a, b), or gm.matmul(a, b.T) for matrices",
+    "outer": "tensordot(a, b, 0)",
+    "vdot": "vecdot",
+    "multi_dot": "einsum('ij,jk,kl->il', a, b, c)",
+    "matvec": "gemv, or gm.matmul(a, x[..., None])[..., 0] for batches",
+    "vecmat": "matmul(x, a), or gm.matmul(x[..., None, :], a)[..., 0, :] for batches",
+    "mv": "gemv",
+    **dict.fromkeys(("mm", "bmm"), "matmul"),
+    **dict.fromkeys(("addmm", "baddbmm"), "gemm(alpha, a, b, beta, c)"),
+}
+
+
 def load_lazily(package: str, homes: "Mapping[str, tuple[str, ...]]") -> "Callable[[str], object]":
     """Return `__getattr__` of a package whose public names are loaded from other modules when they are first used."""
     home = {name: module for module, names in homes.items() for name in names}
 
     def attribute(name: str) -> object:
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            instead = f": use gm.{_ELSEWHERE[name]}" if package == "gemmery" and name in _ELSEWHERE else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{instead}")
         try:
             value = getattr(import_module(home[name]), name)
         except ModuleNotFoundError as error:

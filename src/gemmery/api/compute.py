@@ -16,6 +16,7 @@ from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
+from gemmery.dispatch import cpu
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
@@ -83,8 +84,6 @@ def prepare(
     size, out_size = dtypes.get(source).size, dtypes.get(out).size
     form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not epilogue)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
-    if c_layout == "any" or (epilogue and c_layout == "col"):
-        return None
     problem = Problem(
         form.m,
         form.n,
@@ -98,7 +97,12 @@ def prepare(
         epilogue,
         scaled,
         invariant=invariant,
+        interleaved=source == out and size == form.a[0] == form.b[0] == form.c[0],
     )
+    if problem.interleaved and not cpu.along_batch(problem):
+        problem = problem._replace(interleaved=False)
+    if not problem.interleaved and (c_layout == "any" or (epilogue and c_layout == "col")):
+        return None
     return Prepared(dispatch.plan(problem), problem, form)
 
 
@@ -180,7 +184,10 @@ def _zero(x: View, dtype: str, axis: int) -> View:
 def writable(target: View, shape: Ints, result: str) -> None:
     """Raise unless `out` can be written and takes a result of this shape and element type."""
     if target.shape != shape:
-        raise ShapeError(f"out of shape {target.shape} is non-broadcastable; the product has shape {shape}")
+        raise ShapeError(
+            f"out has shape {target.shape}, and the product {shape}, to which it is non-broadcastable; pass an out of "
+            "that shape"
+        )
     if not can_cast(result, target.dtype, "same_kind"):
         have, want = dtypes.get(result).numpy, dtypes.get(target.dtype).numpy
         raise DTypeError(

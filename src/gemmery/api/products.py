@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gemmery import arrays, config
-from gemmery.api import opaque, quick
+from gemmery.api import opaque, quick, spellings
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
 from gemmery.api.options import NO_OPTIONS, Options, added, dtype_name, epilogue, only_on_devices, scalar, thread_count
 from gemmery.api.promote import promoted, widened
+from gemmery.api.spellings import viewed
 from gemmery.arrange import result_shape
-from gemmery.arrays import View, view
+from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, ShapeError, brief
@@ -54,6 +55,7 @@ def matmul(
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,
+    **options: Any,
 ) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
@@ -100,6 +102,9 @@ def matmul(
     the same bits, with any number of threads, except where docs/promises.md says so, which has all bounds; with
     GEMMERY_TIERS=off there are no exceptions.
 
+    NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. Other options of `numpy.matmul` may
+    have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
+
     Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
     bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and
     int8 (by `dtype` or `out` into int32, exactly modulo 2**32, bfloat16, float16 or float32). The call does not wait
@@ -110,16 +115,16 @@ def matmul(
     devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    if plain and scale_a is None and scale_b is None and batch_invariant is False:
+    if plain and scale_a is None and scale_b is None and batch_invariant is False and not options:
         paths = quick.FAST_PATHS.get(type(a))
         if paths is not None:
             done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
             if done is not None:
                 return done
-        return _entry(a, b, out)
+        return multiply(a, b, out)
     return _matmul(
         a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
     )  # fmt: skip
 
 
@@ -138,13 +143,16 @@ def _matmul(
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,
+    **numpys: Any,
 ) -> Any:
     """Compute a product that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
         return _matmul(
             a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **numpys,
         )  # fmt: skip
+    spellings.check("matmul", numpys)
+    out = spellings.single(out)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
     paths = quick.FAST_PATHS.get(type(a))
@@ -164,7 +172,7 @@ def _matmul(
         from gemmery.api import splitting
 
         return splitting.product("matmul", a, b, out, options)
-    x, y = view(a), view(b)
+    x, y = viewed("a", a), viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
@@ -181,11 +189,13 @@ def _matmul(
             invariant=bool(batch_invariant),
         )  # fmt: skip
     _compile_entries()
+    if out is not None:
+        x, y = spellings.filling(x, y, spellings.viewed("out", out).shape)
     return product(a, b, x, y, common, result, out, terms)
 
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
-_entry: Callable[..., Any] = _matmul
+multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
 
 
 if TYPE_CHECKING:
@@ -219,7 +229,7 @@ if TYPE_CHECKING:
 def gemm(
     alpha: complex,
     a: Any,
-    b: Any,
+    b: Any = ...,
     beta: complex = 0.0,
     c: Any = None,
     *,
@@ -249,7 +259,7 @@ def gemm(
 def _gemm(
     alpha: complex,
     a: Any,
-    b: Any,
+    b: Any = ...,
     beta: complex = 0.0,
     c: Any = None,
     *,
@@ -258,6 +268,9 @@ def _gemm(
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Compute a gemm that the compiled entry does not know yet."""
+    out = spellings.single(out)
+    if b is ...:
+        raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
     if opaque.waiting and opaque.settle():
         return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
     if (c is out or c is None) and threads is None and precision is None:
@@ -269,7 +282,7 @@ def _gemm(
 
         options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
         return splitting.product("gemm", a, b, out, options)
-    x, y = view(a), view(b)
+    x, y = viewed("a", a), viewed("b", b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(
             f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
@@ -331,13 +344,14 @@ def _gemv(
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Compute a gemv that the compiled entry does not know yet."""
+    out = spellings.single(out)
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
     if (y is out or y is None) and threads is None and precision is None:
         done = quick.scaled(a, x, y, out, "gemv", alpha, beta)
         if done is not None:
             return done
-    matrix, vector = view(a), view(x)
+    matrix, vector = viewed("a", a), viewed("x", x)
     if len(matrix.shape) != 2 or len(vector.shape) != 1:
         raise ShapeError(
             f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
@@ -353,12 +367,14 @@ _gemv_entry: Callable[..., Any] = _gemv
 @functools.cache
 def _compile_entries() -> None:
     """Replace gm.matmul, gm.gemm and gm.gemv by the compiled entry, at the first product on the CPU."""
-    global _entry, _gemm_entry, _gemv_entry
+    global multiply, _gemm_entry, _gemv_entry
     if not config.fast_entry():
         return
     public = (matmul, gemm, gemv)
-    docs = [f"{signature}\n--\n\n{function.__doc__}" for signature, function in zip(_SIGNATURES, public, strict=True)]
-    _entry, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
+    docs = [
+        f"{signature}\n--\n\n{function.__doc__ or ''}" for signature, function in zip(_SIGNATURES, public, strict=True)
+    ]
+    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
     for name in ("gemmery", "gemmery.api"):
         module = sys.modules[name]
         module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
@@ -367,9 +383,9 @@ def _compile_entries() -> None:
 _SIGNATURES = (
     (
         "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None, "
-        "scale_a=None, scale_b=None, batch_invariant=False)"
+        "scale_a=None, scale_b=None, batch_invariant=False, **options)"
     ),
-    "gemm(alpha, a, b, beta=0.0, c=None, *, out=None, threads=None, precision=None)",
+    "gemm(alpha, a, b=..., beta=0.0, c=None, *, out=None, threads=None, precision=None)",
     "gemv(a, x, y=None, *, alpha=1.0, beta=0.0, out=None, threads=None, precision=None)",
 )
 
@@ -420,7 +436,7 @@ def _scaled(
         return on_device.product(name, a, b, x, y, out, options)
     only_on_devices(precision)
     common = result = promoted(x.dtype, y.dtype)
-    old = None if c is None else view(c)
+    old = None if c is None else viewed(added(name), c)
     if old is not None:
         arrays.together(a=x, b=y, c=old)
         shape = result_shape(x.shape, y.shape)

@@ -73,6 +73,20 @@ class ContractionOptions(GemmOptions, total=False):
     dtype: DTypeLike | None
 
 
+class VecdotOptions(ContractionOptions, total=False):
+    """Options of vecdot."""
+
+    keepdims: bool
+
+
+class EinsumOptions(ContractionOptions, total=False):
+    """Options of einsum."""
+
+    optimize: Any
+    order: str
+    casting: str
+
+
 class GemvOptions(GemmOptions, total=False):
     """Options of gemv."""
 

@@ -116,6 +116,8 @@ def _dtype_names(names: Any, supported: Iterable[str], device: str) -> tuple[str
 
 def _dtype_name(dtype: Any) -> str:
     """As `options.dtype_name`, for operands: 8-bit floating-point types too."""
+    if dtype is None:  # NumPy's name for float64
+        raise DTypeError("a dtype is None: name a type, such as 'float32', or leave dtypes out for all")
     text = str(dtype).removeprefix("torch.") if isinstance(dtype, str) or hasattr(dtype, "itemsize") else ""
     return next((name for name, row in known.FP8.items() if text in (name, row.numpy)), "") or options.dtype_name(dtype)
 

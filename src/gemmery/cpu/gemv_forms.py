@@ -102,7 +102,7 @@ def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) ->
             for vector_x, of_part in zip(some, of_row, strict=True):
                 of_part[0].value = f.fma(cells, vector_x, of_part[0].value)
     at = f["sums"] + i * (parts * size)
-    total = _sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
+    total = sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
     f.store(f.load(total.type, at) + total, at)
 
 
@@ -118,7 +118,7 @@ def _sum(values: list[Value]) -> Value:
     return values[0]
 
 
-def _sum_lanes(f: Function, values: list[Value]) -> Value:
+def sum_lanes(f: Function, values: list[Value]) -> Value:
     """Return the sum of each vector's lanes, added by halves, in one vector; a scalar for one vector.
 
     Two vectors share an addition: the halves of both are as many lanes as one has. So the sums of 8 vectors of 16 lanes

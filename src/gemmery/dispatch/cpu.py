@@ -43,8 +43,17 @@ STREAMED_ROWS = 160
 LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
+# Elements of C up to which products that interleave are computed in place; packing larger ones takes a small part.
+_INTERLEAVED = 64**2
 # Multiply-adds up to which tiles chosen while compiling are worth it: 8 x 8 x 8 takes 14 ns with them, 19 without.
 _TINY = 16**3
+
+
+def along_batch(problem: Problem) -> bool:
+    """Return True where products that interleave are faster by vectors along the batch than one by one."""
+    lanes = host().lanes(dtypes.get(problem.dtype).size)
+    many = problem.batch >= min(lanes, _MANY) and problem.m * problem.n <= _INTERLEAVED
+    return many and not _RUNGS["batched"].refuses(problem)
 
 
 def specialised(problem: Problem) -> Candidate | None:
@@ -57,6 +66,8 @@ def specialised(problem: Problem) -> Candidate | None:
 
 def _special(p: Problem) -> Iterator[Candidate]:
     batched, direct = _RUNGS["batched"], _RUNGS["direct"]
+    if p.interleaved:
+        return
     if p.batch >= _MANY:
         reason = f"{p.batch} products of one small shape: the loop over them is compiled with it"
         yield Candidate(batched, batched.default, reason)
@@ -88,6 +99,8 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
+    if p.interleaved:
+        choices.append(("batched", f"the elements of {p.batch} products are adjacent: vectors run along the batch"))
     if p.m == 1 and 1 < p.n <= row_columns(p.dtype) and p.k <= deepest(target):
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:

@@ -56,10 +56,13 @@ def _gemv(problem: Problem) -> str:
 
 
 def _batched(problem: Problem) -> str:
-    from gemmery.cpu import batched
+    from gemmery.cpu import along_batch, batched
 
+    if problem.interleaved:
+        return along_batch.refuses(problem)
     parts = batched.numbers(problem)
-    if parts * max(problem.m, problem.n, problem.k) > batched.LARGEST:
+    vectors = problem.m == problem.n == 1 and parts == 1
+    if parts * max(problem.m, problem.n, 0 if vectors else problem.k) > batched.LARGEST:
         most = batched.LARGEST
         return f"its code is specialized to the shape: m, n and k must be at most {most}, {most // 2} if complex"
     if 1 in (problem.m, problem.n) and problem.m * problem.n * problem.k > batched.LARGEST_VECTOR:

@@ -40,7 +40,7 @@ class LockStep:
         seconds: float = inf,
         ahead: int = 0,
     ) -> None:
-        self.kernel = program.kernel
+        self.kernel, self.slots, self.followed = program.kernel, program.slots, program.followed
         self.launch = launch
         self.block_ids = block_ids
         self.blocks: int = len(block_ids)

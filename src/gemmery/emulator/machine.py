@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -53,6 +53,8 @@ class Machine(Protocol):
     memory: Global
     shared: Own
     local: Own
+    slots: Mapping[str, int]  # of registers
+    followed: frozenset[int]  # slots of registers that may be read before they are written
     parameters: NDArray[np.uint8]
     places: Places
     failed: Any  # the threads whose latest wait failed

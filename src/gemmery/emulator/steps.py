@@ -80,6 +80,7 @@ class Lowering:
         self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
         self.shuffles = any(instruction.opcode.name == "shfl" for instruction in kernel.instructions)
         products = (each for each in kernel.instructions if each.opcode.name == "wgmma.mma_async")
+        self.followed = 0  # registers that may be read before they are written, as bits by slot
         self.sums = frozenset(
             names_of(each.operands[0] for each in products)
         )  # the registers that products of warpgroups write

@@ -25,7 +25,7 @@ from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, Pieces
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Line, PtxKernel
-from gemmery.emulator.unwritten import Unwritten, followed
+from gemmery.emulator.unwritten import Unwritten
 
 __all__ = ["Finding", "Findings"]
 
@@ -52,7 +52,6 @@ class Findings(Observer):
         self._machine = machine
         if self._kernel is None:
             self._kernel, self._orders = machine.kernel, orders(machine.kernel)
-            self._followed = followed(machine.kernel)
             self._spelled = [instruction.opcode.spelling for instruction in machine.kernel.instructions]
             self._global = GlobalRaces(machine, self._orders, self._collection)
             self._read_only = ReadOnlyLoads(machine, self._global.reach, self._collection)
@@ -155,9 +154,9 @@ class Findings(Observer):
 
     def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         guard = machine.kernel.instructions[index].guard
-        if self._followed and guard is not None and guard.name in self._followed:
+        if machine.followed and guard is not None and machine.slots[guard.name] in machine.followed:
             unit = machine.unit(Unwritten)
-            bad, first = unit.read(index, [guard.name])
+            bad, first = unit.read(index, [machine.slots[guard.name]])
             unit.report(index, bad, active, first)
 
     def _broken(self, kind: str, index: int, threads: Indices, message: str) -> None:

@@ -5,6 +5,8 @@ Reference: Williams, Waterman, Patterson, "Roofline: an insightful visual perfor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gemmery import dtypes
@@ -12,8 +14,9 @@ from gemmery.cuda.device import Device
 from gemmery.problem import Problem
 
 _UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
-_TENSOR_UNITS = {"f32": "tensor_tf32", "f64": "tensor_f64", "f16": "tensor", "bf16": "tensor"}
-_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "i8"), "tensor_8")
+_PRODUCT = re.compile(r"(?:wmma\.|wgmma\.|tcgen05\.)?mma(?:_async)?\.")
+_TENSOR_UNITS = {"f64": "tensor_f64", "tf32": "tensor_tf32"}  # types in opcodes of PTX; the others are half precision
+_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "f8f6f4", "s8", "u8", "i8"), "tensor_8")
 WAVEFRONTS = 1  # of shared memory, a clock and multiprocessor: 128 bytes
 ISSUED = 4  # warp instructions, a clock and multiprocessor: one by each of its four schedulers
 
@@ -43,13 +46,21 @@ def roofline(flops: float, moved: float, peak: float, bandwidth: float) -> Roofl
     return Roofline(flops, moved, peak, bandwidth, intensity, min(peak, by_memory), by)
 
 
-def unit(dtype: str, tensor: bool) -> str:
-    """The unit that multiplies elements of a type, on tensor cores or on CUDA cores: a field of device.Rates.
+def unit(dtype: str, opcodes: Iterable[str]) -> str:
+    """The unit on which a kernel multiplies, by its opcodes in PTX: a field of device.Rates.
 
-    >>> unit("f16", tensor=True), unit("f16", tensor=False)
-    ('tensor', 'f32')
+    Without a product on tensor cores it is the CUDA cores', for elements of a type.
+
+    >>> (
+    ...     unit("f64", ["wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8"]),
+    ...     unit("f16", ["wmma.load.a.sync", "fma.rn.f32"]),
+    ... )
+    ('tensor_8', 'f32')
     """
-    return (_TENSOR_UNITS if tensor else _UNITS)[dtype]
+    for opcode in filter(_PRODUCT.match, opcodes):
+        units = {_TENSOR_UNITS[part] for part in re.split(r"\.|::", opcode) if part in _TENSOR_UNITS}
+        return units.pop() if units else "tensor"
+    return _UNITS.get(dtype, "f32")
 
 
 def loaded(problem: Problem, bm: int, bn: int) -> float:

@@ -198,7 +198,7 @@ def on_tensor_cores(kinds: Mapping[str, int]) -> bool:
 
 def ptx_counts(text: str) -> dict[str, int]:
     """How many PTX instructions of each opcode the text of a kernel has."""
-    body = re.sub(r"//.*", "", text.partition("\n{")[2])
+    body = re.sub(r"//.*|^\s*\.loc\s.*", "", text.partition("\n{")[2], flags=re.MULTILINE)
     opcodes = Counter(match[1] for statement in body.split(";") if (match := _PTX.match(statement)))
     return dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))
 

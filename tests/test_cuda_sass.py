@@ -209,9 +209,7 @@ def test_ptx_is_counted_by_opcode():
 
 def test_every_instruction_of_a_line_of_ptx_is_counted():
     """Inline assembly may have several on a line, in braces, after a label, under a predicate."""
-    text = (
-        ".entry k(\n)\n{\n\t{ .reg .pred p; setp.ne.b32 p, %r1, 0; wgmma.mma_async.sync.m64n64k16.f32.f16.f16 "
-    )
+    text = ".entry k(\n)\n{\n\t{ .reg .pred p; setp.ne.b32 p, %r1, 0; wgmma.mma_async.sync.m64n64k16.f32.f16.f16 "
     text += "{%f1, %f2}, %rd1, %rd2, p, 1, 1; }\n\t{ mov.b64 {lo, hi}, %rd1; }\nwait: @!p bra wait; @p ret;\n"
     text += "\t.loc\t1 7 3, function_name $L__info_string0, inlined_at 1 9 1\n\tfma.rn.f32 %f1, %f2, %f3, %f4;\n"
     text += "\tcall.uni (retval0), vprintf, (param0, param1);\n}\n"

@@ -138,7 +138,9 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         _print_tree(of, console)
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
-        console.print(Text("~ marks a tie: the difference is smaller than its spread.", style="dim"))
+        console.print(
+            Text("~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range.", style="dim")
+        )
     if warning:
         console.print(Text(warning, style="bold red"))
     elif closing := summary(of):

@@ -1,4 +1,4 @@
-"""Roofline arithmetic: the least time that a kernel's work takes under each limit of a device.
+"""Roofline arithmetic: the time that a kernel's work takes under each limit of a device.
 
 Reference: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
 """
@@ -75,10 +75,10 @@ def loaded(problem: Problem, bm: int, bn: int) -> float:
 
 
 def roofs(device: Device, unit: str, flops: int, sectors: int, wavefronts: int, instructions: int) -> dict[str, float]:
-    """The least seconds that counted work takes under each limit of a device.
+    """The seconds that counted work takes under each limit of a device without caches.
 
     They assume that the work is spread evenly over all multiprocessors of the device, at its boost clock, and that
-    every sector of 32 bytes comes from memory.
+    every sector of 32 bytes comes from memory; a device with caches may take less.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> limits = roofs(KNOWN["h200"], "f32", 2 * 128**3, 8_192, 25_600, 86_888)

@@ -66,12 +66,11 @@ def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot 
             name = f"peak, {place}" if len(peaks) > 1 or ran[0].unit else "peak"
             annotate(on, name, (left, peak), (130 * index, 5), zorder=5)
         on.set_ylim(top=1.5 * max([*peaks.values(), *(words.reached(m) for m in ran)]))
-        _caches(on, machine, ran[0].dtype)
+        drawn = _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
         svg = render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
-    caption = (
-        "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors. Dotted "
-        "lines are the sizes at which A, B and C together just fit in a cache."
+    caption = "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors." + (
+        " Dotted lines are the sizes at which A, B and C together just fit in a cache." if drawn else ""
     )
     return Plot("curves", "Speed against size", caption, svg)
 
@@ -194,7 +193,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
-        "caches kept everything; a kernel far below its roof moves bytes again and again."
+        "caches kept everything; a kernel far below its roof moves bytes again and again. A point above the slope reads "
+        "operands that stay in a cache."
     )
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 
@@ -344,10 +344,12 @@ def colours(measurements: Iterable[Measurement]) -> Colours:
     return dict(zip(kernels, _shades(kernels), strict=True))
 
 
-def _caches(on: Axes, machine: MachineRecord, dtype: str) -> None:
-    """Dotted lines at the sides of which three squares fill a cache."""
+def _caches(on: Axes, machine: MachineRecord, dtype: str) -> bool:
+    """Dotted lines at the sides of which three squares fill a cache; False where none is in view."""
     places = [(side(size, dtype), f"{name} {words.size(size)}") for name, size in words.caches(machine)]
     _mark(on, places, 1, (4, -4), va="top", bbox=None)
+    low, high = on.get_xlim()
+    return any(low < place < high for place, _ in places)
 
 
 def _mark(

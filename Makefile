@@ -10,10 +10,10 @@ NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-all test-gpu sanitize check docs site wheels format lock clean
+.PHONY: help setup ladder bench test test-all test-gpu sanitize check docs site site-check serve wheels format lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup: $(STAMP) ## create .venv with the packages of requirements.lock and gemmery
 
@@ -49,9 +49,15 @@ docs: $(STAMP) ## regenerate the figures and tables of the documents from benchm
 	@$(PYTHON) -m gemmery.report.documents
 	@$(PYTHON) -m gemmery.cli.pictures
 
-site: $(STAMP) $(SITE_STAMP) ## build the documentation site in site/, and check its links and how it looks
+site: $(STAMP) $(SITE_STAMP) ## build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m site_pages
+
+site-check: site ## build the site, and check its links and how it looks
 	@$(PYTHON) -m pytest -q tests/test_site_built.py
+
+serve: ## show the site at http://localhost:8000, built first if it is not there; ARGS is another port
+	@test -e site/index.html || $(MAKE) --no-print-directory site
+	@$(PYTHON) -m http.server --bind localhost --directory site $(or $(ARGS),8000)
 
 wheels: $(STAMP) ## build the source distribution and the wheel in dist/, and run tests of the first on the second
 	@rm -rf dist && mkdir -p dist/unpacked

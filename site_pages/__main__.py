@@ -26,7 +26,7 @@ def main() -> int:
     broken = links.broken(SITE)
     sys.stderr.writelines(f"broken link: {link}\n" for link in broken)
     if not broken:
-        sys.stdout.write(f"site: {SITE / 'index.html'}; to search it too: python -m http.server -d site\n")
+        sys.stdout.write(f"site: {SITE / 'index.html'}; `make serve` shows it, with its search\n")
     return bool(broken)
 
 

@@ -121,8 +121,10 @@ def _bars(rung: Rung, group: Group, own: Measurement) -> list[Bar]:
     step = gain(own, rung.parent, group)
     bars = [Bar(m.kernel, words.reached(m), "parent") for m in parents]
     bars.append(Bar(rung.name, words.reached(own), "own", f" {step}" if step else ""))
-    bars += [Bar(words.kernel(m.kernel), words.reached(m), "rival") for m in rivals]
-    if own.peak_gflops:
-        share = words.percent(words.share(own))
-        bars.append(Bar(f"peak, {words.place(own)}", words.reached(own, own.peak_gflops), "peak", f" {share} reached"))
+    bars += [Bar(words.versioned(m.kernel, [m]), words.reached(m), "rival") for m in rivals]
+    peaks = {words.place(m): m for m in (*rivals, own) if m.peak_gflops}
+    for place, m in reversed(peaks.items()):  # a rival may use another unit
+        share = words.share(own) if m is own else None
+        note = f" {words.percent(share)} reached" if share else ""
+        bars.append(Bar(f"peak, {place}", words.reached(m, m.peak_gflops), "peak", note))
     return bars

@@ -118,7 +118,7 @@ def _places(root: Path) -> Iterator[tuple[str, str]]:
     for path in sorted((root / "docs").rglob("*.md")):
         document = path.relative_to(root).as_posix()
         if not TRANSLATION.search(document):
-            yield document, document.removeprefix("docs/")
+            yield document, document.removeprefix("docs/").replace("README", "documents")
     for document in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
         yield document, f"repository/{document.replace('/README', '').lower()}"
     yield "README.md", "index.md"

@@ -213,6 +213,7 @@ def _records(root: Path) -> Records:
 
 EXPLANATION = ("measuring.md", "promises.md", "gpu.md", "hopper.md", "emulator.md", "first_call.md")  # then the others
 PROJECT: Sequence[str] = (
+    "documents.md",
     "design.md",
     "findings.md",
     "results.md",

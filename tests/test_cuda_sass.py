@@ -180,7 +180,6 @@ def test_bytes_a_thread_loads_for_a_multiply_add(code):
 def test_constants_made_by_hfma2_are_no_tensor_cores(code):
     assert not sass.on_tensor_cores(sass.counts(code))
     assert sass.on_tensor_cores({"DMMA.8x8x4": 1})
-    assert sass.on_tensor_cores({"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": 2})
     assert sass.on_tensor_cores({"HGMMA.64x256x16.F32": 2})
 
 
@@ -206,6 +205,23 @@ def test_ptx_is_counted_by_opcode():
     text += "\tmma.sync.m8n8k4 {%f1,%f2}, {%f3},\n\t{%f4};\n"
     text += "\t@%p1 bra \t$L__BB0_1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tret;\n}\n"
     assert sass.ptx_counts(text) == {"fma.rn.f32": 2, "bra": 1, "ld.param.b64": 1, "mma.sync.m8n8k4": 1, "ret": 1}
+
+
+def test_every_instruction_of_a_line_of_ptx_is_counted():
+    """Inline assembly may have several on a line, in braces, after a label, under a predicate."""
+    text = ".entry k(\n)\n{\n\t{ .reg .pred p; setp.ne.b32 p, %r1, 0; wgmma.mma_async.sync.m64n64k16.f32.f16.f16 "
+    text += "{%f1, %f2}, %rd1, %rd2, p, 1, 1; }\n\t{ mov.b64 {lo, hi}, %rd1; }\nwait: @!p bra wait; @p ret;\n"
+    text += "\t.loc\t1 7 3, function_name $L__info_string0, inlined_at 1 9 1\n\tfma.rn.f32 %f1, %f2, %f3, %f4;\n"
+    text += "\tcall.uni (retval0), vprintf, (param0, param1);\n}\n"
+    assert sass.ptx_counts(text) == {
+        "bra": 1,
+        "call.uni": 1,
+        "fma.rn.f32": 1,
+        "mov.b64": 1,
+        "ret": 1,
+        "setp.ne.b32": 1,
+        "wgmma.mma_async.sync.m64n64k16.f32.f16.f16": 1,
+    }
 
 
 @pytest.mark.many

@@ -164,6 +164,13 @@ def test_no_value_begins_a_line(name):
     assert re.findall(r"^ *<!-- value.*", (ROOT / name).read_text(), re.MULTILINE) == []
 
 
+def test_every_document_is_in_the_index():
+    text = (ROOT / "docs" / "README.md").read_text()
+    listed = {name.removeprefix("docs/") for name in DOCUMENTS if name.startswith("docs/")}
+    single = {name for name in listed if not name.startswith("decisions/")} - {"README.md"}
+    assert [name for name in sorted(single) if f"]({name})" not in text] == []
+
+
 def test_the_readme_is_short():
     assert (ROOT / "README.md").stat().st_size <= 6144
 

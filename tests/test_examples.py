@@ -3,12 +3,14 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gemmery import cli
 from gemmery.cuda import driver
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
@@ -32,6 +34,30 @@ SAYS = {
     "10_emulate": "rows of 33: correct True, 0 bank conflicts",
     "11_llama": "decode, eager",
 }
+
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_runs_as_printed(capsys):
+    """Its blocks of Python one after the other; the comment after each print is what it prints."""
+    pytest.importorskip("cuda.bindings")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    exec(compile(code, "README.md", "exec"), {})
+    printed = re.findall(r"^print\(.*\) +# (.*)", code, re.MULTILINE)
+    assert len(printed) == 3
+    assert capsys.readouterr().out.splitlines() == printed
+
+
+def test_the_command_of_the_readme_emulates_a_file(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cuda.bindings")
+    (command,) = re.findall(r"^gemmery (emulate .*)", README, re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    page = tmp_path / "page.html"
+    assert cli.run([str(page) if word == "page.html" else word for word in shlex.split(command)]) == 1  # it has faults
+    assert "transpose.cu:8  race" in capsys.readouterr().out
+    assert "transpose.cu" in page.read_text(encoding="utf-8")
 
 
 def test_the_examples_are_numbered_and_each_is_expected_to_say_something():

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from gemmery import cli, lab
-from gemmery.cuda import sass
+from gemmery.cuda import nvrtc, roofline, sass
 from gemmery.cuda.device import ARCHS, KNOWN
 from gemmery.cuda.driver import find
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
@@ -19,6 +19,7 @@ from gemmery.inspection.pages import inspection_page
 from gemmery.inspection.records import without_code
 from gemmery.inspection.sections import sections
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find as find_rung
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +163,40 @@ def test_without_nvdisasm_ptx_is_counted_and_the_way_out_said(monkeypatch):
     assert "fma.rn.f32" in shown.getvalue()
 
 
-def test_tensor_cores_are_known_from_ptx_alone(monkeypatch):
+@pytest.mark.parametrize(
+    ("rung", "dtype", "unit"),
+    [
+        ("simt_smem", "f16", "f32"),
+        ("gemv_quantized", "f16", "tensor"),
+        ("mma_f64", "f64", "tensor_f64"),
+        ("mma_pipelined", "tf32", "tensor_tf32"),
+        ("wmma_f16", "bf16", "tensor"),
+        ("wgmma_epilogue", "bf16", "tensor"),
+        ("wgmma_epilogue", "tf32", "tensor_tf32"),
+        ("wgmma_epilogue", "e4m3", "tensor_8"),
+        ("wgmma_epilogue", "i8", "tensor_8"),
+        ("wgmma_blockscaled", "e5m2", "tensor_8"),
+        ("split_fp16x3", "f32", "tensor"),
+        ("ozaki_int8", "f64", "tensor_8"),
+    ],
+)
+def test_the_unit_that_multiplies_follows_from_the_ptx_of_all_launches(rung, dtype, unit):
+    row = find_rung(CUDA, rung)
+    problem = gather._problem(row, 0, 512, 0, dtype, find("h200"))
+    launches = row.geometry(problem, {**row.default, **row.resolve(problem, row.default)}).launches
+    codes = [nvrtc.ptx(launch.source, launch.kernel, "sm_90a").text for launch in launches]
+    assert roofline.unit(problem.dtype, [opcode for code in codes for opcode in sass.ptx_counts(code)]) == unit
+
+
+@pytest.mark.parametrize(("rung", "dtype"), [("wgmma_epilogue", "e4m3"), ("ozaki_int8", "f64")])
+def test_without_nvdisasm_the_peak_is_that_of_the_unit_that_multiplies(rung, dtype, monkeypatch):
     monkeypatch.setattr(sass, "nvdisasm", lambda: "")
-    assert inspect_rung("mma_pipelined", n=512, device="h200").unit == "tensor"
+    found = inspect_rung(rung, n=512, dtype=dtype, device="h200", counters=False)
+    assert found.unit == "tensor_8"
+    assert "tensor cores, 8 bits" in words(found)["peak"]
+    assert found.loads.peak == find("h200").peak("tensor_8")
+    notes = " ".join(note for section in sections(found) for note in section.notes)
+    assert ("multiplies parts of the elements" in notes) == (dtype == "f64")
 
 
 def test_code_is_shown_when_asked_for(naive, capsys):

@@ -119,12 +119,12 @@ def test_a_terminal_shows_one_table_and_the_verdict(chain):
     report.show_emulated(chain, Console(file=shown, width=120))
     text = shown.getvalue()
     assert text.count("simt_swizzled ") == 1
-    assert "5 of 5 results are right, no findings, all claims hold." in text
+    assert "5 of 5 results are right, no findings, all counters are as expected." in text
     broken = replace(chain.rungs[0], error=2.0, findings=("a.cu:3: race",), expected={"bank_conflicts": 0})
     bad = EmulatedLadder(chain.device, chain.started, (broken, replace(chain.rungs[1], refused="too large")))
     shown = io.StringIO()
     report.show_emulated(bad, Console(file=shown, width=200))
-    assert "0 of 1 results are right, 1 finding, 1 claim not met; 1 rung did not run." in shown.getvalue()
+    assert "0 of 1 results are right, 1 finding, 1 counter not as expected; 1 rung did not run." in shown.getvalue()
     for said in ("outside its error bound", "a.cu:3: race", "claims bank_conflicts = 0, and has 12288", "too large"):
         assert said in shown.getvalue()
 

@@ -303,7 +303,7 @@ def sweep(
 ) -> Action:
     """Vary one quantity, keep the others fixed, and draw the curve with the machine's limits.
 
-    The emulator counts instead of measuring times, where a key of the config is varied on a GPU.
+    Sweeps of a GPU rung's config also run on the emulator, which counts accesses instead of measuring times.
     """
     from gemmery import lab
     from gemmery.lab import asked

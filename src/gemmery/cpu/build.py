@@ -13,7 +13,7 @@ from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.panels import workspace_bytes
+from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, tile
 from gemmery.cpu.ukernel import SHORT, Product, register_tile, vector_room
@@ -154,7 +154,7 @@ def packed_panels(problem: Problem, config: Config) -> Launch:
     entries = jit.load(target, f"packed_panels_{types.name}", lambda: loops.packed_panels(target, types))
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        return Blocks(m, k, n, workspace_bytes(target, types, m, m, k, n))
+        return Blocks(m, k, n, sum(buffers(types, register_tile(target, types), m, k, n)) + 64)
 
     return Launch(entries["packed_panels"], types.scalar, dtypes.get(problem.out).size, blocks)
 

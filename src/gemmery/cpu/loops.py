@@ -92,8 +92,9 @@ def packed_panels(target: Target, product: Product) -> Module:
         f.call("pack_b", n, k, args.b, args.b_col, args.b_row, to_b)
         f.call("pack_a", m, k, args.a, args.a_row, args.a_col, to_a)
         f.call(
-            "tiles", m, n, k, to_a, to_b, c, c_row, c, c_row, args.alpha, args.beta, args.bias, args.bias_step, yes, yes
-        )
+            "tiles", m, n, k, n, to_a, to_b, c, c_row, c, c_row,
+            args.alpha, args.beta, args.bias, args.bias_step, yes, yes,
+        )  # fmt: skip
     return module
 
 

@@ -1,10 +1,12 @@
-"""Roofline arithmetic: the least time that a kernel's work takes under each limit of a device.
+"""Roofline arithmetic: the time that a kernel's work takes under each limit of a device.
 
 Reference: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gemmery import dtypes
@@ -12,8 +14,9 @@ from gemmery.cuda.device import Device
 from gemmery.problem import Problem
 
 _UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
-_TENSOR_UNITS = {"f32": "tensor_tf32", "f64": "tensor_f64", "f16": "tensor", "bf16": "tensor"}
-_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "int8"), "tensor_8")
+_PRODUCT = re.compile(r"(?:wmma\.|wgmma\.|tcgen05\.)?mma(?:_async)?\.")
+_TENSOR_UNITS = {"f64": "tensor_f64", "tf32": "tensor_tf32"}  # types in opcodes of PTX; the others are half precision
+_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "f8f6f4", "s8", "u8", "i8"), "tensor_8")
 WAVEFRONTS = 1  # of shared memory, a clock and multiprocessor: 128 bytes
 ISSUED = 4  # warp instructions, a clock and multiprocessor: one by each of its four schedulers
 
@@ -43,13 +46,21 @@ def roofline(flops: float, moved: float, peak: float, bandwidth: float) -> Roofl
     return Roofline(flops, moved, peak, bandwidth, intensity, min(peak, by_memory), by)
 
 
-def unit(dtype: str, tensor: bool) -> str:
-    """The unit that multiplies elements of a type, on tensor cores or on CUDA cores: a field of device.Rates.
+def unit(dtype: str, opcodes: Iterable[str]) -> str:
+    """The unit on which a kernel multiplies, by its opcodes in PTX: a field of device.Rates.
 
-    >>> unit("f16", tensor=True), unit("f16", tensor=False)
-    ('tensor', 'f32')
+    Without a product on tensor cores it is the CUDA cores', for elements of a type.
+
+    >>> (
+    ...     unit("f64", ["wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8"]),
+    ...     unit("f16", ["wmma.load.a.sync", "fma.rn.f32"]),
+    ... )
+    ('tensor_8', 'f32')
     """
-    return (_TENSOR_UNITS if tensor else _UNITS)[dtype]
+    for opcode in filter(_PRODUCT.match, opcodes):
+        units = {_TENSOR_UNITS[part] for part in re.split(r"\.|::", opcode) if part in _TENSOR_UNITS}
+        return units.pop() if units else "tensor"
+    return _UNITS.get(dtype, "f32")
 
 
 def loaded(problem: Problem, bm: int, bn: int) -> float:
@@ -64,10 +75,10 @@ def loaded(problem: Problem, bm: int, bn: int) -> float:
 
 
 def roofs(device: Device, unit: str, flops: int, sectors: int, wavefronts: int, instructions: int) -> dict[str, float]:
-    """The least seconds that counted work takes under each limit of a device.
+    """The seconds that counted work takes under each limit of a device without caches.
 
     They assume that the work is spread evenly over all multiprocessors of the device, at its boost clock, and that
-    every sector of 32 bytes comes from memory.
+    every sector of 32 bytes comes from memory; a device with caches may take less.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> limits = roofs(KNOWN["h200"], "f32", 2 * 128**3, 8_192, 25_600, 86_888)

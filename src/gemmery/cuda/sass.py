@@ -23,7 +23,8 @@ MISSING = "SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm, or put the CUD
 _LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?);", re.MULTILINE)
 _SECTION = re.compile(r"^//-+ \.text\.(\S+) +-+$", re.MULTILINE)
 _LABEL = re.compile(r"^(\.\w+):", re.MULTILINE)
-_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;", re.MULTILINE)
+# Inline assembly has several instructions on a line, and braces and labels before one.
+_PTX = re.compile(r"(?:[\s{}]|[$\w]+:(?!:))*(?:@!?%?\w+\s+)?([a-z][\w.:]*)")
 _WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}
 _SIZED = ("LDG", "LDS", "LDL", "STG", "STS", "STL", "LD", "ST", "LDGSTS")
 Number = TypeVar("Number", int, float)
@@ -191,14 +192,14 @@ def bytes_each(kinds: Mapping[str, int], space: str) -> float:
 
 
 def on_tensor_cores(kinds: Mapping[str, int]) -> bool:
-    """True for a kernel that multiplies on tensor cores, by its counts in SASS or in PTX."""
-    return any(_rank(name) == 0 or name.startswith(("mma.", "wmma.mma", "wgmma.mma", "tcgen05.mma")) for name in kinds)
+    """True for code that multiplies on tensor cores, by its counts in SASS."""
+    return any(_rank(name) == 0 for name in kinds)
 
 
 def ptx_counts(text: str) -> dict[str, int]:
     """How many PTX instructions of each opcode the text of a kernel has."""
-    body = re.sub(r"//.*", "", text.partition("\n{")[2])
-    opcodes = Counter(line[1] for line in _PTX.finditer(body))
+    body = re.sub(r"//.*|^\s*\.loc\s.*", "", text.partition("\n{")[2], flags=re.MULTILINE)
+    opcodes = Counter(match[1] for statement in body.split(";") if (match := _PTX.match(statement)))
     return dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))
 
 

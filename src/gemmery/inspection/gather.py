@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.cuda import driver, sass
+from gemmery.cuda import driver
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.roofline import loaded, roofline, unit
@@ -141,8 +141,7 @@ def _gathered(
 ) -> Inspection:
     """Compile the launches, and take the emulator's counters unless `count` is None."""
     kernels = compiled_launches(geometry, device, config)
-    product = kernels[-1]
-    multiplier = unit(problem.dtype, sass.on_tensor_cores(product.counts or product.ptx_counts))
+    multiplier = unit(problem.dtype, (opcode for kernel in kernels for opcode in kernel.ptx_counts))
     peak, counts, missing = device.peak(multiplier), None, ""
     if count is not None:
         try:

@@ -25,6 +25,9 @@ ROOFLINE_NOTE = (
     "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
     "leave. Caches keep a kernel between the two. The clock is the boost clock; power limits may lower it."
 )
+PARTS_NOTE = (
+    "The kernel multiplies parts of the elements on tensor cores: one operation of the product takes several of theirs."
+)
 WAIT = "WARPGROUP.DEPBAR"
 BARRIERS_NOTE = (
     "Of a product of a tile or two for the block, on the emulator, whose order of steps decides how many waits find a "
@@ -195,7 +198,8 @@ def _roofline(inspection: Inspection) -> Section:
         ("as it loads", f"{_loading(inspection)}: {_attainable(loads)}"),
         ("each element once", f"{_moved(once)}: {_attainable(once)}"),
     )
-    return Section("Roofline", rows, notes=(ROOFLINE_NOTE,))
+    in_parts = inspection.problem.dtype in ("f32", "f64") and inspection.unit in ("tensor", "tensor_8")
+    return Section("Roofline", rows, notes=(ROOFLINE_NOTE, *([PARTS_NOTE] if in_parts else [])))
 
 
 def _loading(inspection: Inspection) -> str:

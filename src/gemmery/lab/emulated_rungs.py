@@ -13,6 +13,7 @@ import numpy as np
 
 from gemmery.bench import record
 from gemmery.bench.work import Work, operands
+from gemmery.cuda import nvrtc, sass
 from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import roofs, unit
 from gemmery.emulator.run import EmulatedRun
@@ -23,7 +24,7 @@ from gemmery.experiments import LADDER
 from gemmery.lab import asked, measurements
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.check import TF32
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung, source_lines
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, run_rung, source_lines
 from gemmery.lab.event import followed
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, RungCounts
@@ -102,8 +103,9 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     together = reduce(add, runs)
     steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
     drawn = select(trace, steps, "")
-    counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
-    on = unit(work.dtype, tensor)
+    counts = _counts(together)
+    codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
+    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
     return replace(
         plain,

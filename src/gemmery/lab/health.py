@@ -105,7 +105,7 @@ def _load() -> Result:
     busy, cores = load.watch(), target.cores()
     value = f"other processes use {busy:.2f} of {cores} core{'s' * (cores != 1)}"
     if busy > load.limit(cores):
-        return value, True, "machine is busy: timings will be noisy, and ratios will be shown as ties"
+        return value, True, "machine is busy: timings will be noisy, and ratios will be shown as ranges"
     return value
 
 
@@ -224,7 +224,7 @@ def _memory() -> Result:
     fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
     fills |= {f"{library} met on devices": counts for library, counts in quick.counts().items()}
-    return ", ".join(f"{used} of {places} {name}" for name, (used, places) in fills.items())
+    return "places used of " + ", ".join(f"{name}: {used} of {places}" for name, (used, places) in fills.items())
 
 
 def _python() -> Result:

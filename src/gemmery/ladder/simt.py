@@ -169,7 +169,7 @@ SIMT = (
         default={"tile": 16},
         expect=_FROM_TILES,
         lesson=(
-            "Each element of a 32 x 32 tile is read from memory once and used 32 times, so the limit is no longer "
+            "Each element of a 16 x 16 tile is read from memory once and used 16 times, so the limit is no longer "
             "global memory but shared memory, with two loads per multiply-add. Small tiles leave warps half empty and "
             "reuse each element less."
         ),

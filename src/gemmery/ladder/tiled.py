@@ -218,7 +218,7 @@ TILED = (
     ),
     gpu_rung(
         "simt_warptile",
-        idea="block tile, warp tile, thread tile",
+        idea="C in tiles of the block, of each warp in it, and of each thread in that",
         parent="simt_padded",
         geometry=_warptile,
         space=_WARPS,

@@ -194,7 +194,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
-        "caches kept everything; a kernel far below its roof moves bytes again and again."
+        "caches kept everything; a kernel far below its roof moves bytes again and again. A point above the slope "
+        "reads operands that stay in a cache."
     )
     above = [m for m in ran if m.seconds and words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes]
     caption += " Matrices of a kernel above the slope stay in a cache, which is faster than memory." if above else ""

@@ -116,7 +116,7 @@ class Documents:
         selection = query(marker)
         suites = (selection.suite, *selection.others)
         about = {name: suite.load(suite.find(name)).about for name in suites if name in suite.names()}
-        runs = self._stored.everything(suites, selection.machine)
+        runs = self._stored.everything(suites, selection)
         return Query(" ".join(suites), (), {}, selection.machine), runs, about
 
     def _table(self, _: Path, marker: str) -> str:

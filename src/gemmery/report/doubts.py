@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from gemmery.bench import load
-from gemmery.bench.record import Run
+from gemmery.bench.record import Measurement, Run
 from gemmery.report import words
 
-ANY = "*"  # among the spreads of a record: the spread of every ratio, including those of two medians
+ANY = "*"  # among the spreads of a record: the spread of every ratio, as a share of it
+BUSY = 0.25  # share of a ratio by which it varies at least where the figures are unreliable
 SHARED = 0.98  # two threads may share one core, so their peak may be this much of the peak of one
 
 
@@ -42,14 +42,15 @@ def banner(run: Run) -> str:
     reasons = doubts(run)
     if not reasons:
         return ""
-    return (
-        f"Unreliable figures: {' '.join(reasons)} All ratios are marked as ties (~). Measure again on an idle machine."
-    )
+    return f"Unreliable figures: {' '.join(reasons)} Ratios are shown as ranges. Measure again on an idle machine."
 
 
 def weighed(run: Run) -> Run:
-    """Return the run with all ratios as ties if the figures are unreliable."""
+    """Return the run with a wide spread of all ratios if the figures are unreliable."""
     if not doubts(run):
         return run
-    doubted = (replace(m, spread=dict.fromkeys([ANY, *m.versus], math.inf)) for m in run.measurements)
-    return replace(run, measurements=tuple(doubted))
+
+    def wide(m: Measurement) -> dict[str, float]:
+        return {ANY: BUSY, **{name: max(m.spread.get(name, 0.0), BUSY * ratio) for name, ratio in m.versus.items()}}
+
+    return replace(run, measurements=tuple(replace(m, spread=wide(m)) for m in run.measurements))

@@ -19,6 +19,7 @@ from gemmery.report.emulated_tables import (
     emulated_sheets,
     over_parent,
     overviews,
+    peaks,
     verdict,
 )
 from gemmery.report.pictures import pictures
@@ -27,6 +28,11 @@ from gemmery.report.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, ax
 from gemmery.report.tree import tree
 
 ROW = 26  # height of a rung
+INTRODUCTION = (
+    "Each rung multiplied two small matrices here. Its result was checked, and what it did was counted; no time was "
+    "measured. Read the first table from top to bottom: what falls from a rung to the next is what the rung saves. "
+    '"Rung by rung" says what each changes, and draws its costliest access to memory.'
+)
 COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (RIVAL, *SERIES[1:4]), strict=True))
 
 
@@ -41,9 +47,10 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         heading=f"{title}, emulated",
         where=f"{described(ladder.device)}, on the emulator · {ladder.started[:16].replace('T', ' ')} UTC",
         verdict=verdict(ladder),
+        introduction=INTRODUCTION if rungs else "",
         complaints=complaints(ladder),
         overviews=(*overviews(ladder), *predicted_sheets(ladder)),
-        meaning=(COUNTED, ROOF),
+        meaning=(COUNTED, ROOF, peaks(ladder.device)),
         branches=tree(rungs),
         gains={run.rung: over_parent(ladder, run) for run in by_size(ladder)[-1]} if ladder.rungs else {},
         roofs=roofs(ladder),
@@ -56,8 +63,10 @@ def _lessons(ladder: EmulatedLadder, rungs: Sequence[Rung]) -> Iterator[tuple[Ru
     """Each rung with its claims, and a picture of its costliest access to shared memory, or else to global memory."""
     explained: set[str] = set()
     for rung in rungs:
-        claims = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in rung.expect.items())
-        note = f"Expected counters of an aligned product: {claims}." if claims else ""
+        claims = ", ".join(
+            f"{name.replace('_a_', '_per_').replace('_', ' ')} {value:g}" for name, value in rung.expect.items()
+        )
+        note = f"Expected where all tiles are whole: {claims}." if claims else ""
         yield rung, note, _picture(ladder, rung.name, explained)
 
 
@@ -103,8 +112,8 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
         on.set_xlabel("µs")
         svg = render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
     caption = (
-        "Each dot is the least time under one limit of the device; the bar reaches to the longest, the roof. Shorter "
-        "is better. The axis is logarithmic."
+        "Each dot is the time under one limit of the device, without caches, with which it may take less; the bar "
+        "reaches to the longest, the roof. Shorter is better. The axis is logarithmic."
     )
     return Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, svg)
 

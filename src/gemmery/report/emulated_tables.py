@@ -33,10 +33,10 @@ COUNTED = (
     "because lanes need different words of one bank. Instructions are warp instructions."
 )
 ROOF = (
-    "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
-    "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and multiprocessor. It assumes that "
-    "the grid fills the device, as a large product does. × parent is the parent's roof over the rung's. No time was "
-    "measured."
+    "The roof is a time without caches, the longest of four: sectors at the bandwidth of memory, operations at the "
+    "peak of their unit (compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and multiprocessor. A "
+    "device with caches may take less than its memory time. All assume that the grid fills the device, as a large "
+    "product does. × parent is the parent's roof over the rung's. No time was measured."
 )
 
 
@@ -76,7 +76,7 @@ def verdict(ladder: EmulatedLadder) -> str:
     """The checks of all rungs in a sentence.
 
     >>> verdict(lab.emulated_ladder(["simt_naive", "simt_smem"]))  # doctest: +SKIP
-    '2 of 2 results are right, no findings, all claims hold.'
+    '2 of 2 results are right, no findings, all counters are as expected.'
     """
     ran = [run for run in ladder.rungs if not run.refused]
     if not ran:
@@ -84,7 +84,7 @@ def verdict(ladder: EmulatedLadder) -> str:
     right = sum(run.error <= 1 for run in ran)
     count, unmet = sum(len(run.findings) for run in ran), sum(len(run.unmet) for run in ran)
     findings = plural(count, "finding") if count else "no findings"
-    claims = f"{plural(unmet, 'claim')} not met" if unmet else "all claims hold"
+    claims = f"{plural(unmet, 'counter')} not as expected" if unmet else "all counters are as expected"
     absent = len(ladder.rungs) - len(ran)
     refused = f"; {plural(absent, 'rung')} did not run" if absent else ""
     return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
@@ -96,14 +96,16 @@ def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
 
 
 def described(device: Device) -> str:
-    """The device in a line: its architecture, and the limits that the roofs come from."""
-    peaks = "; ".join(
-        f"{words.digits(device.peak(unit))} GFLOP/s by {name}"
-        for unit, name in words.UNITS.items()
-        if device.peak(unit)
-    )
+    """The device in a line."""
     where = f"{device.name}: {device.arch}, {device.sms} multiprocessors at {device.clock:.4g} GHz"
-    return f"{where}, {words.digits(device.bandwidth)} GB/s; {peaks}"
+    return f"{where}, {words.digits(device.bandwidth)} GB/s"
+
+
+def peaks(device: Device) -> str:
+    """The peaks that the roofs come from, in a sentence."""
+    known = {name: device.peak(unit) for unit, name in words.UNITS.items() if device.peak(unit)}
+    listed = "; ".join(f"{words.digits(peak)} by {name}" for name, peak in known.items())
+    return f"Peaks in GFLOP/s: {listed}."
 
 
 def _shape(run: EmulatedRung) -> str:
@@ -150,7 +152,7 @@ def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
     columns: Columns[EmulatedRung] = [
         *_counters({**names, "instructions": "warp_instructions"}),
         ("roof, µs", lambda run: _number(run.roof_seconds * 1e6)),
-        ("limit", lambda run: run.limit),
+        *([] if ladder.predicted else [("limit", lambda run: run.limit)]),  # a prediction knows better
         ("× parent", partial(over_parent, ladder)),
     ]
     ran = [run for run in runs if not run.refused]
@@ -227,7 +229,7 @@ def _roofs(runs: Runs) -> Sheet:
         *((f"{name}, µs", lambda run, name=name: roof(run, name)) for name in runs[0].roofs),
         ("blocks", lambda run: _number(run.blocks)),
     ]
-    return _sheet("Roofs", runs, columns)
+    return _sheet("Roofs: times without caches", runs, columns)
 
 
 def _kinds(runs: Runs) -> Sheet:
@@ -249,17 +251,17 @@ def _kinds(runs: Runs) -> Sheet:
 def _checks(runs: Runs) -> Sheet:
     def claims(run: EmulatedRung) -> Cell:
         if run.unmet:
-            return Cell(f"{len(run.unmet)} not met !", tone="bad")
-        return Cell("met" if run.expected else "")
+            return Cell(f"{len(run.unmet)} differ !", tone="bad")
+        return Cell("as expected" if run.expected else "")
 
     columns: Columns[EmulatedRung] = [
         ("error/bound", lambda run: f"{run.error:.2g}" if run.error <= 1 else Cell(f"{run.error:.2g} !", tone="bad")),
         ("findings", lambda run: Cell(f"{len(run.findings)} !", tone="bad") if run.findings else "none"),
-        ("claims", claims),
+        ("counters", claims),
     ]
     notes = [f"{run.rung} {fault}" for run in runs for fault in run.wrong]
     if any(not run.refused and not run.expected for run in runs):
-        notes.append("Claims hold for products without partial tiles; the cell of a rung without claims is empty.")
+        notes.append("Counters are expected of products without partial tiles, and not of every rung.")
     return _sheet("Checks", runs, columns, notes)
 
 
@@ -281,7 +283,7 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     for sheet in (*overviews(ladder), *predicted_sheets(ladder)):
         console.print(Group(*laid_out(sheet, console.width)))
     if any(not run.refused for run in ladder.rungs):
-        for text in (COUNTED, ROOF, f"{described(ladder.device)}."):
+        for text in (COUNTED, ROOF, f"{described(ladder.device)}. {peaks(ladder.device)}"):
             console.print(Text(text, style="dim"))
         if note := unpredicted(ladder):
             console.print(Text(note, style="dim"))

@@ -98,8 +98,10 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     title = f"The ladder at {words.shape(group.first)}, {words.types(group.first)}"
     caption = (
         f"{rate}: longer is faster. × parent is the speed-up over the rung's parent; a pale bar is slower than its "
-        f"parent. The lines are the measured peak and {words.kernel(rival(group))} in the same run."
+        f"parent. The lines are the measured peak and {words.versioned(rival(group), group.rivals)} in the same run."
     )
+    if parted := [m.kernel for m in ran if m.kernel.startswith(words.IN_PARTS)]:
+        caption += f" On another unit, by products of parts: {', '.join(parted)}."
     absent = [m.kernel for m in group.rungs if not m.seconds]
     caption += f" Not run: {', '.join(absent)}." if absent else ""
     return Plot("ladder", title, caption, svg)
@@ -123,7 +125,7 @@ def _limits(group: Group) -> list[tuple[float, str, str, str]]:
     rivals = [m for m in group.rivals if m.seconds]
     several = len({m.threads for m in rivals}) > 1
     for m in rivals:
-        name = words.kernel(m.kernel) + (f", {words.cores(m.threads)}" if several else "")
+        name = words.versioned(m.kernel, [m]) + (f", {words.cores(m.threads)}" if several else "")
         lines.append((words.reached(m), name, RIVAL, "--"))
     return lines
 
@@ -145,12 +147,6 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
         on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
 
 
-def _margin(m: Measurement, rival: str) -> float:
-    """Half the length of the bar at a ratio: none where every ratio is in doubt."""
-    spread = m.spread.get(rival, 0.0)
-    return spread if math.isfinite(spread) else 0.0
-
-
 def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
     own = [m for m in measurements if m.kernel == OWN and m.versus]
@@ -161,10 +157,18 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     with axes(26 * len(own) + 84) as on:
         on.set_xscale("log", base=2)
         for index, rival in enumerate(rivals):
-            points = [(m.versus[rival], place, _margin(m, rival)) for place, m in enumerate(own) if rival in m.versus]
+            points = [
+                (m.versus[rival], place, m.spread.get(rival, 0.0)) for place, m in enumerate(own) if rival in m.versus
+            ]
             x, y, margin = zip(*points, strict=True)
             on.errorbar(
-                x, y, xerr=margin, fmt="o", color=SERIES[index % len(SERIES)], linewidth=1.5, label=words.kernel(rival)
+                x,
+                y,
+                xerr=margin,
+                fmt="o",
+                color=SERIES[index % len(SERIES)],
+                linewidth=1.5,
+                label=words.versioned(rival, measurements),
             )
         on.axvline(1, color=INK, linewidth=1.5)
         low, high = on.get_xlim()

@@ -34,7 +34,7 @@ def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet
                 (words.rate(group.first), rate),
                 ("% of peak", share),
                 ("× parent", lambda m: gain(m, parents.get(m.kernel), group)),
-                (f"× {words.kernel(against)}", lambda m: gain(m, against, group)),
+                (f"× {words.versioned(against, group.rivals)}", lambda m: gain(m, against, group)),
                 ("error/bound", error),
             ]
         ),
@@ -66,7 +66,7 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
                 (unit, lambda m: words.digits(m.seconds * scale)),
                 (words.rate(first), rate),
                 ("GB/s", bandwidth),
-                (f"× {words.kernel(against)}", lambda m: gain(m, against, at[id(m)])),
+                (f"× {words.versioned(against, rows)}", lambda m: gain(m, against, at[id(m)])),
                 ("× parent", lambda m: gain(m, parents.get(m.kernel), at[id(m)])),
                 ("error/bound", error),
             ]

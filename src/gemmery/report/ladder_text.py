@@ -99,7 +99,7 @@ def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source
         f"```\n{loops}\n```" if (loops := pseudocode(rung.source, rung.name)) else "",
         " ".join(filter(None, facts)),
         parameters(rung),
-        "\n".join(f"- Refuses: {reason}." for reason in refusals(rung)),
+        "\n".join(f"- Not supported: {reason}." for reason in refusals(rung)),
         *(_step(rung, run, problems) for run, problems in measured),
         *known,
     ]
@@ -116,7 +116,9 @@ def _step(rung: Rung, run: Run, problems: Sequence[Group]) -> str:
     ran = [(group, m) for group in problems for m in group.rungs if m.kernel == rung.name and m.seconds]
     if not ran:
         return ""
-    ran.sort(key=lambda pair: words.types(pair[1]))
+    ran.sort(key=lambda pair: (words.types(pair[1]), pair[1].flops))
+    if run.machine.gpu.name:  # one size of each type
+        ran = list({words.types(m): (group, m) for group, m in ran}.values())
     gains = [gain(m, rung.parent, group) for group, m in ran]
     where = ", ".join([*words.processor(run.machine), run.started[:10]])
     columns = [

@@ -9,6 +9,7 @@ from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.words import plural
 
+FEW = 4  # rungs that a note names
 MEANING = (
     "Predicted from the blocks of one multiprocessor, whose units and caches are modelled. What bounds a rung is the "
     "unit that is busy for the longest time, or waits."
@@ -19,13 +20,16 @@ def predicted_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """One table of all predicted times; none where nothing was counted."""
     if not ladder.predicted:
         return ()
+    measured: Columns[PredictedRung] = [
+        ("measured", lambda row: words.digits(row.measured * 1e6) if row.measured else ""),
+        ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
+    ]
     columns: Columns[PredictedRung] = [
         ("rung", lambda row: row.rung),
         ("n", lambda row: str(row.n)),
         ("type", lambda row: row.dtype),
         ("predicted", lambda row: words.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
-        ("measured", lambda row: words.digits(row.measured * 1e6) if row.measured else ""),
-        ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
+        *(measured if any(row.measured for row in ladder.predicted) else []),
         ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
     ]
     title = f"Predicted times on {ladder.device.name}, µs"
@@ -43,7 +47,10 @@ def unpredicted(ladder: EmulatedLadder) -> str:
 def _agreement(ladder: EmulatedLadder) -> str:
     both = agreement(ladder.predicted)
     if both is None:
-        return f"Too few of these products have records on {ladder.device.name} to compare with."
+        return (
+            f"Too few of these products have records of {ladder.device.name} to compare with; a clone of the "
+            "repository has some, of 1024 and more, and an installed package none."
+        )
     return (
         f"Against {plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
         f"median error {both.error:.1%}."
@@ -56,5 +63,9 @@ def _doubts(ladder: EmulatedLadder) -> list[str]:
     for row in ladder.predicted:
         for doubt in row.prediction.doubts if row.prediction else ():
             rungs.setdefault(doubt.partition(":")[0], []).append(row.rung)
-    notes = [f"Not taken into account: {doubt} ({', '.join(dict.fromkeys(names))})." for doubt, names in rungs.items()]
+    several = {doubt: tuple(dict.fromkeys(names)) for doubt, names in rungs.items()}
+    notes = [
+        f"Not modelled: {doubt}, in {', '.join(names) if len(names) <= FEW else f'{len(names)} rungs'}."
+        for doubt, names in several.items()
+    ]
     return notes + [f"{row.rung} is not predicted: {row.refused}" for row in ladder.predicted if row.refused]

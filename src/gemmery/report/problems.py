@@ -66,15 +66,19 @@ def is_square(measurement: Measurement) -> bool:
 
 
 def speedup(measurement: Measurement, rival: str | None, group: Group) -> tuple[float, float] | None:
-    """Return (speed-up over `rival`, spread), from pairs of measurements if there are any, else from the medians."""
+    """Return (speed-up over `rival`, spread): the ratio of the rates that a table shows of both.
+
+    The spread is that of pairs of measurements, and reaches at least to the median of their ratios.
+    """
     if not rival or not measurement.seconds or measurement.kernel == rival:
         return None
-    if rival in measurement.versus:
-        return measurement.versus[rival], measurement.spread.get(rival, 0.0)
-    for other in group.all:
-        if other.kernel == rival:
-            return other.seconds / measurement.seconds, measurement.spread.get(ANY, 0.0)
-    return None
+    paired, spread = measurement.versus.get(rival), measurement.spread.get(rival, 0.0)
+    same = sorted((m for m in group.all if m.kernel == rival), key=lambda m: m.threads != measurement.threads)
+    if not same:
+        return (paired, spread) if paired else None
+    ratio = same[0].seconds / measurement.seconds
+    reach = abs(ratio - paired) if paired else 0.0
+    return ratio, max(spread, reach, measurement.spread.get(ANY, 0.0) * ratio)
 
 
 def gain(measurement: Measurement, rival: str | None, group: Group) -> str:
@@ -98,4 +102,5 @@ def rival(group: Group) -> str:
 def label(measurement: Measurement, group: Group) -> str:
     """Return the name of a rung or a rival; with the threads if the rival ran with several numbers of them."""
     same = {m.threads for m in group.rivals if m.kernel == measurement.kernel}
-    return words.kernel(measurement.kernel) + (f", {words.cores(measurement.threads)}" if len(same) > 1 else "")
+    name = words.versioned(measurement.kernel, [measurement])
+    return name + (f", {words.cores(measurement.threads)}" if len(same) > 1 else "")

@@ -99,9 +99,9 @@ class Stored:
             )
         )
 
-    def everything(self, suites: Sequence[str], machine: str = "") -> list[Run]:
-        """Return one run per machine, with the newest records of all these suites."""
-        return _merged(run for suite in suites for run in self.newest(Query(suite, (), {}, machine)))
+    def everything(self, suites: Sequence[str], selection: Query) -> list[Run]:
+        """Return one run per machine that the query names, with the newest records of all these suites that match."""
+        return _merged(run for suite in suites for run in self.newest(replace(selection, suite=suite)))
 
 
 def _merged(runs: Iterable[Run]) -> list[Run]:

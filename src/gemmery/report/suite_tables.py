@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -106,10 +105,11 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
         def cell(m: Measurement) -> Cell:
             over, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
-            margin = f"± {float(f'{spread:.1g}'):g}" if over is not None and 0 < spread < math.inf else ""
+            is_narrow = over is not None and 0 < spread < words.WIDE * over
+            margin = f"± {float(f'{spread:.1g}'):g}" if is_narrow else ""
             return Cell(words.times(over, spread), tone=standing(over, spread), margin=margin)
 
-        return f"× {words.kernel(rival)}", cell
+        return f"× {words.versioned(rival, measurements)}", cell
 
     columns: Columns[Measurement] = [
         ("product", product),

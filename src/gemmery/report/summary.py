@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmery.bench.record import Measurement
 from gemmery.report import words
-from gemmery.report.doubts import ANY, doubts
+from gemmery.report.doubts import doubts
 from gemmery.report.problems import Group, is_square, label, largest, speedup
 from gemmery.report.tables import Results
 
@@ -12,16 +12,14 @@ from gemmery.report.tables import Results
 def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
     """Return the fastest rival of a problem and (speed-up over it, spread); None if no rival ran.
 
-    A rival that ran with several numbers of threads may be faster with fewer of them. Then the medians are compared,
-    and the spread is the one of the turns that the rung and the rival took with the same number of threads.
+    A rival that ran with several numbers of threads may be faster with fewer of them. The spread is the one of the
+    turns that the rung and the rival took with the same number of threads.
     """
     ran = [m for m in group.rivals if m.seconds]
     if not ran or not measurement.seconds:
         return None
     fastest = min(ran, key=lambda m: m.seconds)
-    spread = measurement.spread.get(fastest.kernel, measurement.spread.get(ANY, 0.0))
-    if fastest.threads == measurement.threads and fastest.kernel in measurement.versus:
-        return fastest, (measurement.versus[fastest.kernel], spread)
+    spread = (speedup(measurement, fastest.kernel, group) or (0.0, 0.0))[1]
     return fastest, (fastest.seconds / measurement.seconds, spread)
 
 

@@ -138,7 +138,9 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         _print_tree(of, console)
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
-        console.print(Text("~ marks a tie: the difference is smaller than its spread.", style="dim"))
+        console.print(
+            Text("~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range.", style="dim")
+        )
     if warning:
         console.print(Text(warning, style="bold red"))
     elif closing := summary(of):
@@ -146,13 +148,14 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
 
 def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> None:
-    """Print the checks of a machine: (name, value, passed, advice)."""
+    """Print the checks of a machine: (name, value, passed, advice); what is absent, and may be, has no "ok"."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value, ok, advice in rows:
-        mark = Text("ok", style="green") if ok else Text("!!", style="bold red")
+        absent = value in ("none", "not installed", "not found")
+        mark = Text("-" if absent else "ok", style="" if absent else "green") if ok else Text("!!", style="bold red")
         table.add_row(mark, Text(name), Text(value))
         if advice:
             table.add_row("", "", Text(advice, style="yellow" if ok else "bold yellow"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from gemmery import experiments
@@ -29,6 +30,9 @@ UNITS = {
     "tensor_f64": "tensor cores, f64",
     "tensor_8": "tensor cores, 8 bits",
 }  # the units of a GPU that multiply: fields of device.Rates
+
+IN_PARTS = ("split_", "ozaki_")  # rungs that multiply parts of elements: the peak in a record is of another unit
+WIDE = 0.2  # of a ratio: a spread from which on its range is shown
 
 IDEAL_WAVEFRONTS = (
     "Wavefronts for the bytes alone are the requested bytes at 128 per wavefront: the profiler's ideal. Bank "
@@ -87,19 +91,23 @@ def plural(count: int, noun: str) -> str:
 
 
 def times(ratio: float | None, spread: float = 0.0) -> str:
-    """Return a speed-up; a difference smaller than its spread is marked as a tie.
+    """Return a speed-up: a difference smaller than its spread is marked as a tie, a wide spread is shown as a range.
 
-    >>> times(2.5), times(1.01, 0.02), times(None)
-    ('2.50×', '~1.01×', '')
+    >>> times(2.5), times(1.01, 0.02), times(4.05, 0.95), times(None)
+    ('2.50×', '~1.01×', '3.10 to 5.00×', '')
     """
     if ratio is None:
         return ""
-    return f"{'~' if abs(ratio - 1) <= spread else ''}{digits(ratio)}x".replace("x", "×")
+    if spread >= WIDE * ratio:
+        return f"{digits(max(ratio - spread, 0.0))} to {digits(ratio + spread)}×"
+    return f"{'~' if abs(ratio - 1) <= spread else ''}{digits(ratio)}×"
 
 
 def share(measurement: Measurement) -> float | None:
-    """Return the fraction of the measured peak that was reached; None if no peak was measured."""
-    return measurement.gflops / measurement.peak_gflops if measurement.peak_gflops and measurement.seconds else None
+    """Return the fraction of the measured peak that was reached; None if no peak of its unit was measured."""
+    if not measurement.peak_gflops or not measurement.seconds or measurement.kernel.startswith(IN_PARTS):
+        return None
+    return measurement.gflops / measurement.peak_gflops
 
 
 def percent(part: float | None) -> str:
@@ -131,6 +139,13 @@ def tick(measurement: Measurement) -> tuple[str, float]:
 def kernel(name: str) -> str:
     """Return the common name of a rival, or the name of a rung."""
     return RIVALS.get(name) or name.removeprefix("gm.matmul, ")
+
+
+def versioned(name: str, records: Sequence[Measurement]) -> str:
+    """Return the common name of a rival with the version of cuBLAS that its records name: "cuBLAS 13.1"."""
+    note = next((m.note for m in records if m.kernel == name and m.note), "")
+    version = re.match(r"cuBLAS \d+\.\d+", note)
+    return kernel(name).replace("cuBLAS", version[0]) if version else kernel(name)
 
 
 def between(values: Sequence[int]) -> str:

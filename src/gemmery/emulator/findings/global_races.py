@@ -133,7 +133,7 @@ class GlobalRaces:
                 return {}
             stores = kernel.instructions[index].opcode.name == "st"
             if stores and len(names) == 1:
-                first.setdefault(*names, index)
+                first.setdefault(next(iter(names)), index)
             elif not stores:
                 read |= names
         missing = {}

@@ -161,12 +161,11 @@ class Products:
             places = [uses[slot] for slot in product.slots if slot in uses]
             if not places or (by is not None and by.slots == product.slots):
                 continue
+            some: Mask = np.ones(len(product.groups), bool)
             if by is not None:
                 some = np.isin(product.groups, by.groups)
-            else:
-                some = (
-                    np.ones(len(product.groups), bool) if mask is None else mask[lanes_of(product.groups)].any(axis=1)
-                )
+            elif mask is not None:
+                some = mask[lanes_of(product.groups)].any(axis=1)
             if some.any():
                 line = self._machine.kernel.instructions[product.index].line
                 what = (

@@ -93,7 +93,8 @@ def direct_b(target: Target, m: int, n: int) -> float:
 
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
-    if problem.invariant and problem.m == 1 < problem.n:
+    one_column = problem.n == 1 and dtypes.get(problem.dtype).kind == "c"  # real ones do not depend on m
+    if problem.invariant and (problem.m == 1 < problem.n or one_column):
         return [("packed", "batch_invariant: one row is summed in the order of many")]
     p = problem.by_rows()
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20

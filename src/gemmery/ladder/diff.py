@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -89,12 +89,17 @@ def _used(rung: Rung, kernel: bool) -> list[Definition]:
     return [definition for row in rungs for definition in in_python(row.source, row.name)]
 
 
-def _listed(sign: str, name: str, definitions: Iterable[Definition]) -> Iterator[str]:
+def _listed(sign: str, name: str, definitions: Sequence[Definition]) -> Iterator[str]:
+    """Definitions of other files; beside the generator of a CPU rung, only the beginning of what it calls."""
+    entry = name in [definition.name for definition in definitions if definition.file.endswith(".py")]
     for file, group in groupby(definitions, key=lambda definition: definition.file):
         yield f"{sign * 3} only {name} uses, {file}"
         for definition in group:
             yield f"@@ {definition.name} @@"
-            yield from (f"{sign}{line}" for line in definition.text.splitlines())
+            text = definition.text
+            if entry and definition.name != name:
+                text = text.partition("\n\n")[0].partition('"""\n')[0].partition(":\n")[0] + ": ..."
+            yield from (f"{sign}{line}" for line in text.splitlines())
 
 
 def _facts(rung: Rung) -> dict[str, str]:

@@ -53,9 +53,9 @@ class Unwritten:
         machine = self._machine
         for space, part, some in reach.placed(machine, spelled.space, address, mask):
             if space == "local":
-                threads = np.arange(machine.threads) if some is None else np.flatnonzero(some)
-                first = (machine.spread(part) + machine.local.base)[threads]
-                return threads, np.clip(first[:, None] + np.arange(spelled.width), 0, self._local.size - 1)
+                inside = machine.spread((part >= 0) & (part <= machine.local.size - spelled.width))
+                threads = np.flatnonzero(inside if some is None else inside & some)
+                return threads, (machine.spread(part) + machine.local.base)[threads, None] + np.arange(spelled.width)
         return None
 
     def load(self, places: tuple[Any, Any] | None, count: int) -> Any:

@@ -148,8 +148,9 @@ def _unordered(machine: Machine, index: int, other: int, barrier: str) -> str:
         return f"{way}, at the end of the loop"
     if first == second:
         return f"both are one statement: read into a variable, then {barrier}, then write"
-    where = "lanes of one warp" if barrier == "__syncwarp()" else "no barrier in between"
-    return f"{where}: put {barrier} between the two"
+    if barrier == "__syncwarp()":
+        return f"lanes of one warp: put {barrier} between the two"
+    return f"no barrier in between: put {barrier} there"
 
 
 def mbarrier(machine: Machine, at: int, phase: int, expected: int, pending: int, more: int) -> str:

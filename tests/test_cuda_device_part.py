@@ -411,6 +411,7 @@ def test_what_only_the_arguments_of_a_template_name(kernel):
         "typedef struct alignas(16) { float x; } one;\n__global__ void f(float* o) { one p{3}; *o = p.x; }",
         "struct A { __extension__ union { float f; int i; }; };\n__global__ void f(A* o) { A a; a.f = 3; *o = a; }",
         '__global__ void f(float* o) { __typeof__(1.0f) x = 3; __asm__("membar.gl;"); u_int n = 1; *o = x * n; }',
+        "__device__ __typeof__(1.0f) g() { return 3; }\n__global__ void f(float* o) { *o = g(); }",
         "__global__ void f(float* o) { cudaGridDependencySynchronize(); *o = 3; }",
         "__global__ void f(float* o) { *o = 3; cudaTriggerProgrammaticLaunchCompletion(); }",
         "struct S { S(int) { exit(1); }  __device__ S() {} float v = 3; };\n__global__ void f(S* o) { S s; *o = s; }",

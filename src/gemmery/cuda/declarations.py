@@ -25,7 +25,8 @@ DEVICE = frozenset({"__global__", "__device__", "__constant__", "__shared__", "_
 # Words before a "(" that do not name what is declared.
 _ATTRIBUTES = frozenset(
     {"__launch_bounds__", "__attribute__", "__align__", "alignas", "decltype", "__declspec", "__cluster_dims__"}
-    | {"__maxnreg__", "__block_size__", "noexcept", "requires", "explicit", "if", "while", "for", "sizeof", "typeof"}
+    | {"__maxnreg__", "__block_size__", "noexcept", "requires", "explicit", "if", "while", "for", "sizeof"}
+    | {"typeof", "__typeof__"}
 )
 _AGGREGATES = frozenset({"struct", "class", "union", "enum"})
 _OPENS, _CLOSES = frozenset("([{"), frozenset(")]}")

@@ -89,7 +89,8 @@ def test_vmap_with_gradients(dims, last):
 
 
 @pytest.mark.parametrize(
-    ("name", "last"), [("uint8", 110), ("int8", 110), ("int16", 20_000), ("uint16", 30_000), ("uint64", 9), ("int32", 9)]
+    ("name", "last"),
+    [("uint8", 110), ("int8", 110), ("int16", 20_000), ("uint16", 30_000), ("uint64", 9), ("int32", 9)],
 )
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (0, 0, None), (0, None, 0), (0, 0, 0)])
 def test_vmap_counts_the_rows_of_a_batch_in_a_wide_type(name, last, dims):

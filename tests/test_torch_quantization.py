@@ -114,3 +114,21 @@ def test_factors_are_floating_point():
 def test_a_format_that_no_weight_has_is_refused(bits, group, error, words):
     with pytest.raises(error, match=words):
         quantize(torch.ones(2, 8), bits, group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_finite_weights_stay_finite(bits, dtype):
+    """Half a factor is the bound of an error, with one rounding each of the factor and of the product."""
+    limits, top = torch.finfo(dtype), 2 ** (bits - 1) - 1
+    weight = torch.tensor([[limits.max, -limits.max, 0, limits.max / 2]], dtype=dtype)
+    packed, scales = quantize(weight, bits, 4)
+    back = dequantize(packed, scales, bits, 4, dtype)
+    assert bool(back.isfinite().all())
+    bound = (0.5 / top + 4 * limits.eps) * limits.max
+    assert bool(((back.double() / 2 - weight.double() / 2).abs() <= bound / 2).all())
+
+
+def test_a_weight_beyond_the_type_of_the_factors_does_not_become_a_finite_one():
+    packed, scales = quantize(torch.tensor([[1e6, 1.0]]), 8, 2, torch.float16)
+    assert not bool(dequantize(packed, scales, 8, 2, torch.float16).isfinite().any())

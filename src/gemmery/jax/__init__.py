@@ -25,3 +25,7 @@ with suppress(GemmeryError):  # where there are no compiled workers; `matmul` ra
     register()  # a program that jax.export stored calls the handler without a trace; this takes 2 ms
 
 __all__ = ["matmul"]
+
+
+def __dir__() -> list[str]:
+    return __all__

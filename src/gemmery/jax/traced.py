@@ -17,7 +17,7 @@ from gemmery.api.precision import checked
 from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
-from gemmery.jax import handler
+from gemmery.jax import handler, sharded
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
@@ -62,8 +62,8 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None, precision: str
     checked(precision, source, out)
     if jax.default_backend() == "cpu":
         only_on_devices(precision)
-    result = _product(rows.astype(kind), columns.astype(kind), 0, out, precision or "")
-    return result.reshape(shape)
+    operands = sharded.together(rows.astype(kind), columns.astype(kind))
+    return _product(*operands, 0, out, precision or "").reshape(shape)
 
 
 def _array(name: str, x: Any) -> jax.Array:
@@ -147,12 +147,12 @@ def _backward(
         da = product(c, y, B_TRANSPOSED * (not b_turned))
     if b_turned:
         db = product(c, x, A_TRANSPOSED | B_TRANSPOSED * a_turned)
-    elif b.ndim == 2 and not a_turned:  # the batch is more rows
+    elif b.ndim == 2 and not a_turned and (a.ndim == 2 or not sharded.explicit(a)):  # the batch is more rows
         rows = math.prod(x.shape[:-1])  # not -1, which has no value where a side is 0
         db = product(x.reshape(rows, x.shape[-1]), c.reshape(rows, c.shape[-1]), A_TRANSPOSED)
     else:
         db = product(x, c, A_TRANSPOSED * (not a_turned))
-    return _summed(da, a), _summed(db, b)
+    return sharded.like(_summed(da, a), a), sharded.like(_summed(db, b), b)
 
 
 _product.defvjp(_forward, _backward)
@@ -169,7 +169,14 @@ def _summed(gradient: jax.Array, operand: jax.Array) -> jax.Array:
 @functools.cache
 def _batchable(transposed: int, out: str, precision: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return the product as a function for which `vmap` makes one product of the whole batch."""
-    product = jax.custom_batching.custom_vmap(lambda a, b: _called(a, b, transposed, out, precision))
+
+    def added(a: jax.Array, b: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        wide = "f32" if axes and out in ("f16", "bf16") else out  # so that the sum of sums is rounded once
+        return jax.lax.psum(_called(a, b, transposed, wide, precision), axes).astype(_numpy(out))
+
+    partitioned = sharded.partitioned(added, transposed)
+    whole = functools.partial(sharded.typed, partitioned, transposed=transposed)
+    product = jax.custom_batching.custom_vmap(whole)
 
     def batched(_: int, which: list[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
         count = max(z.ndim - moves for z, moves in zip((a, b), which, strict=True))
@@ -189,9 +196,9 @@ def _aligned(array: jax.Array, count: int) -> jax.Array:
 def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str) -> jax.Array:
     """Return the result of the custom call."""
     product = StaticProduct(a.shape, b.shape, _name(a.dtype), out, transposed, precision)
-    shape, dtype = product.shape, _numpy(out)
-    if math.prod(shape) == 0:
-        return jnp.zeros(shape, dtype)
+    shape, dtype, axes = product.shape, _numpy(out), tuple(sharded.varying(a))
+    if 0 in (*a.shape, *b.shape):
+        return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying")
     source, kernel_out = kernel_types(product.dtype, out)
     assert source == product.dtype
     handler.register()
@@ -200,4 +207,4 @@ def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: st
     call = jax.ffi.ffi_call(handler.TARGET, jax.ShapeDtypeStruct(shape, dtype))
     key = product._replace(out=kernel_out).key
     result: jax.Array = call(a, b, key=np.int64(key), transposed=np.int64(product.form))  # by their names' order
-    return result
+    return jax.lax.pcast(result, axes, to="varying")

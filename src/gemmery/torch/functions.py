@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 
 from gemmery.errors import ArgumentError, brief
-from gemmery.torch import grouping, operators, packed_weights
+from gemmery.torch import grouping, operators, packed_weights, sharding
 from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.gradients import LINEAR, MATMUL, Formula
@@ -19,6 +19,7 @@ from gemmery.torch.recording import compiled_key
 
 def check_tensors(function: str, **arguments: Any) -> None:
     """Raise ArgumentError unless arguments are tensors, or objects that take the place of one; a bias may be None."""
+    sharding.register()  # a DTensor may be among them
     for name, x in arguments.items():
         if hasattr(type(x), "__torch_function__") or (name == "bias" and x is None):
             continue

@@ -92,7 +92,7 @@ def quantize(weight: Tensor, bits: int, group: int, dtype: torch.dtype | None = 
     top = 2 ** (bits - 1) - 1
     wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
     groups = weight.detach().to(wide).reshape(rows, columns // group, group)
-    scales = _rounded(groups.abs().amax(-1) / top, dtype)
+    scales = _rounded(groups.abs().amax(-1), top, dtype)
     steps = scales.to(wide)[..., None]
     levels = torch.where(steps > 0, groups / steps, 0).nan_to_num().round().clamp(-top, top)
     levels = levels.reshape(rows, columns).to(torch.int8)
@@ -121,12 +121,14 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: tor
     return weight
 
 
-def _rounded(scales: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounded(largest: Tensor, top: int, dtype: torch.dtype) -> Tensor:
     """Return factors in `dtype`, subnormal ones rounded up: rounded down, `top` of them would not reach the weight.
 
-    float16 has subnormal factors for every group below 0.0077.
+    float16 has subnormal factors for every group below 0.0077. `top` times the factor of a finite group is finite.
     """
-    limits = torch.finfo(dtype)
+    limits, scales = torch.finfo(dtype), largest / top
+    most = limits.max / top * (1 - limits.eps)
+    scales = torch.where(largest <= limits.max, scales.clamp(max=most), scales)
     half_a_step = limits.smallest_normal * limits.eps / 2
     return torch.where((scales > 0) & (scales < limits.smallest_normal), scales + half_a_step, scales).to(dtype)
 

@@ -135,7 +135,7 @@ def test_the_figures_draw_each_unit_and_cublas():
     for unit in units:
         assert f"peak, {unit}" in bars.svg
     assert "cuBLAS" in bars.svg
-    assert "cuBLAS in the same run" in bars.caption
+    assert "cuBLAS 13.1 in the same run" in bars.caption
     assert "TFLOP/s" in bars.svg
     drawn = beyond_rungs("".join(plot.svg + plot.caption for plot in plots.values()))
     assert not re.search(r"NumPy|GFLOP/s|\d threads", drawn)

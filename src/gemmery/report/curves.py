@@ -193,8 +193,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
-        "caches kept everything; a kernel far below its roof moves bytes again and again. A point above the slope reads "
-        "operands that stay in a cache."
+        "caches kept everything; a kernel far below its roof moves bytes again and again. The operands of a point "
+        "above the slope stay in a cache."
     )
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 

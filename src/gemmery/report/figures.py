@@ -88,7 +88,11 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
-            texts = words.digits(words.reached(m)), words.percent(words.share(m)), words.times(*(gain or (None,)))
+            texts = (
+                words.digits(words.reached(m)),
+                words.percent(words.share(m)),
+                words.times(*(gain or (None,)), ranged=False),
+            )
             _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))

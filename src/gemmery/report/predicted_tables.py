@@ -48,8 +48,8 @@ def _agreement(ladder: EmulatedLadder) -> str:
     both = agreement(ladder.predicted)
     if both is None:
         return (
-            f"Too few of these products have records of {ladder.device.name} to compare with; a clone of the repository "
-            "has some, of 1024 and more, and an installed package none."
+            f"Too few of these products have records of {ladder.device.name} to compare with: a clone of the "
+            "repository has some, of sides from 1024 on, and an installed package has none."
         )
     return (
         f"Against {plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "

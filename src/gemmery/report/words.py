@@ -90,16 +90,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def times(ratio: float | None, spread: float = 0.0) -> str:
+def times(ratio: float | None, spread: float = 0.0, ranged: bool = True) -> str:
     """Return a speed-up: a difference smaller than its spread is marked as a tie, a wide spread is shown as a range.
 
+    Without `ranged` there is no room for that.
+
     >>> times(2.5), times(1.01, 0.02), times(4.05, 0.95), times(None)
-    ('2.50×', '~1.01×', '3.10 to 5.00×', '')
+    ('2.50×', '~1.01×', '3.1–5×', '')
     """
     if ratio is None:
         return ""
-    if spread >= WIDE * ratio:
-        return f"{digits(max(ratio - spread, 0.0))} to {digits(ratio + spread)}×"
+    if ranged and spread >= WIDE * ratio:
+        low, high = (float(f"{end:.2g}") for end in (max(ratio - spread, 0.0), ratio + spread))
+        return f"{low:g}–{high:g}×"
     return f"{'~' if abs(ratio - 1) <= spread else ''}{digits(ratio)}×"
 
 

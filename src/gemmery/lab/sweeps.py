@@ -12,7 +12,8 @@ from gemmery import experiments
 from gemmery.bench import record
 from gemmery.bench.record import Run
 from gemmery.bench.work import Work
-from gemmery.errors import ArgumentError
+from gemmery.cuda import driver
+from gemmery.errors import ArgumentError, DeviceError
 from gemmery.experiments import SWEEPS, Axis, Experiment, Points
 from gemmery.lab import asked
 from gemmery.lab.climb import Conditions, RungConfig, climb, element
@@ -134,6 +135,8 @@ def planned(experiment: str, rungs: Sequence[str], sizes: Sequence[int], dtype: 
     asked.limit(how.seconds)
     if kind == "cuda":
         asked.no_threads(how.threads, where)
+        if "emulator" in varied.points and (missing := driver.missing()):
+            raise DeviceError(f"device {where}: {missing}; --device emulator counts instead of measuring")
     return SweepPlan(variants, lengths, like, kind, replace(how, device=where))
 
 

@@ -48,7 +48,7 @@ from gemmery.problem import Problem
 
 TABLE = Path(__file__).parents[1] / "src" / "gemmery" / "cuda" / "hopper_table.py"
 RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
-OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}
+OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
 WIDTHS = {
     128: (32, 64, 96, 112, 128, 144, 160, 192, 224, 256),
@@ -65,7 +65,7 @@ SPLITS = (1, 2, 4, 8)
 WHOLE, SPLIT, REORDERED = 14, 6, 2  # configurations timed for a product: k whole, k split, in other orders of the tiles
 BURST, REST = 0.005, 0.02  # seconds of a turn, and of the pause before it
 ROUNDS, FINALISTS = 5, 6
-WRONG = {"bf16": 5e-3, "f16": 5e-3, "tf32": 5e-3, "e4m3": 2e-2, "e5m2": 2e-2, "i8": 0.0}  # relative norm of an error
+WRONG = {"bf16": 5e-3, "f16": 5e-3, "tf32": 5e-3, "e4m3": 2e-2, "e5m2": 2e-2, "int8": 0.0}  # relative norm of an error
 COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
 
 
@@ -109,9 +109,9 @@ def important() -> list[Work]:
     lists = (
         works(square((*large, *small)), ("bf16",), ("TN",)),
         works([*square(ragged), (4095, 4097, 4099)], ("bf16",), ("TN",)),
-        works(square(large[:2]), ("e4m3", "i8", "tf32"), ("TN",)),
+        works(square(large[:2]), ("e4m3", "int8", "tf32"), ("TN",)),
         works(square(large), ("bf16",), ("TT", "NN", "NT")),
-        works(square((16384, 2048, 1024)), ("e4m3", "i8", "tf32"), ("TN",)),
+        works(square((16384, 2048, 1024)), ("e4m3", "int8", "tf32"), ("TN",)),
         works(sorted(models), ("bf16",), ("TN",)),
         works(square(small), ("bf16",), ("TT", "NN", "NT")),
         works(square(ragged), ("bf16",), ("TT",)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from html import escape
 
 from gemmery import dtypes
 from gemmery.errors import EmulationError, RefusedError
-from gemmery.ladder.definitions import contents
+from gemmery.ladder.definitions import LOOPS, contents, docstring, pseudocode
 from gemmery.ladder.diff import diff, source
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -31,6 +30,7 @@ class Chapter:
 
     rung: Rung
     opening: tuple[str, ...]  # paragraphs of the comment that opens the kernel
+    loops: str  # pseudocode of a CPU rung
     bound: str
     expected: Mapping[str, float]
     refusals: tuple[str, ...]
@@ -51,6 +51,7 @@ def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pic
     return Chapter(
         rung=rung,
         opening=tuple(opening(rung)),
+        loops=pseudocode(rung.source, rung.name),
         bound=f"{rung.bound(DEPTH):,.6g}",
         expected=rung.expect,
         refusals=refusals(rung),
@@ -78,12 +79,8 @@ def opening(rung: Rung) -> list[str]:
     """The comment that opens a kernel, in paragraphs: of a .cu file its first lines, in Python the docstring."""
     text = contents(rung.source)
     if rung.geometry is None:
-        tree = ast.parse(text)
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == rung.name]
-        return [
-            re.sub(r"\s+", " ", part)
-            for part in (ast.get_docstring(functions[0] if functions else tree) or "").split("\n\n")
-        ]
+        parts = docstring(rung.source, rung.name)
+        return [re.sub(r"\s+", " ", part) for part in parts if not part.startswith(LOOPS)]
     lines = []
     for line in text.splitlines():
         if not line.startswith("//"):

@@ -12,7 +12,7 @@ from gemmery.ladder.rung import Rung
 RUNGS: tuple[Rung, ...] = (*CPU, *CUDA)
 BEGINNINGS = {  # part -> its first rung; its introduction is text/LANGUAGE/parts/PART.md
     "memory-order": "scalar_naive",
-    "registers-and-packing": "packed",
+    "registers-and-packing": "simd_tile",
     "special-shapes": "gemv",
     "gpu-memory": "simt_single_block",
     "shared-tiles": "simt_smem",

@@ -11,7 +11,7 @@ from gemmery import arrange, dtypes
 from gemmery.arrays import View
 from gemmery.problem import Problem
 
-NARROW = ("e4m3", "e5m2", "i8")  # element types whose products have another type
+NARROW = ("e4m3", "e5m2", "int8")  # element types whose products have another type
 GUARD = 192  # bytes before and after, all ones: NaN in every floating type, so that a stray read shows in the result
 LAYOUTS = ("C", "F", "padded", "padded F", "strided", "reversed", "reversed F", "misaligned", "one row")
 STORED = ("C", "F", "padded", "padded F", "rows reversed", "misaligned")  # layouts of C: its elements must be adjacent

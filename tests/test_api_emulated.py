@@ -96,7 +96,7 @@ def test_groups(card, whole, on_the_card):
     vectors = {"scale_a": card.put(rows, "f32"), "scale_b": card.put(columns, "f32"), "bias": card.put(bias, "f32")}
     want = [(x[s:e] * rows[s:e, None]) @ (y[g] * columns[g]) + bias[g] for g, s, e in ((0, 0, 3), (2, 3, 40))]
     out = card.empty((44, 48), "bf16")
-    gm.grouped_matmul(a, b, offsets=card.put(ENDS, "i32") if on_the_card else ENDS, out=out, **vectors)
+    gm.grouped_matmul(a, b, offsets=card.put(ENDS, "int32") if on_the_card else ENDS, out=out, **vectors)
     assert np.array_equal(out.numbers[:40], np.concatenate(want).astype(out.numbers.dtype))
     assert np.isnan(out.numbers[40:].astype(np.float32)).all()  # rows of no group
     assert card.launched == ["wgmma_grouped"]
@@ -105,5 +105,5 @@ def test_groups(card, whole, on_the_card):
 def test_no_groups(card, whole):
     a, b = card.put(whole(44, 64), "bf16"), card.empty((0, 48, 64), "bf16").T
     out = card.empty((44, 48), "bf16")
-    assert gm.grouped_matmul(a, b, offsets=card.empty((0,), "i32"), out=out) is out
+    assert gm.grouped_matmul(a, b, offsets=card.empty((0,), "int32"), out=out) is out
     assert np.isnan(out.numbers.astype(np.float32)).all()

@@ -107,7 +107,7 @@ def test_a_kernel_that_was_loaded_without_a_folder_is_stored(warmed, monkeypatch
 @stores
 def test_the_command_prints_the_summary(warmed, monkeypatch, capsys):
     monkeypatch.setenv("GEMMERY_CACHE_DIR", warmed[0])
-    assert cli.run(["warm", "--dtype", "float64,i8", "--threads", "1"]) == 0
+    assert cli.run(["warm", "--dtype", "float64,int8", "--threads", "1"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("compiled 0 kernels in ")
     assert (out.endswith(f" KiB in {warmed[0]}\n"), err) == (True, "")
@@ -120,10 +120,10 @@ def test_the_command_prints_the_summary(warmed, monkeypatch, capsys):
     [
         ("f32", "f32 f32, f32 f64"),
         ("bf16", "bf16 bf16, bf16 f32, bf16 f64"),
-        ("c64", "c64 c64"),
-        ("u8", "u8 u8, u8 u16, u8 u32, u8 u64"),
-        ("i64", "i64 i64"),
-        ("bool", "u8 u8, u8 u32"),
+        ("complex64", "complex64 complex64"),
+        ("uint8", "uint8 uint8, uint8 uint16, uint8 uint32, uint8 uint64"),
+        ("int64", "int64 int64"),
+        ("bool", "uint8 uint8, uint8 uint32"),
     ],
 )
 def test_a_type_is_multiplied_into_itself_and_wider_ones(name, pairs):
@@ -175,7 +175,11 @@ def test_an_error_of_a_compiler_ends_the_others(monkeypatch, tmp_path):
     [
         ({"dtypes": "float23"}, gm.DTypeError, "did you mean 'f32'"),
         ({"dtypes": ["float32", 7]}, gm.DTypeError, "not supported"),
-        ({"dtypes": "int8", "device": "a100"}, gm.DTypeError, "no kernels of i8 for a100, only of f16, bf16, f32, f64"),
+        (
+            {"dtypes": "int8", "device": "a100"},
+            gm.DTypeError,
+            "no kernels of int8 for a100, only of f16, bf16, f32, f64",
+        ),
         ({"dtypes": "float8_e4m3fn", "device": "a100"}, gm.DTypeError, "no kernels of e4m3 for a100"),
         ({"device": "h2000"}, gm.DeviceError, "did you mean 'h200'"),
         ({"device": 0}, gm.ArgumentError, "must be a name"),
@@ -244,8 +248,8 @@ def test_the_kernels_of_a_gpu_are_those_of_its_products():
 def test_kernels_for_many_shapes_are_made_for_every_layout_and_type(monkeypatch):
     monkeypatch.setattr(warm_cuda, "_MANY_SIDES", (64, 4096))
     assert warm_cuda.types("a100") == ("f16", "bf16", "f32", "f64")
-    assert {"e4m3", "i8"} < set(warm_cuda.types("h200"))
-    names = [launch.kernel for launch in warm_cuda._shared(("bf16", "e4m3", "i8"), "h200")]
+    assert {"e4m3", "int8"} < set(warm_cuda.types("h200"))
+    names = [launch.kernel for launch in warm_cuda._shared(("bf16", "e4m3", "int8"), "h200")]
     for layouts in ("ROW, COL", "ROW, ROW", "COL, COL", "COL, ROW"):
         for fused in (0, 2):  # plain, and with a bias
             tiles = {name for name in names if f"<bf16, bf16, {fused}, WgmmaTiles<bf16, {layouts}, 128" in name}

@@ -52,7 +52,7 @@ def test_the_interface_is_read_in_place():
     assert view(Interface(strides=(-4, 12)))[2] == (-4, 12)
     assert view(Interface((0, 4), pointer=None)).pointer == 0
     assert not view(Interface(data=(4096, True))).writable
-    for typestr, name in (("<f8", "f64"), ("<f2", "f16"), ("|i1", "i8"), ("<c8", "c64")):
+    for typestr, name in (("<f8", "f64"), ("<f2", "f16"), ("|i1", "int8"), ("<c8", "complex64")):
         assert view(Interface(typestr=typestr)).dtype == name
 
 
@@ -91,7 +91,7 @@ def test_dlpack_of_a_device(knows_versions):
 
 
 def test_types_of_eight_bits_are_read_on_a_device():
-    for element, name in (((10, 8), "e4m3"), ((12, 8), "e5m2"), ((0, 8), "i8")):
+    for element, name in (((10, 8), "e4m3"), ((12, 8), "e5m2"), ((0, 8), "int8")):
         assert view(Capsule(element=element))[1:5] == ((2, 3), (3, 1), name, "cuda:1")
 
 

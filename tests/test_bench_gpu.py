@@ -216,7 +216,7 @@ def test_the_unit_that_bounds_a_product(dtype, tensor, capability, expected):
 
 @pytest.mark.parametrize(
     ("dtype", "capability", "expected"),
-    [("e4m3", 90, "wgmma"), ("i8", 90, "wgmma"), ("bf16", 100, "mma.sync"), ("bf16", 80, "mma.sync")],
+    [("e4m3", 90, "wgmma"), ("int8", 90, "wgmma"), ("bf16", 100, "mma.sync"), ("bf16", 80, "mma.sync")],
 )
 def test_kernels_of_warpgroups_are_bounded_by_wgmma_on_hopper(dtype, capability, expected):
     assert device_limits.unit(dtype, True, capability, warpgroups=True) == (dtype, expected)
@@ -250,7 +250,7 @@ def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
 
 def test_a_peak_of_no_unit_is_an_error_that_lists_them():
     with pytest.raises(ArgumentError, match=r"f64 on mma\.sync"):
-        device_limits.peak("i8", "CUDA cores", None)
+        device_limits.peak("int8", "CUDA cores", None)
 
 
 def test_rivals_are_found_by_name():
@@ -320,7 +320,7 @@ cublas_names = ("bfloat16", "float8_e4m3fn")
 @pytest.mark.parametrize(
     ("work", "names"),
     [
-        (Work(64, 32, 48, "i8", "i32", b_layout="col"), ["torch._int_mm"]),
+        (Work(64, 32, 48, "int8", "int32", b_layout="col"), ["torch._int_mm"]),
         (Work(64, 32, 64, "e4m3", "bf16", b_layout="col", scales="one"), ["torch._scaled_mm, use_fast_accum=True"]),
         (Work(100, 32, 64, "bf16", "bf16", b_layout="col", groups=4), ["torch._grouped_mm", "a loop of torch.mm"]),
     ],

@@ -18,8 +18,8 @@ WORKS = [
     Work(5, 6, 7, "f16", "f32"),
     Work(5, 6, 7, "bf16", "bf16"),
     Work(5, 6, 7, "bf16", "f32"),
-    Work(16, 16, 16, "i8", "i32"),
-    Work(5, 6, 7, "i64", "i64"),
+    Work(16, 16, 16, "int8", "int32"),
+    Work(5, 6, 7, "int64", "int64"),
     Work(5, 6, 7, "f32", "f32", batch=3),
     Work(5, 1, 7, "f32", "f32", vector=True, a_layout="strided"),
     Work(5, 6, 7, "f64", "f64", a_layout="col"),
@@ -55,7 +55,7 @@ def test_a_rival_computes_the_product(monkeypatch, name, work):
     got = function(a, b) if c is None else function(a, b, out=c)
     x, y, _ = operands(work)
     expected = np.matmul(x.astype(np.float64), y.astype(np.float64))
-    if work.out == "i64":
+    if work.out == "int64":
         expected = np.matmul(x, y).astype(np.float64)
     tolerance = 0.1 if "returns" in note else {"f32": 1e-3, "bf16": 0.1}.get(work.out, 1e-10)
     assert np.max(np.abs(as_numpy(got) - expected)) <= tolerance
@@ -65,7 +65,7 @@ def test_a_rival_computes_the_product(monkeypatch, name, work):
 def test_a_rival_that_lacks_a_type_refuses_it_in_words():
     if libraries.find("torch").missing():
         pytest.skip("torch is not installed")
-    for work in (Work(8, 8, 8, "u16", "u16"), Work(8, 8, 8, "i8", "i64")):
+    for work in (Work(8, 8, 8, "uint16", "uint16"), Work(8, 8, 8, "int8", "int64")):
         with pytest.raises(RefusedError, match="PyTorch"):
             libraries.find("torch").prepare(work)
 

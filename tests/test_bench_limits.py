@@ -20,20 +20,20 @@ DOTS = Target("avx512", frozenset({"avx512_vnni", "avx512_bf16"}))
     [
         ("f32", PLAIN, "f32"),
         ("f16", DOTS, "f32"),
-        ("c128", DOTS, "f64"),
+        ("complex128", DOTS, "f64"),
         ("bf16", PLAIN, "f32"),
         ("bf16", DOTS, "bf16"),
-        ("i8", PLAIN, "i16"),
-        ("u16", DOTS, "i16"),
-        ("u8", DOTS, "i8"),
-        ("u64", DOTS, "i64"),
+        ("int8", PLAIN, "int16"),
+        ("uint16", DOTS, "int16"),
+        ("uint8", DOTS, "int8"),
+        ("uint64", DOTS, "int64"),
     ],
 )
 def test_the_unit_that_sets_the_peak(dtype, target, expected):
     assert limits.unit(dtype, target) == expected
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "i16", "i32", "i64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
 def test_the_peak_kernel_holds_the_multiply_adds_it_counts(dtype, isa):
     """As many multiply-adds in the loop as accumulators: none merged, none moved out."""
@@ -42,8 +42,8 @@ def test_the_peak_kernel_holds_the_multiply_adds_it_counts(dtype, isa):
         pytest.skip(f"this CPU has no {isa}")
     name = limits.unit(dtype, target)
     text = jit.assembly(target, f"peak_{name}", lambda: limits._peak_module(target, name))
-    words = {"f32": ("vfmadd", "mulps"), "f64": ("vfmadd", "mulpd"), "bf16": ("vdpbf16ps",), "i8": ("vpdpbusd",)}
-    words |= {"i16": ("pmullw",), "i32": ("pmulld", "pmuludq"), "i64": ("pmullq", "pmuludq")}
+    words = {"f32": ("vfmadd", "mulps"), "f64": ("vfmadd", "mulpd"), "bf16": ("vdpbf16ps",), "int8": ("vpdpbusd",)}
+    words |= {"int16": ("pmullw",), "int32": ("pmulld", "pmuludq"), "int64": ("pmullq", "pmuludq")}
     count = sum(word in line for line in text.splitlines() for word in words[name])
     assert count >= limits._accumulators(target)
 

@@ -71,11 +71,11 @@ def test_a_config_that_a_gpu_does_not_take_is_found():
 
 
 def test_every_combination_of_the_lists_is_a_product(tmp_path):
-    text = '[[product]]\nshapes = [[2, 3, 4], [5, 1, 6]]\ndtype = ["f32", "i8"]\nout = "i32"\ncall = ["out", "new"]'
+    text = '[[product]]\nshapes = [[2, 3, 4], [5, 1, 6]]\ndtype = ["f32", "int8"]\nout = "int32"\ncall = ["out", "new"]'
     works = suite.load(written(tmp_path, text)).works
     assert len(works) == 8
-    assert works[0] == Work(2, 3, 4, "f32", "i32")
-    assert works[-1] == Work(5, 1, 6, "i8", "i32", call="new")
+    assert works[0] == Work(2, 3, 4, "f32", "int32")
+    assert works[-1] == Work(5, 1, 6, "int8", "int32", call="new")
 
 
 def test_each_number_of_rows_meets_each_weight(tmp_path):

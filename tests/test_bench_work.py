@@ -42,7 +42,7 @@ def test_a_vector_is_one_dimensional_and_a_new_result_is_left_to_the_call():
 
 
 def test_integers_use_their_whole_range():
-    a, _, _ = operands(Work(64, 1, 64, "i8", "i32"))
+    a, _, _ = operands(Work(64, 1, 64, "int8", "int32"))
     assert (a.min(), a.max()) == (-128, 127)
 
 
@@ -73,8 +73,8 @@ def test_float8_has_the_types_of_ml_dtypes():
 
 
 def test_a_work_says_what_it_is():
-    work = Work(3, 4, 5, "i8", "i32", batch=7, a_layout="col", b_layout="strided", call="new")
-    assert str(work) == "7 x 3x4x5 i8 -> i32, a transposed, b strided, allocating"
+    work = Work(3, 4, 5, "int8", "int32", batch=7, a_layout="col", b_layout="strided", call="new")
+    assert str(work) == "7 x 3x4x5 int8 -> int32, a transposed, b strided, allocating"
     problem = work.problem
     assert (problem.m, problem.n, problem.k, problem.batch) == (3, 4, 5, 7)
     assert (problem.a_layout, problem.b_layout) == ("col", "any")

@@ -88,7 +88,7 @@ def test_an_element_type_is_spelled_one_way(name, kind, short):
 
 def test_tf32_is_listed_where_it_is_taken():
     with pytest.raises(ArgumentError, match="tf32"):
-        asked.element_type("i16", "cuda")
+        asked.element_type("int16", "cuda")
     with pytest.raises(ArgumentError, match=r"dtype 'tf32' is for rungs of a GPU"):
         asked.element_type("tf32", "cpu")
 
@@ -131,19 +131,19 @@ def test_tf32_is_listed_where_it_is_taken():
         ("exhibit bank_stride --device cuda --as a100", "only the emulator runs as a named card"),
         ("inspect simt_naive --html /proc/nowhere/p.html", "page '/proc/nowhere/p.html': "),
         ("inspect simt_naive --svg /proc/nowhere", "choose another place with --svg"),
-        ("inspect simt_naive packed", "rung 'packed' runs on the CPU; `inspect` takes GPU rungs"),
-        ("inspect simt_naive bank_stride", "compare two rungs, or two exhibits"),
+        ("inspect simt_naive packed", "packed a CPU rung: compare two rungs of one device"),
+        ("inspect simt_naive bank_stride", "compare two rungs of one device, or two exhibits"),
         ("inspect simt_naive --config x", "'x' is not KEY=NUMBER"),
         ("inspect simt_naive --config bm=128", "simt_naive has no such key"),
         ("inspect simt_smem --config tile=16,tile=32", "tile is given twice; give it once"),
         ("inspect wgmma_cluster --config bn=0", "wgmma_cluster takes whole numbers >= 1, such as 64, 128, 256"),
         ("inspect wgmma_epilogue --config band=-1", "config band=-1: wgmma_epilogue takes whole numbers >= 0, such as"),
         ("inspect wgmma_tma --config bm=192", "use 64, 128 or 256 rows"),
-        ("inspect simt_naive --dtype i8", "rung simt_naive takes f32"),
+        ("inspect simt_naive --dtype int8", "rung simt_naive takes f32"),
         ("emulate nowhere.cu", "nowhere.cu: there is no such file; give the path of a .cu or .ptx file"),
         ("emulate nowhere.cu --grid 4,x", "--grid 4,x: write one to three whole numbers >= 1"),
         ("emulate nowhere.cu --card vx1", "card 'vx1' is not known: times are predicted for h200, h100, a100"),
-        ("emulate nowhere.cu --card t4", "no latencies of sm_75 are known; times are predicted for h200"),
+        ("emulate nowhere.cu --card b200", "no latencies of sm_100 are known; times are predicted for h200"),
         ("emulate nowhere.cu --block 0", "--block 0: write one to three whole numbers >= 1"),
         ("emulate nowhere.cu --arg f33[4]", "--arg f33[4]: 'f33' is no element type; known: f16, f32"),
         ("emulate nowhere.cu --arg f32[4]=full", "'full' cannot fill an array of f32; take a number or zeros, ones"),

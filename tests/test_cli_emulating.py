@@ -170,7 +170,7 @@ def test_a_run_draws_the_lines_of_its_source(folder):
     ("text", "dtype", "values"),
     [
         ("i32[4]=arange", "int32", [0, 1, 2, 3]),
-        ("u8[2, 2]", "uint8", [[0, 0], [0, 0]]),
+        ("uint8[2, 2]", "uint8", [[0, 0], [0, 0]]),
         ("f64[3]=-1.5", "float64", [-1.5] * 3),
         ("i64=3", "int64", 3),
         ("f32=0.5", "float32", 0.5),
@@ -179,6 +179,9 @@ def test_a_run_draws_the_lines_of_its_source(folder):
         ("bf16[1]=nan", "uint16", [0x7FFF]),
         ("bf16=0.5", "uint16", 0x3F00),
         ("i32=1e3", "int32", 1000),
+        ("float32[2]=ones", "float32", [1, 1]),
+        ("bfloat16=0.5", "uint16", 0x3F00),
+        ("int64=3", "int64", 3),
     ],
 )
 def test_a_written_argument(text, dtype, values):
@@ -188,10 +191,16 @@ def test_a_written_argument(text, dtype, values):
 
 
 @pytest.mark.parametrize(
-    "text", ["u8[4]=300", "u8=-1", "i8[2]=1.5", "i32=nan", "i32=99999999999", "bool=2", "f16[4]=1e9"]
+    "text", ["uint8[4]=300", "uint8=-1", "int8[2]=1.5", "i32=nan", "i32=99999999999", "bool=2", "f16[4]=1e9"]
 )
 def test_a_number_that_its_type_cannot_hold_is_refused(text):
     with pytest.raises(ArgumentError, match=r"holds (whole )?numbers .*; take one of these, or a wider type"):
+        written_arguments.argument(text)
+
+
+@pytest.mark.parametrize("text", ["i8[4]", "u8=1"])
+def test_a_type_of_two_meanings_is_refused(text):
+    with pytest.raises(ArgumentError, match=r"'[iu]8' is no element type; it counts bytes in NumPy .* write 'u?int64'"):
         written_arguments.argument(text)
 
 
@@ -295,3 +304,74 @@ def test_a_page_may_go_to_a_pipe(tmp_path):
 def test_a_check_that_checks_nothing_is_refused(folder, options, said, capsys):
     assert cli.run(["emulate", "add.cu", *LINE, *options]) == 2
     assert said in capsys.readouterr().err
+
+
+PROGRAM = """#include <iostream>
+#define BLOCK 256
+__global__ void saxpy(int n, float a, const float* x, float* y) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = a * x[i] + y[i];
+}
+int main() {
+  const int n = 1000; float *x, *y;
+  saxpy<<<(n + BLOCK - 1) / BLOCK, BLOCK>>>(n, 2.5f, x, y);
+  std::cout << "done";
+}
+"""
+
+
+def test_without_arguments_a_command_is_printed_that_runs(folder, capsys):
+    (folder / "saxpy.cu").write_text(PROGRAM)
+    assert cli.run(["emulate", "saxpy.cu", "--html", "page.html"]) == 2
+    message = capsys.readouterr().err
+    expected = "--grid 4 --block 256 -a n=1000 -a a=2.5 -a f32[1000]=random -a f32[1000]=zeros"
+    assert f"saxpy(int n, float a, const float* x, float* y) takes arguments; for example {expected}" in message
+    assert not (folder / "page.html").exists()
+    assert cli.run(["emulate", "saxpy.cu", *expected.split()]) == 0
+    assert "grid 4 x 1 x 1, block 256 x 1 x 1" in capsys.readouterr().out
+    assert cli.run(["emulate", "saxpy.cu", *expected.split()[4:]]) == 0  # with the grid and block of main()
+    assert "grid 4 x 1 x 1, block 256 x 1 x 1" in capsys.readouterr().out
+
+
+def test_a_launch_of_numbers_alone_runs_as_in_main(folder, capsys):
+    (folder / "hello.cu").write_text(
+        '#include <cstdio>\n__global__ void hello(int n) { if (threadIdx.x < n) printf("hi %d\\n", threadIdx.x); }\n'
+        "int main() { dim3 b(8, 4); hello<<<2, b>>>(3); }"
+    )
+    assert cli.run(["emulate", "hello.cu"]) == 0
+    output = capsys.readouterr().out
+    assert "grid 2 x 1 x 1, block 8 x 4 x 1" in output
+    assert output.count("hi 2") == 8
+
+
+@pytest.mark.parametrize(
+    ("program", "launch"),
+    [
+        (
+            "constexpr int N = 1 << 10; void m() { f<<<N / 256, dim3(16, 16)>>>(N, x, -1.5f); }",
+            (4, (16, 16), (1024, None, -1.5)),
+        ),
+        ("void m() { size_t n = 3e3; f<<<(int)(100 - 1) * 2, 2>>>(n); }", (198, 2, (3000.0,))),
+        ("void m() { int n = 4; n = argc; f<<<n, 1>>>(p->x, y[0], g(2)); }", (4, 1, (None, None, None))),
+        ("void a() { int n = 4; } void b() { int n = 5; f<<<n, 1>>>(n); }", (None, 1, (None,))),
+        ("void m() { f<<<N, N / 0>>>(); } int N = N;", (None, None, ())),
+        ("// f<<<1, 2>>>();", (None, None, ())),
+        ('void m() { f<4><<<__import__("os"), 2, 0, stream>>>(x); }', (None, 2, (None,))),
+    ],
+)
+def test_the_launch_of_a_program(program, launch):
+    assert kernel_names.launch_of(f"__global__ void f() {{}}\n{program}", "f") == launch
+
+
+def test_the_count_of_arguments_is_told_in_c(folder, capsys):
+    (folder / "saxpy.cu").write_text(PROGRAM)
+    assert cli.run(["emulate", "saxpy.cu", "-a", "n=4"]) == 2
+    assert "1 argument: saxpy(int n, float a, const float* x, float* y) takes 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("card", ["T4", "RTX 3060", "rtx3070", "a6000", "a10", "rtx 4060", "L4"])
+def test_the_cards_of_a_prediction(folder, card, capsys):
+    (folder / "saxpy.cu").write_text(PROGRAM)
+    line = ["-a", "n=1000", "-a", "a=2.5", "-af32[1000]", "-af32[1000]"]
+    assert cli.run(["emulate", "saxpy.cu", *line, "--card", card]) == 0
+    assert f"Predicted on {card.lower().replace(' ', '')}" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from operands import random
 
 WORK = [
     (name, shape)
-    for name in ("f32", "f64", "bf16", "i8")
+    for name in ("f32", "f64", "bf16", "int8")
     for shape in [(3, 3, 3), (64, 48, 32), (150, 130, 170), (300, 301, 302), (1, 200, 300)]
 ]
 FEW = WORK[1:16:4]
@@ -123,7 +123,7 @@ for new in range(3):
             for name, shape in t.FEW:
                 t.check(name, shape, threads=2)
             t.check("f32", (41, 42, 43 + new), threads=2)
-            t.check("i16", (41, 42, 43 + new), threads=2)
+            t.check("int16", (41, 42, 43 + new), threads=2)
         except BaseException:
             os._exit(1)
         os._exit(0)
@@ -325,7 +325,7 @@ Cycle()
         (
             """
 def handler(number, frame):
-    t.check("i16", (33, 34, 35), threads=2)
+    t.check("int16", (33, 34, 35), threads=2)
     done.append(1)
 signal.signal(signal.SIGUSR1, handler)
 """,
@@ -336,7 +336,7 @@ signal.signal(signal.SIGUSR1, handler)
 def handler(number, frame):
     child = os.fork()
     if child == 0:
-        t.check("i32", (33, 34, 35), threads=2)
+        t.check("int32", (33, 34, 35), threads=2)
         os._exit(7)
     done.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) // 7)
 signal.signal(signal.SIGUSR1, handler)

@@ -60,7 +60,7 @@ def test_every_layout_of_a_and_b(dtype, layout):
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "int8"])
 def test_every_layout_of_c_scaled(dtype, stored):
     for m, n, k in FEW:
         a, b, c = operands(m, n, k, dtype, "C", stored)
@@ -76,14 +76,21 @@ def test_one_row_whose_elements_are_apart():
 
 @pytest.mark.parametrize(
     ("dtype", "out"),
-    [("f16", "f32"), ("bf16", "f32"), ("f32", "f64"), ("i8", "i32"), ("u16", "u64"), ("c64", "c128")],
+    [
+        ("f16", "f32"),
+        ("bf16", "f32"),
+        ("f32", "f64"),
+        ("int8", "int32"),
+        ("uint16", "uint64"),
+        ("complex64", "complex128"),
+    ],
 )
 def test_a_wider_result(dtype, out):
     a, b, c = operands(5, 7, 9, dtype, out=out)
     verify.require(multiply(a, b, c), a.array, b.array)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "c64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "complex64"])
 @pytest.mark.parametrize("layout", ["C", "F"])
 @pytest.mark.parametrize("one", ["a", "b", "neither"])
 def test_one_matrix_for_the_whole_batch(dtype, layout, one):
@@ -113,13 +120,13 @@ def test_bias_and_activation():
 
 
 def test_the_bias_of_bytes_has_four():
-    a, b, c = operands(5, 19, 7, "i8")
-    bias = random((19,), "i32", 3)
+    a, b, c = operands(5, 19, 7, "int8")
+    bias = random((19,), "int32", 3)
     verify.require(multiply(a, b, c, "bias", bias=view(bias)), a.array, b.array, bias=bias)
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "c64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "complex64"])
 def test_a_product_has_the_same_bits_alone_and_in_a_batch(dtype):
     packed = find(CPU, "packed")
     for m, n, k in (shape for shape in SHAPES if max(shape) <= 16):
@@ -162,7 +169,7 @@ def test_threads_share_the_batch(threads):
     assert np.all(np.abs(c.array - expected) <= 4 * 2.0**-24 * 4 * np.abs(a.array).max() * np.abs(b.array).max())
 
 
-@pytest.mark.parametrize("dtype", ["f32", "c64"])
+@pytest.mark.parametrize("dtype", ["f32", "complex64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 3, 3), (4, 4, 4), (5, 7, 9), (13, 15, 14)])
 def test_nothing_past_the_last_element_is_read(m, n, k, dtype):
     shapes = ((2, m, k), (2, k, n), (2, m, n))
@@ -178,8 +185,8 @@ def test_nothing_past_the_last_element_is_read(m, n, k, dtype):
 
 def test_what_it_refuses():
     assert f"at most {LARGEST}" in RUNG.refuses(Problem(LARGEST + 1, 2, 2, "f32", "f32", 5))
-    assert f"{LARGEST // 2} if complex" in RUNG.refuses(Problem(4, LARGEST // 2 + 1, 4, "c64", "c64", 5))
+    assert f"{LARGEST // 2} if complex" in RUNG.refuses(Problem(4, LARGEST // 2 + 1, 4, "complex64", "complex64", 5))
     assert "gemv" in RUNG.refuses(Problem(32, 1, 9, "f32", "f32", 5))
-    assert "use packed" in RUNG.refuses(Problem(4, 4, 4, "c64", "c64", 5, scaled=True))
+    assert "use packed" in RUNG.refuses(Problem(4, 4, 4, "complex64", "complex64", 5, scaled=True))
     assert "adjacent" in RUNG.refuses(Problem(4, 4, 4, "f32", "f32", 5, c_layout="any"))
     assert RUNG.refuses(Problem(4, 4, 4, "f32", "f32", 5)) == ""

@@ -100,7 +100,7 @@ def test_floats_narrow_to_the_nearest_and_ties_to_even(isa, lanes, name, low, hi
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("name", ["i8", "u8", "i16", "u16", "i32", "u32"])
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 @pytest.mark.parametrize("element", ["i16", "i32", "i64"])
 def test_integers_widen_by_their_sign_and_wrap_back(isa, lanes, name, element):
     if SIZES[element] < dtypes.get(name).size:

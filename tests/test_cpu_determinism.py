@@ -14,7 +14,7 @@ from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
 from probes import floating_mode
 
 MODES = {"as it is": 0, "flushing": 0x8040, "upward": 0x4000, "towards zero": 0x6000}  # bits of MXCSR
-NAMES = ("f32", "f64", "f16", "bf16", "c64", "c128", "i8", "i32", "i64")
+NAMES = ("f32", "f64", "f16", "bf16", "complex64", "complex128", "int8", "int32", "int64")
 LONG = (
     1,
     2,
@@ -48,7 +48,7 @@ def shapes(draw):
 def operands(draw, name, shape, tiny):
     """A placed operand; where `tiny`, floats are small enough for some products to be subnormal."""
     x = random((1, *shape), name, int(draw.integers(1 << 30)))
-    if tiny and name in ("f32", "f64", "c64", "c128"):
+    if tiny and name in ("f32", "f64", "complex64", "complex128"):
         x = (x * np.sqrt(np.finfo(x.real.dtype).tiny)).astype(x.dtype)
     return place(x, name, str(draw.choice(LAYOUTS)))
 
@@ -79,7 +79,7 @@ def test_no_bit_depends_on_the_number_of_threads(seed, monkeypatch):
         assert not differing, f"{name} {m} x {k} by {k} x {n}, C {stored}, {mode}, scaled: {scaled}"
 
 
-@pytest.mark.parametrize("name", ["f32", "f64", "c64", "c128"])
+@pytest.mark.parametrize("name", ["f32", "f64", "complex64", "complex128"])
 @pytest.mark.parametrize("columns", [65, 129, 1025])
 def test_the_last_column_of_a_row_is_summed_like_the_others(name, columns, monkeypatch):
     monkeypatch.setattr(split, "WORTH", 1)

@@ -41,7 +41,7 @@ class Handed:
     def __init__(self, monkeypatch):
         self.calls = 0
         self.builtin, *_ = entry.builtins((self, *FUNCTIONS[1:]), DOCS)
-        monkeypatch.setattr(products, "_entry", self.builtin)
+        monkeypatch.setattr(products, "multiply", self.builtin)
 
     def __call__(self, *args, **options):
         self.calls += 1
@@ -118,10 +118,10 @@ def test_a_class_that_is_learned_while_all_are_forgotten_is_forgotten_next(met, 
 
     def interrupted(at, data):
         while others and classes <= at < classes + size:
-            entry.learn(others.pop(), "i32", 2, [])
+            entry.learn(others.pop(), "int32", 2, [])
         write(at, data)
 
-    entry.learn(kinds[0], "i32", 2, [])
+    entry.learn(kinds[0], "int32", 2, [])
     monkeypatch.setattr(entry, "_write_bytes", interrupted)
     entry.forget()
     monkeypatch.undo()
@@ -144,6 +144,22 @@ def test_a_product_met_before_does_not_reach_python(met, handed):
     assert handed.calls == 0
 
 
+def test_a_number_of_threads_met_before_does_not_reach_python(met, handed):
+    a, b, exact = met
+    for threads in (1, 2):
+        assert near(handed.builtin(a, b, threads=threads), exact)
+    assert handed.calls == 2
+    for threads in (1, 2, 1):
+        assert near(handed.builtin(a, b, threads=threads), exact)
+    assert handed.calls == 2
+    assert near(handed.builtin(a, b, threads=np.int64(2)), exact)
+    with pytest.raises(gm.ArgumentError, match="threads=0 must be an integer from 1"):
+        handed.builtin(a, b, threads=0)
+    with pytest.raises(gm.ArgumentError, match="threads=True"):
+        handed.builtin(a, b, threads=True)
+    assert handed.calls == 5
+
+
 def test_what_is_not_prepared_reaches_python(met, handed):
     a, b, _exact = met
     out = np.zeros((5, 3), np.float32)
@@ -155,7 +171,7 @@ def test_what_is_not_prepared_reaches_python(met, handed):
 
     calls = [
         lambda: handed.builtin(a, b, dtype="f8"),
-        lambda: handed.builtin(a, b, threads=1),
+        lambda: handed.builtin(a, b, threads=np.int64(1)),
         lambda: handed.builtin(a.view(Sub), b),
         lambda: handed.builtin(a.tolist(), b),
         lambda: handed.builtin(a, b, np.zeros((3, 5), np.float32).T),
@@ -169,7 +185,7 @@ def test_what_is_not_prepared_reaches_python(met, handed):
         lambda: handed.builtin(a, b, out=frozen),
         lambda: handed.builtin(a, b, frozen),
         lambda: handed.builtin(a, a),
-        lambda: handed.builtin(a, b, where=True),
+        lambda: handed.builtin(a, b, where=False),
     ):
         with pytest.raises((TypeError, ValueError)):
             bad()
@@ -203,7 +219,7 @@ def test_an_out_that_overlapped_once_is_not_copied_for_ever(met):
 def test_a_wider_result_is_not_remembered_as_the_plain_one():
     x = np.full((6, 6), 100, np.int8)
     for _ in range(3):
-        assert gm.matmul(x, x, dtype="i4").dtype == np.int32
+        assert gm.matmul(x, x, dtype="int32").dtype == np.int32
         assert gm.matmul(x, x).dtype == np.int8
 
 

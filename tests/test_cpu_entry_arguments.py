@@ -129,7 +129,7 @@ def test_an_option_at_its_default_does_not_leave_compiled_code(monkeypatch, name
     if not entry.active():
         pytest.skip("this interpreter has no compiled entry")
     outcomes = [outcome(getattr(gm, name), args, options) for _ in range(REPEATS)]
-    monkeypatch.setattr(products, "view", None)  # Python's functions begin with it
+    monkeypatch.setattr(products, "viewed", None)  # Python's functions begin with it
     outcomes.append(outcome(getattr(gm, name), args, options))
     assert not issubclass(outcomes[0][0], Exception)
     assert len(set(outcomes)) == 1
@@ -303,8 +303,8 @@ def test_pairs_of_types():
         "u2",
         "i4",
         "u4",
-        "i8",
-        "u8",
+        "int8",
+        "uint8",
         "q",
         "f2",
         "f4",
@@ -367,7 +367,7 @@ def test_out_that_overlaps_in_every_way():
 WIDER = [
     "int32",
     "i4",
-    "i32",
+    "int32",
     np.int32,
     np.dtype("i4"),
     "float64",

@@ -59,14 +59,21 @@ def test_vectors_of_any_stride(x_layout, y_layout):
 
 @pytest.mark.parametrize(
     ("dtype", "out"),
-    [("f16", "f32"), ("bf16", "f32"), ("f32", "f64"), ("i8", "i32"), ("u16", "u64"), ("c64", "c128")],
+    [
+        ("f16", "f32"),
+        ("bf16", "f32"),
+        ("f32", "f64"),
+        ("int8", "int32"),
+        ("uint16", "uint64"),
+        ("complex64", "complex128"),
+    ],
 )
 def test_a_wider_result(dtype, out):
     a, x, y = place(random((1, 33, 45), dtype, 0), dtype), vector(45, dtype), vector(33, out, seed=2)
     verify.require(multiply(a, x, y), a.array[0], x.array[0])
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "c64"])
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "complex64"])
 @pytest.mark.parametrize("layout", ["C", "F", "thirds"])
 def test_beta_zero_does_not_read_y(dtype, layout):
     a, x, y = place(random((1, 21, 19), dtype, 0), dtype, layout), vector(19, dtype), vector(21, dtype)
@@ -75,7 +82,7 @@ def test_beta_zero_does_not_read_y(dtype, layout):
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(3, -2), (1, 1), (2 - 1j, -0.5j)])
-@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "i8", "c64", "c128"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int32", "int8", "complex64", "complex128"])
 @pytest.mark.parametrize("layout", ["C", "thirds"])
 def test_alpha_and_beta(dtype, layout, alpha, beta):
     if isinstance(alpha, complex) and dtype[0] != "c":
@@ -87,7 +94,7 @@ def test_alpha_and_beta(dtype, layout, alpha, beta):
 
 
 def test_complex_infinities_stay_where_they_are():
-    a, x, y = place(random((1, 9, 5), "c64", 0), "c64"), vector(5, "c64"), vector(9, "c64")
+    a, x, y = place(random((1, 9, 5), "complex64", 0), "complex64"), vector(5, "complex64"), vector(9, "complex64")
     a.array[0, 4, 2] = np.inf
     a.before = a.memory.copy()
     result = multiply(a, x, y, alpha=2)
@@ -108,16 +115,16 @@ def test_bias_and_activation(layout):
 
 
 def test_a_complex_bias():
-    x, b = place(random((1, 1, 5), "c64", 1), "c64"), place(random((1, 5, 70), "c64", 0), "c64")
-    y = place(random((1, 1, 70), "c64", 2), "c64")
-    bias = random((70,), "c64", 3)
+    x, b = place(random((1, 1, 5), "complex64", 1), "complex64"), place(random((1, 5, 70), "complex64", 0), "complex64")
+    y = place(random((1, 1, 70), "complex64", 2), "complex64")
+    bias = random((70,), "complex64", 3)
     verify.require(multiply(x, b, y, epilogue="bias", bias=view(bias)), x.array[0], b.array[0], bias=bias)
 
 
 def test_the_bias_of_bytes_has_four():
-    x, b = place(random((1, 1, 5), "i8", 1), "i8"), place(random((1, 5, 70), "i8", 0), "i8")
-    y = place(random((1, 1, 70), "i8", 2), "i8")
-    bias = random((70,), "i32", 3)
+    x, b = place(random((1, 1, 5), "int8", 1), "int8"), place(random((1, 5, 70), "int8", 0), "int8")
+    y = place(random((1, 1, 70), "int8", 2), "int8")
+    bias = random((70,), "int32", 3)
     verify.require(multiply(x, b, y, epilogue="bias", bias=view(bias)), x.array[0], b.array[0], bias=bias)
 
 
@@ -132,7 +139,7 @@ def test_the_bias_of_a_column_is_one_number(layout):
 @pytest.mark.many
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 63])
-@pytest.mark.parametrize("dtype", ["f32", "c64"])
+@pytest.mark.parametrize("dtype", ["f32", "complex64"])
 def test_nothing_past_the_last_element_is_read(dtype, step, columns):
     stored = at_page_end(random((9, step * (columns - 1) + 1), dtype, 0))
     a, x = stored[None, :, ::step], at_page_end(random((1, columns, 1), dtype, 1))
@@ -151,7 +158,7 @@ def test_an_element_is_summed_in_one_order_wherever_it_lies():
         assert multiply(place(values[:, i : i + 1], "f32"), x, vector(1, "f32"))[0] == whole[i]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "c128"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "complex128"])
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_short_vectors_are_summed_as_long_ones(dtype, layout):
     """Up to SHORT numbers the kernel uses its stack and not a workspace."""
@@ -172,7 +179,7 @@ def test_rows_and_columns_with_and_without_bias_share_one_image():
     assert len({RUNG.build(problem, RUNG.default).address for problem in problems}) == 1
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8", "c64", "c128"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "int8", "complex64", "complex128"])
 @pytest.mark.parametrize("layout", ["C", "strided"])
 def test_rows_are_summed_alike_alone_and_with_others(dtype, layout):
     """The sums of several rows share additions."""

@@ -75,8 +75,8 @@ CPUS = tomllib.loads((HERE / "cpus.toml").read_text())
 FEW = [
     Problem(8, 8, 8, name, out, epilogue=epilogue)
     for name, out, epilogue in [
-        ("f32", "f32", "bias+gelu"), ("f16", "f16", ""), ("bf16", "f32", ""), ("i8", "i32", ""), ("u16", "u16", ""),
-        ("i64", "i64", ""),
+        ("f32", "f32", "bias+gelu"), ("f16", "f16", ""), ("bf16", "f32", ""), ("int8", "int32", ""),
+        ("uint16", "uint16", ""), ("int64", "int64", ""),
     ]
 ]  # fmt: skip
 x86 = pytest.mark.skipif(host().machine not in ("x86_64", "amd64"), reason="LLVM here compiles for another machine")
@@ -141,9 +141,9 @@ def modules(target):
     for problem in FEW:
         made = build.product(target, problem)
         yield made.name, loops.packed(target, made)
-    yield "gemv", gemv.gemv(target, build.gemv_product(Problem(8, 1, 8, "i32", "i32")), 6)
+    yield "gemv", gemv.gemv(target, build.gemv_product(Problem(8, 1, 8, "int32", "int32")), 6)
     yield "direct", direct.direct(target, direct.cut(target, "f64", "row", 13, 37, 9, True))
-    yield "batched", batched.batched(target, batched.Small(5, 7, 9, "i32", "i32", "i32"))
+    yield "batched", batched.batched(target, batched.Small(5, 7, 9, "int32", "int32", "int32"))
 
 
 @pytest.fixture(params=CPUS)

@@ -167,7 +167,7 @@ def test_a_workspace_is_used_again():
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("name", ["f32", "i16"])
+@pytest.mark.parametrize("name", ["f32", "int16"])
 def test_python_threads_give_the_same_bits(name, threads):
     m, n, k = 150, 200, 90
     a, b = place(random((2, m, k), name, 1), name), place(random((2, k, n), name, 2), name)

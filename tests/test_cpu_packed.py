@@ -21,8 +21,8 @@ PAIRS = [
     for out in dtypes.NAMES
     if not build.packed_refuses(Problem(4, 4, 4, name, out))
 ]
-COMPLEX = ("c64", "c128")
-BYTES = [(name, out) for name, out in PAIRS if name in ("i8", "u8")]
+COMPLEX = ("complex64", "complex128")
+BYTES = [(name, out) for name, out in PAIRS if name in ("int8", "uint8")]
 
 
 def multiply(a, b, c, config=None, *, alpha=1, beta=0, bias=None, activation=""):
@@ -76,7 +76,7 @@ def test_complex_scalars(name, alpha, beta):
     assert_right((13, 71, 9), name, name, layouts="SCF", config={"kc": 4, "nc": 64}, alpha=alpha, beta=beta)
 
 
-@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "c64", "c128"])
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "complex64", "complex128"])
 def test_zero_beta_does_not_read_c_and_nan_beta_does(name):
     a, b, c = operands((7, 65, 3), name, name)
     c.array[...] = np.nan
@@ -110,7 +110,7 @@ def test_bytes_at_their_limits_over_several_blocks_of_k(name, out):
         assert (multiply(a, b, c, {"kc": 32}) == wanted).all(), (one, two)
 
 
-@pytest.mark.parametrize(("name", "largest", "out"), [("i8", -128, "i64"), ("u8", 255, "u64")])
+@pytest.mark.parametrize(("name", "largest", "out"), [("int8", -128, "int64"), ("uint8", 255, "uint64")])
 def test_a_sum_of_bytes_in_64_bits_wraps_nowhere(name, largest, out):
     """k and alpha so large that the result needs more than 32 bits."""
     k = 140_000
@@ -120,7 +120,7 @@ def test_a_sum_of_bytes_in_64_bits_wraps_nowhere(name, largest, out):
     assert multiply(a, b, c, {"kc": 40_000}, alpha=3).tolist() == [[[3 * k * largest**2] * 3] * 2]
 
 
-@pytest.mark.parametrize("name", ["i16", "u16"])
+@pytest.mark.parametrize("name", ["int16", "uint16"])
 def test_pairs_of_16_bit_numbers_at_their_limits(name):
     info = np.iinfo(numpy_dtype(name))
     outs = [out for one, out in PAIRS if one == name]
@@ -181,7 +181,7 @@ def test_depth_zero_is_what_remains_without_a_product():
     a, b, c = operands((7, 66, 0), "f32", "f32")
     old = c.array.copy()
     np.testing.assert_array_equal(multiply(a, b, c, beta=2), 2 * old)
-    a, b, c = operands((7, 66, 0), "i8", "i32")
+    a, b, c = operands((7, 66, 0), "int8", "int32")
     assert not multiply(a, b, c).any()
 
 
@@ -213,7 +213,9 @@ def test_epilogues_of_products_of_any_width_and_layout(name, out, epilogue):
         assert_right((9, columns, 21), name, out, layouts, bias=row, activation=activation)
 
 
-@pytest.mark.parametrize(("name", "out"), [("i8", "i8"), ("u8", "u8"), ("i8", "i64"), ("i16", "i16"), ("u32", "u32")])
+@pytest.mark.parametrize(
+    ("name", "out"), [("int8", "int8"), ("uint8", "uint8"), ("int8", "int64"), ("int16", "int16"), ("uint32", "uint32")]
+)
 def test_relu_of_integers_looks_at_the_sign_of_the_result(name, out):
     a, b, c = operands((8, 70, 19), name, out)
     wanted = verify.reference(a.array, b.array, out=out)
@@ -225,10 +227,10 @@ def test_relu_of_integers_looks_at_the_sign_of_the_result(name, out):
     ("name", "out", "epilogue", "layout", "words"),
     [
         ("f32", "f16", "", "row", "wider type of the same kind"),
-        ("i8", "f32", "", "row", "wider type of the same kind"),
+        ("int8", "f32", "", "row", "wider type of the same kind"),
         ("f32", "f32", "tanh", "row", "relu, gelu, silu"),
-        ("i32", "i32", "gelu", "row", "floating-point"),
-        ("c64", "c64", "relu", "row", "floating-point"),
+        ("int32", "int32", "gelu", "row", "floating-point"),
+        ("complex64", "complex64", "relu", "row", "floating-point"),
         ("f32", "f32", "bias", "col", "row-major"),
     ],
 )

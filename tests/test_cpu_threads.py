@@ -17,7 +17,7 @@ import pytest
 
 import probes
 from gemmery import config
-from gemmery.cpu import build, layout, pool
+from gemmery.cpu import build, layout, pool, target
 from gemmery.cpu import threads as counts
 from gemmery.cpu.split import Unit
 from gemmery.errors import ArgumentError
@@ -42,7 +42,7 @@ def product(shape, name, out, threads, layouts="CCC"):
 
 @pytest.mark.parametrize("layouts", ["CCC", "FFC", "CCF"])
 @pytest.mark.parametrize(
-    ("name", "out"), [("f32", "f32"), ("f64", "f64"), ("bf16", "bf16"), ("f16", "f32"), ("i8", "i32")]
+    ("name", "out"), [("f32", "f32"), ("f64", "f64"), ("bf16", "bf16"), ("f16", "f32"), ("int8", "int32")]
 )
 @pytest.mark.parametrize("shape", [(257, 263, 1031), (301, 64, 97), (7, 1500, 300), (1500, 5, 300), (130, 129, 2)])
 def test_the_bits_are_the_same_for_every_number_of_threads(shape, name, out, layouts):
@@ -66,7 +66,7 @@ assert (array == 6).all()
 
 
 def test_ten_threads_at_once():
-    work = [((150, 130, 170), "f32"), ((64, 200, 90), "f64"), ((33, 500, 20), "i16")]
+    work = [((150, 130, 170), "f32"), ((64, 200, 90), "f64"), ((33, 500, 20), "int16")]
     alone = [product(shape, name, name, 1) for shape, name in work]
     start = threading.Barrier(10)
 
@@ -276,3 +276,91 @@ def succeeds(code):
         [sys.executable, "-c", code], check=False, cwd=here, capture_output=True, text=True, timeout=120
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("variables", "limit"),
+    [
+        ({"OMP_NUM_THREADS": "1"}, 1),
+        ({"OMP_NUM_THREADS": " 1,4"}, 1),
+        ({"SLURM_CPUS_PER_TASK": "1"}, 1),
+        ({"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "2"}, 2),
+        ({"OMP_NUM_THREADS": "0"}, 5),
+        ({"OMP_NUM_THREADS": "many"}, 5),
+        ({"OMP_NUM_THREADS": "64"}, 5),
+        ({"OMP_NUM_THREADS": "1", "GEMMERY_NUM_THREADS": "4"}, 4),
+    ],
+)
+def test_limits_that_others_set_hold(monkeypatch, variables, limit):
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "GEMMERY_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(counts, "cores", lambda: 5)
+    counts._allowed.cache_clear()
+    try:
+        assert counts._allowed() == limit
+    finally:
+        counts._allowed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("files", "number"),
+    [
+        ({"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
+        ({"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
+        (
+            {
+                "/proc/self/cgroup": "0::/a/b",
+                "/sys/fs/cgroup/a/cpu.max": "100000 100000",
+                "/sys/fs/cgroup/a/b/cpu.max": "max 100000",
+            },
+            1,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job\n0::/",
+                "/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "200000",
+                "/sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            2,
+        ),
+        ({"/proc/self/cgroup": "0::/hidden", "/sys/fs/cgroup/cpu.max": "max 100000"}, 8),
+        ({"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "torn"}, 8),
+        ({}, 8),
+    ],
+)
+def test_quotas_of_groups_of_both_versions_hold(monkeypatch, files, number):
+    def text(path):
+        if path not in files:
+            raise FileNotFoundError(path)
+        return files[path]
+
+    monkeypatch.setattr(target, "_text", text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert target.cores() == number
+
+
+@pytest.mark.parametrize("first", ["gemmery", "threadpoolctl"])
+def test_threadpoolctl_sees_and_limits_gemmery(first):
+    pytest.importorskip("threadpoolctl")
+    code = f"""
+import {first}
+import numpy as np, gemmery as gm
+a = np.ones((8, 8), np.float32)
+gm.set_num_threads(3)
+gm.matmul(a, a)
+import threadpoolctl
+rows = [row for row in threadpoolctl.threadpool_info() if row["internal_api"] == "gemmery"]
+assert [(row["user_api"], row["num_threads"], row["version"]) for row in rows] == [("blas", 3, gm.__version__)], rows
+for user_api in (None, "blas"):
+    with threadpoolctl.threadpool_limits(1, user_api=user_api):
+        assert gm.get_num_threads() == 1
+    assert gm.get_num_threads() == 3
+with threadpoolctl.threadpool_limits(10**6, user_api="blas"):
+    assert gm.get_num_threads() >= 1
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ def launches(rung, name, arch, **options):
             n,
             k,
             name,
-            "i32" if name == "i8" else dtypes.written(name),
+            "int32" if name == "int8" else dtypes.written(name),
             b_layout=b_layout,
             device=DEVICES[arch].name,
             precision=precision,
@@ -267,7 +267,7 @@ def test_the_report_of_a_kernel_begins_where_ptxas_compiles_it():
         assert "bytes of local memory" in nvrtc.serialised(log.replace("C7517", f"C{code}"), "f")
 
 
-@pytest.mark.parametrize(("name", "out", "epilogue"), [("bf16", "bf16", "bias"), ("i8", "i32", "")])
+@pytest.mark.parametrize(("name", "out", "epilogue"), [("bf16", "bf16", "bias"), ("int8", "int32", "")])
 def test_the_largest_tile_of_the_library_has_registers_for_its_end(name, out, epilogue):
     """192 sums a thread, and either every step of an epilogue or results of 32 bits."""
     tile = max(INSTANCES, key=lambda tile: tile.bm * tile.bn)

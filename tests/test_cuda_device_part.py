@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.cuda import nvrtc
 from gemmery.cuda.declarations import Split, blanked, device_words
 from gemmery.cuda.kernel_names import kernels_of
+from gemmery.lab import kernel as lab_kernel
 
 PROGRAM = """#include <iostream>
 #include <vector>
@@ -22,7 +24,7 @@ template <typename T> struct Pair {
 };
 static std::vector<float> host_data;
 const char* banner = R"(not code: { " )";
-inline int rounded(int n) { return (n + config::width - 1) / config::width; }
+constexpr int rounded(int n) { return (n + config::width - 1) / config::width; }
 __device__ float twice(float x) { return 2 * x; }
 extern "C" __global__ void __launch_bounds__(64) twice_of(const float* x, float* y, uint n) {
   uint i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -46,7 +48,13 @@ def test_a_whole_program_runs_and_says_what_was_left_out():
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     run = gm.emulate(PROGRAM, "twice_of", 1, 64, [x, y, 64])
     np.testing.assert_array_equal(y, 4 * x)
-    assert run.left_out == ("host_data (line 11)", "banner (line 12)", "launch() (line 21)", "main() (line 22)")
+    assert run.left_out == (
+        "missing_helper.h (line 3)",
+        "host_data (line 11)",
+        "banner (line 12)",
+        "launch() (line 21)",
+        "main() (line 22)",
+    )
     assert run.lines["kernel.cu:17"].global_.stores.requests == 0
     assert run.lines["kernel.cu:18"].global_.stores.requests == 2
     assert "main() (line 22)" in str(run)
@@ -168,3 +176,270 @@ def test_headers_of_a_library_for_host_code_are_left_out():
     x = np.ones(2, np.float32)
     gm.emulate(code, "f", 1, 1, [x])
     assert x.tolist() == [1, 2]
+
+
+ITEM = """#include <cublas_v2.h>
+#include <cstdio>
+#include <string>
+#include <vector>
+#include <mutex>
+{before}
+struct Item {{
+  {member}
+  float v;
+}};
+__global__ void f(const Item* a, float* o, int* size) {{
+  o[threadIdx.x] = a[threadIdx.x].v;
+  if (threadIdx.x == 0) *size = sizeof(Item);
+}}
+int main() {{ std::string name; return 0; }}"""
+
+
+def _item(member, before=""):
+    """The size of Item in a kernel, and whether it reads the members that an array of items of 8 + 8 bytes has."""
+    items = np.zeros(4, [("member", "V8"), ("v", "f4"), ("rest", "V4")])
+    items["v"] = [1, 2, 3, 4]
+    o, size = np.zeros(4, np.float32), np.zeros(1, np.int32)
+    gm.emulate(ITEM.format(member=member, before=before), "f", 1, 4, [items, o, size])
+    return int(size[0]), o.tolist()
+
+
+@pytest.mark.parametrize(
+    ("member", "before"),
+    [
+        ("cublasHandle_t handle;", ""),
+        ("FILE* log;", ""),
+        ("std::mutex* lock;", ""),
+        ("std::vector<float>* rows;", ""),
+        ("std::string& name;", ""),
+        ("const Unknown* first;", ""),
+        ("void (*callback)(Unknown, int);", ""),
+        ("Callback call;", "typedef void (*Callback)(Unknown* who, int);"),
+        ("ns::Table<int> *table;", ""),
+        ("union { Unknown* pointer; char bytes[4]; };", ""),
+        ("struct { Unknown* pointer; } inner;", ""),
+        ("Inner inner;", "struct Inner { Unknown* pointer; void log() { std::string s; } };"),
+        ("private: FILE* log; public:", ""),
+        ("Unknown* p; Item() { std::string s; } ~Item() { fclose(0); } static std::string shared;", ""),
+        ("using Names = std::vector<std::string>; Unknown* p; friend std::string named(Item);", ""),
+        ("time_t t;", ""),
+        ("pthread_t t;", ""),
+    ],
+)
+def test_a_pointer_to_what_is_not_known_keeps_its_bytes(member, before):
+    assert _item(member, before) == (16, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("member", "before"),
+    [
+        ("Unknown u;", ""),
+        ("std::string name;", ""),
+        ("std::vector<int> rows;", ""),
+        ("std::mutex lock;", ""),
+        ("Unknown u[2];", ""),
+        ("int count[UNKNOWN];", ""),
+        ("unsigned bits : UNKNOWN;", ""),
+        ("union { Unknown u; char bytes[4]; };", ""),
+        ("struct { Unknown u; } inner;", ""),
+        ("Inner inner;", "struct Inner { Unknown u; };"),
+        ("struct Inner { Unknown u; } inner;", ""),
+        ("ns::Vector3 e;", ""),
+        ("FIELDS(Unknown) int x;", "#define FIELDS(type) type u;"),
+        ("virtual std::string name(std::string s = UNKNOWN);", ""),
+        ("__device__ Item(Unknown u) : v(u.v) {}", ""),
+        ("Base base;", "struct Base : Unknown { int x; };"),
+        ("Pair<int> pair;", "template <class T> struct Pair { T first; Unknown u; };"),
+        ("Pair<int> pair;", "template <class T> struct Pair {};\ntemplate <> struct Pair<int> { Unknown u; };"),
+    ],
+)
+def test_a_type_with_a_member_of_unknown_size_is_refused(member, before):
+    with pytest.raises(gm.CompileError, match=r"is left out, because a member does not compile|kernel.cu\(8\): error"):
+        _item(member, before)
+
+
+def test_a_refused_type_is_named_with_its_line():
+    words = r"struct Item \(line 7\) is left out, because a member does not compile: kernel.cu\(8\)"
+    with pytest.raises(gm.CompileError, match=words):
+        _item("std::string name;")
+    typedef = "typedef struct { Unknown u; } Named;"
+    with pytest.raises(gm.CompileError, match=r"Named \(line 6\) is left out, .*Unknown"):
+        _item("Named named;", typedef)
+
+
+def test_a_type_that_no_kernel_needs_may_have_any_member():
+    assert _item("float* p;", "struct Other { std::string name; Unknown u; };") == (16, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("float g(float x) { return x + 1; }", "g(2)"),
+        ("inline float g(float x) { return x + 1; }", "g(2)"),
+        ("__host__ float g(float x) { return x + 1; }", "g(2)"),
+        ("template <class T> T g(T x) { return x + 1; }", "g(2.0f)"),
+        ("struct S { float v; float g() { return v; } };", "S{1}.g()"),
+    ],
+)
+def test_a_kernel_that_calls_the_host_is_refused(function, call):
+    code = f"{function}\n__global__ void f(float* x) {{ *x = {call}; }}"
+    with pytest.raises(gm.CompileError, match=r"g\(\) \(kernel.cu, line 1\): it is a function of the host.*mark it"):
+        gm.emulate(code, "f", 1, 1, [np.zeros(1, np.float32)])
+    if "__host__" not in function:
+        gm.emulate(code, "f", 1, 1, [np.zeros(1, np.float32)], options=("--device-as-default-execution-space",))
+
+
+def test_another_overload_does_not_stand_in_for_one_that_does_not_compile():
+    code = """#include <iostream>
+    __device__ float g(float x) { return 1; }
+    __device__ float g(int x) { return missing(x); }
+    __global__ void f(float* x) { *x = g(2); }
+    __global__ void h(float* x) { *x = g(2.0f); }
+    int main() { std::cout << 1; }"""
+    x = np.zeros(1, np.float32)
+    with pytest.raises(gm.CompileError, match=r'calls g\(\) \(kernel.cu, line 3\): .*"missing" is undefined'):
+        gm.emulate(code, "f", 1, 1, [x])
+    gm.emulate(code, "h", 1, 1, [x])
+    assert x[0] == 1
+
+
+def test_a_constexpr_function_and_those_of_unused_host_code_do_not_matter():
+    code = """constexpr int rounded(int n) { return (n + 31) / 32 * 32; }
+    float add(float a, float b) { return a + b; }
+    __global__ void f(float* add) { *add = rounded(5); }"""
+    x = np.zeros(1, np.float32)
+    gm.emulate(code, "f", 1, 1, [x])
+    assert x[0] == 32
+
+
+@pytest.mark.parametrize("host", ["", "#include <iostream>\nint main() { std::cout << 1; }\n"])
+def test_the_macros_of_nvcc(host):
+    names = ("__NVCC__", "__CUDACC__", "__linux__", "__x86_64__", "CUDA_VERSION >= 11000", "__CUDACC_VER_MAJOR__ >= 11")
+    tests = "\n".join(f"#if {name}\n x[{place}] = 1;\n#endif" for place, name in enumerate(names))
+    x = np.zeros(len(names), np.float32)
+    gm.emulate(f"{host}__global__ void f(float* x) {{\n{tests}\n}}", "f", 1, 1, [x])
+    assert x.tolist() == [1] * len(names)
+
+
+def test_a_missing_header_is_named():
+    code = """#include "tuning.h"
+    #include <iostream>
+    #include <cublas_v2.h>
+    #ifdef _WIN32
+    #include <windows.h>
+    #endif
+    int main() { std::cout << 1; }
+    __global__ void f(float* x) {
+    #if DOUBLE
+      x[threadIdx.x] = 2;
+    #else
+      x[threadIdx.x] = 1;
+    #endif
+    }"""
+    run = gm.emulate(code, "f", 1, 32, [np.zeros(32, np.float32)])
+    assert run.left_out == ("tuning.h (line 1)", "cublas_v2.h (line 3)", "main() (line 7)")
+    (warning,) = run.warnings
+    assert (str(warning.line), warning.kind) == ("kernel.cu:1", "source")
+    assert warning.message.startswith("tuning.h is not here and counts as empty: in #if, the macros that it defines")
+
+
+def test_a_program_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    compilations = []
+    compiled = nvrtc.compiled
+    monkeypatch.setattr(nvrtc, "compiled", lambda *args, **more: compilations.append(1) or compiled(*args, **more))
+    code = "#include <iostream>\n__global__ void f(float* x) { *x = 1; }\nint main() { std::cout << 1; }"
+    for memory in ("kept", "kept", "empty"):
+        if memory == "empty":  # as in another process
+            lab_kernel._compiled.cache_clear()
+        gm.emulate(code, "f", 1, 1, [np.zeros(1, np.float32)])
+        assert len(compilations) == 2  # as it is, and without main()
+    with pytest.raises(gm.CompileError):
+        gm.emulate(code.replace("= 1", "= missing"), "f", 1, 1, [np.zeros(1, np.float32)])
+    before = len(compilations)
+    with pytest.raises(gm.CompileError):
+        gm.emulate(code.replace("= 1", "= missing"), "f", 1, 1, [np.zeros(1, np.float32)])
+    assert len(compilations) == before
+
+
+def test_a_header_of_its_own_that_changes_is_read_again(tmp_path):
+    (tmp_path / "value.h").write_text("#define VALUE 1\n")
+    (tmp_path / "k.cu").write_text('#include "value.h"\n__global__ void f(float* x) { *x = VALUE; }\n')
+    x = np.zeros(1, np.float32)
+    for value in (1, 2):
+        (tmp_path / "value.h").write_text(f"#define VALUE {value}\n")
+        gm.emulate(tmp_path / "k.cu", "f", 1, 1, [x])
+        assert x[0] == value
+
+
+def test_many_errors_of_a_header_need_many_rounds(tmp_path):
+    lines = "".join(f"API void CALL function{each}(Handle{each} h, int x);\n" for each in range(2000))
+    (tmp_path / "big.h").write_text(f"#define API extern\n#define CALL\n{lines}")
+    (tmp_path / "k.cu").write_text('#include "big.h"\n__global__ void f(float* x) { *x = 1; }\nint main() {}\n')
+    x = np.zeros(1, np.float32)
+    gm.emulate(tmp_path / "k.cu", "f", 1, 1, [x])
+    assert x[0] == 1
+
+
+def test_a_missing_semicolon_is_told_as_that():
+    code = "#include <iostream>\n__global__ void f(float* x) { *x = 1 }\nint main() { std::cout << 1; }"
+    with pytest.raises(gm.CompileError, match=r'kernel.cu\(2\): error: expected a ";"') as caught:
+        gm.emulate(code, "f", 1, 1, [np.zeros(1, np.float32)])
+    assert "host code" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kernel", ["f<Three>", "g<Quick>", "g<SIZE>", "h<real>"])
+def test_what_only_the_arguments_of_a_template_name(kernel):
+    code = """#include <iostream>
+    struct Three { static constexpr int n = 3; };
+    enum Mode { Slow, Fast, Quicker, Quick };
+    constexpr int SIZE = 3;
+    using real = float;
+    template <class S> __global__ void f(float* x) { *x = S::n; }
+    template <int N> __global__ void g(float* x) { *x = N; }
+    template <class T> __global__ void h(T* x) { *x = T(3); }
+    int main() { std::cout << 1; }"""
+    x = np.zeros(1, np.float32)
+    gm.emulate(code, kernel, 1, 1, [x])
+    assert x[0] == 3
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "typedef struct __align__(16) { float x; } one;\n__global__ void f(float* o) { one p{3}; *o = p.x; }",
+        "typedef struct alignas(16) { float x; } one;\n__global__ void f(float* o) { one p{3}; *o = p.x; }",
+        "struct A { __extension__ union { float f; int i; }; };\n__global__ void f(A* o) { A a; a.f = 3; *o = a; }",
+        '__global__ void f(float* o) { __typeof__(1.0f) x = 3; __asm__("membar.gl;"); u_int n = 1; *o = x * n; }',
+        "__global__ void f(float* o) { cudaGridDependencySynchronize(); *o = 3; }",
+        "__global__ void f(float* o) { *o = 3; cudaTriggerProgrammaticLaunchCompletion(); }",
+        "struct S { S(int) { exit(1); }  __device__ S() {} float v = 3; };\n__global__ void f(S* o) { S s; *o = s; }",
+        "#include <cuda.h>\n__global__ void f(float* o) { *o = sizeof(CUtensorMap) / 128 + 2; }",
+        "#include <cub/cub.cuh>\n__global__ void f(float* o) { *o = 3; }",
+        """#include <cub/cub.cuh>
+__global__ void f(float* o) {
+  typedef cub::WarpReduce<float> Reduce;
+  __shared__ Reduce::TempStorage storage;
+  float sum = Reduce(storage).Sum(1.5f, 2);
+  if (threadIdx.x == 0) *o = sum;
+}""",
+    ],
+)
+def test_what_files_of_others_have(code):
+    x = np.zeros(1, np.float32)
+    gm.emulate(
+        f"#include <iostream>\n{code}\nint main() {{ std::cout << 1; }}", "f", 1, 32 if "cub" in code else 1, [x]
+    )
+    assert x[0] == 3
+
+
+def test_a_lock_of_the_host_is_passed_by_value():
+    code = """#include <iostream>
+    struct Lock {
+      int* p; Lock() { cudaMalloc((void**)&p, 4); } ~Lock() { cudaFree(p); }
+      __device__ void take() { atomicCAS(p, 0, 1); }
+    };
+    __global__ void f(Lock l) { l.take(); }"""
+    x = np.zeros(1, np.int32)
+    gm.emulate(code, "f", 1, 1, [(x,)])
+    assert x[0] == 1

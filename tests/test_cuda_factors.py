@@ -14,7 +14,7 @@ from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run
 
 pytest.importorskip("cuda.bindings")
 
-TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "i8": np.int8, "f16": np.float16}
+TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "int8": np.int8, "f16": np.float16}
 SMALL = {"bm": 64, "bn": 32, "stages": 2, "cm": 1, "cn": 1, "band": 1, "blocks": 2}
 
 

@@ -23,7 +23,7 @@ def instance(config):
     return tuple(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
 
 
-@pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("f16", "f32"), ("i8", "i32"), ("f32", "f32")])
+@pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("f16", "f32"), ("int8", "int32"), ("f32", "f32")])
 @pytest.mark.parametrize("b", ["row", "col"])
 def test_every_shape_runs_one_of_few_instances(dtype, out, b):
     problems = [product(m, n, k, dtype, out, b=b) for m, n, k in itertools.product(SIDES, SIDES, (0, 64, 4096))]

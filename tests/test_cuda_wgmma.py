@@ -24,8 +24,8 @@ TYPES = [
     ("f32", "f32"),
     ("e4m3", "bf16"),
     ("e5m2", "f32"),
-    ("i8", "i32"),
-    ("i8", "f16"),
+    ("int8", "int32"),
+    ("int8", "f16"),
 ]
 
 
@@ -57,7 +57,7 @@ def test_every_instance_fits_every_type(tile, dtype, out):
     taken = not is_swapped(tile.bm) or not refuses_swapped(problem)
     if (
         (tile.bm == 192 and not plain_halves(problem))
-        or ((tile.bn % 32 or largest) and out in ("f32", "i32"))
+        or ((tile.bn % 32 or largest) and out in ("f32", "int32"))
         or not taken
     ):
         words = r"plain products of halves|results of 16 bits|use fewer stages|elements of 16 bits"
@@ -85,7 +85,7 @@ def test_boxes_are_what_a_block_brings():
     assert (a.box, b.box, c.box, c.swizzle) == ((64, 128), (64, 128), (64, 16), 128)
     a, b, c = launch(product(512, 512, 512, b_layout="row", a_layout="col"), **config).maps
     assert (a.box, b.box) == ((64, 64), (64, 32))
-    a, b, c = launch(product(512, 512, 512, "i8", "i32"), **config).maps
+    a, b, c = launch(product(512, 512, 512, "int8", "int32"), **config).maps
     assert (a.box, b.box, c.box, c.swizzle) == ((128, 128), (128, 128), (32, 16), 128)
     wide = {"bm": 256, "bn": 192, "stages": 3, "cm": 1, "cn": 1}
     assert launch(product(512, 576, 512), **wide).maps[2].box == (32, 16)  # sums leave no room for packed ones
@@ -113,7 +113,7 @@ def test_a_config_that_no_kernel_has_is_refused(config, words):
 
 def test_what_the_rungs_do_not_take_is_named():
     assert "precision='tf32'" in LIBRARY.refuses(product(64, 64, 64, "f32")._replace(precision=""))
-    assert "plain product of i8" in LIBRARY.refuses(product(64, 64, 64, "i8", "i32", epilogue="relu"))
+    assert "plain product of int8" in LIBRARY.refuses(product(64, 64, 64, "int8", "int32", epilogue="relu"))
     assert "not f64" in LIBRARY.refuses(product(64, 64, 64, "f16", "f64"))
     assert "wgmma_blockscaled applies" in LIBRARY.refuses(product(64, 64, 64, "e4m3", "bf16", scales="blocks"))
     below = find(WGMMA, "wgmma_tma")
@@ -136,7 +136,7 @@ def test_bounds_by_type():
     assert LIBRARY.bound_of("bf16")(16) == 16 / 2 + 2.5
     assert LIBRARY.bound_of("f32", "tf32")(16) == 2.0**14 + 16 / 2 + 2 * 2.5
     assert LIBRARY.bound_of("e4m3")(64) == 2 * (33 * 2**11 + 2)
-    assert LIBRARY.bound_of("i8")(1000) == 0
+    assert LIBRARY.bound_of("int8")(1000) == 0
 
 
 def test_lines_that_are_asked_for_ahead():

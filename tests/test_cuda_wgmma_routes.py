@@ -74,7 +74,7 @@ def check(rows, values):
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("name", ["i8", "bf16", "f32"])
+@pytest.mark.parametrize("name", ["int8", "bf16", "f32"])
 @pytest.mark.parametrize("layout", UNREADABLE)
 def test_every_layout_is_copied_to_rows_of_k(name, layout):
     for m, n, k in [(5, 3, 1), (3, 70, 8), (33, 7, 63), (2, 5, 301)]:
@@ -86,7 +86,7 @@ def test_every_layout_is_copied_to_rows_of_k(name, layout):
             check(second, b.swapaxes(1, 2))
 
 
-@pytest.mark.parametrize(("name", "k"), [("i8", 300), ("i8", 303), ("bf16", 131), ("f32", 70)])
+@pytest.mark.parametrize(("name", "k"), [("int8", 300), ("int8", 303), ("bf16", 131), ("f32", 70)])
 def test_columns_are_transposed_in_tiles_and_at_their_edges(name, k):
     """Of an aligned i8 in words of 4 by 4, of others by elements; two blocks take several tiles each."""
     m, n = 150, 132
@@ -123,9 +123,9 @@ def test_a_matrix_repeated_in_a_batch_is_copied_once(layouts):
         (problem(64, 64, 1), 1),  # rows of one element, which may be anywhere
         (problem(64, 1, 64), 2),
         (problem(64, 1, 64, b_layout="col"), 0),
-        *((problem(64, 64, 64, name), 2) for name in ("i8", "f32")),  # both rows: B is not k-major
-        *((problem(64, 64, 64, name, b_layout="col"), 0) for name in ("i8", "f32")),
-        *((problem(64, 64, 64, name, a_layout="col", b_layout="col"), 1) for name in ("i8", "f32")),
+        *((problem(64, 64, 64, name), 2) for name in ("int8", "f32")),  # both rows: B is not k-major
+        *((problem(64, 64, 64, name, b_layout="col"), 0) for name in ("int8", "f32")),
+        *((problem(64, 64, 64, name, a_layout="col", b_layout="col"), 1) for name in ("int8", "f32")),
         (problem(64, 64, 0, alignments=(2, 2, 2)), 0),
     ],
     ids=str,
@@ -170,7 +170,7 @@ def test_ragged_pitches_are_fetched_by_the_line(k, bytes_):
 
 LIBRARY, IN_PLACE = find(WGMMA, "wgmma_epilogue"), find(WGMMA, "wgmma_tma").geometry
 TILE = {"bm": 64, "bn": 32, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 3}
-OUT = {"f16": "f16", "bf16": "f32", "f32": "f32", "e4m3": "bf16", "e5m2": "f16", "i8": "i32"}
+OUT = {"f16": "f16", "bf16": "f32", "f32": "f32", "e4m3": "bf16", "e5m2": "f16", "int8": "int32"}
 STORED = itertools.cycle(("row", "odd", "padded", "col", "rows reversed", "aligned", "strided"))
 READ = itertools.cycle((("odd", "odd"), ("strided", "reversed"), ("one row", "odd"), ("reversed col", "strided")))
 
@@ -185,7 +185,7 @@ def test_products_of_every_type_where_loops_over_k_begin_and_end(name):
 @pytest.mark.parametrize("layout", OTHERS)
 def test_products_of_any_layout(layout):
     """Of two tiles of rows and three of columns."""
-    for name, layouts in (("bf16", (layout, "odd")), ("i8", ("odd", layout))):
+    for name, layouts in (("bf16", (layout, "odd")), ("int8", ("odd", layout))):
         assert run(LIBRARY, *matrices((65, 70, 41), name, OUT[name], (*layouts, next(STORED))), config=TILE)
 
 

@@ -219,7 +219,7 @@ def test_a_wrong_factor_shows(old, new):
         ({"scales": "outer"}, "factor for each 128 of k"),
         ({"scales": "blocks", "c_layout": "col"}, "row by row"),
         ({"scales": "blocks", "batch": 2}, "batch of 2"),
-        ({"out": "i32"}, "not i32"),
+        ({"out": "int32"}, "not int32"),
     ],
 )
 def test_products_without_factors_of_blocks_are_refused(options, reason):

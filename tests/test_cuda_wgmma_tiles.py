@@ -187,10 +187,10 @@ def test_some_pieces_leave_at_once_and_others_during_the_next_tile(b, shape, sta
     assert run(EPILOGUE, *matrices(shape, "bf16", layouts=("row", b, "row")), config=config)
 
 
-@pytest.mark.parametrize(("name", "k"), [("bf16", 72), ("bf16", 88), ("e4m3", 144), ("e4m3", 176), ("i8", 160)])
+@pytest.mark.parametrize(("name", "k"), [("bf16", 72), ("bf16", 88), ("e4m3", 144), ("e4m3", 176), ("int8", 160)])
 def test_the_last_step_has_one_product_or_more(name, k):
     """A step has four, of 32 bytes of k each."""
-    out = "i32" if name == "i8" else "bf16"
+    out = "int32" if name == "int8" else "bf16"
     assert run(EPILOGUE, *matrices((70, 72, k), name, out=out, layouts=BY_K), config=tile(64, 64, 2))
 
 

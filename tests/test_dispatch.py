@@ -63,7 +63,7 @@ def test_tiny_products_have_tiles_of_their_own():
         tiny._replace(k=800),
         tiny._replace(n=1),
         tiny._replace(b_layout="col"),
-        Problem(8, 8, 8, "i8", "i8"),
+        Problem(8, 8, 8, "int8", "int8"),
     ):
         assert dispatch.specialised(other) is None
 
@@ -80,7 +80,7 @@ def test_a_rung_that_refuses_is_passed_over():
     plan = dispatch.plan(transposed)
     assert plan.rung.name == "packed"
     assert plan.reason
-    assert dispatch.plan(Problem(64, 64, 64, "i32", "i32")).rung.name == "packed"
+    assert dispatch.plan(Problem(64, 64, 64, "int32", "int32")).rung.name == "packed"
 
 
 def test_what_no_rung_takes_is_refused_with_every_reason():

@@ -81,8 +81,8 @@ def test_one_row_by_a_b_of_rows_takes_what_was_faster(sizes, fields, rung):
         ("f32", {"precision": "tf32"}),
         ("e4m3", {"out": "bf16", "scaled": True}),
         ("e5m2", {"out": "f16", "scales": "outer", "epilogue": "bias+gelu"}),
-        ("i8", {"out": "i32"}),
-        ("i8", {"out": "bf16", "scales": "outer"}),
+        ("int8", {"out": "int32"}),
+        ("int8", {"out": "bf16", "scales": "outer"}),
         ("f16", {"a_layout": "any", "b_layout": "any", "c_layout": "any", "alignments": (2, 2, 2)}),
         ("e4m3", {"out": "bf16", "b_layout": "row", "alignments": (1, 1, 2)}),
     ],
@@ -145,12 +145,12 @@ def test_rungs_that_refuse_are_passed_over(monkeypatch):
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("f32", ""), ("f32", "tf32"), ("f64", ""), ("f16", ""), ("bf16", ""), ("e4m3", ""), ("i8", "")],
+    [("f32", ""), ("f32", "tf32"), ("f64", ""), ("f16", ""), ("bf16", ""), ("e4m3", ""), ("int8", "")],
 )
 def test_nothing_that_orders_sums_depends_on_the_rows_of_an_invariant_problem(name, precision, where):
-    if name in ("e4m3", "i8") and (where != "h200" or "wgmma_epilogue" not in cuda._RUNGS):
+    if name in ("e4m3", "int8") and (where != "h200" or "wgmma_epilogue" not in cuda._RUNGS):
         pytest.skip("no rung multiplies it")
-    out = {"e4m3": "bf16", "i8": "i32"}.get(name, name)
+    out = {"e4m3": "bf16", "int8": "int32"}.get(name, name)
     for n, k in ((512, 2048), (1, 4096), (8, 8192)):
         rungs = set()
         for m in (1, 7, 64, 128, 1000, 4096):
@@ -202,13 +202,13 @@ def test_rungs_with_wgmma_come_first_where_the_device_has_it(monkeypatch):
     assert first(1).rung.name == "gemv_vectorized"
 
 
-@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("f16", "f32"), ("e4m3", "bf16"), ("i8", "i32")])
+@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("f16", "f32"), ("e4m3", "bf16"), ("int8", "int32")])
 @pytest.mark.parametrize("aligned", [True, False])
 def test_no_configuration_of_wgmma_is_chosen_that_its_rung_refuses(name, out, aligned):
     """The product would then run by an older rung, at half the speed."""
     either, sides = ("row", "col"), [*itertools.product((192, 384, 8192), (576, 3000, 6144)), (100, 72), (4096, 4096)]
     for (m, n), k, a, b, epilogue in itertools.product(sides, (64, 6144), either, either, ("", "bias")):
-        if epilogue and out == "i32":
+        if epilogue and out == "int32":
             continue
         alignments = (16, 16, 16) if aligned else (2, 2, 2)
         fields = {"a_layout": a, "b_layout": b, "epilogue": epilogue, "alignments": alignments}

@@ -14,7 +14,7 @@ from gemmery.dispatch.family import families
 from gemmery.problem import Problem
 from operands import place, problem, random
 
-TYPES = [("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("i8", "i32"), ("c64", "c64"), ("bf16", "f32")]
+TYPES = [("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("int8", "int32"), ("complex64", "complex64"), ("bf16", "f32")]
 
 
 def shapes(draw, count):
@@ -60,7 +60,7 @@ def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layou
     assert members > 100
 
 
-@pytest.mark.parametrize("name", ["f32", "f64", "f16", "i8", "c64"])
+@pytest.mark.parametrize("name", ["f32", "f64", "f16", "int8", "complex64"])
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_the_blocks_of_a_family_give_the_bits_of_the_plan(name, layout):
     draw = np.random.default_rng(3)

@@ -12,6 +12,7 @@ import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.include import folders as include_folders
 from gemmery.lab import emulated_product
+from gemmery.lab import kernel as lab_kernel
 
 X = np.ones(64, np.float32)
 
@@ -155,6 +156,7 @@ def work(monkeypatch):
     asked = {"compile": 0, "parse": 0}
     emulated_product.parsed.cache_clear()
     emulated_product.prepared.cache_clear()
+    lab_kernel._compiled.cache_clear()
     for module, name, kind in ((nvrtc, "compiled", "compile"), (emulated_product, "parse", "parse")):
         work = getattr(module, name)
 

@@ -102,7 +102,7 @@ ARGUMENTS = {
     "too few": (
         [X],
         gm.ArgumentError,
-        r"1 argument: kernel \w*twice\w* takes 2 \(8 bytes.*pointer.*, 4 bytes.*pass one",
+        r"1 argument: twice\(float\* x, int n\) takes 2; pass one",
     ),
     "too many": ([X, 1, 2], gm.ArgumentError, "3 arguments.*takes 2"),
     "a list": (
@@ -118,7 +118,7 @@ ARGUMENTS = {
     ),
     "a number for an array": ([1.5, 1], gm.ArgumentError, "argument 0 is 1.5 of type float, .*pointer.*an array"),
     "an array for a number": ([X, X], gm.ArgumentError, "argument 1 is an array of float32.*4 bytes.*numpy.uint32"),
-    "None for a number": ([X, None], gm.ArgumentError, "argument 1 is None.*pass a numpy.uint32"),
+    "None for a number": ([X, None], gm.ArgumentError, "argument 1 is None.*pass a whole number, or a numpy.uint32"),
     "a float for an int": ([X, 1.0], gm.ArgumentError, "argument 1 is 1.0 of type float.*numpy.uint32"),
     "another size": ([X, np.int64(1)], gm.ArgumentError, "argument 1 is 1 of type int64.*4 bytes.*numpy.uint32"),
     "float bits": ([X, np.float32(1)], gm.ArgumentError, "argument 1 is 1.0 of type float32.*numpy.uint32"),
@@ -236,7 +236,7 @@ LAUNCHES = {
     "a misspelt card": (PLAIN, (1, 1), {"arch": "rtx3009"}, "arch='rtx3009': .* did you mean 'rtx3090'"),
     "half a byte of shared memory": (DYNAMIC, (1, 1), {"shared": 1.5}, "shared=1.5: .* whole number >= 0"),
     "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: pass a whole number >= 0, or None"),
-    "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu': .* or a pathlib.Path of its file"),
+    "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu' cannot be read .*: pass the path of a file"),
     "bytes": (b"__global__ void f() {}", (1, 1), {}, "source=b'__global.* the text of a kernel"),
     "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': pass a tuple of strings"),
     "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): pass a tuple of strings"),
@@ -425,3 +425,23 @@ def test_a_masked_array_is_refused():
     masked = np.ma.array(np.ones(32, "f4"), mask=np.arange(32) == 0)
     with pytest.raises(gm.LayoutError, match=r"argument 0 is a MaskedArray.*x\.filled\(0\)"):
         gm.emulate("__global__ void f(float* x) { x[threadIdx.x] = 1; }", "f", 1, 32, [masked])
+
+
+@pytest.mark.parametrize(("pointee", "dtype"), [("int4", "f2"), ("uint4", "u1"), ("float4", "f2"), ("float2", "i1")])
+def test_short_elements_are_copied_by_wide_types(pointee, dtype):
+    code = f"__global__ void f({pointee}* a) {{ a[1] = a[0]; }}"
+    array = np.arange(32).astype(dtype)
+    gm.emulate(code, "f", 1, 1, [array])
+    size = {"2": 8, "4": 16}[pointee[-1]]
+    assert array.view("u1")[:size].tolist() == array.view("u1")[size : 2 * size].tolist()
+
+
+def test_a_source_is_the_path_of_a_file_too(tmp_path):
+    (tmp_path / "k.cu").write_text("__global__ void f(int* x) { *x = 5; }")
+    x = np.zeros(1, np.int32)
+    gm.emulate(str(tmp_path / "k.cu"), "f", 1, 1, [x])
+    assert x[0] == 5
+    with pytest.raises(
+        gm.ArgumentError, match=r"argument 0 is 1.5 of type float.*pass a whole number, or a numpy.uint32"
+    ):
+        gm.emulate("__global__ void f(int n) {}", "f", 1, 1, [1.5])

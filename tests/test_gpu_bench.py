@@ -100,7 +100,7 @@ def test_a_rival_computes_the_product_that_it_is_timed_with(stream, rival, work)
         Work(256, 128, 512, "e4m3", "bf16", b_layout="col"),
         Work(256, 128, 512, "e4m3", "bf16", b_layout="col", scales="one"),
         Work(256, 256, 512, "e4m3", "bf16", b_layout="col", scales="blocks"),
-        Work(256, 128, 512, "i8", "i32", b_layout="col"),
+        Work(256, 128, 512, "int8", "int32", b_layout="col"),
         Work(256, 128, 512, "bf16", "bf16", b_layout="col", groups=5),
     ],
     ids=str,
@@ -242,8 +242,8 @@ scales = "one"
 [[product]]
 shapes = [[256, 128, 384]]
 b = "col"
-dtype = ["i8"]
-out = "i32"
+dtype = ["int8"]
+out = "int32"
 
 [[product]]
 shapes = [[200, 128, 256]]

@@ -30,7 +30,7 @@ def test_a_product_is_the_gpus(rung, name):
 
 def both(rung, name, shape, layouts):
     """Multiply twice and compare; return False if the rung refuses."""
-    a, b, c = matrices(shape, name, "i32" if name == "i8" else dtypes.written(name), layouts)
+    a, b, c = matrices(shape, name, "int32" if name == "int8" else dtypes.written(name), layouts)
     precision = needed(rung, name)
     kernel = built(rung, problem(a, b, c, precision=precision))
     if kernel is None:

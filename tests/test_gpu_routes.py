@@ -23,7 +23,7 @@ from operands import random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
-NAMES = ("f16", "bf16", "f32", "e4m3", "i8")
+NAMES = ("f16", "bf16", "f32", "e4m3", "int8")
 KS = (0, 1, 8, 63, 64, 65)
 
 
@@ -45,7 +45,7 @@ EVERY = [pytest.param(rung, name, id=f"{rung.name}-{name}") for rung in ROUTED f
 
 
 def result_of(name):
-    return {"i8": "i32", "e4m3": "bf16"}.get(name, name)
+    return {"int8": "int32", "e4m3": "bf16"}.get(name, name)
 
 
 @pytest.mark.parametrize(("rung", "name"), EVERY)

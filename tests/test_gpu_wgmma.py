@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_HOPPER, reason="wgmma n
 LIBRARY = find(CUDA, "wgmma_epilogue")
 TYPES = [
     *[("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f32")],
-    *[("e4m3", "bf16"), ("e4m3", "f32"), ("e5m2", "f16"), ("i8", "i32"), ("i8", "bf16"), ("i8", "f32")],
+    *[("e4m3", "bf16"), ("e4m3", "f32"), ("e5m2", "f16"), ("int8", "int32"), ("int8", "bf16"), ("int8", "f32")],
 ]
 EITHER = ("row", "col")
 RAGGED = [(1, 1, 1), (1, 264, 72), (65, 63, 64), (127, 129, 65), (300, 520, 200), (520, 300, 1000), (257, 1, 96)]
@@ -46,12 +46,12 @@ def test_small_depths(name, out):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("bf16", "f32"), ("e4m3", "bf16"), ("i8", "i32")])
+@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("bf16", "f32"), ("e4m3", "bf16"), ("int8", "int32")])
 def test_tiles_in_many_rounds(config, name, out):
     """Few blocks, so that the ring and the buffers of C go on from tile to tile."""
     narrow = config["bn"] % 32 or (config["bm"], config["bn"], config["stages"]) == (256, 160, 4)
     halves = config["bm"] == 192 or is_swapped(config["bm"])
-    if (halves and (name, out) != ("bf16", "bf16")) or (narrow and out in ("f32", "i32")):
+    if (halves and (name, out) != ("bf16", "bf16")) or (narrow and out in ("f32", "int32")):
         pytest.skip("no product of these types has such a tile")
     for (m, n, k), blocks in (((1100, 1304, 328), 4), ((700, 1000, 64), 2)):
         shape = (8 if config["bm"] == 8 else m, n, k)
@@ -105,7 +105,7 @@ def test_every_tile_has_its_own_bias(config):
         assert run(LIBRARY, a, b, c, epilogue=epilogue, bias=bias, config=rounds)
 
 
-@pytest.mark.parametrize(("name", "out"), [pair for pair in TYPES if pair[0] != "i8"])
+@pytest.mark.parametrize(("name", "out"), [pair for pair in TYPES if pair[0] != "int8"])
 def test_epilogues(name, out):
     """Those of int8, which need factors, are in test_gpu_api_scales.py."""
     for shape, epilogue in itertools.product([(200, 264, 136), (67, 131, 71)], ("bias+gelu", "silu", "bias", "relu")):

@@ -26,8 +26,7 @@ def torch():
 
 
 def pair(name, shape_a=(5, 7), shape_b=(7, 4)):
-    short = {"bfloat16": "bf16", "complex64": "c64", "complex128": "c128"}.get(name)
-    short = short or name.replace("float", "f").replace("uint", "u").replace("int", "i")
+    short = name.replace("bfloat", "bf").replace("float", "f")
     return random(shape_a, short, 1), random(shape_b, short, 2)
 
 

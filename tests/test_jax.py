@@ -31,7 +31,7 @@ from jax.extend.core import jaxprs_in_params  # noqa: E402 # after the skip
 from gemmery.jax import frame, handler, matmul, static, traced  # noqa: E402 # after the skip
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct  # noqa: E402
 
-NAMES = ("f64", "f32", "f16", "bf16", "c64", "i8", "i32", "u16")
+NAMES = ("f64", "f32", "f16", "bf16", "complex64", "int8", "int32", "uint16")
 SIDES = st.one_of(st.integers(1, 9), st.integers(1, 70))
 
 
@@ -404,9 +404,10 @@ def test_the_offsets_are_those_of_the_header():
         xla.BUFFER_DTYPE, xla.BUFFER_DATA, xla.BUFFER_RANK, xla.BUFFER_DIMS,
     ]  # fmt: skip
     codes = dict(re.findall(r"XLA_FFI_DataType_(\w+) = (\d+)", text))
-    spelled = {"i": "S", "u": "U", "f": "F", "c": "C"}
+    spelled = {"complex": "C", "uint": "U", "int": "S", "bf": "BF", "f": "F"}
     for code, name in frame.DTYPES.items():
-        assert int(codes["BF16" if name == "bf16" else spelled[name[0]] + name[1:]]) == code
+        kind = name.rstrip("0123456789")
+        assert int(codes[spelled[kind] + name.removeprefix(kind)]) == code
 
 
 def test_an_array_of_ml_dtypes_is_taken():

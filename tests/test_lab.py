@@ -257,8 +257,8 @@ vector = true
 call = ["new"]
 [[product]]
 square = [9]
-dtype = ["i8"]
-out = "i32"
+dtype = ["int8"]
+out = "int32"
 batch = [3]
 """
 
@@ -277,7 +277,7 @@ def test_bench_checks_and_times_each_product_beside_the_rivals(mine):
         ("mine", 5, 6, 7, "f32", "f32", 1),
         ("mine", 5, 6, 7, "bf16", "bf16", 1),
         ("mine", 5, 1, 7, "f32", "f32", 1),
-        ("mine", 9, 9, 9, "i8", "i32", 3),
+        ("mine", 9, 9, 9, "int8", "int32", 3),
     ]
     assert [m.refused for m in ours] == [""] * 4
     assert all(m.checked and m.error <= 1 and m.versus["numpy"] > 0 for m in ours)

@@ -277,7 +277,7 @@ def test_progress_is_told_before_and_after():
     [
         ({"rungs": ["packed"]}, "'packed' runs on the CPU"),
         ({"sizes": [1025]}, "1 to 1024"),
-        ({"dtype": "i16"}, "Supported: f32"),
+        ({"dtype": "int16"}, "Supported: f32"),
         ({"device": "vx1"}, "known: h200"),
     ],
 )

@@ -330,7 +330,7 @@ def test_each_group_is_compared_with_its_own_matrix():
 
 
 def test_integers_are_compared_though_minus_one_has_all_bits_set():
-    resident = Resident(Work(32, 32, 32, "i8", "i32"))
+    resident = Resident(Work(32, 32, 32, "int8", "int32"))
     a, b, c = resident.host
     a[:], b[:] = 0, 0
     a[0, 0, 0], b[0, 0, 0] = 1, -1
@@ -426,7 +426,7 @@ def test_without_a_device_one_line_says_what_is_missing(ask):
         (lambda: lab.chain(device="cpu"), "the device must be cuda"),
         (lambda: lab.chain([0]), "size 0"),
         (lambda: lab.chain(repeats=0), "repeats 0"),
-        (lambda: lab.chain(dtype="i8"), "dtype 'i8'"),
+        (lambda: lab.chain(dtype="int8"), "dtype 'int8'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_a_device_is_asked_for(ask, words):

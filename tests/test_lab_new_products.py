@@ -31,7 +31,7 @@ def test_the_shapes_are_the_same_in_every_process():
     assert shapes.flops(work) == sum(2 * m * n * k for m, n, k in found)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i8"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "int8"])
 def test_operands_have_the_shapes_and_the_type(dtype):
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
     found = shapes.pairs(work)
@@ -100,7 +100,7 @@ def test_without_a_rival_there_are_times_alone(monkeypatch):
 
 def stored(monkeypatch) -> Run:
     rows = []
-    for dtype in ("f32", "i8"):
+    for dtype in ("f32", "int8"):
         monkeypatch.setattr(new_products, "run", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
         work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
         plain = measurements.blank("new_shapes", "gm.matmul", work, 1)

@@ -37,7 +37,7 @@ def expected(p, a, b, c, vectors):
         result = np.maximum(result, 0)
     with np.errstate(over="ignore"):
         c[..., : result.shape[-2], :] = (
-            result.astype(np.int64).astype(np.int32) if p.out == "i32" else result.astype(np.float32).astype(c.dtype)
+            result.astype(np.int64).astype(np.int32) if p.out == "int32" else result.astype(np.float32).astype(c.dtype)
         )
 
 
@@ -72,7 +72,7 @@ def test_one_wrong_element_fails_of_every_type(on_a_gpu, monkeypatch):
 
     monkeypatch.setattr(verification, "_call", wrong)
     for product in on_a_gpu:
-        if product.whole or product.dtype == "i8":
+        if product.whole or product.dtype == "int8":
             assert "times the bound" in verification._tried(product, verification.on_host)[0], str(product)
 
 
@@ -129,7 +129,7 @@ def test_the_command_shows_wrong_products_and_how_to_repeat_them(monkeypatch, ca
         raise ArgumentError("no such product\nof any kind")
 
     monkeypatch.setattr(verification, "_call", fail)
-    assert cli.run(["verify", "--products", "30", "--seed", "7", "--dtype", "f16,i8"]) == 1
+    assert cli.run(["verify", "--products", "30", "--seed", "7", "--dtype", "f16,int8"]) == 1
     out = capsys.readouterr().out
     assert "seeds 7 to 16" in out  # it stops after 10
     assert "  ArgumentError: no such product\n  again" in out
@@ -147,7 +147,7 @@ def test_operands_become_tensors_of_any_layout(monkeypatch):
     for seed in range(8):
         product = drawn(seed, ("f16", "bf16", "f32"), "cpu")
         assert verification._tried(product, place)[0] == "", str(product)
-    for name in ("e4m3", "e5m2", "i8"):
+    for name in ("e4m3", "e5m2", "int8"):
         placed = image(np.arange(30).reshape(2, 5, 3).astype(numpy_type(name)), "padded col")
         tensor, memory = place(placed)
         assert tuple(tensor.shape) == (2, 5, 3)
@@ -165,7 +165,7 @@ def test_nothing_follows_an_error_of_the_device(monkeypatch):
 
 
 def test_what_cannot_be_verified_is_refused():
-    with pytest.raises(ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, i8$"):
+    with pytest.raises(ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, int8$"):
         lab.verify(1, dtypes=["e4m3"])
     with pytest.raises(ArgumentError, match="products 0"):
         lab.verify(0)

@@ -88,6 +88,42 @@ def test_vmap_with_gradients(dims, last):
         assert close(of_batch, torch.stack(of_items))
 
 
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("uint8", 110), ("int8", 110), ("int16", 20_000), ("uint16", 30_000), ("uint64", 9), ("int32", 9)],
+)
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (0, 0, None), (0, None, 0), (0, 0, 0)])
+def test_vmap_counts_the_rows_of_a_batch_in_a_wide_type(name, last, dims):
+    """All rows together are more than 8 and 16 bits count. Some belong to no group."""
+    batch, rows, dtype = BATCH, last + 9, getattr(torch, name)
+    shapes = ((rows, 4), (2, 4, 5))
+    a, b = (draw(*(s if dim is None else (batch, *s))) for s, dim in zip(shapes, dims, strict=False))
+    offs = torch.tensor([5, last] if dims[2] is None else [[i, last] for i in range(batch)])
+    narrow = offs.to(dtype)
+    product = lambda a, b, offs: gemmery.torch.grouped_mm(a, b, offs)[:last]  # noqa: E731
+    items = [[x] * batch if dim is None else x.unbind(0) for x, dim in zip((a, b, offs), dims, strict=True)]
+    expected = torch.stack([by_loop(*item) for item in zip(*items, strict=True)])
+    assert close(torch.func.vmap(product, dims)(a, b, narrow), expected)
+
+    gradients = torch.func.vmap(torch.func.grad(lambda a, b, offs: product(a, b, offs).sin().sum(), (0, 1)), dims)
+    for got, wide in zip(gradients(a, b, narrow), gradients(a, b, offs), strict=True):
+        assert close(got, wide)
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "uint16", "uint32", "uint64"])
+def test_gradients_with_offsets_of_every_integer_type(name):
+    a, b, offs = draw(ROWS, 4, grad=True), draw(3, 4, 5, grad=True), torch.tensor([2, 2, 5])
+    results = [gemmery.torch.grouped_mm(a, b, ends)[:5] for ends in (offs, offs.to(getattr(torch, name)))]
+    wide, narrow = (torch.autograd.grad(result.sin().sum(), (a, b)) for result in results)
+    assert all(map(close, narrow, wide))
+
+
+def test_vmap_refuses_the_offsets_that_one_product_refuses():
+    a, b = draw(BATCH, ROWS, 4), draw(3, 4, 5)
+    with pytest.raises(DTypeError, match="row numbers are integers"):
+        torch.func.vmap(gemmery.torch.grouped_mm, (0, None, None))(a, b, torch.tensor([1.0, 2.0, 7.0]))
+
+
 def test_opcheck():
     a, b, offs = draw(ROWS, 4, grad=True), draw(3, 4, 5, grad=True), torch.tensor([2, 2, 7])
     torch.library.opcheck(OPERATOR.default, (a, b, offs))

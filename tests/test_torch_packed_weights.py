@@ -151,8 +151,8 @@ class OnDevice:
         self.tensor, self.card, self.shape, self.ndim = tensor, card, tensor.shape, tensor.ndim
         self.dtype, self.numel, self.stride = tensor.dtype, tensor.numel, tensor.stride
         self.is_floating_point, self.is_neg = tensor.is_floating_point, tensor.is_neg
-        name = "u8" if tensor.itemsize == 1 else "f16"
-        self.array = array or card.put(tensor.view(words).numpy().view("u1" if name == "u8" else "f2"), name)
+        name = "uint8" if tensor.itemsize == 1 else "f16"
+        self.array = array or card.put(tensor.view(words).numpy().view("u1" if name == "uint8" else "f2"), name)
 
     def get_device(self):
         return int(self.array.memory.device.partition(":")[2])

@@ -6,10 +6,42 @@ array([[1.],
        [1.]])
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: it is a file to read before the handler below is there.
+import _frozen_importlib
+import os
 import sys
-from importlib import import_module
+import time
+from _thread import get_ident
+
+_FORK_TIMEOUT = 10.0  # s that a fork waits for other threads
+
+
+def _importing() -> bool:
+    """Return True while another thread imports a part of gemmery, or compiles."""
+    try:
+        locks = [(name, lock()) for name, lock in getattr(_frozen_importlib, "_module_locks", {}).items()]
+    except RuntimeError:  # an import begins or ends at this moment
+        return True
+    others = any(name.partition(".")[0] == "gemmery" and lock and lock.owner != get_ident() for name, lock in locks)
+    jit = sys.modules.get("gemmery.cpu.jit")
+    return others or sys.modules["_imp"].lock_held() or getattr(jit, "compiling_elsewhere", bool)()
+
+
+def _before_fork() -> None:
+    """Wait for imports in other threads: otherwise their locks would stay held in the child, which would hang.
+
+    Parts are imported when they are first used, 15 ms for a first product. What such a product compiles is waited for
+    too: its own handler was not there yet when the fork began.
+    """
+    late = time.monotonic() + _FORK_TIMEOUT
+    while _importing() and time.monotonic() < late:
+        time.sleep(500e-6)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
+
+from importlib import import_module  # noqa: E402 - after the handler: what is imported before it is not waited for
 
 TYPE_CHECKING = False  # type checkers assume True; importing `typing` would take 2 ms
 if TYPE_CHECKING:
@@ -82,13 +114,28 @@ _HOMES = {
 }
 
 
-def load_lazily(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], object]:
+_ELSEWHERE = {  # the names that other libraries have for products
+    "dot": "matmul, or gm.tensordot(a, b, 1) for more than two dimensions",
+    "inner": "einsum('...i,...i->...', a, b), or gm.matmul(a, b.T) for matrices",
+    "outer": "tensordot(a, b, 0)",
+    "vdot": "vecdot",
+    "multi_dot": "einsum('ij,jk,kl->il', a, b, c)",
+    "matvec": "gemv, or gm.matmul(a, x[..., None])[..., 0] for batches",
+    "vecmat": "matmul(x, a), or gm.matmul(x[..., None, :], a)[..., 0, :] for batches",
+    "mv": "gemv",
+    **dict.fromkeys(("mm", "bmm"), "matmul"),
+    **dict.fromkeys(("addmm", "baddbmm"), "gemm(alpha, a, b, beta, c)"),
+}
+
+
+def load_lazily(package: str, homes: "Mapping[str, tuple[str, ...]]") -> "Callable[[str], object]":
     """Return `__getattr__` of a package whose public names are loaded from other modules when they are first used."""
     home = {name: module for module, names in homes.items() for name in names}
 
     def attribute(name: str) -> object:
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            instead = f": use gm.{_ELSEWHERE[name]}" if package == "gemmery" and name in _ELSEWHERE else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{instead}")
         try:
             value = getattr(import_module(home[name]), name)
         except ModuleNotFoundError as error:

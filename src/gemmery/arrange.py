@@ -106,8 +106,8 @@ def arrange(
 
     Adjacent batch dimensions that one stride walks are merged; a batch that shares B becomes more rows of one product,
     and (with `more_columns`) one that shares A more columns, as long as the elements of C stay adjacent in rows or in
-    columns. The longest batch that is left is the kernel's. `size` is that of C's elements in bytes; C must not be
-    empty.
+    columns. Of the batches that are left, the kernel's is the one along which elements of all operands are adjacent,
+    else the longest. `size` is that of C's elements in bytes; C must not be empty.
     """
     if len(b_shape) == 1:
         b_shape, b_strides = (*b_shape, 1), (*b_strides, 0)
@@ -129,7 +129,8 @@ def arrange(
     m, a_row, c_row = _fold(groups, m, a_row, c_row, 0, lambda m, row: anyway or adjacent(m, n, row, c_col))
     if more_columns:
         n, b_col, c_col = _fold(groups, n, b_col, c_col, 1, lambda n, col: anyway or adjacent(m, n, c_row, col))
-    inner = max(groups, key=lambda group: group[0], default=(1, (0, 0, 0)))
+    interleaved = (size, size, size)
+    inner = max(groups, key=lambda group: (group[1] == interleaved, group[0]), default=(1, (0, 0, 0)))
     if groups:
         groups.remove(inner)
     count, (a_batch, b_batch, c_batch) = inner

@@ -13,6 +13,7 @@ until `gemmery doctor --prune`, because another installation may use them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -35,6 +36,8 @@ _UNFINISHED = 3600.0  # s after which a temporary file belongs to no process
 _NAME = r"(?:(?P<kind>cpu|cuda|ptx)-(?:(?P<version>[0-9a-z.]+)-)?)?[0-9a-f]{64}"
 _TEMPORARY = r"\.new-[0-9]+-[0-9a-f]{16}"
 
+FULL = "make room in the file system"
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 _DIGEST = 32
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -48,7 +51,10 @@ def unusable(folder: str) -> str:
     'make it a folder that only you can write (chmod 700), or set GEMMERY_CACHE_DIR to another'
     """
     probe = f".new-{os.getpid()}-{os.urandom(8).hex()}"
-    if write(folder, probe, b"probe") and read(folder, probe) == b"probe":
+    failure = _failure(folder, probe, b"probe")
+    if failure is not None and failure.errno in _NO_ROOM:
+        return FULL
+    if failure is None and read(folder, probe) == b"probe":
         with contextlib.suppress(OSError), _opened(folder) as at:
             os.unlink(_path(folder, at, probe), dir_fd=at)
         return ""
@@ -114,7 +120,7 @@ def read(folder: str | None, key: str) -> bytes | None:
     except OSError:
         return None
     payload = data[_DIGEST:]
-    return payload if data[:_DIGEST] == digest(payload) else None
+    return payload if data[:_DIGEST] == digest(key.encode(), payload) else None
 
 
 def write(folder: str | None, key: str, payload: bytes) -> bool:
@@ -123,16 +129,19 @@ def write(folder: str | None, key: str, payload: bytes) -> bool:
     A process killed half-way leaves a temporary file, which is never read. Without a cache everything works, only
     slower, so an unwritable folder is not an error; `gemmery doctor` reports it.
     """
-    if folder is None:
-        return False
+    return folder is not None and _failure(folder, key, payload) is None
+
+
+def _failure(folder: str, key: str, payload: bytes) -> OSError | None:
+    """Store `payload` under `key`; return the error if the folder cannot be used."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with _opened(folder) as at:
-            _write(folder, at, key, digest(payload) + payload)
+            _write(folder, at, key, digest(key.encode(), payload) + payload)  # with the key: files may be exchanged
             _bound(folder, at, len(payload))
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def listing(folder: str | None) -> tuple[CacheEntry, ...]:

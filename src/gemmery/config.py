@@ -3,15 +3,17 @@
 | variable | meaning |
 | --- | --- |
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
+| `OMP_NUM_THREADS`, `SLURM_CPUS_PER_TASK` | most threads of a product, where `GEMMERY_NUM_THREADS` is not set |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
-| `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul`, `gemm` and `gemv` |
+| `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: float32 products on a GPU |
 | `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -34,52 +36,58 @@ def num_threads() -> int | None:
     return int(text)
 
 
+def threads_of_others() -> float:
+    """Return the least number that OMP_NUM_THREADS and SLURM_CPUS_PER_TASK allow; infinity where neither is a number.
+
+    OMP_NUM_THREADS may be a list, of which the first number is for the outermost level.
+    """
+    texts = (os.environ.get(name, "").partition(",")[0].strip() for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"))
+    counts = (int(text) for text in texts if re.fullmatch("[0-9]{1,9}", text, re.ASCII))
+    return min((count for count in counts if count), default=float("inf"))
+
+
 def isa_limit() -> str | None:
     """Return the value of GEMMERY_ISA, or None if it is not set."""
-    text = os.environ.get("GEMMERY_ISA", "").strip().lower()
-    if not text:
-        return None
-    if text not in ISAS:
-        raise ArgumentError(f"GEMMERY_ISA={text!r}: it must be one of {', '.join(ISAS)}; unset it to use the best one")
-    return text
+    return _one_of("GEMMERY_ISA", ISAS, "the best one")
 
 
 def fast_entry() -> bool:
-    """Return False if GEMMERY_FAST_ENTRY=0 selects the plain Python entry."""
-    return os.environ.get("GEMMERY_FAST_ENTRY", "1").strip() != "0"
+    """Return False if GEMMERY_FAST_ENTRY=off selects the plain Python entry."""
+    return _one_of("GEMMERY_FAST_ENTRY", _SWITCH, "on") not in _OFF
 
 
 def tiers() -> bool:
     """Return False if GEMMERY_TIERS=off switches off background work."""
-    text = os.environ.get("GEMMERY_TIERS", "").strip().lower()
-    if text not in ("", "on", "off"):
-        raise ArgumentError(f"GEMMERY_TIERS={brief(text)}: it must be on or off; unset it for on")
-    return text != "off"
+    return _one_of("GEMMERY_TIERS", _SWITCH, "on") not in _OFF
 
 
 def float32_precision() -> str | None:
     """Return the value of GEMMERY_FLOAT32_PRECISION, or None if it is not set."""
-    text = os.environ.get("GEMMERY_FLOAT32_PRECISION", "").strip().lower()
-    if not text:
-        return None
-    if text not in FLOAT32_PRECISIONS:
-        raise ArgumentError(
-            f"GEMMERY_FLOAT32_PRECISION={brief(text)}: it must be one of {', '.join(FLOAT32_PRECISIONS)}; unset it for "
-            "plain float32"
-        )
-    return text
+    return _one_of("GEMMERY_FLOAT32_PRECISION", FLOAT32_PRECISIONS, "plain float32")
+
+
+_OFF = ("off", "0")
+_SWITCH = ("on", "off", "1", "0")
+
+
+def _one_of(variable: str, choices: tuple[str, ...], default: str) -> str | None:
+    """Return the value of a variable, or None if it is not set. Raises ArgumentError for none of its choices."""
+    text = os.environ.get(variable, "").strip().lower()
+    if not text or text in choices:
+        return text or None
+    raise ArgumentError(f"{variable}={brief(text)}: it must be one of {', '.join(choices)}; unset it for {default}")
 
 
 def cache_dir() -> str | None:
     """Return the folder of compiled kernels: GEMMERY_CACHE_DIR, else the user's cache folder.
 
     None where the user has no home folder (HOME is not set and the system does not know the user): a folder in the
-    working directory is not trusted instead.
+    working directory is not trusted instead. A relative GEMMERY_CACHE_DIR begins at the working directory of its first
+    use in this process, and stays there.
     """
     text = os.environ.get("GEMMERY_CACHE_DIR", "").strip()
     if text:
-        folder = os.path.expanduser(text)
-        return None if folder.startswith("~") else folder
+        return _absolute(os.path.expanduser(text))
     if platform.system() == "Linux":
         # The folder that platformdirs finds by the XDG Base Directory Specification: importing it takes 8 ms, half of
         # the time of a first product.
@@ -90,6 +98,14 @@ def cache_dir() -> str | None:
 
         folder = user_cache_dir("gemmery", appauthor=False)
     return folder if os.path.isabs(folder) else None
+
+
+@functools.cache
+def _absolute(folder: str) -> str | None:
+    try:
+        return None if folder.startswith("~") else os.path.abspath(folder)
+    except FileNotFoundError:  # the working directory was removed
+        return None
 
 
 def data_dir() -> str:

@@ -42,23 +42,23 @@ _ROWS = (
     DType("f32", 4, "f", "f32", "float", "float32", 2.0**-24),
     DType("f16", 2, "f", "f32", "half", "float16", 2.0**-11),
     DType("bf16", 2, "f", "f32", "bfloat", "bfloat16", 2.0**-8),
-    DType("c64", 8, "c", "c64", "float", "complex64", 2.0**-24),
-    DType("c128", 16, "c", "c128", "double", "complex128", 2.0**-53),
-    DType("i8", 1, "i", "i32", "i8", "int8", 0.0),
-    DType("i16", 2, "i", "i32", "i16", "int16", 0.0),
-    DType("i32", 4, "i", "i32", "i32", "int32", 0.0),
-    DType("i64", 8, "i", "i64", "i64", "int64", 0.0),
-    DType("u8", 1, "u", "u32", "i8", "uint8", 0.0),
-    DType("u16", 2, "u", "u32", "i16", "uint16", 0.0),
-    DType("u32", 4, "u", "u32", "i32", "uint32", 0.0),
-    DType("u64", 8, "u", "u64", "i64", "uint64", 0.0),
+    DType("complex64", 8, "c", "complex64", "float", "complex64", 2.0**-24),
+    DType("complex128", 16, "c", "complex128", "double", "complex128", 2.0**-53),
+    DType("int8", 1, "i", "int32", "i8", "int8", 0.0),
+    DType("int16", 2, "i", "int32", "i16", "int16", 0.0),
+    DType("int32", 4, "i", "int32", "i32", "int32", 0.0),
+    DType("int64", 8, "i", "int64", "i64", "int64", 0.0),
+    DType("uint8", 1, "u", "uint32", "i8", "uint8", 0.0),
+    DType("uint16", 2, "u", "uint32", "i16", "uint16", 0.0),
+    DType("uint32", 4, "u", "uint32", "i32", "uint32", 0.0),
+    DType("uint64", 8, "u", "uint64", "i64", "uint64", 0.0),
 )
 
 # Bytes of LLVM's types.
 SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
 
-# A product of bools is the "or" of "and"s: pairs are counted in u32 and the counts compared with 0.
-BOOL = DType("bool", 1, "b", "u32", "i8", "bool", 0.0)
+# A product of bools is the "or" of "and"s: pairs are counted in uint32 and the counts compared with 0.
+BOOL = DType("bool", 1, "b", "uint32", "i8", "bool", 0.0)
 
 # Eight bits with 4 or 5 of exponent, which devices of compute capability 9.0 multiply, and CPUs do not.
 FP8 = {
@@ -71,19 +71,15 @@ BY_NAME = {row.name: row for row in (*_ROWS, BOOL)}
 BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
 _BY_ANY_NAME = {**BY_NUMPY_NAME, **{row.numpy: row for row in FP8.values()}, **BY_NAME, **FP8}
 
-# NumPy's short codes that no name above contradicts: its "f16", "i8" and "u8" are float128, int64 and uint64.
+# NumPy's short codes, and others, with one meaning. Codes of integers have two.
 _CODES = {
     "f2": "f16",
     "f4": "f32",
     "f8": "f64",
-    "c8": "c64",
-    "c16": "c128",
-    "i1": "i8",
-    "i2": "i16",
-    "i4": "i32",
-    "u1": "u8",
-    "u2": "u16",
-    "u4": "u32",
+    "c8": "complex64",
+    "c16": "complex128",
+    "c64": "complex64",
+    "c128": "complex128",
     "half": "f16",
     "single": "f32",
     "double": "f64",
@@ -96,7 +92,7 @@ def supported() -> str:
 
 
 def get(name: str) -> DType:
-    """Return the element type called `name`, by gemmery's short name or NumPy's long one.
+    """Return the element type called `name`, by gemmery's name or NumPy's.
 
     >>> get("f32") is get("float32")
     True
@@ -121,20 +117,23 @@ def written(name: str) -> str:
 
 
 def resolve(spelling: object, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:
-    """Return gemmery's short name of an element type, however it is spelled.
+    """Return gemmery's name of an element type, however it is spelled.
 
-    >>> resolve("float32"), resolve("F32"), resolve("f4"), resolve("half"), resolve("i8")
-    ('f32', 'f32', 'f32', 'f16', 'i8')
+    >>> resolve("float32"), resolve("F32"), resolve("f4"), resolve("half"), resolve("int8")
+    ('f32', 'f32', 'f32', 'f16', 'int8')
 
-    `known` are the short names that are allowed; `also` lists names that are no element types and are returned as
-    they are, such as "tf32".
+    `known` are the names that are allowed; `also` lists names that are no element types and are returned as they are,
+    such as "tf32".
 
-    Raises DTypeError for anything else; the message suggests names that are spelled alike.
+    Raises DTypeError for a code such as "i8", which is int64 to NumPy and int8 to others, and for anything else that is
+    no name; the message suggests names that are spelled alike.
     """
     known, also = tuple(known), tuple(also)
     if not isinstance(spelling, str):
         raise DTypeError(f"dtype {brief(spelling)}: write the name of a type, such as 'f32'")
     lower = spelling.strip().lower()
+    if meanings := meanings_of_code(lower):
+        raise DTypeError(f"dtype {spelling!r} {meanings}")
     row = _BY_ANY_NAME.get(_CODES.get(lower, lower))
     name = row.name if row else lower
     if name in known or name in also:
@@ -142,6 +141,20 @@ def resolve(spelling: object, known: Iterable[str] = NAMES, also: Iterable[str] 
     close = _alike(lower, known, also)
     meant = f"; did you mean {' or '.join(close)}?" if close else "."
     raise DTypeError(f"dtype {brief(spelling)} is not supported{meant} Supported: {', '.join((*known, *also))}")
+
+
+def meanings_of_code(code: str) -> str:
+    """Return why the code of an integer is refused: it counts bytes in NumPy and bits elsewhere; else "".
+
+    >>> meanings_of_code("i8")
+    "counts bytes in NumPy (int64) and bits elsewhere (int8): write 'int64' or 'int8'"
+    """
+    kind = {"i": "int", "u": "uint"}.get(code[:1])
+    if not kind or not code[1:].isdecimal() or len(code) > 3:
+        return ""
+    in_bytes, in_bits = f"{kind}{8 * int(code[1:])}", f"{kind}{code[1:]}"
+    names = " or ".join(repr(name) for name in (in_bytes, in_bits) if name in _BY_ANY_NAME)
+    return names and f"counts bytes in NumPy ({in_bytes}) and bits elsewhere ({in_bits}): write {names}"
 
 
 def _alike(spelling: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:

@@ -9,11 +9,12 @@ pytest loads it by itself once gemmery is installed.
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, GemmeryError
 
 if TYPE_CHECKING:
     from gemmery.emulator.counters.counts import Counts
@@ -40,8 +41,8 @@ class Emulate:
 
         The test fails with more `findings`, `warnings`, `bank_conflicts` or `divergent_branches` than these, and where
         loads and stores of global memory use fewer than `bytes_a_sector` of the 32 bytes of a sector on average; the
-        message shows the lines. -1 findings or warnings are any number. A warning is about threads that store
-        the same value to one place, in no order.
+        message shows the lines. -1 findings or warnings are any number. A warning is what need not be a fault: the
+        compiler's, equal stores in no order, a barrier that threads skip, elements that nobody wrote.
         """
         __tracebackhide__ = True
         from gemmery.inspection.kernel_run import emulate
@@ -53,7 +54,13 @@ class Emulate:
         used: Any = bytes_a_sector
         if used is not None and not (isinstance(used, int | float) and 0 <= used <= 32):
             raise ArgumentError(f"bytes_a_sector={bytes_a_sector!r}: pass a number from 0 to 32, or None for no limit")
-        run = emulate(*args, **options)
+        try:
+            signature(emulate).bind(*args, **options)
+            run = emulate(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"emulate(): {error}") from None
+        except GemmeryError as error:
+            raise error.with_traceback(None) from None
         complaints = [
             *_faults(run, "findings", run.findings, findings),
             *_faults(run, "warnings", run.warnings, warnings),

@@ -16,6 +16,7 @@ from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
+from gemmery.dispatch import cpu
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
@@ -34,12 +35,14 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     if out is None:
         like = arrays.kind(a, b)
         array, target = arrays.empty(like, shape, result)
+        arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view)
         _compute(call, target)
         return arrays.wrap(like, array)
     target = view(out)
     if not x.device == y.device == target.device:
         arrays.together(a=x, b=y, out=target)
     writable(target, shape, result)
+    arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view, out=target)
     casts = target.dtype != result
     if casts or _overlaps(target, x, y, terms):  # another `out` like this one may not overlap
         _compute_aside(call, target, out if casts else None)
@@ -71,6 +74,7 @@ def prepare(
     strides: Ints,
     epilogue: str,
     scaled: bool,
+    invariant: bool = False,
 ) -> Prepared | None:
     """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
@@ -80,8 +84,6 @@ def prepare(
     size, out_size = dtypes.get(source).size, dtypes.get(out).size
     form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not epilogue)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
-    if c_layout == "any" or (epilogue and c_layout == "col"):
-        return None
     problem = Problem(
         form.m,
         form.n,
@@ -94,7 +96,13 @@ def prepare(
         c_layout,
         epilogue,
         scaled,
+        invariant=invariant,
+        interleaved=source == out and size == form.a[0] == form.b[0] == form.c[0],
     )
+    if problem.interleaved and not cpu.along_batch(problem):
+        problem = problem._replace(interleaved=False)
+    if not problem.interleaved and (c_layout == "any" or (epilogue and c_layout == "col")):
+        return None
     return Prepared(dispatch.plan(problem), problem, form)
 
 
@@ -121,8 +129,9 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
 def _prepared(source: str, out: str, x: View, y: View, target: View, terms: Terms) -> Prepared | None:
     scaled = terms.alpha != 1 or terms.beta != 0
     return prepare(
-        source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, terms.epilogue, scaled
-    )
+        source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, terms.epilogue, scaled,
+        terms.invariant,
+    )  # fmt: skip
 
 
 def _compute_aside(call: Call, target: View, out: Any) -> None:
@@ -175,7 +184,10 @@ def _zero(x: View, dtype: str, axis: int) -> View:
 def writable(target: View, shape: Ints, result: str) -> None:
     """Raise unless `out` can be written and takes a result of this shape and element type."""
     if target.shape != shape:
-        raise ShapeError(f"out of shape {target.shape} is non-broadcastable; the product has shape {shape}")
+        raise ShapeError(
+            f"out has shape {target.shape}, and the product {shape}, to which it is non-broadcastable; pass an out of "
+            "that shape"
+        )
     if not can_cast(result, target.dtype, "same_kind"):
         have, want = dtypes.get(result).numpy, dtypes.get(target.dtype).numpy
         raise DTypeError(

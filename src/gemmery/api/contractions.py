@@ -1,27 +1,42 @@
 """tensordot, vecdot and einsum: contractions of two arrays that are one batch of products."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import lru_cache, partial, reduce
+from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from gemmery import arrays
-from gemmery.api import opaque, products, subscripts
-from gemmery.api.one_product import Labels, Turn, one_product, shape_of
-from gemmery.api.options import dtype_name
+from gemmery.api import elementwise, opaque, products, spellings, subscripts
+from gemmery.api.one_product import (
+    DimensionLabel,
+    Dimensions,
+    Labels,
+    OneProduct,
+    Turn,
+    innermost,
+    one_product,
+    shape_of,
+)
+from gemmery.api.options import dtype_name, thread_count
 from gemmery.api.promote import promoted, widened
+from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.dtypes import get
 from gemmery.errors import ArgumentError, DeviceError, LayoutError, ShapeError, brief
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import ContractionOptions, Foreign, Out, Plain
+    from gemmery.api.types import ContractionOptions, EinsumOptions, Foreign, Out, Plain, VecdotOptions
 
 Axes = int | tuple[int | Sequence[int], int | Sequence[int]]
 
@@ -76,29 +91,29 @@ def tensordot(
     """
     if opaque.waiting and opaque.settle():
         return tensordot(a, b, axes, out=out, dtype=dtype, threads=threads, precision=precision)
-    x, y = view(a), view(b)
+    x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     labels = _tensordot(_pair(axes), x.shape, y.shape)
-    return _contract(labels, a, b, x, y, out, dtype, threads, precision)
+    return _contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(spellings.single(out), dtype, threads, precision))
 
 
 if TYPE_CHECKING:
 
     @overload
     def vecdot(
-        a: Plain, b: Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[ContractionOptions]
+        a: Plain, b: Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> NDArray[Any]: ...
     @overload
     def vecdot(
-        a: Plain, b: Foreign, /, out: None = None, *, axis: int = -1, **options: Unpack[ContractionOptions]
+        a: Plain, b: Foreign, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> Foreign: ...
     @overload
     def vecdot(
-        a: Foreign, b: Foreign | Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[ContractionOptions]
+        a: Foreign, b: Foreign | Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> Foreign: ...
     @overload
-    def vecdot(a: Any, b: Any, /, out: Out, *, axis: int = -1, **options: Unpack[ContractionOptions]) -> Out: ...
+    def vecdot(a: Any, b: Any, /, out: Out, *, axis: int = -1, **options: Unpack[VecdotOptions]) -> Out: ...
     @overload
-    def vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, **options: Unpack[ContractionOptions]) -> Any: ...
+    def vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, **options: Unpack[VecdotOptions]) -> Any: ...
 
 
 @opaque.opaque
@@ -109,9 +124,11 @@ def vecdot(
     out: Any = None,
     *,
     axis: int = -1,
+    keepdims: bool = False,
     dtype: Any = None,
     threads: int | None = None,
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    **options: Any,
 ) -> Any:
     """Return the dot products of the vectors of two arrays, as `numpy.vecdot` does.
 
@@ -128,119 +145,359 @@ def vecdot(
     Raises the errors of `matmul`; ShapeError for vectors of different lengths, and for an `axis` that an operand does
     not have.
     """
+    plain = out is None and dtype is None and threads is None and precision is None and not options
+    if plain and axis == -1 and keepdims is False and type(a) is np.ndarray and type(b) is np.ndarray:
+        try:
+            if a.dtype.kind != "c":
+                return _rows_of(a, b)
+        except ShapeError:  # which the labels say in other words
+            pass
     if opaque.waiting and opaque.settle():
-        return vecdot(a, b, out, axis=axis, dtype=dtype, threads=threads, precision=precision)
-    x, y = view(a), view(b)
+        return vecdot(
+            a, b, out, axis=axis, keepdims=keepdims, dtype=dtype, threads=threads, precision=precision, **options
+        )
+    spellings.check("vecdot", options)
+    out = spellings.single(out)
+    x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     if get(x.dtype).kind == "c":
+        arrays.unchanged(a=x)
         a = _with_transposes(a, x, arrays.allocates(a)).conj()
         x = view(a)
     labels = _vecdot(axis, len(x.shape), len(y.shape))
-    return _contract(labels, a, b, x, y, out, dtype, threads, precision)
+    place = index(axis) % (len(labels.c) + 1)
+    target = out
+    if keepdims and out is not None:
+        shape = spellings.viewed("out", out).shape
+        if shape[place : place + 1] != (1,):
+            raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
+        target = out.squeeze(place)
+    result = _contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(target, dtype, threads, precision))
+    if out is not None:
+        return out
+    return result[(slice(None),) * place + (None,)] if keepdims else result
+
+
+def _rows_of(a: Any, b: Any) -> Any:
+    """Return the dot products of the rows of two arrays of NumPy."""
+    if a.ndim == 1 or b.ndim == 1:
+        return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
+    return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
 
 
 if TYPE_CHECKING:
 
     @overload
     def einsum(
-        expression: str, a: Plain, b: Plain, /, *, out: None = None, **options: Unpack[ContractionOptions]
+        expression: str, a: Plain, b: Plain, /, *, out: None = None, **options: Unpack[EinsumOptions]
     ) -> NDArray[Any]: ...
     @overload
     def einsum(
-        expression: str, a: Plain, b: Foreign, /, *, out: None = None, **options: Unpack[ContractionOptions]
+        expression: str, a: Plain, b: Foreign, /, *, out: None = None, **options: Unpack[EinsumOptions]
     ) -> Foreign: ...
     @overload
     def einsum(
-        expression: str, a: Foreign, b: Foreign | Plain, /, *, out: None = None, **options: Unpack[ContractionOptions]
+        expression: str, a: Foreign, b: Foreign | Plain, /, *, out: None = None, **options: Unpack[EinsumOptions]
     ) -> Foreign: ...
     @overload
-    def einsum(expression: str, a: Any, b: Any, /, *, out: Out, **options: Unpack[ContractionOptions]) -> Out: ...
+    def einsum(expression: str, a: Any, b: Any, /, *, out: Out, **options: Unpack[EinsumOptions]) -> Out: ...
     @overload
-    def einsum(expression: str, /, *operands: Any, out: Any = None, **options: Unpack[ContractionOptions]) -> Any: ...
+    def einsum(expression: Any, /, *operands: Any, out: Any = None, **options: Unpack[EinsumOptions]) -> Any: ...
 
 
 @opaque.opaque
 def einsum(
-    expression: str,
+    expression: Any,
     /,
     *operands: Any,
     out: Any = None,
     dtype: Any = None,
     threads: int | None = None,
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    optimize: Any = None,
+    order: str = "K",
+    casting: str = "safe",
 ) -> Any:
-    """Return the contraction of two arrays that letters describe, as `numpy.einsum` does, where it is a product.
+    """Return the sum of products of arrays that letters describe, as `numpy.einsum` does.
 
     >>> import numpy as np, gemmery as gm
     >>> queries, keys = np.ones((2, 5, 4, 8)), np.ones((2, 7, 4, 8))  # batch, position, head, feature
     >>> gm.einsum("bqhd,bkhd->bhqk", queries, keys).shape
     (2, 4, 5, 7)
 
-    The expression has the letters of both operands and, after "->", those of the result; without "->" the result has
-    the letters that occur once, in alphabetical order. "..." stands for any dimensions, which broadcast. A letter in
-    both operands is summed, or a batch if it is in the result too.
+    The expression has the letters of each operand and, after "->", those of the result; without "->" the result has
+    the letters that occur once, in alphabetical order. "..." stands for any dimensions, which broadcast, as a letter
+    does that has length 1 in an operand. Letters that the result lacks are summed. A letter repeated in one operand is
+    its diagonal. Lists of numbers in place of letters are taken too: `einsum(a, [0, 1], b, [1, 2], [0, 2])`.
 
-    The contraction is one batch of products of `matmul`: its element types, accuracy, determinism, and kinds of arrays.
+    Two operands are one batch of products of `matmul`: its element types, accuracy, determinism, and kinds of arrays.
     `out`, `dtype`, `threads` and `precision` are as there. Operands are not copied, except one in which several letters
-    are summed and no single stride walks them.
+    are summed and no single stride walks them. Of more operands two at a time are multiplied, in the order that
+    `optimize` asks for as in `numpy.einsum_path`: "greedy", which is the default, "optimal" or a path. One operand of
+    which nothing is summed gives a view. `opt_einsum.contract(..., backend="gemmery")` calls this function.
 
-    Raises the errors of `matmul`, ShapeError for letters whose lengths differ, and ArgumentError for all that is no
-    product of two arrays: one operand or three, a letter repeated in one operand (a diagonal), a letter summed in one
-    operand alone, a product element by element. `opt_einsum.contract` computes those.
+    A new result is C-contiguous, unless both operands have a letter innermost that stands elsewhere in the result: it
+    is innermost there too, as NumPy's "K" order has it. With `order="C"` or "F" a result of NumPy is in that order.
+
+    Raises the errors of `matmul`, ShapeError for letters whose lengths differ, and ArgumentError for subscripts that
+    are malformed.
     """
+    plain = out is None and dtype is None and threads is None and precision is None
+    if plain and len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
+        a, b = operands
+        if type(a) is np.ndarray and type(b) is np.ndarray:
+            try:
+                result = _quick(expression, a.ndim, b.ndim)(a, b)
+                if result is not None:
+                    return result
+            except ShapeError:  # of lengths that differ: one of them may be 1
+                pass
     if opaque.waiting and opaque.settle():
-        return einsum(expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision)
+        return einsum(
+            expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision, optimize=optimize,
+            order=order, casting=casting,
+        )  # fmt: skip
+    options = Wanted(spellings.single(out), dtype, threads, precision)
+    order = str(order).upper()
+    spellings.check("einsum", {"casting": casting, "order": "K" if order == "F" else order})
     if not isinstance(expression, str):
-        raise ArgumentError(
-            f"the subscripts of einsum are {brief(expression)}: pass a string such as 'ij,jk->ik', then two arrays"
-        )
-    if len(operands) != 2:
-        raise subscripts.count_refused(len(operands))
-    a, b = operands
-    x, y = view(a), view(b)
-    labels = subscripts.labels(expression, len(x.shape), len(y.shape))
-    return _contract(labels, a, b, x, y, out, dtype, threads, precision)
+        expression, operands = subscripts.from_lists((expression, *operands))
+    views = [spellings.viewed(subscripts.called(place), operand) for place, operand in enumerate(operands)]
+    arrays.unchanged(**{subscripts.called(place): x for place, x in enumerate(views)})
+    terms, letters = subscripts.labels(expression, tuple(len(x.shape) for x in views))
+    factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
+    if len(factors) > 2:
+        if dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
+            options = options._replace(dtype=get(reduce(promoted, (x.dtype for x in views))).numpy)
+        for places in subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1]:
+            some = [factors[place] for place in places]
+            factors = [factor for place, factor in enumerate(factors) if place not in places]
+            factors.append(_merged(some, {*letters, *chain(*(factor.labels for factor in factors))}, options))
+        while len(factors) > 2:  # a path may leave several to its last step
+            some, factors = factors[:2], factors[2:]
+            factors.append(_merged(some, {*letters, *chain(*(factor.labels for factor in factors))}, options))
+    result = _sum_of_products(factors, letters, options)
+    return result if order == "K" or options.out is not None else spellings.in_order(result, order)
 
 
-def _contract(
-    labels: Labels,
-    a: Any,
-    b: Any,
-    x: View,
-    y: View,
-    out: Any,
-    dtype: Any,
-    threads: int | None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None,
-) -> Any:
-    """Compute a contraction of a and b, with the views x and y, as one batch of products."""
-    like = arrays.kind(a, b)
+class Wanted(NamedTuple):
+    """The options of a contraction, as the caller passed them."""
+
+    out: Any = None
+    dtype: Any = None
+    threads: int | None = None
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None
+
+
+class Factor(NamedTuple):
+    """An operand: a label for each dimension, the array, and its view."""
+
+    labels: Dimensions
+    array: Any
+    view: View
+
+
+def _merged(some: list[Factor], needed: set[DimensionLabel], options: Wanted) -> Factor:
+    """Return the product of operands, two at a time, with the labels that are needed: those of all operands first."""
+    while len(some) > 2:
+        rest = needed | set(chain(*(factor.labels for factor in some[2:])))
+        some = [_merged(some[:2], rest, options), *some[2:]]
+    every = dict.fromkeys(chain(*(factor.labels for factor in some)))
+    retained = [label for label in every if label in needed]
+    retained.sort(key=lambda label: not all(label in factor.labels for factor in some))
+    array = _sum_of_products(some, tuple(retained), options._replace(out=None))
+    return Factor(tuple(retained), array, view(array))
+
+
+def _sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> Any:
+    """Compute a contraction of one or two operands, whatever their labels."""
+    (left, a, x), (right, b, y) = factors[0], factors[-1]
+    like = arrays.kind(*(factor.array for factor in factors))
+    if len(factors) == 2 and _is_product(left, right, c):
+        with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
+            return _contract(like, Labels(left, right, c), a, b, x, y, options)
     own = arrays.allocates(like)
-    shape = shape_of(labels, x.shape, y.shape)
-    array, steps = None, None
-    if out is not None:
-        target = view(out)
-        _check_out(target, shape)
+    left, a = elementwise.diagonals(left, _with_transposes(a, x, own))
+    if len(factors) == 1:
+        right = tuple(label for label in left if label not in c)
+        if not right and options.out is None and options.dtype is None:
+            return arrays.wrap(like, elementwise.transposed(a, tuple(left.index(label) for label in c)))
+        b = elementwise.ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
+    else:
+        right, b = elementwise.diagonals(right, _with_transposes(b, y, own))
+        left, a, right, b = elementwise.repeated_once(left, a, right, b)
+        left, a = _reduced(left, a, {*right, *c}, options)
+        right, b = _reduced(right, b, {*left, *c}, options)
+    x, y = view(a), view(b)
+    if _is_product(left, right, c):
+        return _contract(like, Labels(left, right, c), a, b, x, y, options)
+    product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.dtype), options.out)
+    return product if options.out is not None else arrays.wrap(like, product)
+
+
+def _is_product(a: Dimensions, b: Dimensions, c: Dimensions) -> bool:
+    """Return True for a product of matrices: each label of one operand once and in the result, and not by elements."""
+    alone = set(a) ^ set(b)
+    once = len(set(a)) == len(a) and len(set(b)) == len(b)
+    return once and alone <= set(c) and (not set(a) & set(b) <= set(c) or not (set(a) <= set(b) or set(b) <= set(a)))
+
+
+def _may_repeat(left: Dimensions, x: View, right: Dimensions, y: View) -> bool:
+    """Return True if a length of 1 of one operand meets another one, which NumPy broadcasts."""
+    lengths = dict(zip(right, y.shape, strict=True))
+    return any(label in lengths and 1 in {n, lengths[label]} for label, n in zip(left, x.shape, strict=True))
+
+
+def _reduced(labels: Dimensions, array: Any, needed: set[DimensionLabel], options: Wanted) -> tuple[Dimensions, Any]:
+    """Return an operand summed over the labels that are not needed."""
+    retained = tuple(label for label in labels if label in needed)
+    if retained == labels:
+        return labels, array
+    return retained, _sum_of_products([Factor(labels, array, view(array))], retained, options._replace(out=None))
+
+
+@lru_cache(maxsize=1024)
+def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any]:
+    """Return a function that takes two arrays of NumPy to `matmul`, or returns None.
+
+    Where one letter is summed, and at most one is of the rows and one of the columns, no shape or stride is looked at:
+    1 us in place of 4.
+    """
+    if expression.count(",") != 1:
+        return lambda a, b: None
+    (left, right), c = subscripts.labels(expression, (a, b))
+    labels = Labels(left, right, c)
+    batch = [label for label in c if label in left and label in right]
+    summed = [label for label in left if label in right and label not in c]
+    if not _is_product(left, right, c):
+        once = len({*left}) == len(left) and len({*right}) == len(right) and {*left, *right} == {*c}
+        return elementwise.multiplier(labels) if once else lambda a, b: None
+    if left == right and not c:
+        return partial(_dot, labels)
+    swaps = c[len(batch) :] != tuple(label for label in (*left, *right) if label in c and label not in batch)
+    if swaps:
+        left, right = right, left
+    rows = [label for label in left if label in c and label not in batch]
+    columns = [label for label in right if label in c and label not in batch]
+    if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1 or len(summed) != 1:
+        return partial(_numpy, labels)
+    before = _order(left, [*batch, *rows, *summed])
+    after = _order(right, [*batch, *summed, *columns])
+    row = (..., None, slice(None)) if batch and not rows else None
+    column = (..., None) if batch and not columns else None
+    flat = (..., *((0,) if row else ()), *((slice(None),) if columns and row else ()), *((0,) if column else ()))
+    apart = [(left.index(label), right.index(label)) for label in batch if label != c[-1]]
+
+    def product(a: Any, b: Any) -> Any:
+        for i, j in apart:
+            if (b if swaps else a).strides[i] == (a if swaps else b).strides[j] == a.itemsize:
+                return _numpy(labels, a, b)  # `innermost` says where it belongs in the result
+        if swaps:
+            a, b = b, a
+        if before is not None:
+            a = a.transpose(before)
+        if after is not None:
+            b = b.transpose(after)
+        if row is None and column is None:
+            return products.multiply(a, b)
+        return products.multiply(a if row is None else a[row], b if column is None else b[column])[flat]
+
+    return product
+
+
+def _dot(labels: Labels, a: Any, b: Any) -> Any:
+    """Return the sum of all products of two arrays of NumPy."""
+    if a.shape == b.shape and a.flags.c_contiguous and b.flags.c_contiguous:
+        return products.multiply(a.reshape(-1), b.reshape(-1))
+    return _numpy(labels, a, b)
+
+
+def _numpy(labels: Labels, a: Any, b: Any) -> Any:
+    """Compute a contraction of two arrays of NumPy of one type; None for others."""
+    if a.dtype is not b.dtype:
+        return None
+    left, right, shape, memory, result = _turns(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
+    x, y = _turned(a, left), _turned(b, right)
+    if memory is None:
+        product = products.multiply(x, y)
+        return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
+    array = np.empty(shape, a.dtype)
+    products.multiply(x, y, _turned(array, memory))
+    return array if result is None else array.transpose(result)
+
+
+@lru_cache(maxsize=4096)
+def _turns(
+    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int
+) -> tuple[Turn, Turn, Ints, Turn | None, Ints | None]:
+    """Return what `_numpy` needs: how operands turn, the shape to allocate, how that turns, and becomes the result."""
+    shape, form, memory = _form(labels, a_shape, a_strides, b_shape, b_strides, size)
+    if not memory:
+        return form.a, form.b, shape, form.c if form.c.moves else None, None
+    turn = form.c._replace(axes=tuple(memory.index(axis) for axis in form.c.axes), moves=True)
+    return form.a, form.b, tuple(shape[place] for place in memory), turn, _inverse(memory)
+
+
+def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:
+    """Return the places of labels in another order, or None if they are in that order."""
+    places = tuple(labels.index(label) for label in order)
+    return None if places == tuple(range(len(places))) else places
+
+
+@lru_cache(maxsize=4096)
+def _form(
+    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int, out: Ints | None = None
+) -> tuple[Ints, OneProduct, Ints]:
+    """Return the shape of a result, the products that it is, and the order of its dimensions in memory (`innermost`).
+
+    `size` is that of the operands' elements in bytes, or 0 if it is two, and `out` the strides of the caller's array.
+    """
+    shape = shape_of(labels, a_shape, b_shape)
+    memory = innermost(labels, a_strides, b_strides, size, shape) if out is None and size else ()
+    if memory:
+        steps = [size * math.prod(shape[after] for after in memory[place + 1 :]) for place in range(len(memory))]
+        out = tuple(steps[place] for place in _inverse(memory))
+    return shape, one_product(labels, a_shape, a_strides, b_shape, b_strides, shape, out), memory
+
+
+def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, options: Wanted) -> Any:
+    """Compute a contraction of a and b, with the views x and y, as one batch of products like `like`."""
+    own = arrays.allocates(like)
+    array, steps, out = None, None, options.out
+    target = None if out is None else spellings.viewed("out", out)
+    dtype = None if options.dtype is None else get(dtype_name(options.dtype)).numpy
+    options = options._replace(dtype=dtype, threads=thread_count(options.threads))
+    arrays.unchanged(a=x, b=y, out=target)  # from here on no code of an argument runs
+    if target is not None:
+        _check_out(target, shape_of(labels, x.shape, y.shape))
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
-    form = one_product(labels, x.shape, x.strides, y.shape, y.strides, shape, steps)
-    if array is None and form.c.moves:
-        array = arrays.empty(like if own else None, shape, _result(x, y, dtype))[0]
+    size = get(x.dtype).size if x.dtype == y.dtype and options.dtype is None else 0
+    shape, form, memory = _form(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
+    if array is None and (form.c.moves or memory):
+        like_this = like if own else None
+        lengths = tuple(shape[place] for place in memory) if memory else shape
+        array = arrays.empty(like_this, lengths, _result(x, y, options.dtype))[0]
+        array = elementwise.transposed(array, _inverse(memory)) if memory else array
     product = products.matmul(
         _turned(_with_transposes(a, x, own), form.a),
         _turned(_with_transposes(b, y, own), form.b),
         None if array is None else _turned(array, form.c),
-        dtype=dtype,
-        threads=threads,
-        precision=precision,
+        dtype=options.dtype,
+        threads=options.threads,
+        precision=options.precision,
     )
     if out is not None:
         return out
     return arrays.wrap(like, product.reshape(shape) if array is None else array)
 
 
+def _inverse(places: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(places.index(place) for place in range(len(places)))
+
+
 def _check_out(target: View, shape: tuple[int, ...]) -> None:
     """Raise unless `out` has the shape of the result and can be written; `matmul` checks the rest."""
     if target.shape != shape:
-        raise ShapeError(f"out of shape {target.shape} is non-broadcastable; the result has shape {shape}")
+        raise ShapeError(f"out has shape {target.shape}, and the result {shape}; pass an out of that shape")
     if not target.writable:
         raise LayoutError("out cannot be written in place: it is read-only, or is not an array")
 
@@ -274,7 +531,7 @@ def _with_transposes(obj: Any, its_view: View, own: bool) -> Any:
 def _turned(array: Any, turn: Turn) -> Any:
     """Reorder and merge dimensions; a view of the same memory where the strides allow it."""
     if turn.moves:
-        array = array.permute(turn.axes) if hasattr(array, "permute") else array.transpose(turn.axes)
+        array = array.transpose(turn.axes) if type(array) is np.ndarray else elementwise.transposed(array, turn.axes)
     return array if array.shape == turn.shape else array.reshape(turn.shape)
 
 

@@ -21,7 +21,9 @@ class Terms(NamedTuple):
     bias: View | None = None
     threads: int | None = None
     bias_array: Any = None  # the bias as the caller passed it
+    bias_view: View | None = None  # its memory
     dtype: Any = None  # the type of the result, as the caller passed it
+    invariant: bool = False  # the bits of a row must not depend on the number of rows
     widens: bool = False  # the result has another type than operands like these give
 
 

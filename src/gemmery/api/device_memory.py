@@ -51,9 +51,9 @@ def new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
 def scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
     """Allocate bytes for the duration of a call, as `new` does."""
     if arrays.allocates(a):
-        return arrays.empty(a, (size,), "u8")
+        return arrays.empty(a, (size,), "uint8")
     memory = ordered.Scratch(size, stream, ordinal(x))
-    return memory, View(memory.pointer, (size,), (1,), "u8", x.device, stream)
+    return memory, View(memory.pointer, (size,), (1,), "uint8", x.device, stream)
 
 
 def ordinal(z: View) -> int:

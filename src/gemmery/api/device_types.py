@@ -46,7 +46,7 @@ def types(x: View, y: View, dtype: str | None, like: str | None) -> tuple[str, s
 
     Raises DTypeError for types that the device does not multiply.
     """
-    eight = [name for name in (x.dtype, y.dtype) if name == "i8" or name in dtypes.FP8]
+    eight = [name for name in (x.dtype, y.dtype) if name == "int8" or name in dtypes.FP8]
     if eight:
         return _of_eight_bits(x, y, dtype or like)
     for z in (x, y):
@@ -76,11 +76,11 @@ def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
             f"a is {long} and b is {other}: on a device float8 and int8 are multiplied by their own type only; convert "
             "both operands to float16, which holds every value of 8-bit types, or to another type"
         )
-    whole = x.dtype == "i8"
-    result = dtype or ("i8" if whole else "bf16")
-    if result in ROUNDED or (whole and result == "i32"):
+    whole = x.dtype == "int8"
+    result = dtype or ("int8" if whole else "bf16")
+    if result in ROUNDED or (whole and result == "int32"):
         return x.dtype, result
-    wraps = " sums would wrap around;" if result == "i8" else ""
+    wraps = " sums would wrap around;" if result == "int8" else ""
     raise DTypeError(
         f"a product of {long} into {dtypes.get(result).numpy} on {x.device}:{wraps} the result can be "
         f"{'int32, ' if whole else ''}bfloat16, float16 or float32; pass one of them as dtype=, or an out of that type"
@@ -90,7 +90,7 @@ def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
 @lru_cache
 def check_capability(dtype: str, has_factors: bool, device: str) -> None:
     """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
-    eight = dtype == "i8" or dtype in dtypes.FP8
+    eight = dtype == "int8" or dtype in dtypes.FP8
     card = driver.find(device) if eight or has_factors else None
     if card is not None and card.capability != _HOPPER:
         long = dtypes.get(dtype).numpy

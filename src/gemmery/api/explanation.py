@@ -14,6 +14,7 @@ from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import cores, host
 from gemmery.dispatch import cpu
 from gemmery.errors import ShapeError
@@ -46,6 +47,7 @@ class Explanation:
     kernel: str = ""
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
     scheme: "Float32Scheme | None" = None  # of float32 in parts: the method for these numbers, and its error bound
+    halved: bool = False  # b is a's memory, transposed, so half of C is computed
 
     @property
     def flops(self) -> int:
@@ -86,6 +88,7 @@ class Explanation:
             *([("factors", _FACTORS[p.scales])] if p.scales else []),
             *([("invariant", "the bits of a row of C do not depend on m")] if p.invariant else []),
             *([("kernel", self.kernel)] if self.kernel else []),
+            *([("symmetric", "half the tiles: b is a's memory, transposed, so C is mirrored")] if self.halved else []),
             *(("converted", copy) for copy in self.copies),
             ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {self.intensity:.3g} operations/byte"),
             ("machine", limits),
@@ -152,14 +155,16 @@ def explain(
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     count = thread_count(threads) or cpu_threads.get()
-    epilogue_name, _ = epilogue(bias, activation, x, y, result)
+    epilogue_name, _, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
     copies = _copies(x, y, source)
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
     strides = arrays.contiguous(shape, dtypes.get(out).size)
-    prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)
+    prepared = prepare(
+        source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False, bool(batch_invariant)
+    )
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.bench.limits import attainable
 
@@ -167,7 +172,10 @@ def explain(
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
     kernel = _which(problem)
-    return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit), kernel, load)
+    explanation = _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit), kernel, load)
+    square = form.m == form.n and form.a == (form.b[0], form.b[2], form.b[1]) and worth_half(form.n, form.k)
+    own = x.pointer == y.pointer and x.dtype == view(a).dtype == view(b).dtype and bias is None
+    return replace(explanation, halved=square and own and plan.rung.name != "batched")
 
 
 def _which(problem: Problem) -> str:
@@ -185,7 +193,7 @@ _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung m
     "f32_tensor": ("f16", 3),
     "f32_strict": ("bf16", 6),
     "f32_plus": ("bf16", 6),
-    "f64_normwise": ("i8", 15),  # moduli
+    "f64_normwise": ("int8", 15),  # moduli
 }
 
 
@@ -199,7 +207,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     prepared = on_device.planned(x, y, options)
-    plan, problem, form, _ = prepared
+    plan, problem, form, run = prepared
     dtype, products = problem.precision or problem.dtype, 1
     if plan.rung.name.startswith(("split_", "ozaki_")):
         dtype, products = _IN_PARTS[problem.precision]
@@ -211,7 +219,9 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     copies = _copies(x, y, problem.dtype)
     scheme = None if copies else schemes.scheme(x, y, prepared)
     limits = peak, bandwidth, limit
-    return replace(_explanation(plan, problem, form.runs, copies, 0, limits, _tiles(plan, problem)), scheme=scheme)
+    halved = getattr(run, "halves", False) and x.pointer == y.pointer
+    explanation = _explanation(plan, problem, form.runs, copies, 0, limits, _tiles(plan, problem))
+    return replace(explanation, scheme=scheme, halved=halved)
 
 
 def _tiles(plan: "Plan", problem: Problem) -> str:

@@ -6,6 +6,7 @@ Once the general kernel of an element type is there, nothing else is needed: a l
 from __future__ import annotations
 
 from gemmery import arrays, dtypes
+from gemmery.api.halved import Halved
 from gemmery.api.prepared import TieredLaunch, leaves_to_general, often, specialised
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
@@ -47,7 +48,7 @@ def prepare(
 
 def _better(
     dtype: str, ordinal: int, a: Ints, a_step: Ints, b: Ints, b_step: Ints, p: int, q: int, scaled: bool
-) -> Ready:
+) -> Ready | Halved:
     """Return the launches made for such a product."""
     size, device = dtypes.get(dtype).size, f"cuda:{ordinal}"
     x, y = (

@@ -4,10 +4,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gemmery import arrays
+from gemmery import arrays, dtypes
 from gemmery.api import opaque, products
 from gemmery.api.compute import writable
-from gemmery.api.groups import GroupTerms, host_ends, multiply_groups, result_type, stacked_shape
+from gemmery.api.groups import GroupTerms, host_ends, multiply_groups, result_type, sliceable, stacked_shape
 from gemmery.api.options import check_bias, only_on_devices
 from gemmery.arrange import result_shape
 from gemmery.arrays import view
@@ -136,10 +136,15 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
         arrays.together(a=x, out=target)
         writable(target, shape, result)
     last = ends[-1] if ends else 0
-    inputs = (x, y) if terms.bias is None else (x, y, view(terms.bias))
-    apart = target is not None and any(arrays.overlap(z, target) for z in inputs)
+    bias = None if terms.bias is None else view(terms.bias)
+    apart = target is not None and any(z and arrays.overlap(z, target) for z in (x, y, bias))
     like = arrays.kind(a, b)
     array = arrays.empty(like, shape, result)[0] if target is None or apart else out
+    arrays.unchanged(a=x, b=y, bias=bias, out=target)  # from here on no code of an argument runs
+    a, b = sliceable(a, x), sliceable(b, y)
+    terms = terms._replace(
+        bias=bias and sliceable(terms.bias, bias), dtype=None if terms.dtype is None else dtypes.get(result).numpy
+    )
     multiply_groups(a, b, ends, array, terms)
     if target is not None and apart:
         arrays.store(view(array[:last]), view(out[:last]))

@@ -68,7 +68,7 @@ def _check_offsets(x: View, where: View) -> None:
     if where.device == "cpu":
         return
     arrays.together(a=x, offsets=where)
-    if where.dtype != "i32":
+    if where.dtype != "int32":
         raise DTypeError(
             f"offsets are {dtypes.get(where.dtype).numpy} on {where.device}, and kernels read int32; convert them, in "
             "PyTorch with offsets.int()"

@@ -91,9 +91,9 @@ def check_group_bias(bias: View, groups: int, n: int, result: str) -> None:
 
 def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
     """Write the product of each group to its rows of `out`, one `matmul` after the other."""
-    a, b = _sliceable(a), _sliceable(b)
+    a, b = sliceable(a), sliceable(b)
     bias, scale_a, scale_b = (
-        _sliceable(values) if isinstance(values, list | tuple) else values
+        sliceable(values) if isinstance(values, list | tuple) else values
         for values in (terms.bias, terms.scale_a, terms.scale_b)
     )
     each_bias = getattr(bias, "ndim", 0) == 2
@@ -108,6 +108,9 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupT
             products.matmul(a[start:end], b[group], out[start:end], **options)
 
 
-def _sliceable(array: Any) -> Any:
-    """Return an array of which rows can be taken: itself, or NumPy's of a list or buffer."""
-    return array if hasattr(array, "ndim") and hasattr(array, "__getitem__") else np.asarray(array)
+def sliceable(array: Any, its_view: View | None = None) -> Any:
+    """Return an array of which rows can be taken without code of its own: itself, or NumPy's of its memory."""
+    if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
+        return array
+    its_view = its_view or view(array)
+    return arrays.as_numpy(array, its_view) if its_view.device == "cpu" else array

@@ -79,6 +79,7 @@ def product(
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
+    arrays.unchanged(a=x, b=y, c=old, out=target)
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     as_before = name == "matmul" and operands.x is x and operands.y is y
     short = short and not any(parts)
@@ -180,7 +181,7 @@ def _types(
     if beta != 0 and old is None:
         array = added(name)
         raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
-    if result == "i32" and (alpha != 1 or beta != 0 or options.bias is not None):
+    if result == "int32" and (alpha != 1 or beta != 0 or options.bias is not None):
         raise DTypeError(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"

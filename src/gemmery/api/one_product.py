@@ -19,14 +19,15 @@ from gemmery.errors import ShapeError
 from gemmery.tuples import NamedTuple
 
 DimensionLabel: TypeAlias = str | int
+Dimensions: TypeAlias = tuple[DimensionLabel, ...]
 
 
 class Labels(NamedTuple):
     """The labels of the dimensions of A, B and C, in order."""
 
-    a: tuple[DimensionLabel, ...]
-    b: tuple[DimensionLabel, ...]
-    c: tuple[DimensionLabel, ...]
+    a: Dimensions
+    b: Dimensions
+    c: Dimensions
 
 
 class Turn(NamedTuple):
@@ -72,6 +73,23 @@ def _called(label: DimensionLabel) -> str:
     if isinstance(label, str):
         return f"letter {label!r}"
     return f"dimension {label} of those that broadcast" if label < 0 else "the dimension to sum over"
+
+
+@lru_cache(maxsize=4096)
+def innermost(labels: Labels, a_strides: Ints, b_strides: Ints, size: int, shape: Ints) -> Ints:
+    """Return the order in memory of the dimensions of a new result, or () for that of the labels.
+
+    It is another one where elements along a batch are adjacent in both operands: they are adjacent in the result too,
+    since the kernel's vectors then run along the batch.
+
+    >>> innermost(Labels(("a", "c"), ("a", "b", "c"), ("c", "b")), (32, 4), (96, 32, 4), 4, (8, 3))
+    (1, 0)
+    """
+    a, b = dict(zip(labels.a, a_strides, strict=True)), dict(zip(labels.b, b_strides, strict=True))
+    for place, label in enumerate(labels.c[:-1]):
+        if shape[place] > 1 and a.get(label) == size and b.get(label) == size:
+            return (*range(place), *range(place + 1, len(shape)), place)
+    return ()
 
 
 @lru_cache(maxsize=4096)

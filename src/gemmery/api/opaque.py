@@ -39,7 +39,10 @@ def settle() -> bool:
     if torch is None or not hasattr(torch, "_C"):  # not imported, or not completely
         return False
     if "torch._dynamo" in sys.modules:  # this may run inside a function that is being compiled
-        torch._dynamo.disable(_skip)(torch)
+        disable = getattr(sys.modules["torch._dynamo"], "disable", None)
+        if disable is None:  # another thread imports it
+            return False
+        disable(_skip)(torch)
     else:
         _skip(torch)
     waiting = False

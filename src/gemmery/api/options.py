@@ -39,15 +39,12 @@ NO_OPTIONS = Options()
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return gemmery's short name of `dtype`, in gemmery's, NumPy's, ml_dtypes' or PyTorch's spelling.
-
-    Only "i8" and "u8" mean different types to NumPy and to gemmery; here they are NumPy's, int64 and uint64.
-    """
+    """Return gemmery's name of `dtype`, in gemmery's, NumPy's, ml_dtypes' or PyTorch's spelling."""
     try:
         text = str(dtype).removeprefix("torch.")
     except Exception:  # of an object's own __str__
         text = brief(dtype)
-    if text in _NUMPY_CODES or (text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME):
+    if text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME and not dtypes.meanings_of_code(text):
         try:
             name = np.dtype(dtype).name
         except Exception:  # TypeError, ValueError, or what an object's own `dtype` raises
@@ -56,9 +53,6 @@ def dtype_name(dtype: Any) -> str:
     if text in dtypes.FP8 or any(text == row.numpy for row in dtypes.FP8.values()):
         raise DTypeError(f"dtype={text!r} is not a type of results; pass dtype='bfloat16' and convert the result")
     return dtypes.resolve(text, dtypes.BY_NAME)
-
-
-_NUMPY_CODES = ("i8", "u8")
 
 
 def added(function: str) -> str:
@@ -97,7 +91,7 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
                     "type first"
                 )
             number = number.real
-    if row.accumulator in ("f32", "c64"):
+    if row.accumulator in ("f32", "complex64"):
         return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
     return number
 
@@ -132,7 +126,7 @@ def thread_count(threads: Any) -> int | None:
 
 
 def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, batch_invariant: Any = False) -> None:
-    """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU."""
+    """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU, or a wrong one."""
     options = {"precision": precision, "scale_a": scale_a, "scale_b": scale_b}
     name = next((name for name, value in options.items() if value is not None), "")
     if name == "precision" and not (isinstance(precision, str) and precision in PRECISIONS):
@@ -143,8 +137,7 @@ def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, ba
     if name:
         way = "leave it out on the CPU" if name == "precision" else f"multiply {name[-1]} by it first on the CPU"
         raise ArgumentError(f"{name}={brief(options[name])} applies to products on a CUDA device only; {way}")
-    if invariance(batch_invariant):
-        raise ArgumentError("batch_invariant=True applies to products on a CUDA device only; leave it out on the CPU")
+    invariance(batch_invariant)
 
 
 def invariance(batch_invariant: Any) -> bool:
@@ -154,11 +147,14 @@ def invariance(batch_invariant: Any) -> bool:
     return bool(batch_invariant)
 
 
-def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
-    """Return the epilogue's name in a Problem, and the bias as n contiguous accumulators or as one with stride 0."""
+def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None, View | None]:
+    """Return the epilogue's name in a Problem, and the bias twice: as it is, and as accumulators for kernels.
+
+    Those are n and contiguous, or one with stride 0.
+    """
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
     n = y.shape[-1] if len(y.shape) > 1 else 1
-    parts, row = [], None
+    parts, bias_view, row = [], None, None
     if bias is not None:
         if result == "bool":
             raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
@@ -172,7 +168,7 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     if activation is not None:
         check_activation(activation, result)
         parts.append(activation)
-    return "+".join(parts), row
+    return "+".join(parts), bias_view, row
 
 
 def check_bias(bias: View, n: int, result: str) -> None:

@@ -31,9 +31,9 @@ def set_float32_precision(precision: Literal["tf32", "f32_tensor", "f32_strict",
         raise ArgumentError(f"precision={brief(precision)}: {_CHOICES}, or None for the default")
     _default = config.float32_precision() if precision is None else precision
     for name in ("quick", "quick_options"):  # what they have kept was prepared with the precision of before
-        module = sys.modules.get(f"gemmery.api.{name}")
-        if module is not None:
-            module.forget()
+        forget = getattr(sys.modules.get(f"gemmery.api.{name}"), "forget", None)
+        if forget is not None:  # None also while another thread imports it
+            forget()
 
 
 def get_float32_precision() -> str | None:

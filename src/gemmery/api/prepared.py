@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmery import arrays, dispatch, dtypes, tiers
+from gemmery.api.halved import Halved, halved
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
@@ -46,7 +47,7 @@ class PreparedLaunch(NamedTuple):
     plan: dispatch.Plan
     problem: Problem
     form: Arrangement
-    run: Ready
+    run: Ready | Halved
 
 
 class TieredLaunch:
@@ -57,8 +58,8 @@ class TieredLaunch:
     def __init__(
         self,
         form: Arrangement,
-        run: Ready,
-        better: Callable[..., Ready] | None = None,
+        run: Ready | Halved,
+        better: Callable[..., Ready | Halved] | None = None,
         terms: tuple[Any, ...] = (),
         often: int = OFTEN,
     ) -> None:
@@ -69,7 +70,7 @@ class TieredLaunch:
         self._is_queued = False
         self._swapping = threading.RLock()  # the garbage collector may run code that comes here again
 
-    def next(self, stream: int = 0) -> Ready:
+    def next(self, stream: int = 0) -> Ready | Halved:
         """Return the launches of the next product on this stream."""
         if self.countdown:
             if stream and driver.captures(stream):
@@ -248,11 +249,11 @@ def often(dtype: str, device: str, work: int) -> int:
     return 1 if work >= MEDIUM else SOON
 
 
-def _specialised(*terms: Any) -> Ready:
+def _specialised(*terms: Any) -> Ready | Halved:
     return specialised(*terms).run
 
 
-def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Ready | None:
+def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Ready | Halved | None:
     """Return the launch of a general kernel, if there is one for this product."""
     candidate = general(problem)
     if candidate is None:
@@ -298,7 +299,7 @@ def _ready(
 ) -> PreparedLaunch:
     assert isinstance(plan.kernel, CudaLaunch)
     run = plan.kernel.ready(*operand_views(form, problem, bias_step), scaling)
-    return PreparedLaunch(plan, problem, form, run)
+    return PreparedLaunch(plan, problem, form, halved(run, plan, form, problem))
 
 
 def limiting_steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:

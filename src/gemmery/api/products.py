@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gemmery import arrays, config
-from gemmery.api import opaque, quick
+from gemmery.api import opaque, quick, spellings
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
 from gemmery.api.options import NO_OPTIONS, Options, added, dtype_name, epilogue, only_on_devices, scalar, thread_count
 from gemmery.api.promote import promoted, widened
+from gemmery.api.spellings import viewed
 from gemmery.arrange import result_shape
-from gemmery.arrays import View, view
+from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, ShapeError, brief
@@ -54,6 +55,7 @@ def matmul(
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,
+    **options: Any,
 ) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
@@ -73,7 +75,7 @@ def matmul(
     - `out`: an array of the result's shape, with any strides, that receives the result and is returned. It may overlap
       an operand. The result must be castable to its element type by NumPy's "same_kind" rule.
     - `dtype`: a wider element type for the sum and the result, so that nothing wraps or is rounded in between: "int32"
-      (or "i32") for int8, "float32" (or "f32") for float16. As in NumPy, "i8" is int64 and "u8" is uint64.
+      for int8, "float32" (or "f32") for float16.
     - `bias`: n numbers, or one, added to every row.
     - `activation`: applied after the bias, while C is in cache: "relu", "gelu" (by erf, PyTorch's default) or "silu".
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
@@ -88,15 +90,20 @@ def matmul(
       shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
       B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
       of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
-    - `batch_invariant`, on a CUDA device: True gives a row of C the same bits whatever the number of rows of A: no
-      kernel is chosen by that number, and blocks never share k. Some products of few rows are slower with it.
+    - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel that adds in
+      another order is chosen by that number. Some products of few rows are slower with it: on a CPU those of one row
+      by a B with contiguous columns, or in complex types.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
 
-    A real floating-point product on the CPU differs from the exact one by at most k u |A| |B| in each element, terms
-    for underflow, and one rounding to the type of C. The same call gives the same bits, with any number of threads,
-    except where docs/promises.md says so, which has all bounds; with GEMMERY_TIERS=off there are no exceptions.
+    A real floating-point product on the CPU differs from the exact one by at most f(k) u |A| |B| in each element, terms
+    for underflow, and one rounding to the type of C; f(k) is at most k, and at most 1536 + k / 256. The same call gives
+    the same bits, with any number of threads, except where docs/promises.md says so, which has all bounds; with
+    GEMMERY_TIERS=off there are no exceptions.
+
+    NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. Other options of `numpy.matmul` may
+    have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
 
     Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
     bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and
@@ -108,16 +115,16 @@ def matmul(
     devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    if plain and scale_a is None and scale_b is None and batch_invariant is False:
+    if plain and scale_a is None and scale_b is None and batch_invariant is False and not options:
         paths = quick.FAST_PATHS.get(type(a))
         if paths is not None:
             done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
             if done is not None:
                 return done
-        return _entry(a, b, out)
+        return multiply(a, b, out)
     return _matmul(
         a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
     )  # fmt: skip
 
 
@@ -136,13 +143,16 @@ def _matmul(
     scale_a: Any = None,
     scale_b: Any = None,
     batch_invariant: bool = False,
+    **numpys: Any,
 ) -> Any:
     """Compute a product that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
         return _matmul(
             a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **numpys,
         )  # fmt: skip
+    spellings.check("matmul", numpys)
+    out = spellings.single(out)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
     paths = quick.FAST_PATHS.get(type(a))
@@ -162,7 +172,7 @@ def _matmul(
         from gemmery.api import splitting
 
         return splitting.product("matmul", a, b, out, options)
-    x, y = view(a), view(b)
+    x, y = viewed("a", a), viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
@@ -173,14 +183,19 @@ def _matmul(
     if plain:
         terms = PLAIN
     else:
-        name, row = epilogue(bias, activation, x, y, result)
-        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, dtype=dtype)
+        name, bias_view, row = epilogue(bias, activation, x, y, result)
+        terms = Terms(
+            epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, bias_view=bias_view, dtype=dtype,
+            invariant=bool(batch_invariant),
+        )  # fmt: skip
     _compile_entries()
+    if out is not None:
+        x, y = spellings.filling(x, y, spellings.viewed("out", out).shape)
     return product(a, b, x, y, common, result, out, terms)
 
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
-_entry: Callable[..., Any] = _matmul
+multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
 
 
 if TYPE_CHECKING:
@@ -214,7 +229,7 @@ if TYPE_CHECKING:
 def gemm(
     alpha: complex,
     a: Any,
-    b: Any,
+    b: Any = ...,
     beta: complex = 0.0,
     c: Any = None,
     *,
@@ -244,7 +259,7 @@ def gemm(
 def _gemm(
     alpha: complex,
     a: Any,
-    b: Any,
+    b: Any = ...,
     beta: complex = 0.0,
     c: Any = None,
     *,
@@ -253,6 +268,9 @@ def _gemm(
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Compute a gemm that the compiled entry does not know yet."""
+    out = spellings.single(out)
+    if b is ...:
+        raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
     if opaque.waiting and opaque.settle():
         return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
     if (c is out or c is None) and threads is None and precision is None:
@@ -264,7 +282,7 @@ def _gemm(
 
         options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
         return splitting.product("gemm", a, b, out, options)
-    x, y = view(a), view(b)
+    x, y = viewed("a", a), viewed("b", b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(
             f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
@@ -326,13 +344,14 @@ def _gemv(
     precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
 ) -> Any:
     """Compute a gemv that the compiled entry does not know yet."""
+    out = spellings.single(out)
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
     if (y is out or y is None) and threads is None and precision is None:
         done = quick.scaled(a, x, y, out, "gemv", alpha, beta)
         if done is not None:
             return done
-    matrix, vector = view(a), view(x)
+    matrix, vector = viewed("a", a), viewed("x", x)
     if len(matrix.shape) != 2 or len(vector.shape) != 1:
         raise ShapeError(
             f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
@@ -348,12 +367,14 @@ _gemv_entry: Callable[..., Any] = _gemv
 @functools.cache
 def _compile_entries() -> None:
     """Replace gm.matmul, gm.gemm and gm.gemv by the compiled entry, at the first product on the CPU."""
-    global _entry, _gemm_entry, _gemv_entry
+    global multiply, _gemm_entry, _gemv_entry
     if not config.fast_entry():
         return
     public = (matmul, gemm, gemv)
-    docs = [f"{signature}\n--\n\n{function.__doc__}" for signature, function in zip(_SIGNATURES, public, strict=True)]
-    _entry, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
+    docs = [
+        f"{signature}\n--\n\n{function.__doc__ or ''}" for signature, function in zip(_SIGNATURES, public, strict=True)
+    ]
+    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
     for name in ("gemmery", "gemmery.api"):
         module = sys.modules[name]
         module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
@@ -362,9 +383,9 @@ def _compile_entries() -> None:
 _SIGNATURES = (
     (
         "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None, "
-        "scale_a=None, scale_b=None, batch_invariant=False)"
+        "scale_a=None, scale_b=None, batch_invariant=False, **options)"
     ),
-    "gemm(alpha, a, b, beta=0.0, c=None, *, out=None, threads=None, precision=None)",
+    "gemm(alpha, a, b=..., beta=0.0, c=None, *, out=None, threads=None, precision=None)",
     "gemv(a, x, y=None, *, alpha=1.0, beta=0.0, out=None, threads=None, precision=None)",
 )
 
@@ -385,7 +406,7 @@ def get_num_threads() -> int:
     """Return the number of CPU threads of a product.
 
     It is the count passed to `set_num_threads`, else GEMMERY_NUM_THREADS, else the number of cores that the process may
-    use.
+    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK.
 
     >>> import gemmery as gm
     >>> gm.get_num_threads() >= 1
@@ -415,7 +436,7 @@ def _scaled(
         return on_device.product(name, a, b, x, y, out, options)
     only_on_devices(precision)
     common = result = promoted(x.dtype, y.dtype)
-    old = None if c is None else view(c)
+    old = None if c is None else viewed(added(name), c)
     if old is not None:
         arrays.together(a=x, b=y, c=old)
         shape = result_shape(x.shape, y.shape)

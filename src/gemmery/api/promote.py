@@ -9,16 +9,16 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.errors import DTypeError
 
-_INTO_BFLOAT = ("bool", "i8", "u8")  # bfloat16 holds every value of these
-_ABOVE_BFLOAT = ("f32", "f64", "c64", "c128")
+_INTO_BFLOAT = ("bool", "int8", "uint8")  # bfloat16 holds every value of these
+_ABOVE_BFLOAT = ("f32", "f64", "complex64", "complex128")
 
 
 @lru_cache
 def promoted(a: str, b: str) -> str:
     """Return the element type that holds both, by the rules of `numpy.result_type` and, for bfloat16, of ml_dtypes.
 
-    >>> promoted("f32", "i64"), promoted("u8", "i8"), promoted("bf16", "f32"), promoted("bool", "i8")
-    ('f64', 'i16', 'f32', 'i8')
+    >>> promoted("f32", "int64"), promoted("uint8", "int8"), promoted("bf16", "f32"), promoted("bool", "int8")
+    ('f64', 'int16', 'f32', 'int8')
 
     Raises DTypeError for a pair that no type holds: bfloat16 with float16 or with wide integers.
     """
@@ -66,14 +66,19 @@ def kernel_types(common: str, result: str) -> tuple[str, str]:
     Kernels widen within one kind of number. Modulo 2**bits signed and unsigned products have the same bits. For a
     product of bools, C counts the pairs of which both are true.
 
-    >>> kernel_types("i8", "i32"), kernel_types("u8", "i32"), kernel_types("i32", "f64"), kernel_types("bool", "bool")
-    (('i8', 'i32'), ('u8', 'u32'), ('f64', 'f64'), ('u8', 'u32'))
+    >>> (
+    ...     kernel_types("int8", "int32"),
+    ...     kernel_types("uint8", "int32"),
+    ...     kernel_types("int32", "f64"),
+    ...     kernel_types("bool", "bool"),
+    ... )
+    (('int8', 'int32'), ('uint8', 'uint32'), ('f64', 'f64'), ('uint8', 'uint32'))
     """
     if result == "bool":
-        return "u8", "u32"
+        return "uint8", "uint32"
     inside, outside = dtypes.get(common), dtypes.get(result)
     if inside.kind == outside.kind and inside.kind != "c":
         return common, result
     if inside.kind in "iu" and outside.kind in "iu":
-        return common, f"{inside.kind}{8 * outside.size}"
+        return common, f"{'int' if inside.kind == 'i' else 'uint'}{8 * outside.size}"
     return result, result

@@ -7,7 +7,6 @@ vectors that was not seen before is prepared here too, once the general kernel o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,7 @@ class KnownProduct(NamedTuple):
 
 def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], served: TieredLaunch) -> None:
     """Use the fast path for arrays like these, if their library has one; `name` is that of the called function."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    torch, cupy = arrays.library(a, "torch", "Tensor"), arrays.library(a, "cupy", "ndarray")
     x, y, target = views
     product = KnownProduct(
         served, target.shape, arrays.contiguous(target.shape, 1), *_apart(x, target), *_apart(y, target)

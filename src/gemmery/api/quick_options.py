@@ -5,7 +5,6 @@ The key has the options beside what `quick` looks up. Addresses, overlaps and gr
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
@@ -55,7 +54,7 @@ def remember(
 
     `parts` are the addresses of the parts of A and of B, where they were split before.
     """
-    torch = sys.modules.get("torch")
+    torch = arrays.library(a, "torch", "Tensor")
     if torch is None or type(a) not in quick.tensor_types(torch):
         return
     tensors = quick.tensor_types(torch)

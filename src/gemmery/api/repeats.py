@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ def remember(
     """Store the job of a product. `used` are the views of its operands, or of converted copies, and of the result.
 
     The kernel is one for every shape. If there is a faster one for this shape, it is compiled in the background for
-    products that come often, and takes its place.
+    products that come often or are many, and takes its place.
     """
     kind = _kind(call, *used, out) if entry.active() else None
     if kind is None:
@@ -46,8 +45,10 @@ def remember(
         return  # a call that compiled code leaves to Python each time
     array = ArrayKey(dtype, c.shape, c.strides)
     better = _tiers() and cpu.specialised(prepared.problem) is not None
-    entry.remember(kind, key, array, _work(prepared, used, job), better and status == entry.NEW)
-    if better and status == entry.OFTEN:
+    calls = entry.calls_until_often(prepared.problem.batch * prepared.form.runs)
+    often = status == entry.OFTEN or calls == 1
+    entry.remember(kind, key, array, _work(prepared, used, job), calls if better and not often else 0)
+    if better and often:
         bias = None if call.terms.bias is None else call.terms.bias._replace(owner=None)
         x, y, _ = used
         views = x._replace(owner=None), y._replace(owner=None), c._replace(owner=None)
@@ -57,7 +58,7 @@ def remember(
             entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
         _improve(prepared.problem, key, store)
-    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None:
+    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None and kind.threads is None:
         _learn(kind, prepared.problem, threads)
 
 
@@ -166,7 +167,8 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
 def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
     terms = call.terms
-    if terms.widens or terms.threads is not None or terms.alpha == 0 or not (_plain(call.a) and _plain(call.b)):
+    alone = terms.widens or terms.invariant or (terms.threads or 0) > _ONE_OBJECT or terms.alpha == 0
+    if alone or not (_plain(call.a) and _plain(call.b)):
         return None
     if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
         return None  # compiled code converts no tensor
@@ -195,9 +197,11 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         terms.beta != 0,
         terms.epilogue.removeprefix("bias").removeprefix("+"),
         terms.dtype,
+        terms.threads,
     )
 
 
+_ONE_OBJECT = 256  # Python has one object for each integer up to this, so that its address identifies it
 _NUMBER, _NO_BIAS = (ArrayKey(np.dtype(np.float64), (), ()) for _ in range(2))
 
 
@@ -212,7 +216,7 @@ def _has_tensors(call: Call, out: Any) -> bool:
 
 def _elements(x: Any) -> dict[str, Element] | None:
     """Return PyTorch's element types by gemmery's names if x is a tensor that compiled code reads."""
-    torch = None if type(x) is np.ndarray else sys.modules.get("torch")
+    torch = None if type(x) is np.ndarray else arrays.library(x, "torch", "Tensor")
     if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter):
         return None
     return _known(torch) if torch.autograd.forward_ad._current_level < 0 else None

@@ -16,7 +16,7 @@ from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 BLOCK = 128  # rows and columns of an operand that share a factor
-SCALED = ("e4m3", "e5m2", "i8", "f16", "bf16")  # element types of operands that may have factors
+SCALED = ("e4m3", "e5m2", "int8", "f16", "bf16")  # element types of operands that may have factors
 _NUMBER = (int, float, np.number)
 
 

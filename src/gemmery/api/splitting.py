@@ -85,7 +85,7 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     if reason := too_large(problem):
         raise RefusedError(f"gm.split: {reason}")
     work = float32_pre_pass.kept_operand(problem)
-    owner, its_view = device_memory.new(x, (work.nbytes,), "u8", z)
+    owner, its_view = device_memory.new(x, (work.nbytes,), "uint8", z)
     _fill(x, z, b, problem, work, its_view.pointer)
     return SplitOperand(x, operand, its_view.pointer, work.nbytes, owner)
 

@@ -1,113 +1,144 @@
-"""The subscripts of `einsum`: which letter names which dimension, and which of them no single product computes."""
+"""The subscripts of `einsum`: which letter names which dimension, and which operands are multiplied first."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
+from string import ascii_letters
+from typing import Any
 
-from gemmery.api.one_product import DimensionLabel, Labels
+import numpy as np
+
+from gemmery.api.one_product import DimensionLabel, Dimensions
+from gemmery.arrange import Ints
 from gemmery.errors import ArgumentError, ShapeError, brief
 
-_WAY_OUT = "opt_einsum.contract computes such expressions"
-_NAMES = ("first", "second")
+_FORM = (
+    "use letters, a comma between the operands, one '...' an operand and '->' before the result, as in "
+    "'...ij,jk->...ik'"
+)
 
 
 @lru_cache(maxsize=1024)
-def labels(subscripts: str, a: int, b: int) -> Labels:
-    """Return the labels of operands with `a` and `b` dimensions, and those of the result.
+def labels(subscripts: str, counts: Ints) -> tuple[tuple[Dimensions, ...], Dimensions]:
+    """Return the labels of operands with so many dimensions, and those of the result.
 
-    Dimensions of the ellipsis are -1, -2, ... from the last, so that those of both operands broadcast.
+    Dimensions of the ellipsis are -1, -2, ... from the last, so that those of all operands broadcast.
 
-    >>> labels("ij,jk", 2, 2)
-    Labels(a=('i', 'j'), b=('j', 'k'), c=('i', 'k'))
-    >>> labels("...i,...i->...", 3, 2).c
+    >>> labels("ij,jk", (2, 2))
+    ((('i', 'j'), ('j', 'k')), ('i', 'k'))
+    >>> labels("...i,...i->...", (3, 2))[1]
     (-2, -1)
 
-    Raises ArgumentError for subscripts that are malformed or no product, and ShapeError if they name another number of
-    dimensions than an operand has.
+    Raises ArgumentError for subscripts that are malformed, and ShapeError if they name another number of dimensions
+    than an operand has.
     """
     text = subscripts.replace(" ", "")
+    if any(text.count(sign) != subscripts.count(sign) for sign in ("->", "...")):
+        raise ArgumentError(f"a space inside '->' or '...' of subscripts {brief(subscripts)}: {_FORM}")
     inputs, arrow, output = text.partition("->")
     terms = inputs.split(",")
-    if len(terms) != 2:
+    if len(terms) != len(counts):
         raise ArgumentError(
-            f"{brief(subscripts)} describes {_operands(len(terms))}, and two are passed: write one comma between "
-            "their letters, as in 'ij,jk->ik'"
+            f"{brief(subscripts)} describes {_operands(len(terms))}, and {len(counts)} are passed: write a comma "
+            "between the letters of two operands, as in 'ij,jk->ik'"
         )
-    for term in terms:
-        _check_term(term, subscripts, f"a diagonal, and no product: take it first with numpy.diagonal, or {_WAY_OUT}")
-    _check_term(output, subscripts, "a diagonal to write: set it afterwards with numpy.fill_diagonal")
-    left, right = (_dimensions(term, count, name) for term, count, name in zip(terms, (a, b), _NAMES, strict=True))
-    both = [*left, *right]
-    ellipsis = tuple(sorted({label for label in both if isinstance(label, int)}))
+    for term in (*terms, output):
+        _check_term(term, subscripts)
+    sides = tuple(
+        _dimensions(term, count, place) for place, (term, count) in enumerate(zip(terms, counts, strict=True))
+    )
+    every = [label for side in sides for label in side]
+    ellipsis = tuple(sorted({label for label in every if isinstance(label, int)}))
     if arrow:
-        result = _output(output, both, ellipsis, subscripts)
-    else:
-        result = (*ellipsis, *sorted(label for label in both if isinstance(label, str) and both.count(label) == 1))
-    _check_product(left, right, result, subscripts)
-    return Labels(left, right, result)
+        return sides, _output(output, every, ellipsis, subscripts)
+    return sides, (*ellipsis, *sorted(label for label in every if isinstance(label, str) and every.count(label) == 1))
 
 
-def count_refused(count: int) -> ArgumentError:
-    """Return the error for another number of operands than two."""
-    return ArgumentError(f"einsum of {_operands(count)}: gemmery multiplies two; {_WAY_OUT}")
+def from_lists(arguments: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return the subscripts and the operands of NumPy's other form: x, [0, 1], y, [1, 2], [0, 2].
+
+    >>> from_lists(["x", [0, 1], "y", [1, ...], [0, ...]])
+    ('AB,B...->A...', ('x', 'y'))
+    """
+    *_, last = (None, *arguments)
+    output = f"->{_listed(last)}" if len(arguments) % 2 else ""
+    pairs = arguments[: len(arguments) // 2 * 2]
+    if not pairs:
+        raise ArgumentError("einsum needs subscripts and operands: pass a string such as 'ij,jk->ik', then two arrays")
+    return ",".join(_listed(numbers) for numbers in pairs[1::2]) + output, tuple(pairs[::2])
+
+
+def path(terms: Sequence[Dimensions], shapes: Sequence[Ints], result: Dimensions, optimize: Any) -> list[Ints]:
+    """Return the places of the operands that are multiplied in each step, as `numpy.einsum_path` does.
+
+    A result stands last among those that are left.
+    """
+    names = dict(zip(dict.fromkeys(label for term in terms for label in term), ascii_letters, strict=False))
+    text = [*("".join(names[label] for label in term) for term in terms), "".join(names[label] for label in result)]
+    empty = [np.broadcast_to(np.float32(0), shape) for shape in shapes]
+    strategy = "greedy" if optimize is None or isinstance(optimize, bool) else optimize
+    try:
+        steps = np.einsum_path(f"{','.join(text[:-1])}->{text[-1]}", *empty, optimize=strategy)[0]
+    except (TypeError, ValueError, KeyError) as error:
+        raise ArgumentError(f"optimize={brief(optimize)} of {len(terms)} operands: {error}; leave it out") from error
+    return [tuple(step) for step in steps[1:]]
+
+
+def _listed(numbers: Any) -> str:
+    """Return the letters of a list of numbers and Ellipsis."""
+    try:
+        return "".join("..." if number is Ellipsis else _LETTERS[index(number)] for number in numbers)
+    except (TypeError, KeyError) as error:
+        raise ArgumentError(
+            f"the subscripts of einsum are {brief(numbers)}: pass a string such as 'ij,jk->ik', then the arrays, or "
+            "after each array a list of numbers from 0 to 51"
+        ) from error
+
+
+_LETTERS = dict(enumerate(sorted(ascii_letters)))  # a dict, for which -1 is no place
+
+
+def called(place: int) -> str:
+    """Return how messages call an operand."""
+    return f"the {('first', 'second', 'third')[place]} operand" if place < 3 else f"operand {place + 1}"
 
 
 def _operands(count: int) -> str:
     return f"{count} operand{'s' * (count != 1)}"
 
 
-def _check_term(term: str, subscripts: str, repeated: str) -> None:
-    letters = term.replace("...", "", 1)
-    for letter in letters:
+def _check_term(term: str, subscripts: str) -> None:
+    for letter in term.replace("...", "", 1):
         if not (letter.isascii() and letter.isalpha()):
-            raise ArgumentError(
-                f"{letter!r} in subscripts {brief(subscripts)}: use letters, a comma between the operands, one '...' "
-                "an operand and '->' before the result, as in '...ij,jk->...ik'"
-            )
-    for letter in letters:
-        if letters.count(letter) > 1:
-            raise ArgumentError(f"letter {letter!r} is repeated in {term!r}: that is {repeated}")
+            raise ArgumentError(f"{letter!r} in subscripts {brief(subscripts)}: {_FORM}")
 
 
-def _dimensions(term: str, count: int, name: str) -> tuple[DimensionLabel, ...]:
+def _dimensions(term: str, count: int, place: int) -> Dimensions:
     """Return the labels of an operand's dimensions."""
     letters = len(term.replace("...", ""))
     if letters > count or ("." not in term and letters != count):
         raise ShapeError(
-            f"{term!r} names {letters} dimensions, and the {name} operand has {count}; pass a letter for each, or '...'"
+            f"{term!r} names {letters} dimensions, and {called(place)} has {count}; pass a letter for each, or '...'"
         )
     before, _, after = term.partition("...")
     return (*before, *range(letters - count, 0), *after)
 
 
-def _output(
-    term: str, inputs: list[DimensionLabel], ellipsis: tuple[int, ...], subscripts: str
-) -> tuple[DimensionLabel, ...]:
+def _output(term: str, inputs: list[DimensionLabel], ellipsis: Ints, subscripts: str) -> Dimensions:
     before, dots, after = term.partition("...")
     for letter in before + after:
         if letter not in inputs:
             raise ArgumentError(f"letter {letter!r} of the result is in no operand of {brief(subscripts)}")
+        if term.count(letter) > 1:
+            raise ArgumentError(
+                f"letter {letter!r} is repeated in {term!r}: that is a diagonal to write: set it afterwards with "
+                "numpy.fill_diagonal"
+            )
     if ellipsis and not dots:
         raise ArgumentError(
             f"the result of {brief(subscripts)} has no '...': the dimensions of the ellipsis are not summed; write "
-            f"'...' there too, or {_WAY_OUT}"
+            "'...' there too, or a letter for each of them"
         )
     return (*before, *ellipsis, *after)
-
-
-def _check_product(
-    a: tuple[DimensionLabel, ...], b: tuple[DimensionLabel, ...], c: tuple[DimensionLabel, ...], subscripts: str
-) -> None:
-    """Raise ArgumentError for a sum over dimensions of one operand, and for products without a sum."""
-    for name, own, other in (("first", a, b), ("second", b, a)):
-        for label in own:
-            if label not in other and label not in c:
-                raise ArgumentError(
-                    f"letter {label!r} of {brief(subscripts)} is only in the {name} operand and not in the result: "
-                    f"sum that operand over it first, with x.sum(axis={own.index(label)}), or {_WAY_OUT}"
-                )
-    summed = set(a) & set(b) - set(c)
-    if not summed and not (set(a) - set(b) and set(b) - set(a)):
-        raise ArgumentError(
-            f"{brief(subscripts)} sums over no letter and multiplies element by element: use a * b, or {_WAY_OUT}"
-        )

@@ -12,7 +12,7 @@ Precision: TypeAlias = Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "
 DTypeName: TypeAlias = Literal[
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
-    "f64", "f32", "f16", "bf16", "c64", "c128", "i16", "i32", "i64", "u16", "u32", "u64",
+    "f64", "f32", "f16", "bf16",
 ]  # fmt: skip
 
 
@@ -71,6 +71,20 @@ class ContractionOptions(GemmOptions, total=False):
     """Options of tensordot, vecdot and einsum."""
 
     dtype: DTypeLike | None
+
+
+class VecdotOptions(ContractionOptions, total=False):
+    """Options of vecdot."""
+
+    keepdims: bool
+
+
+class EinsumOptions(ContractionOptions, total=False):
+    """Options of einsum."""
+
+    optimize: Any
+    order: str
+    casting: str
 
 
 class GemvOptions(GemmOptions, total=False):

@@ -82,10 +82,10 @@ def warm(
     _make(missing, count, len(images), progress)
     sizes = [image.size() for image in images]
     if not all(sizes):
-        raise CacheError(
-            f"{folder}: kernels were compiled but not stored: make room in the file system, and start this process "
-            "again if a source of gemmery has changed since it began"
-        )
+        from gemmery.cpu import jit
+
+        rule = jit.reason() or cache.unusable(folder) or cache.FULL
+        raise CacheError(f"{folder}: kernels were compiled but not stored: {rule}")
     seconds = time.perf_counter() - began
     return Warmed(len(missing), len(images) - len(missing), sum(sizes), seconds, folder)
 
@@ -116,6 +116,8 @@ def _dtype_names(names: Any, supported: Iterable[str], device: str) -> tuple[str
 
 def _dtype_name(dtype: Any) -> str:
     """As `options.dtype_name`, for operands: 8-bit floating-point types too."""
+    if dtype is None:  # NumPy's name for float64
+        raise DTypeError("a dtype is None: name a type, such as 'float32', or leave dtypes out for all")
     text = str(dtype).removeprefix("torch.") if isinstance(dtype, str) or hasattr(dtype, "itemsize") else ""
     return next((name for name, row in known.FP8.items() if text in (name, row.numpy)), "") or options.dtype_name(dtype)
 
@@ -174,8 +176,8 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[WarmImage]:
 def _pairs(name: str) -> list[tuple[str, str]]:
     """Return the element types of A and B, and of C, with which kernels compute products of a type.
 
-    >>> _pairs("i8")
-    [('i8', 'i8'), ('i8', 'i16'), ('i8', 'i32'), ('i8', 'i64')]
+    >>> _pairs("int8")
+    [('int8', 'int8'), ('int8', 'int16'), ('int8', 'int32'), ('int8', 'int64')]
     """
     results = [wide for wide in known.BY_NAME if can_cast(name, wide, "safe")]
     pairs = dict.fromkeys(kernel_types(name, wide) for wide in sorted(results, key=lambda wide: known.get(wide).size))

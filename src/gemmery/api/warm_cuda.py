@@ -20,7 +20,7 @@ from gemmery.errors import CompileError, DeviceError, RefusedError
 from gemmery.problem import Problem
 
 _TYPES = ("f16", "bf16", "f32", "f64")
-_OUT = {"e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}  # the usual results of types that only some devices multiply
+_OUT = {"e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}  # the usual results of types that only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
 _MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
 _EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row

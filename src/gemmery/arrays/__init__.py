@@ -19,7 +19,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 """
 
 from gemmery.arrays.pytorch import comparer, device_allocator, recorders, version_bump
-from gemmery.arrays.reading import view
+from gemmery.arrays.reading import unchanged, view
 from gemmery.arrays.results import (
     allocates,
     as_numpy,
@@ -34,7 +34,7 @@ from gemmery.arrays.results import (
     wrap,
     written,
 )
-from gemmery.arrays.views import View, alignment, contiguous, overlap, reach, repeats, same, together
+from gemmery.arrays.views import View, alignment, contiguous, library, overlap, reach, repeats, same, together
 
 __all__ = [
     "View",
@@ -49,6 +49,7 @@ __all__ = [
     "device_allocator",
     "empty",
     "kind",
+    "library",
     "numpy_dtype",
     "overlap",
     "reach",
@@ -58,6 +59,7 @@ __all__ = [
     "scratch",
     "store",
     "together",
+    "unchanged",
     "version_bump",
     "view",
     "wrap",

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.views import View, check, contiguous, no_memory, only_on_devices
+from gemmery.arrays.views import View, check, contiguous, library, no_memory, only_on_devices
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
@@ -34,13 +34,13 @@ def view(obj: object) -> View:
     """
     if type(obj) is np.ndarray:
         return _numpy_view(obj)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, torch.Tensor):
+    torch = library(obj, "torch", "Tensor")
+    if torch is not None:
         return pytorch.view(obj, torch)
     if isinstance(obj, np.ndarray):
         return _numpy_view(_plain(obj))
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(obj, cupy.ndarray):
+    cupy = library(obj, "cupy", "ndarray")
+    if cupy is not None:
         return _cupy_view(obj, cupy)
     try:
         return _exported(obj)
@@ -50,12 +50,26 @@ def view(obj: object) -> View:
         raise _unreadable(obj, error) from error
 
 
+def unchanged(**views: View | None) -> None:
+    """Raise LayoutError if the memory of an array is not where these views, by the names of arguments, have it.
+
+    Reading an argument may run its own code (`__array__`, `__float__`), which may resize another argument.
+    """
+    for name, x in views.items():
+        owner: Any = None if x is None else x.owner
+        if type(owner) is np.ndarray:
+            now: tuple[Any, ...] = _address(owner), owner.shape, owner.strides
+        else:
+            now = (owner.data_ptr(),) if library(owner, "torch", "Tensor") is not None else ()
+        if x is not None and now != x[: len(now)]:
+            raise LayoutError(f"{name} was resized while another argument was read: pass that one as an array")
+
+
 def _exported(obj: object) -> View:
     """The memory of an object that offers it by one of the protocols, or of NumPy's array of it."""
     if isinstance(obj, type):
         raise DTypeError(f"an operand is the class {obj.__name__}, not an array: pass an instance")
-    fx = sys.modules.get("torch.fx")
-    if fx is not None and isinstance(obj, fx.Proxy):
+    if library(obj, "torch.fx", "Proxy") is not None:
         raise LayoutError(
             "torch.fx is tracing, and it cannot record products of gemmery: call gemmery outside of it, or use "
             "torch.matmul inside"

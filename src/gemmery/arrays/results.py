@@ -10,7 +10,7 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.arrays import pytorch
 from gemmery.arrays.reading import SHORT, view
-from gemmery.arrays.views import View
+from gemmery.arrays.views import View, library
 from gemmery.dtypes import Array
 from gemmery.errors import DTypeError, ShapeError
 
@@ -23,13 +23,13 @@ def kind(*operands: object) -> object:
     return operands[0]
 
 
-def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
     """Return an uninitialised C-contiguous array for a result like `like`, and its View; `wrap` finishes the array."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(like, torch.Tensor):
+    torch = library(like, "torch", "Tensor")
+    if torch is not None:
         return pytorch.empty(shape, dtype, like, torch)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(like, cupy.ndarray):
+    cupy = library(like, "cupy", "ndarray")
+    if cupy is not None:
         with like.device:
             array = cupy.empty(shape, numpy_dtype(dtype))
         return array, view(array)
@@ -50,10 +50,7 @@ def _memory(shape: tuple[int, ...], dtype: Any) -> Array:
 
 def allocates(like: object) -> bool:
     """Return True if `empty` can allocate on the device of `like`: for PyTorch and CuPy."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    return (torch is not None and isinstance(like, torch.Tensor)) or (
-        cupy is not None and isinstance(like, cupy.ndarray)
-    )
+    return (library(like, "torch", "Tensor") or library(like, "cupy", "ndarray")) is not None
 
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:
@@ -97,11 +94,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's element type for gemmery's `name`; for bfloat16 ml_dtypes must have been imported."""
     if name != "bf16":
         return np.dtype(dtypes.get(name).numpy)
-    extra = sys.modules.get("ml_dtypes")
-    if extra is None:
+    bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)
+    if bfloat16 is None:
         raise DTypeError("NumPy has no bfloat16: import ml_dtypes, or pass dtype='float32'")
-    bfloat16: np.dtype[Any] = np.dtype(extra.bfloat16)
-    return bfloat16
+    result: np.dtype[Any] = np.dtype(bfloat16)
+    return result
 
 
 def converted(source: View, dtype: str) -> View:
@@ -140,8 +137,8 @@ def assign(target: Any, source: Any) -> None:
 
 def written(obj: object) -> None:
     """Tell PyTorch that the memory of a tensor was written; do nothing for other arrays."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, torch.Tensor):
+    torch = library(obj, "torch", "Tensor")
+    if torch is not None:
         pytorch.written(obj, torch)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import lru_cache
+from typing import Any
 
 from gemmery import dtypes
 from gemmery.errors import DeviceError, DTypeError, LayoutError
@@ -24,6 +26,18 @@ class View(NamedTuple):
     stream: int = 0  # handle of the CUDA stream that may use the memory without waiting
     writable: bool = True
     owner: object = None  # keeps the memory alive
+
+
+def library(obj: object, module: str, name: str) -> Any:
+    """Return an imported module if `obj` is an instance of its class `name`, else None.
+
+    >>> library(1, "torch", "Tensor") is None
+    True
+
+    Another thread may be importing the module: it is in `sys.modules` then, without its classes.
+    """
+    imported = sys.modules.get(module)
+    return imported if isinstance(obj, getattr(imported, name, ())) else None
 
 
 def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from gemmery.bench.timing import Sample
 from gemmery.bench.torch_operands import Sets, allocating, host_time, on_torch, put_by, tensor, tensors, without_torch
 from gemmery.errors import RefusedError
 
-EIGHT_BITS = ("i8", *dtypes.FP8)
+EIGHT_BITS = ("int8", *dtypes.FP8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
 TRIED_SECONDS = 0.003
 LARGEST_BIASED = 2  # bytes of elements whose products with a bias PyTorch leaves to cublasLt
@@ -120,8 +120,8 @@ def _eight_bit_ways(resident: Resident, fast: bool) -> dict[str, Put]:
     import torch
 
     work, stream, sets = resident.work, on_torch(resident), tensors(resident)
-    if work.dtype == "i8":
-        if work.out != "i32" or work.scales:
+    if work.dtype == "int8":
+        if work.out != "int32" or work.scales:
             raise RefusedError("torch._int_mm multiplies int8 into int32, without factors")
         return {"torch._int_mm": functools.partial(put_by, stream, sets, torch._int_mm)}
     factors = [torch.ones((), device=sets[0][0].device)] * 2

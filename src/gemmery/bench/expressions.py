@@ -1,8 +1,8 @@
 """Calls of every kind on small arrays, each next to the expression that a user of NumPy or PyTorch writes for it.
 
-The names in an expression are: a, b, c (n x n), x, y, bias (n), batches p, q (4 x n x n), r (2 x 1 x n x n) and
-s (3 x n x n), w (b in float64), u and v (every second row and column of larger matrices), g and h (bfloat16), out and
-wide (n x n in float32 and float64, which receive results).
+The names in an expression are: a, b, c (n x n), x, y, bias (n), batches p, q (4 x n x n), r (2 x 1 x n x n),
+s (3 x n x n), t (n x 4 x n), w (b in float64), u and v (every second row and column of larger matrices), g, h
+(bfloat16), out, wide (n x n in float32 and float64, which receive results).
 """
 
 from __future__ import annotations
@@ -58,6 +58,21 @@ CALLS: dict[str, Expressions] = {
     "f32 by f64": Expressions("gm.matmul(a, w)", "np.matmul(a, w)"),
     "strided views": Expressions("gm.matmul(u, v)", "np.matmul(u, v)", "torch.mm(u, v)"),
     "out of another type": Expressions("gm.matmul(a, b, out=wide)", "np.matmul(a, b, out=wide)"),
+    "vecdot": Expressions("gm.vecdot(x, y)", "np.vecdot(x, y)", "torch.linalg.vecdot(x, y)"),
+    "vecdot of rows": Expressions("gm.vecdot(a, b)", "np.vecdot(a, b)", "torch.linalg.vecdot(a, b)"),
+    "tensordot": Expressions("gm.tensordot(a, b, 1)", "np.tensordot(a, b, 1)", "torch.tensordot(a, b, 1)"),
+    **{
+        f"einsum {text}": Expressions(*(f'{library}.einsum("{text}", {operands})' for library in ("gm", "np", "torch")))
+        for text, operands in {
+            "ij,jk->ik": "a, b",
+            "ij,jk->ki": "a, b",
+            "...ij,j...->i...": "a, x",
+            "bij,bjk->bik": "p, q",
+            "ij,ij->": "a, b",
+            "ij,ij->i": "a, b",
+            "ac,abc->cb": "a, t",
+        }.items()
+    },
     "bfloat16": Expressions("gm.matmul(g, h)", "np.matmul(g, h)", "torch.mm(g, h)"),
 }
 ARRAYS = ("numpy", "torch")  # the kinds of arrays, which are also the rivals
@@ -78,7 +93,7 @@ def operands(work: Work, library: str) -> dict[str, Any]:
 
     n, rng = work.n, np.random.default_rng(work.seed)
     shapes = {"a": (n, n), "b": (n, n), "c": (n, n), "x": (n,), "y": (n,), "bias": (n,)}
-    shapes |= {"p": (4, n, n), "q": (4, n, n), "r": (2, 1, n, n), "s": (3, n, n), "u": (2 * n, 2 * n)}
+    shapes |= {"p": (4, n, n), "q": (4, n, n), "r": (2, 1, n, n), "s": (3, n, n), "t": (n, 4, n), "u": (2 * n, 2 * n)}
     shapes |= {"v": (2 * n, 2 * n), "g": (n, n), "h": (n, n)}
     arrays: dict[str, Any] = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     arrays["w"] = arrays["b"].astype(np.float64)

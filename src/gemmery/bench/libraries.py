@@ -68,7 +68,11 @@ def blas(path: str = "") -> str:
     >>> blas()  # doctest: +SKIP
     'openblas 0.3.31, SkylakeX kernels'
     """
-    pools = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
+    pools = [
+        row
+        for row in threadpoolctl.threadpool_info()
+        if row["user_api"] == "blas" and row["internal_api"] != "gemmery" and path in row["filepath"]
+    ]
     return "; ".join(_in_words(row) for row in pools) or "unknown to threadpoolctl"
 
 
@@ -159,7 +163,7 @@ def _prepare_torch(work: Work) -> RivalProduct:
     function: Callable[..., object] = torch.mv if work.vector else torch.bmm if work.batch > 1 else torch.mm
     note = ""
     if work.out != work.dtype:
-        if (work.dtype, work.out) == ("i8", "i32") and work.batch == 1 and not work.vector:
+        if (work.dtype, work.out) == ("int8", "int32") and work.batch == 1 and not work.vector:
             function = torch._int_mm
         elif work.dtype in ("f16", "bf16") and work.out == "f32":
             c, note = (

@@ -25,7 +25,9 @@ from gemmery.problem import Problem
 SAMPLES = 20
 ALONE_SECONDS = 0.003  # shorter than a time slice: on a busy machine some samples still run undisturbed
 TOGETHER_SECONDS = 0.02  # starting the threads takes 0.05 ms
-_UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "u16": "i16", "u32": "i32", "u64": "i64", "u8": "i8"}
+_UNIT = {"f16": "f32", "complex64": "f32", "complex128": "f64"} | {
+    f"uint{bits}": f"int{bits}" for bits in (8, 16, 32, 64)
+}
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: more than any L3
 
 
@@ -62,13 +64,13 @@ def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache
 def unit(dtype: str, target: Target | None = None) -> str:
     """Return the element type whose multiply-adds set the peak of `dtype`: f32 for f16, which is widened.
 
-    bf16 and i8 use dot-product instructions on a CPU that has them, else they are widened too.
+    bf16 and int8 use dot-product instructions on a CPU that has them, else they are widened too.
     """
     target = target or host()
     name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
     if name == "bf16" and not target.has_bf16_dot:
         return "f32"
-    return "i16" if name == "i8" and not target.has_vnni else name
+    return "int16" if name == "int8" and not target.has_vnni else name
 
 
 def peak(dtype: str, threads: int = 1) -> float:
@@ -133,7 +135,7 @@ def _peak_module(target: Target, name: str) -> Module:
     """A loop of independent multiply-adds on registers; each sum has its own start, or LLVM would merge them."""
     module = Module(target)
     with module.function(f"peak_{name}", ("i64", "n"), ("ptr", "p")) as f:
-        sums = {"bf16": "float", "i8": "i32"}.get(name, dtypes.get(name).llvm)
+        sums = {"bf16": "float", "int8": "i32"}.get(name, dtypes.get(name).llvm)
         wide = vector(target.vector_bytes // size_of(sums), sums)
         x, y = f.load(wide, f["p"]), f.load(wide, f["p"] + 64)
         places = [f["p"] + 64 * (2 + i) for i in range(_accumulators(target))]
@@ -151,7 +153,7 @@ def _multiply_add(f: Function, name: str, total: Value, x: Value, y: Value) -> V
     if name == "bf16":
         pair = vector(2 * lanes_of(x.type), "bfloat")
         return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", x.type, total, f.bitcast(x, pair), f.bitcast(y, pair))
-    if name == "i8":
+    if name == "int8":
         four = vector(4 * lanes_of(x.type), "i8")
         return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", x.type, total, f.bitcast(x, four), f.bitcast(y, four))
     return f.fma(total, x, y)

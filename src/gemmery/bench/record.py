@@ -185,7 +185,9 @@ def read(file: Path) -> tuple[Run, ...]:
             if "machine" in row:
                 machines[row["run"]] = _build(MachineRecord, row["machine"])
             else:
-                measurements.setdefault(row["run"], []).append(_build(Measurement, row["measurement"]))
+                values = {**row["measurement"]}
+                values |= {key: _RENAMED.get(values[key], values[key]) for key in ("dtype", "out") if key in values}
+                measurements.setdefault(row["run"], []).append(_build(Measurement, values))
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{file}:{number}: not a record ({error!r}); remove the line") from error
     return tuple(Run(machine, run, tuple(measurements.get(run, ()))) for run, machine in sorted(machines.items()))
@@ -202,6 +204,8 @@ def _set(measurement: Measurement) -> dict[str, Any]:
     return stored
 
 
+# Records of version 0.1.0 name integers by their bits.
+_RENAMED = {f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _PYTHON: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 
 

@@ -48,6 +48,8 @@ class Resident:
         self.host = tuple(_three(x) for x in works.operands(replace(work, call="out", vector=False)))
         stored = [_stored(x) for x in self.host]
         sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in stored]
+        if work.b_layout == works.OF_A:
+            sizes[1] = 0
         each = sum(sizes)
         count = min(max(1, -(-L2_TIMES * device.l2 // each)), MOST_SETS)
         room = driver.room(stream.ordinal)
@@ -56,7 +58,7 @@ class Resident:
         self.scales = tuple(self._small(x) for x in works.factors(work)) if work.scales else ()
         self.offsets = self._small(works.offsets(work)) if work.groups else None
         self._memory = Memory(min(count, max(1, room // each)) * each, stream.ordinal)
-        starts = [0, sizes[0], sizes[0] + sizes[1]]
+        starts = [0, sizes[0] if sizes[1] else 0, sizes[0] + sizes[1]]
         for start, x in zip(starts, stored, strict=True):
             self._memory.write(x, start)
         for index in range(1, self._memory.size // each):

@@ -13,7 +13,7 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.bench import expressions
 from gemmery.bench.rival import Rival
-from gemmery.bench.work import CALLS, LAYOUTS, Work
+from gemmery.bench.work import CALLS, LAYOUTS, OF_A, Work
 from gemmery.errors import ArgumentError, DTypeError
 
 SUITES = Path(__file__).parent / "suites"
@@ -174,7 +174,9 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     batches = _sizes(row.get("batch", [1]), f"{where}: batch")
     calls = [_one_of(name, CALLS, f"{where}: call") for name in _list(row.get("call", ["out"]), f"{where}: call")]
     a = _one_of(row.get("a", "row"), LAYOUTS, f"{where}: a")
-    b = _one_of(row.get("b", "row"), LAYOUTS, f"{where}: b")
+    b = _one_of(row.get("b", "row"), (*LAYOUTS, OF_A), f"{where}: b")
+    if b == OF_A and ("groups" in row or any(m != n for m, n, _ in shapes)):
+        raise ArgumentError(f"{where}: b = {b!r}: only where m = n, and without groups")
     name = _text(row.get("name", ""), f"{where}: name")
     precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
     if precision and types != ["f32"]:

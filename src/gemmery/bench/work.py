@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BLOCK = 128  # elements of k, and columns of B, that share a factor
 PIECE = 1 << 22  # elements that one thread draws at a time: normal numbers take 16 ns each
 LAYOUTS = ("row", "col", "strided")
+OF_A = "transposed a"  # the layout of a B that is A's memory
 CALLS = ("out", "new")
 
 
@@ -25,9 +26,9 @@ class Work:
     """C[m, n] = A[m, k] @ B[k, n], `batch` times, as a user would call it.
 
     A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
-    column of a larger one). `call` "out" writes into an existing array, "new" allocates one. With `vector`, B and C
-    are 1-D. In a suite of kind "calls", `call` is a key of `bench.expressions.CALLS`. The same Work has the same
-    operands in every process.
+    column of a larger one); that of B also OF_A. `call` "out" writes into an existing array, "new" allocates one.
+    With `vector`, B and C are 1-D. In a suite of kind "calls", `call` is a key of `bench.expressions.CALLS`. The same
+    Work has the same operands in every process.
     """
 
     m: int
@@ -51,14 +52,15 @@ class Work:
     def problem(self) -> Problem:
         """The problem that dispatch sees."""
         known = {"row": "row", "col": "col", "strided": "any"}
-        a, b = known[self.a_layout], known[self.b_layout]
+        a = known[self.a_layout]
+        b = {"row": "col", "col": "row", "any": "any"}[a] if self.b_layout == OF_A else known[self.b_layout]
         like = Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b, precision=self.precision)
         return like._replace(scales={"one": "outer"}.get(self.scales, self.scales), groups=self.groups)
 
     @property
     def case(self) -> str:
         """How it differs from the plain product of its shape, as text: "a transposed, allocating"."""
-        words = {"col": "transposed", "strided": "strided"}
+        words = {"col": "transposed", "strided": "strided", OF_A: "= a.T"}
         parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
         how = {"out": "", "new": "allocating"}.get(self.call, self.call)
         factors = {"one": "a factor each", "blocks": "factors of blocks"}.get(self.scales, "")
@@ -105,7 +107,10 @@ def operands(work: Work) -> tuple[Any, Any, Any]:
     batch = (work.batch,) if work.batch > 1 else ()
     a = _matrix(rng, work.dtype, (*batch, work.m, work.k), work.a_layout)
     matrices = (work.groups,) if work.groups else batch
-    b = _matrix(rng, work.dtype, (*matrices, work.k, work.n), work.b_layout)
+    if work.b_layout == OF_A:
+        b = a.swapaxes(-1, -2)
+    else:
+        b = _matrix(rng, work.dtype, (*matrices, work.k, work.n), work.b_layout)
     c = np.zeros((*batch, work.m, work.n), numpy_dtype(work.out))
     if work.vector:
         b, c = b[..., 0], c[..., 0]

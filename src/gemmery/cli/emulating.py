@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     \b
     An --arg for each parameter of the kernel, in their order:
-      f32[64,32]=random  an array: f16 f32 f64 bf16 i8 ... u64 bool, filled
+      f32[64,32]=random  an array: f16 f32 f64 bf16 int8 ... uint64 bool, filled
                          with zeros ones arange random nan or a number
       x.npy, x.npz:key   an array from a file; the file stays as it is
       n=64, 0.5          a number for parameter n, or for the next one; of its
@@ -42,15 +42,16 @@ if TYPE_CHECKING:
       null               a null pointer
 
     \b
-    main() and other host code of the file is left out. The exit code is 1 for
+    Without an --arg a command with those of the kernel is printed. main() and
+    other host code of the file is left out. The exit code is 1 for
     a fault, and for a result that is not the reference's: FUNCTION takes the
     arguments before the launch, and returns the arrays after it, or writes to
     its own.""",
 )
 def emulate(
     file: Annotated[Path, Argument(metavar="FILE", help="CUDA C++ or PTX.", show_default=False)],
-    grid: Annotated[str, Option(metavar="X,Y,Z", help="Blocks.")] = "1",
-    block: Annotated[str, Option(metavar="X,Y,Z", help="Threads of a block.")] = "32",
+    grid: Annotated[str, Option(metavar="X,Y,Z", help="Blocks.", show_default="the file's <<< >>>, or 1")] = "",
+    block: Annotated[str, Option(metavar="X,Y,Z", help="Threads of a block.", show_default="the same, or 32")] = "",
     kernel: Annotated[
         str, Option("--kernel", "-k", metavar="NAME", help='"add", "add<4>".', show_default="the only one")
     ] = "",
@@ -87,7 +88,8 @@ def emulate(
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
     from gemmery.cli import written_arguments
 
-    sizes = {"grid": written_arguments.sides("--grid", grid), "block": written_arguments.sides("--block", block)}
+    texts = {"grid": grid, "block": block}
+    sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
     expected = None if check is None else written_arguments.reference(check)
     if tolerance is not None and (check is None or tolerance == inf):
@@ -167,9 +169,16 @@ def _run(
     from gemmery.cli import written_arguments
     from gemmery.emulator.run import progress
     from gemmery.inspection.kernel_run import emulate
-    from gemmery.lab.kernel import only_kernel, parameter_names
+    from gemmery.lab.kernel import only_kernel, parameter_names, written_launch
 
     kernel = kernel or only_kernel(file)
+    parameters, grid, block, launched = written_launch(file, kernel)
+    if not values and parameters and all(value is not None for value in (*launched, launched or None)):
+        values = list(launched)  # numbers alone
+    elif not values and parameters:
+        options_of = written_arguments.example(parameters, launched, grid, block)
+        raise ArgumentError(f"{kernel}({', '.join(parameters)}) takes arguments; for example {options_of}")
+    options = {**options, "grid": options["grid"] or grid or 1, "block": options["block"] or block or 32}
     if any(map(written_arguments.parameter, texts)):
         written_arguments.check_names(texts, kernel, parameter_names(file, kernel))
     arrays = [value.copy() if isinstance(value, np.ndarray) else value for value in values]

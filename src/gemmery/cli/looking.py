@@ -16,7 +16,7 @@ from gemmery.cli.showing import check_page, check_writable, console, write_page
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from gemmery.inspection.records import Inspection
+    from gemmery.inspection.records import AnyInspection
 
 
 @ladder_app.command(
@@ -59,6 +59,7 @@ def _diff(old: str, new: str, html: Path | None) -> int:
       gemmery inspect simt_smem --n 2048 --config tile=16 --device sm_80
       gemmery inspect simt_smem --line simt_smem.cu:21 --html smem.html
       gemmery inspect simt_padded simt_swizzled
+      gemmery inspect simd_tile packed_panels
       gemmery inspect bank_stride --config stride=32 --svg pictures
       gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass
 
@@ -72,18 +73,21 @@ def _diff(old: str, new: str, html: Path | None) -> int:
     may be added; none changes its name or meaning.""",
 )
 def inspect(
-    rung: Annotated[str, Argument(metavar="RUNG", help="A GPU rung, or an exhibit.", show_default=False)],
+    rung: Annotated[str, Argument(metavar="RUNG", help="A rung, or an exhibit.", show_default=False)],
     other: Annotated[str, Argument(metavar="[RUNG]", help="Another, side by side.", show_default=False)] = "",
     m: Annotated[int | None, Option(metavar="M", min=1, help="Rows of C.", show_default="n")] = None,
     n: Annotated[
-        int | None, Option(metavar="N", min=1, help="Columns of C, or elements of an exhibit.", show_default="4096")
+        int | None,
+        Option(
+            metavar="N", min=1, help="Columns of C, or elements of an exhibit.", show_default="4096, of a CPU rung 512"
+        ),
     ] = None,
     k: Annotated[int | None, Option(metavar="K", min=1, help="Columns of A.", show_default="n")] = None,
     dtype: Annotated[
         str,
         Option(
             metavar="TYPE",
-            help="f32, f64, f16, bf16, tf32, e4m3, e5m2, i8.",
+            help="f32, f64, f16, bf16, tf32, e4m3, e5m2, int8.",
             show_default="the first that the rungs take",
         ),
     ] = "",
@@ -95,7 +99,7 @@ def inspect(
     line: Annotated[
         str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
-    ptx: Annotated[bool, Option("--ptx", help="Show the PTX.")] = False,
+    ptx: Annotated[bool, Option("--ptx", help="Show the PTX; of a CPU rung LLVM's IR.")] = False,
     sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
     json: Annotated[bool, Option("--json", help="Print JSON; a list when two rungs are given.")] = False,
     html: HtmlToo = None,
@@ -104,7 +108,10 @@ def inspect(
         Option("--svg", metavar="FOLDER", help="Write the pictures to files.", show_default=False, callback=place),
     ] = None,
 ) -> Action:
-    """Show a kernel's resources, occupancy, roofline and per-line memory counters; no GPU is needed."""
+    """Show a kernel's resources, occupancy, roofline and per-line memory counters; no GPU is needed.
+
+    Of a CPU rung show its loops, inner loop in assembly, roofs, and accesses in a model of the caches.
+    """
     from gemmery.lab import asked
 
     names = [rung, *([other] if other else [])]
@@ -119,16 +126,14 @@ def inspect(
         check_page(html, "jinja2")
     if svg is not None:
         check_writable(svg / "picture.svg", "--svg")
-    from gemmery.inspection.gather import inspect_rung, shared_dtype
+    from gemmery.inspection.gather import inspections
 
-    sides = (m or 0, n or 0, k or 0)
-    dtype = dtype or shared_dtype(names, *sides, device)
-    inspect_each = [partial(inspect_rung, name, *sides, dtype, keys, device, line) for name in names]
+    inspect_each = inspections(names, m or 0, n or 0, k or 0, dtype, keys, device, line)
     return partial(_inspect, inspect_each, ptx, sass, json, html, svg)
 
 
 def _inspect(
-    inspect_each: Sequence[Callable[[], Inspection]],
+    inspect_each: Sequence[Callable[[], AnyInspection]],
     ptx: bool,
     sass: bool,
     json: bool,
@@ -136,11 +141,11 @@ def _inspect(
     svg: Path | None,
 ) -> int:
     from gemmery.inspection.console import show_inspection, show_side_by_side
-    from gemmery.inspection.records import SideBySide, without_code
+    from gemmery.inspection.records import paired, without_code
     from gemmery.report import as_json
 
     first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
-    pair = SideBySide(first, *second) if second else None
+    pair = paired(first, *second) if second else None
     messages = sys.stderr if json else sys.stdout
     if json:
         texts = [as_json(without_code(inspection, ptx, sass)) for inspection in inspections]
@@ -160,7 +165,7 @@ def _inspect(
     return 0
 
 
-def _write_pictures(folder: Path, inspections: Sequence[Inspection]) -> list[Path]:
+def _write_pictures(folder: Path, inspections: Sequence[AnyInspection]) -> list[Path]:
     from gemmery.report.pictures import files
 
     texts: dict[str, str] = {}

@@ -54,7 +54,9 @@ LadderDevice = Annotated[
 LadderDType = Annotated[
     str,
     Option(
-        metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, i8, ...; tf32 on a GPU.", show_default="f32"
+        metavar="TYPE",
+        help="Element type: f32 or float32, f64, f16, bf16, int8, ...; tf32 on a GPU.",
+        show_default="f32",
     ),
 ]
 

@@ -21,7 +21,7 @@ def place(option: CallbackParam, path: Path | None) -> Path | None:
 
 Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
 ElementType = Annotated[
-    str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, i8; tf32 on a GPU.")
+    str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, int8; tf32 on a GPU.")
 ]
 Threads = Annotated[int, Option(metavar="N", min=0, help="Number of threads, 0 for one per core.")]
 Seconds = Annotated[float, Option(metavar="S", help="Skip rungs predicted to exceed S seconds per call.")]

@@ -33,7 +33,7 @@ def verify(
     products: Annotated[int, Option(metavar="N", min=1, help="How many.")] = 1000,
     dtype: Annotated[
         list[str] | None,
-        Option(metavar="A,B", help="Only these: f16, bf16, tf32, e4m3, i8, f32_tensor ...", show_default="all"),
+        Option(metavar="A,B", help="Only these: f16, bf16, tf32, e4m3, int8, f32_tensor ...", show_default="all"),
     ] = None,
     seed: Annotated[int, Option(metavar="S", min=0, help="The first product's; the next has S + 1.")] = 0,
     json: Json = False,

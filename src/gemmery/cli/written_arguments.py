@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.dtypes import meanings_of_code
 from gemmery.errors import ArgumentError, CheckError
 
 TYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "bool": "bool"}
-TYPES |= {f"{name[0]}{bits}": f"{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)}
+TYPES |= {f"{name}{bits}": f"{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)}
+TYPES |= {f"{name[0]}{bits}": f"{name}{bits}" for name in ("int", "uint") for bits in (16, 32, 64)}
+TYPES |= {name: name for name in ("float16", "float32", "float64")} | {"bfloat16": "uint16"}
+_OF_C = {"float": "f32", "double": "f64", "int": "i32", "half": "f16", "char": "int8", "short": "i16", "size_t": "u64"}
+_OF_C |= {"__half": "f16", "__nv_bfloat16": "bf16", "bool": "bool", "long": "i64", "unsigned": "u32", "uint": "u32"}
+_OF_C |= {"unsigned int": "u32", "unsigned char": "uint8", "float2": "f32", "float4": "f32", "long long": "i64"}
 FILLS = ("zeros", "ones", "arange", "random", "nan")
 FORMS = "write f32[64,32]=random, i32[64]=arange, x.npy, x.npz:key, n=64, f32=0.5 or null"
 _ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\](?:=(\S+))?")
@@ -40,7 +46,7 @@ def argument(text: str, place: int = 0) -> Any:
         return None
     if "[" in text:
         raise ArgumentError(f"--arg {text}: {FORMS}")
-    if name in TYPES:
+    if name in (*TYPES, "i8", "u8"):
         return _typed(text, name, value)
     return _number(text, value)
 
@@ -49,6 +55,29 @@ def parameter(text: str) -> str:
     """Return the parameter that an argument names: "n" of "n=64"; "" for an argument without a name."""
     name = text.strip().rpartition("=")[0].strip()
     return name if name.isidentifier() and name not in TYPES else ""
+
+
+def example(parameters: Sequence[str], launched: Sequence[Any], grid: Any, block: Any) -> str:
+    """Return options to paste for a launch: the numbers of the program's own where they are known.
+
+    >>> example(("int n", "const float* x", "float* y"), (1000, None, None), None, 256)
+    '--grid 4 --block 256 -a n=1000 -a f32[1000]=random -a f32[1000]=zeros'
+    """
+    values = [*launched, *(None for _ in parameters)]
+    whole = [value for value in values if isinstance(value, int) and value > 1]
+    count, threads, options = whole[0] if whole else 1024, block or 256, list[str]()
+    for declared, value in zip(parameters, values, strict=False):
+        kind, _, name = re.sub(r"\b(const|__restrict__|restrict|struct)\b", " ", declared).strip().rpartition(" ")
+        base = " ".join(kind.replace("*", " ").split()) or "float"
+        if "*" in declared or "[" in declared:
+            fill = "random" if "const" in declared else "zeros"
+            options.append(f"{_OF_C.get(base.split('::')[-1], 'f32')}[{count}]={fill}")
+        else:
+            default = 1.0 if _OF_C.get(base, "i32").startswith(("f", "b")) else count
+            options.append(f"{name.strip('*& ')}={default if value is None else value}")
+    blocks = grid or -(-count // (threads if isinstance(threads, int) else 1))
+    sides = (",".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in (blocks, threads))
+    return " ".join([*map("{} {}".format, ("--grid", "--block"), sides), *(f"-a {each}" for each in options)])
 
 
 def check_names(texts: Sequence[str], kernel: str, known: Collection[Sequence[str]]) -> None:
@@ -68,8 +97,7 @@ def check_names(texts: Sequence[str], kernel: str, known: Collection[Sequence[st
 
 
 def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[Any]:
-    if kind not in TYPES:
-        raise ArgumentError(f"--arg {text}: {kind!r} is no element type; known: {', '.join(TYPES)}")
+    kind = _known(text, kind)
     shape = tuple(int(side) for side in sides.split(",") if side.strip())
     dtype = np.dtype(TYPES[kind])
     if not shape or min(shape) < 1 or np.prod([float(side) for side in shape]) * dtype.itemsize > LARGEST:
@@ -95,6 +123,13 @@ def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[A
     return np.full(shape, _typed(text, kind, fill))
 
 
+def _known(text: str, kind: str) -> str:
+    if kind not in TYPES:
+        known = f"it {meanings_of_code(kind)}" if meanings_of_code(kind) else f"known: {', '.join(TYPES)}"
+        raise ArgumentError(f"--arg {text}: {kind!r} is no element type; {known}")
+    return "bf16" if kind == "bfloat16" else kind
+
+
 def _bits(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     """Numbers as bfloat16, which NumPy lacks: their bits."""
     from gemmery.emulator.ops.half import to_bf16
@@ -104,6 +139,7 @@ def _bits(numbers: NDArray[Any]) -> NDArray[np.uint16]:
 
 def _typed(text: str, kind: str, value: str) -> Any:
     """A number of an element type; what the type cannot hold is refused, so that none wraps round."""
+    kind = _known(text, kind)
     number, dtype = _number(text, value), np.dtype(TYPES[kind])
     if dtype.kind == "f" or kind == "bf16":
         most = float(np.finfo("float32" if kind == "bf16" else dtype).max)

@@ -36,6 +36,10 @@ FIELDS = (
     ("mc", "i64"),
     ("kc", "i64"),
     ("nc", "i64"),
+    (
+        "below",
+        "i64",
+    ),  # 0, or by how many rows the first element lies below the diagonal, from which on C is needed, and 1
 )
 SLOT = {name: i for i, (name, _) in enumerate(FIELDS)}
 

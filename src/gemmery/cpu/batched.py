@@ -9,14 +9,17 @@ Every element is summed over k in order, as in the other kernels.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping
+from functools import reduce
 
 from gemmery import dtypes
-from gemmery.cpu import jit
+from gemmery.cpu import along_batch, jit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.build import epilogue
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
+from gemmery.cpu.gemv_forms import sum_lanes
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
@@ -29,6 +32,7 @@ from gemmery.tuples import NamedTuple
 
 LARGEST = 32  # largest m, n and k: A and B stay in L1, and the code stays short
 LARGEST_VECTOR = 256  # largest number of elements of a matrix that is multiplied by a vector
+DOT = 16  # elements from which vectors of a dot product run along k
 UNROLLED = 128  # k is unrolled for tiles of up to this many multiply-adds
 
 Scales = tuple[Value, Value, Value, Value]  # alpha, beta, bias, bias step
@@ -73,6 +77,11 @@ class Small(NamedTuple):
         return same and not self.is_complex and not self.activation and not self.bias
 
     @property
+    def is_dot(self) -> bool:
+        """True for a product of two vectors that are long enough for vectors along k."""
+        return self.m == self.n == 1 and self.k >= DOT and not self.is_complex
+
+    @property
     def a_shape(self) -> tuple[int, int]:
         """Rows and columns of A in memory order."""
         return (self.k, self.m) if self.a_transposed else (self.m, self.k)
@@ -93,7 +102,9 @@ class Small(NamedTuple):
 
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
-    """Return the kernel of one small shape, which runs a whole batch in one call."""
+    """Return the kernel of one small shape, or of products that interleave: it runs a whole batch in one call."""
+    if problem.interleaved:
+        return along_batch.build(problem, config)
     p, target, out = problem.by_rows(), host(), dtypes.get(problem.out)
     bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm
@@ -118,7 +129,14 @@ def _unit(small: Small) -> Unit:
 
 
 def batched(target: Target, small: Small) -> Module:
-    """Return the module of one small product; its entry is `batched`."""
+    """Return the module of one small product; its entry is `batched`.
+
+    Its loops:
+        for each product of the batch:
+            sums[m, n] = 0, in registers; m, n and k are constants
+            for p in 0..k: sums += A[:, p] * B[p, :]
+            C = sums
+    """
     module = Module(target)
     params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
     with module.function("copy_a", *params, local=True) as f:
@@ -151,7 +169,10 @@ def _batch(f: Function, small: Small, args: Args) -> None:
         general()
         return
     unscaled = f.load(small.accumulator, scales[0]).equals(1) & f.load(small.accumulator, scales[1]).equals(0)
-    lies_a, lies_b = _contiguous(f, small, strides_a, small.a_shape[1]), _contiguous(f, small, strides_b, small.n)
+    lies_a, lies_b = (
+        _contiguous(f, small, strides, shape)
+        for strides, shape in ((strides_a, small.a_shape), (strides_b, (small.k, small.n)))
+    )
     with f.if_(unscaled & lies_a & lies_b & c_row.equals(small.n * size)), f.loop(0, args.batch) as i:
         at = a + i * a_batch, b + i * b_batch, c + i * c_batch
         if _fits_a_vector(f.target, small):
@@ -162,9 +183,12 @@ def _batch(f: Function, small: Small, args: Args) -> None:
         general()
 
 
-def _contiguous(f: Function, small: Small, strides: tuple[Value, Value], columns: int) -> Value:
-    size = dtypes.get(small.dtype).size
-    return strides[0].equals(columns * SIZES[small.memory_type]) & strides[1].equals(size)
+def _contiguous(f: Function, small: Small, strides: tuple[Value, Value], shape: tuple[int, int]) -> Value:
+    """Return whether a matrix is contiguous; the stride of a dimension of length 1, which may be 0, does not matter."""
+    size, (rows, columns) = dtypes.get(small.dtype).size, shape
+    single_column = columns * SIZES[small.memory_type] == size
+    row = strides[0].equals(columns * SIZES[small.memory_type]) if rows > 1 else f.const("i1", 1)
+    return row if single_column else row & strides[1].equals(size)
 
 
 def _at_hand(
@@ -176,8 +200,8 @@ def _at_hand(
             f.call(copy, source, *strides, room)
         return room
     at = f.var(source)
-    columns = small.a_shape[1] if copy == "copy_a" else small.n
-    with f.if_(_contiguous(f, small, strides, columns) ^ True):
+    shape = small.a_shape if copy == "copy_a" else (small.k, small.n)
+    with f.if_(_contiguous(f, small, strides, shape) ^ True):
         with f.if_(new):
             f.call(copy, source, *strides, room)
         at.value = room
@@ -271,7 +295,7 @@ def _product(
     spans = _spans(f, small, small.n)
     for some in _even(len(spans), sizes.nv):
         vectors = spans[some.start : some.stop]
-        for rows in _even(small.m, sizes.mr * sizes.nv // len(vectors)):
+        for rows in _even(small.m, sizes.mr * sizes.nv // (len(vectors) * (2 if small.is_complex else 1))):
             totals = _tile(f, small, a, b, rows, vectors)
             _store(f, small, totals, c, c_row, rows, vectors, scales)
 
@@ -315,10 +339,14 @@ def _even(total: int, most: int) -> list[range]:
 
 
 def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: list[Span]) -> list[list[Var]]:
+    """Return the sums of a tile; a complex one as in `ukernel.tile_loop`, those with A's real parts apart."""
     size, element = SIZES[small.accumulator], small.accumulator
-    totals = [[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in vectors] for _ in rows]
+    if small.is_dot:
+        return [[f.var(f.broadcast(_dot(f, small, a, b), vectors[0].lanes))]]
+    parts = 2 if small.is_complex else 1
+    sums = [[[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in vectors] for _ in rows] for _ in range(parts)]
 
-    def step(p: Value) -> None:
+    def step(p: Value, totals: list[list[Var]]) -> None:
         columns = [
             _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in vectors
         ]
@@ -329,11 +357,34 @@ def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: l
 
     if len(rows) * len(vectors) * small.k <= UNROLLED:
         for number in range(small.k):
-            step(f.index(number))
+            step(f.index(number), sums[number % parts])
     else:
-        with f.loop(0, small.k) as p:
-            step(p)
-    return totals
+        with f.loop(0, small.k, parts) as p:
+            for part, totals in enumerate(sums):
+                step(p + part, totals)
+    for rest in sums[1:]:
+        for row, others in zip(sums[0], rest, strict=True):
+            for total, other in zip(row, others, strict=True):
+                total.value = total.value + other.value
+    return sums[0]
+
+
+def _dot(f: Function, small: Small, a: Value, b: Value) -> Value:
+    """Return a row of A times a column of B: vectors along k, in four sums.
+
+    1000 products of 100 elements, f32, Zen 3: 0.53 of the time of np.vecdot, 1.7 one after the other.
+    """
+    element, size = small.accumulator, SIZES[small.accumulator]
+    totals: dict[tuple[int, int], Value] = {}
+    for number, (first, lanes, mask) in enumerate(_spans(f, small, small.k)):
+        x, y = (_load(f, element, at + first * size, lanes, mask) for at in (a, b))
+        place = number % 4, lanes
+        totals[place] = f.fma(x, y, totals[place]) if place in totals else x * y
+    sums: dict[int, list[Value]] = {}
+    for (_, lanes), total in totals.items():
+        sums.setdefault(lanes, []).append(total)
+    whole = [reduce(operator.add, some) for some in sums.values()]
+    return reduce(operator.add, (sum_lanes(f, [total]) for total in whole))
 
 
 def _load(f: Function, element: str, at: Value, lanes: int, mask: Value | None) -> Value:

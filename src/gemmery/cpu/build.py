@@ -79,7 +79,7 @@ def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, st
     if inside.size == 1 and target.has_vnni:
         return "i8", "i32", 4, "dot_i8"
     # Signed 16-bit numbers represent bytes exactly; modulo 2**16, products of unsigned and signed ones are equal.
-    if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "i32" or result.size == 2))):
+    if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "int32" or result.size == 2))):
         return "i16", "i32", 2, "dot_i16"
     element = result.llvm
     if inside.size == 1:  # sums over a block of k fit 32 bits
@@ -127,8 +127,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * types.parts, kc, types.group * types.parts)
         tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
-        summed = m if deep < k * types.parts else 0  # rows with sums kept for the next block of k
-        return Blocks(tall, deep, wide, workspace_bytes(target, types, summed, tall, deep, wide))
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
     unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
@@ -145,6 +144,19 @@ def packed_image(target: Target, types: Product) -> Image:
         return loops.packed(target, types)
 
     return f"packed_{types.name}", generate
+
+
+def packed_panels(problem: Problem, config: Config) -> Launch:
+    """Return the kernel that packs all of A and B at once; it runs on the caller's thread."""
+    from gemmery.cpu import loops
+
+    target, types = host(), product(host(), problem)
+    entries = jit.load(target, f"packed_panels_{types.name}", lambda: loops.packed_panels(target, types))
+
+    def blocks(m: int, n: int, k: int) -> Blocks:
+        return Blocks(m, k, n, workspace_bytes(target, types, m, m, k, n))
+
+    return Launch(entries["packed_panels"], types.scalar, dtypes.get(problem.out).size, blocks)
 
 
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout

@@ -7,8 +7,8 @@ contiguous. m, n, k, strides, alpha and beta are run-time values. There are two 
   among them. It serves every shape.
 - `direct`: one for the few tile shapes into which an m x n product is cut (`cut`).
 
-Each element of C is one chain of fused multiply-adds over k in both, so their bits are the same; and as in the packed
-product within a block of k: for k up to one block all three give the same bits.
+Each element of C is one chain of fused multiply-adds over a block of k in both, and the sums of blocks are added in
+order, so their bits are the same, and those of the packed product (with alpha or beta, for k of one block).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
-from gemmery.cpu.target import Target, direct_tile
+from gemmery.cpu.long_k import even
+from gemmery.cpu.target import Target, direct_tile, k_block
 from gemmery.tuples import NamedTuple
 
 
@@ -80,7 +81,17 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
 
 
 def direct(target: Target, shape: Cut) -> Module:
-    """Return the module for a `Cut`; its entry is `direct`."""
+    """Return the module for a `Cut`; its entry is `direct`.
+
+    Its loops:
+        mr, nv = tiles as wide as C, then as tall as the registers allow, of nearly equal height
+        for each tile of nv vectors j of C, the last one narrower:
+            for each tile of mr rows i, the last one lower:
+                sums = 0, in registers
+                for p in 0..k:
+                    sums += A[i..., p] * B[p, j...]
+                C[i..., j...] = sums
+    """
     module = Module(target)
     element = dtypes.get(shape.dtype).llvm
     lanes = target.lanes(SIZES[element])
@@ -93,22 +104,22 @@ def direct(target: Target, shape: Cut) -> Module:
             a_col = f.index(SIZES[element])
         if shape.a_layout == "col":
             a_row = f.index(SIZES[element])
-        scale = (f.load(element, args.alpha), f.load(element, args.beta)) if shape.scaled else None
-        tile = _Tile(f, element, lanes, k, a_row, a_col, b_row)
-        size = SIZES[element]
+        size, block = SIZES[element], even(f, k, k_block(target))
 
         down = m // shape.mr * shape.mr
         across = n // (shape.nv * lanes) * (shape.nv * lanes) if shape.nv else f.index(0)
         rest = n - across - (shape.nv_edge - 1) * lanes
         mask = f.first_lanes(rest, lanes) if shape.masked else None
 
+        scale = (f.load(element, args.alpha), f.load(element, args.beta)) if shape.scaled else None
+        tile = _Tile(f, element, lanes, k, block, a_row, a_col, b_row, c_row, scale)
+
         def rows(j: Value, nv: int, mask: Value | None) -> None:
             """Compute one column of tiles."""
             for start, stop, mr in ((f.index(0), down, shape.mr), (down, m, shape.mr_edge)):
                 if mr:
                     with f.loop(start, stop, mr) as i:
-                        totals = _sums(tile, mr, nv, mask, a + i * a_row, b + j * size)
-                        _store(tile, totals, c + i * c_row + j * size, c_row, mask, scale)
+                        _compute(tile, mr, nv, mask, a + i * a_row, b + j * size, c + i * c_row + j * size, mask)
 
         # Edges are loops of one step or none: a thread's part of a product may have no edge.
         if shape.nv:
@@ -127,62 +138,82 @@ class _Tile(NamedTuple):
     element: str
     lanes: int
     k: Value
+    block: Value  # of k
     a_row: Value
     a_col: Value
     b_row: Value
+    c_row: Value
+    scale: tuple[Value, Value] | None = None
 
 
-def _sums(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, ahead: bool = False) -> list[list[Var]]:
-    """Compute one mr x (nv vectors) tile of A B over all of k; the last vector under the mask.
+def _compute(
+    t: _Tile,
+    mr: int,
+    nv: int,
+    mask: Value | None,
+    a: Value,
+    b: Value,
+    c: Value,
+    c_mask: Value | None,
+    ahead: bool = False,
+) -> None:
+    """Compute one mr x (nv vectors) tile of A B, and store it block by block of k; the last vector under the mask.
 
-    With `ahead` each step prefetches what the tile to the right reads of its row of B.
+    With `ahead` each step prefetches what the tile to the right reads of its row of B. All blocks of a tile come before
+    the next tile, so that the rows of A are streams.
     """
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
-    totals = [[f.var(f.zero(wide)) for _ in range(nv)] for _ in range(mr)]
-    # x86 addresses base, base + a_row and base + 2 a_row from one base and one index: one base for every three rows.
-    bases = [f.var(a + t.a_row * r) for r in range(0, mr, 3)]
-    row = f.var(b)
-    with f.loop(0, t.k):
-        at = row.value
-        columns = [f.load_masked(wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
-        if ahead:
-            for line in range(0, nv * t.lanes * size, _LINE):
-                f.prefetch(at + nv * t.lanes * size + line)
-        row.value = at + t.b_row
-        for third, base in enumerate(bases):
-            from_here = base.value
-            for r in range(3 * third, min(3 * third + 3, mr)):
-                number = f.load(t.element, from_here + t.a_row * (r % 3), align=size)
-                scale = f.broadcast(number, t.lanes)
-                for v in range(nv):
-                    totals[r][v].value = f.fma(scale, columns[v], totals[r][v].value)
-            base.value = from_here + t.a_col
-    return totals
+    with f.loop(0, f.max(t.k, 1), t.block) as p:
+        totals = [[f.var(f.zero(wide)) for _ in range(nv)] for _ in range(mr)]
+        # x86 addresses base, base + a_row and base + 2 a_row from one base and one index: one for every three rows.
+        bases = [f.var(a + p * t.a_col + t.a_row * r) for r in range(0, mr, 3)]
+        row = f.var(b + p * t.b_row)
+        with f.loop(0, f.min(t.k - p, t.block)):
+            at = row.value
+            columns = [f.load_masked(wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
+            if ahead:
+                for line in range(0, nv * t.lanes * size, _LINE):
+                    f.prefetch(at + nv * t.lanes * size + line)
+            row.value = at + t.b_row
+            for third, base in enumerate(bases):
+                from_here = base.value
+                for r in range(3 * third, min(3 * third + 3, mr)):
+                    number = f.load(t.element, from_here + t.a_row * (r % 3), align=size)
+                    scale = f.broadcast(number, t.lanes)
+                    for v in range(nv):
+                        totals[r][v].value = f.fma(scale, columns[v], totals[r][v].value)
+                base.value = from_here + t.a_col
+        _store(t, totals, c, c_mask, p > 0)
 
 
-def _store(
-    t: _Tile, totals: list[list[Var]], c: Value, c_row: Value, mask: Value | None, scale: tuple[Value, Value] | None
-) -> None:
-    """Store a tile: alpha times the sums plus beta C with a `scale`, else the sums."""
-    f = t.f
-    for r, row in enumerate(totals):
-        for v, total in enumerate(row):
-            at, last = c + c_row * r + v * t.lanes * SIZES[t.element], mask if v == len(row) - 1 else None
-            if scale:
-                alpha, beta = scale
-                total.value = total.value * f.broadcast(alpha, t.lanes)
-                with f.if_(beta.differs(0)):
-                    old = f.load_masked(vector(t.lanes, t.element), at, last)
-                    total.value = f.fma(old, f.broadcast(beta, t.lanes), total.value)
-            f.store_masked(total.value, at, last)
+def _store(t: _Tile, totals: list[list[Var]], c: Value, mask: Value | None, later: Value) -> None:
+    """Store a tile: alpha times the sums plus beta C with a `scale`, else the sums; add to those of `later` blocks."""
+    f, wide = t.f, vector(t.lanes, t.element)
+    places = [
+        (total, c + t.c_row * r + v * t.lanes * SIZES[t.element], mask if v == len(row) - 1 else None)
+        for r, row in enumerate(totals)
+        for v, total in enumerate(row)
+    ]
+    if t.scale is None:
+        with f.if_(later):
+            for total, at, last in places:
+                total.value = f.load_masked(wide, at, last) + total.value
+    for total, at, last in places:
+        if t.scale:
+            alpha, beta = t.scale[0], f.select(later, f.const(t.element, 1), t.scale[1])
+            total.value = total.value * f.broadcast(alpha, t.lanes)
+            with f.if_(beta.differs(0)):
+                total.value = f.fma(f.load_masked(wide, at, last), f.broadcast(beta, t.lanes), total.value)
+        f.store_masked(total.value, at, last)
 
 
 # The general module.
 
-_ROWS = (("ptr", "args"), ("i64", "j"), ("i64", "left"), ("i1", "plain"), ("ptr", "room"))
+_ROWS = (("ptr", "args"), ("i64", "j"), ("i64", "left"), ("i1", "plain"), ("ptr", "room"), ("i64", "block"))
 _COLUMN = (
     ("ptr", "args"), ("i64", "first"), ("i64", "last"), ("i64", "j"), ("i64", "left"), ("ptr", "c"), ("i64", "c_row"),
+    ("i64", "block"),
 )  # fmt: skip
 _FINISH = (("ptr", "args"), ("ptr", "c"), ("i64", "mr"), ("i64", "nv"), ("i64", "left"), ("ptr", "room"))
 
@@ -237,6 +268,7 @@ def general(target: Target, dtype: str) -> Module:
         n = args.n
         plain = f.load(element, args.alpha).equals(1) & f.load(element, args.beta).equals(0)
         room = f.buffer(largest * lanes * size)
+        block = even(f, args.k, k_block(target))
         j = f.var(f.index(0))
 
         def widest(rest: Value, widths: list[_Width]) -> None:
@@ -244,7 +276,7 @@ def general(target: Target, dtype: str) -> Module:
             if widths:
                 nv, _, least = widths[0]
                 with f.if_(rest >= least):
-                    f.call(f"rows_{widths[0].name}", f["args"], j.value, rest - (nv - 1) * lanes, plain, room)
+                    f.call(f"rows_{widths[0].name}", f["args"], j.value, rest - (nv - 1) * lanes, plain, room, block)
                     j.value = j.value + nv * lanes
                 with f.else_():
                     widest(rest, widths[1:])
@@ -267,9 +299,10 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
     with module.function(f"rows_{width.name}", *_ROWS, local=True) as f:
         args = Args(f, f["args"])
         m, a_row, c, c_row = args.m, args.a_row, args.c + f["j"] * size, args.c_row
+        start = f.select(args.below > 0, f.max(f["j"] + 1 - args.below, 0), f.index(0))
         same_set = (a_row & (_SAME_SET - 1)).equals(0) & args.a_col.equals(size)
         most = f.select(same_set, f.index(min(tallest, _WAYS)), f.index(tallest))
-        done = f.var(f.index(0))
+        done = f.var(start)
         with f.while_() as again:
             first, rest = done.value, m - done.value
             again.until(rest <= 0)
@@ -288,7 +321,7 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
             with f.if_(_is_aside(f, width)):
                 last.value, to.value, step.value = first + mr, f["room"] + first * -row, f.index(row)
             done.value = last.value
-            place = f["args"], first, last.value, f["j"], f["left"], to.value, step.value
+            place = f["args"], first, last.value, f["j"], f["left"], to.value, step.value, f["block"]
             f.switch(mr, {mr: partial(f.call, f"column_{mr}x{width.name}", *place) for mr in every})
             with f.if_(_is_aside(f, width)):
                 f.call("finish", f["args"], c + first * c_row, mr, f.index(nv), f["left"], f["room"])
@@ -308,12 +341,12 @@ def _column(module: Module, element: str, lanes: int, mr: int, width: _Width) ->
     with module.function(f"column_{mr}x{width.name}", *_COLUMN, local=True) as f:
         args = Args(f, f["args"])
         a, b = args.a, args.b + f["j"] * SIZES[element]
-        tile = _Tile(f, element, lanes, args.k, args.a_row, args.a_col, args.b_row)
+        tile = _Tile(f, element, lanes, args.k, f["block"], args.a_row, args.a_col, args.b_row, f["c_row"])
         mask = f.first_lanes(f["left"], lanes) if width.masked else None
+        c_mask = mask if _stores_its_mask(f.target, width) else None
         with f.loop(f["first"], f["last"], mr) as i:
-            totals = _sums(tile, mr, width.nv, mask, a + i * tile.a_row, b, ahead=mr >= _AHEAD_FROM)
-            to = f["c"] + i * f["c_row"]
-            _store(tile, totals, to, f["c_row"], mask if _stores_its_mask(f.target, width) else None, None)
+            at = f["c"] + i * f["c_row"]
+            _compute(tile, mr, width.nv, mask, a + i * tile.a_row, b, at, c_mask, ahead=mr >= _AHEAD_FROM)
 
 
 def _finish(module: Module, element: str, lanes: int) -> None:

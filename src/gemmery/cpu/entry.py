@@ -32,6 +32,7 @@ from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
 from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
 from gemmery.cpu.layout import JOB, JOB_AT
+from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import host
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
@@ -143,10 +144,10 @@ def _builtin(method: _Method) -> Callable[..., Any]:
     return function
 
 
-def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, counted: bool = False) -> None:
+def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, calls: int = 0) -> None:
     """Store the job of products of this kind and key, with results like c; without a job they are computed aside.
 
-    If they are `counted`, number OFTEN of them goes to Python again.
+    The last of `calls`, if there are any, goes to Python again.
     """
     table, result, count = _table(), _result(c.dtype), len(key.words)
     many = work is not None and len(work.loops) > layout.LOOPS
@@ -159,9 +160,9 @@ def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, counte
         reaches = [end for x in (kind.a, kind.b, c, kind.bias) for end in ((0, 0) if x is None else x.reach())]
     words = [
         count, *key.words, *_ZEROS[count:],
-        layout.ASIDE if work is None else layout.RUN, counted and layout.OFTEN + 1, *result,
+        layout.ASIDE if work is None else layout.RUN, calls and calls + 1, *result,
         len(c.shape), *c.shape, *_ZEROS[: layout.MOST_DIMENSIONS - len(c.shape)],
-        *reaches, *(_NO_RUN if work is None else _run(work, count, counted)), *_ZEROS[: layout.PADDING],
+        *reaches, *(_NO_RUN if work is None else _run(work, count, calls > 0)), *_ZEROS[: layout.PADDING],
     ]  # fmt: skip
     index = _index(table, key.hash)
     job = _NO_JOB if work is None else work.job
@@ -197,13 +198,24 @@ def _run(work: PreparedJob, count: int, counted: bool) -> list[int]:
         _job_words(work.job, JOB_AT[name])[0] for name in ("parts", "workspace_bytes", "batch", "at_once")
     )
     long = work.flops >= layout.LONG
-    plain = parts == 1 and not workspace and not long
+    plain = parts == 1 and not workspace and not long and not _halves(work.job)
     quick = plain and (batch == 1 or at_once) and not (work.loops or work.transposed or counted)
     words = [plain, count if quick else 0, long, _SCALARS.get(work.scalar, layout.INTEGER), work.transposed]
     words.append(math.prod(length for length, _ in work.loops))
     for length, (a, b, c) in work.loops:
         words += [length, b, a, c] if work.transposed else [length, a, b, c]
     return words + [1, 0, 0, 0] * (layout.LOOPS - len(work.loops))
+
+
+def _halves(job: bytes) -> bool:
+    """Return True for the job of a product that the pool halves where A and B are the same memory, transposed."""
+    m, n, k, _, a_row, a_col, _, b_row, b_col = struct.unpack_from("<9q", job)
+    return m == n and (a_row, a_col) == (b_col, b_row) and worth_half(n, k)
+
+
+def calls_until_often(products: int) -> int:
+    """Return the calls, each with so many products, after which a kernel for their shape is worth compiling."""
+    return -(-layout.OFTEN // (1 + (products >> layout.PRODUCTS_BITS)))
 
 
 NEW, STORED, OFTEN = range(3)

@@ -17,6 +17,7 @@ from gemmery.cpu.entry_layout import (
     NUMBER_BIAS,
     OPERAND,
     SCALED,
+    THREADS,
     WIDENS,
     at,
 )
@@ -29,21 +30,20 @@ POSITIONS = {
     "gemv": (("a", "b", "old"), 2),
 }
 NAMES = {
-    "matmul": {"out": "out", "bias": "bias", "activation": "activation", "dtype": "dtype"},
-    "gemm": {"beta": "beta", "c": "old", "out": "out"},
-    "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out"},
+    "matmul": {"out": "out", "bias": "bias", "activation": "activation", "dtype": "dtype", "threads": "threads"},
+    "gemm": {"beta": "beta", "c": "old", "out": "out", "threads": "threads"},
+    "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out", "threads": "threads"},
 }
 # The other arguments, which the entry takes where they have their default: None, or False.
 DEFAULTS = {
     "matmul": {
-        "threads": "none",
         "precision": "none",
         "scale_a": "none",
         "scale_b": "none",
         "batch_invariant": "false",
     },
-    "gemm": {"threads": "none", "precision": "none"},
-    "gemv": {"threads": "none", "precision": "none"},
+    "gemm": {"precision": "none"},
+    "gemv": {"precision": "none"},
 }
 TENSOR = 2  # what `read` returns for a tensor
 _EXACT = 1 << 53  # integers up to this have a double
@@ -174,7 +174,7 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, NO_BIAS, f.const("double", 0)
     fields.out_object = fields.old_object = fields.bias_object = null
     fields.out_ndim = fields.bias_ndim = 0
-    fields.tensors, fields.dtype = 0, null
+    fields.tensors, fields.dtype, fields.threads = 0, null, null
     good = f.var(read(f, head, slots.a, record + at(CALL, "a_object")))
     with f.if_(good.value):
         good.value = read(f, head, slots.b, record + at(CALL, "b_object"))
@@ -193,6 +193,8 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
         _epilogue(f, head, table, slots, record, good)
     else:
         _scalars(f, head, table, slots, record, good)
+    with f.if_(_passed(f, head, slots.threads)):
+        fields.threads, fields.options = slots.threads, fields.options | THREADS
     with f.if_(good.value & fields.tensors.differs(0)):
         good.value = call(f, "i64", "recorded", head.tensors).equals(0)
     return good.value

@@ -6,6 +6,7 @@ more rows, one that shares A (with one row) one with more columns.
 
 from __future__ import annotations
 
+from gemmery.cpu import symmetric
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
@@ -28,6 +29,7 @@ from gemmery.cpu.entry_layout import (
     MEMBER,
     OFTEN,
     PROBES,
+    PRODUCTS_BITS,
     RUN,
     SOON,
     at,
@@ -58,20 +60,21 @@ def define_member(module: Module) -> None:
             with f.if_(is_null(f, class_) ^ True):
                 often = f.var(f.index(OFTEN))
                 family = _family(f, class_, shape, often)
-                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, often.value)):
+                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, shape, often.value)):
                     _entry(f, fields, class_, family, shape, place)
                     answer.value = call(f, "ptr", "prepared", table, record, place)
         f.ret(answer.value)
 
 
-def _seldom(f: Function, table: Value, fields: Args, often: Value) -> Value:
-    """Count the products of this shape; return false for number `often`, of which Python makes an entry."""
+def _seldom(f: Function, table: Value, fields: Args, shape: Value, often: Value) -> Value:
+    """Count the calls of this shape, by their work; return false at `often`, where Python makes an entry."""
     key_hash = fields.hash
     counter = table + COUNTERS_AT + (key_hash >> (65 - COUNTERS.bit_length())) * 16
     count = f.select(f.load("i64", counter, align=8).equals(key_hash), f.load("i64", counter + 8, align=8), f.index(0))
     f.store(key_hash, counter, align=8)
-    f.store(count + 1, counter + 8, align=8)
-    return (count + 1).differs(often)
+    after = count + 1 + (Args(f, shape, SHAPE).batch >> PRODUCTS_BITS)
+    f.store(after, counter + 8, align=8)
+    return (count >= often) | (after < often)
 
 
 def _define_class(module: Module) -> None:
@@ -265,7 +268,8 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
     operations = shape.m * shape.n * shape.k * shape.batch * class_.operations
     is_long = operations >= LONG
     entry.long = f.convert("zext", is_long, "i64")
-    entry.plain = f.convert("zext", (is_long ^ True) & entry.job_workspace_bytes.equals(0), "i64")
+    whole = symmetric.is_transposed(shape) ^ True
+    entry.plain = f.convert("zext", (is_long ^ True) & whole & entry.job_workspace_bytes.equals(0), "i64")
 
 
 def _reach(f: Function, entry: Args, name: str, element: Value, steps: tuple[tuple[Value, Value], ...]) -> None:

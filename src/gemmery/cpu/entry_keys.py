@@ -59,6 +59,7 @@ class Kind(NamedTuple):
     beta: bool = False  # beta is not 0, and `out` is the old C
     activation: str = ""
     dtype: object = None  # the object passed as dtype=, which identifies it; the table keeps it alive
+    threads: int | None = None  # one of those that Python has as one object each, or None
 
     def key(self) -> Key:
         """Return the key, as compiled code writes it."""
@@ -72,6 +73,9 @@ class Kind(NamedTuple):
         if self.dtype is not None:
             words[0] |= layout.WIDENS << 32
             words.append(id(self.dtype))
+        if self.threads is not None:
+            words[0] |= layout.THREADS << 32
+            words.append(id(self.threads))
         return Key(words, layout.hashed(words))
 
 

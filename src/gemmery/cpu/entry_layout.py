@@ -82,16 +82,16 @@ CALL = (
     *_words("integral"),  # 1: alpha and beta are integers
     ("bias_number", "double"), *_words("bias_kind"),
     *_words("tensors"),  # 1: an operand is a tensor
-    *_pointers("dtype"),  # the object that the caller passed, NULL without; a word of the key
+    *_pointers("dtype", "threads"),  # the objects that the caller passed, NULL without; words of the key
     *_words("raw"),  # 1: the result is an array even without dimensions
     *_words("count", "hash"), *_words(*(f"key_{i}" for i in range(MOST_WORDS))),
 )  # fmt: skip
 SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alone; the activation's number above them
-WIDENS = 16  # in options: the caller chose the type of the result
+WIDENS, THREADS = 16, 32  # in options: the caller chose the type of the result, or the number of threads
 NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
 
 # What the parsers fill in: objects, NULL where the caller passed none.
-ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype")
+ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype", "threads")
 
 MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel
@@ -145,7 +145,10 @@ SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the o
 SET_BITS, MIX = SETS.bit_length() - 1, 29
 PAIRS, CLASSES, COUNTERS = 512, 512, 4096
 PROBES = 8  # places of a pair or a class, one after the other
-OFTEN = 64  # the products of a shape after which it gets an entry of its own
+OFTEN = 64  # the calls of a shape after which it gets an entry of its own
+# A call with a batch counts as one more for each so many products: kernels for every shape lose about 50 ns a product,
+# so that all OFTEN together lost 6 ms, about what LLVM takes for a kernel for the shape.
+PRODUCTS_BITS = 11
 SOON = 8  # the same where several threads would save up to 30 us each: their plan takes 100 us, once
 LONG = 1 << 21  # operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns
 ENTRY_BYTES = -(-size(ENTRY) // 64) * 64

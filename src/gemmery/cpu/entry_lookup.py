@@ -34,7 +34,7 @@ def define_find(module: Module) -> None:
     with module.function("find", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         match = f.var(Value(f, "ptr", "null"))
         fields = Args(f, f["call"], CALL)
-        words = 6 + 2 * (fields.a_ndim + fields.b_ndim + fields.out_ndim + fields.bias_ndim)
+        words = 7 + 2 * (fields.a_ndim + fields.b_ndim + fields.out_ndim + fields.bias_ndim)
         with f.if_(words <= MOST_WORDS):
             key_hash = _key(f, fields)
             at_set = set_of(key_hash)
@@ -60,9 +60,9 @@ def _key(f: Function, fields: Args) -> Value:
         _array(f, at_word, at_factor, total, "out")
     with f.if_(is_null(f, fields.bias_object) ^ True):
         _array(f, at_word, at_factor, total, "bias")
-    dtype = fields.dtype
-    with f.if_(is_null(f, dtype) ^ True):
-        _word(f, at_word, at_factor, total, f.emit("i64", f"ptrtoint {dtype} to i64"))
+    for passed in (fields.dtype, fields.threads):
+        with f.if_(is_null(f, passed) ^ True):
+            _word(f, at_word, at_factor, total, f.emit("i64", f"ptrtoint {passed} to i64"))
     start, stop = (f.emit("i64", f"ptrtoint {x} to i64") for x in (f["call"] + _KEY_AT, at_word.value))
     fields.count = (stop - start) >> 3
     fields.hash = total.value | 1

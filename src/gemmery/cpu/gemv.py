@@ -9,12 +9,14 @@ It has three forms, by the strides of A (negative strides are walked from the ot
 - `each`: neither. It goes element by element, several rows at once.
 
 Contiguous here includes a stride of two elements (`a[::2, ::2]`): two vectors are loaded and every second element is
-kept. Every element of y is summed in the same order, at any position and for any number of rows.
+kept. Every element of y is summed in the same order, at any position and for any number of rows. `axpys` and `each`
+add real numbers in the order and the blocks of k of the other kernels; `dots` adds by lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from gemmery import dtypes
 from gemmery.cpu import gemv_forms
@@ -23,13 +25,15 @@ from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
-from gemmery.cpu.target import Target
+from gemmery.cpu.long_k import define_fold, even, in_levels
+from gemmery.cpu.target import Target, k_block
 from gemmery.cpu.ukernel import SHORT, Product, vector_room
 
 _FINISH = (
     ("i64", "count"), ("ptr", "sums"), ("ptr", "y"), ("i64", "y_step"),
     ("ptr", "bias"), ("i64", "bias_step"), ("ptr", "alpha"), ("ptr", "beta"),
 )  # fmt: skip
+_LANES_BLOCK = 4096  # real numbers of k whose sums by lanes are added at once
 _ALL = (
     ("i64", "m"), ("i64", "k"), ("ptr", "a"), ("i64", "row"), ("i64", "col"), ("ptr", "x"), ("i64", "x_step"),
     ("ptr", "y"), ("i64", "y_step"), ("ptr", "bias"), ("i64", "bias_step"), ("ptr", "args"),
@@ -41,6 +45,14 @@ def gemv(target: Target, product: Product, columns: int) -> Module:
 
     It works on `mc` rows and `kc` columns of A at a time; the workspace holds their sums and their part of x. `nc` is 1
     for a column of C, 0 for a row.
+
+    Its loops:
+        where rows of A are contiguous:
+            for each few rows i:
+                for each vector p: sums[i...] += A[i..., p...] * x[p...]
+        where columns are:
+            for each few columns p:
+                for each vector i: y[i...] += A[i..., p...] * x[p...]
     """
     module = Module(target)
     forms: dict[str, Callable[[Function], None]] = {
@@ -58,6 +70,7 @@ def gemv(target: Target, product: Product, columns: int) -> Module:
         gemv_forms.pack_x(f, product)
     with module.function("finish", *_FINISH, local=True) as f:
         _finish(f, product)
+    define_fold(module, product.accumulator)
     with module.function("column", *_ALL, local=True) as f:
         _column(f, product)
     with module.function("gemv", ("ptr", "args")) as f:
@@ -93,22 +106,31 @@ def _column(f: Function, product: Product) -> None:
     mc, kc = args.mc, args.kc
     stack = f.buffer(vector_room(product, SHORT, SHORT))
     sums = f.select((mc <= SHORT) & (kc <= SHORT), stack, args.workspace)
-    room = sums + mc * (product.parts * size)
+    apart = mc * (product.parts * size) + 64
+    room = sums + apart * 3
+    by_lanes = col.equals(element.size)
+    if not product.is_complex:
+        by_lanes = by_lanes | col.equals(2 * element.size)
+    # Each lane of `dots` adds a part of a block, and all lanes are added once a block: its blocks are longer.
+    in_order = even(f, k, k_block(f.target, product.parts))
+    block = f.min(kc, f.select(by_lanes, f.index(_LANES_BLOCK // product.parts), in_order))
     with f.loop(0, m, mc) as i:
-        count = f.min(m - i, mc)
-        lanes = f.target.lanes(size)
-        with f.loop(0, count * product.parts, lanes) as r:  # the last vector may reach into x, which is packed later
-            f.store(f.zero(vector(lanes, product.accumulator)), sums + r * size)
-        with f.loop(0, k, kc) as p:
-            deep = f.min(k - p, kc)
-            part = f.var(x + p * x_step)
-            if element.llvm == product.accumulator and not product.is_complex:
-                with f.if_(x_step.differs(size)):
-                    part.value = _packed_x(f, deep, part.value, x_step, room)
-            else:
-                part.value = _packed_x(f, deep, part.value, x_step, room)
+        count, lanes = f.min(m - i, mc), f.target.lanes(size)
+        lines = (count * product.parts + (lanes - 1)) // lanes
+        with f.loop(0, lines) as line:
+            f.store(f.zero(vector(lanes, product.accumulator)), sums + line * (lanes * size))
+
+        def add(p: Value, stop: Value) -> None:
+            """Add a block of A x to the sums."""
+            deep, part = stop - p, f.var(x + p * x_step)
+            in_place = element.llvm == product.accumulator and not product.is_complex
+            with f.if_(x_step.differs(size)) if in_place else nullcontext():
+                f.call("pack_x", deep, part.value, x_step, room)
+                part.value = room
             _choose(f, product, (count, deep, a + i * row + p * col, row, col, part.value, sums))
-        f.call("finish", count, sums, y + i * y_step, y_step, bias + i * bias_step, bias_step, args.alpha, args.beta)
+
+        totals = in_levels(f, k, block, sums, apart, lines, add)
+        f.call("finish", count, totals, y + i * y_step, y_step, bias + i * bias_step, bias_step, args.alpha, args.beta)
 
 
 def _last(f: Function, from_end: Value, at: Value, step: Value, count: Value) -> Value:
@@ -118,11 +140,6 @@ def _last(f: Function, from_end: Value, at: Value, step: Value, count: Value) ->
 
 def _oriented(f: Function, from_end: Value, step: Value) -> Value:
     return f.select(from_end, 0 - step, step)
-
-
-def _packed_x(f: Function, k: Value, x: Value, step: Value, to: Value) -> Value:
-    f.call("pack_x", k, x, step, to)
-    return to
 
 
 def _choose(f: Function, product: Product, operands: tuple[Value, ...]) -> None:

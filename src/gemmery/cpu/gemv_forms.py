@@ -1,7 +1,8 @@
 """The three forms of a GEMV; each adds A x to the sums of its rows.
 
 A complex product is two real ones over the same A, its elements read as pairs: (re, im) times (xr, -xi) gives the
-real part, times (xi, xr) the imaginary one. x is packed as these two vectors, and sums are pairs.
+real part, times (xi, xr) the imaginary one. x is packed as these two vectors, and sums are pairs. Products with A's
+real parts are summed apart from those with its imaginary ones, as in `ukernel.tile_loop`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) ->
             for vector_x, of_part in zip(some, of_row, strict=True):
                 of_part[0].value = f.fma(cells, vector_x, of_part[0].value)
     at = f["sums"] + i * (parts * size)
-    total = _sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
+    total = sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
     f.store(f.load(total.type, at) + total, at)
 
 
@@ -117,7 +118,7 @@ def _sum(values: list[Value]) -> Value:
     return values[0]
 
 
-def _sum_lanes(f: Function, values: list[Value]) -> Value:
+def sum_lanes(f: Function, values: list[Value]) -> Value:
     """Return the sum of each vector's lanes, added by halves, in one vector; a scalar for one vector.
 
     Two vectors share an addition: the halves of both are as many lanes as one has. So the sums of 8 vectors of 16 lanes
@@ -157,12 +158,15 @@ def _axpy_columns(f: Function, product: Product, apart: int, p: Value, columns: 
     whole = count // lanes * lanes
 
     def add(total: Value, i: Value, rest: Value | None) -> Value:
+        pairs = [f.zero(wide)] * 2
         for column, scale in zip(a, scales, strict=True):
             cells = _cells(f, product, column + i * step, apart, rest)
-            total = f.fma(cells, scale[0], total)
             if product.is_complex:
-                total = f.fma(f.shuffle(cells, cells, [lane ^ 1 for lane in range(lanes)]), scale[1], total)
-        return total
+                swapped = f.shuffle(cells, cells, [lane ^ 1 for lane in range(lanes)])
+                pairs = [f.fma(x, y, s) for x, y, s in zip((cells, swapped), scale, pairs, strict=True)]
+            else:
+                total = f.fma(cells, scale[0], total)
+        return total + (pairs[0] + pairs[1]) if product.is_complex else total
 
     with f.loop(0, whole, lanes) as i:
         f.store(add(f.load(wide, sums + i * size), i, None), sums + i * size)
@@ -197,15 +201,15 @@ def each(f: Function, product: Product) -> None:
 def _each_rows(f: Function, product: Product, i: Value, rows: int) -> None:
     size, parts = SIZES[product.accumulator], product.parts
     a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
-    totals = [[f.var(f.zero(product.accumulator)) for _ in range(parts)] for _ in range(rows)]
+    totals = [[[f.var(f.zero(product.accumulator)) for _ in range(parts)] for _ in range(parts)] for _ in range(rows)]
     with f.loop(0, f["k"]) as p:
         for q in range(parts):
             x = [f["x"] + (f["k"] * (part * parts) + p * parts + q) * size for part in range(parts)]
             scales = [f.load(product.accumulator, at) for at in x]
-            for row, of_row in zip(a, totals, strict=True):
+            for row, of_row in zip(a, (of_rows[q] for of_rows in totals), strict=True):
                 number = _real(f, product, row + p * f["col"] + q * _number_size(product))
                 for scale, total in zip(scales, of_row, strict=True):
                     total.value = f.fma(number, scale, total.value)
-    for index, total in enumerate(total for of_row in totals for total in of_row):
+    for index, sums in enumerate(sums for of_row in totals for sums in zip(*of_row, strict=True)):
         at = f["sums"] + i * (parts * size) + index * size
-        f.store(f.load(product.accumulator, at) + total.value, at)
+        f.store(f.load(product.accumulator, at) + _sum([each.value for each in sums]), at)

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import time
-from _thread import RLock, allocate_lock, get_ident  # those of `threading`, whose import takes 0.5 ms
+from _thread import RLock, allocate_lock, get_ident, start_new_thread  # `threading` takes 0.5 ms to import
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, cast
@@ -34,9 +34,11 @@ _making: set[tuple[Target, str]] = set()
 _forks = 0  # forks that wait or are in progress; no compilation starts meanwhile
 _at_work: list[object] = []  # LLVM's calls for the main thread, in threads of their own
 _WAIT_LIMIT = 10.0  # s that a thread waits for another: one that was interrupted may not have said that it has stopped
+_BEGINS = 0.2  # s in which a new thread begins, or never does
 _PAUSE = 500e-6  # s between two looks at what another thread compiles, which takes tens of ms
 _CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
+_generators: dict[tuple[Target, str], Callable[[], object]] = {}  # of those in `_loaded`
 
 
 def _before_fork() -> None:
@@ -45,14 +47,19 @@ def _before_fork() -> None:
     with _lock:
         _forks += 1
     late = time.monotonic() + _WAIT_LIMIT
-    while (_at_work or any(thread != get_ident() for thread in tuple(_active))) and time.monotonic() < late:
+    while compiling_elsewhere() and time.monotonic() < late:
         time.sleep(_PAUSE)
+
+
+def compiling_elsewhere() -> bool:
+    """Return True while other threads compile."""
+    return bool(_at_work) or any(thread != get_ident() for thread in tuple(_active))
 
 
 def _after_in_parent() -> None:
     global _forks
     with _lock:
-        _forks -= 1
+        _forks = max(0, _forks - 1)  # this module may have been imported while a fork waited
 
 
 def _after_in_child() -> None:
@@ -70,7 +77,7 @@ if hasattr(os, "register_at_fork"):
 HOLE = int.from_bytes(b"gemmery_", "little")
 
 
-def load(target: Target, name: str, generate: Callable[[], Module], hole: int = HOLE) -> dict[str, int]:
+def load(target: Target, name: str, generate: Callable[[], object], hole: int = HOLE) -> dict[str, int]:
     """Return the addresses of the functions of module `name`, compiled now unless memory or disk has it.
 
     `name` must contain everything that `generate` depends on besides the target and gemmery's sources. `hole` replaces
@@ -90,6 +97,7 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
                     _active[thread] = outer + 1
                     break
             time.sleep(_PAUSE)
+        _generators[key] = generate
         return _loaded.get(key) or _loaded.setdefault(key, _load(target, name, generate, hole))
     finally:
         with _lock:
@@ -98,6 +106,16 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
             _active[thread] = outer
             if not outer:
                 del _active[thread]
+
+
+def origin(address: int) -> tuple[Target, str, str, Callable[[], object]]:
+    """Return what a loaded function is: its target, the names of its module and of itself, the module's generator."""
+    return next(
+        (target, name, symbol, _generators[target, name])
+        for (target, name), entries in _loaded.items()
+        for symbol, at in entries.items()
+        if at == address
+    )
 
 
 def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]] = tuple) -> dict[str, int]:
@@ -131,8 +149,6 @@ def load_all(target: Target, images: Iterable[Image]) -> None:
 
 def at_once(tasks: Sequence[Callable[[], object]]) -> None:
     """Run tasks that compile on all cores that this process may use; those that fail in a helper run again here."""
-    import threading
-
     queue = list(reversed(tasks))
 
     def work() -> None:
@@ -149,24 +165,20 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
 
     # A thread that compiles already has no helpers: they would not start during a fork that waits for this thread.
     count = 0 if get_ident() in _active else min(cores(), len(queue)) - 1
-    helpers = []
-    with contextlib.suppress(RuntimeError):  # no more threads
+    with contextlib.suppress(RuntimeError, MemoryError):  # no more threads
         for _ in range(count):
-            helper = threading.Thread(target=help_, name="gemmery-jit")
-            helper.start()
-            helpers.append(helper)
+            # Not waited for, as Thread.start does: it never begins where memory or the interpreter ends.
+            start_new_thread(help_, ())
     try:
         work()
     except BaseException:
         queue.clear()
         raise
-    for helper in helpers:
-        helper.join()
-    for task in tasks:
+    for task in tasks:  # `load` waits for what a helper compiles
         task()
 
 
-def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
+def _load(target: Target, name: str, generate: Callable[[], object], hole: int) -> dict[str, int]:
     if not keeps(target):
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     folder = config.cache_dir() if _unchanged_at_first() else None
@@ -176,13 +188,13 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
     return {symbol: base + int(offset) for symbol, offset in zip(words[::2], words[1::2], strict=True)}
 
 
-def store(target: Target, name: str, generate: Callable[[], Module]) -> bytes:
+def store(target: Target, name: str, generate: Callable[[], object]) -> bytes:
     """Compile a module, store it in the cache if there is one, and return it as it is stored."""
     from gemmery.cpu import elf  # only to compile
 
     image, entries = elf.flatten(_object(target, name, str(generate())))
     payload = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
-    cache.write(config.cache_dir() if _unchanged() else None, _key(target, name), payload)
+    cache.write(None if reason() else config.cache_dir(), _key(target, name), payload)
     return payload
 
 
@@ -212,15 +224,15 @@ def versions() -> tuple[str, ...]:
 
 
 _DIGESTS = "sources"  # in place of a version, for digests of the sources
-_AROUND = ("dtypes.py", "problem.py", "arrays/pytorch_abi.py")  # modules outside this folder that shape a kernel's code
+_AROUND = ("dtypes", "problem", "arrays/pytorch_abi")  # modules outside this folder that shape a kernel's code
 
 
 @functools.cache
 def _source_files() -> tuple[str, ...]:
     """Return the files that shape a kernel's code: the generators, and llvmlite's version."""
-    here = os.path.dirname(__file__)
-    names = [os.path.join(here, name) for name in sorted(os.listdir(here)) if name.endswith(".py")]
-    names += [os.path.join(os.path.dirname(here), name) for name in _AROUND]
+    here, (_, kind) = os.path.dirname(__file__), os.path.splitext(__file__)  # .pyc in a package without sources
+    names = [os.path.join(here, name) for name in sorted(os.listdir(here)) if name.endswith(kind)]
+    names += [os.path.join(os.path.dirname(here), name + kind) for name in _AROUND]
     spec = PathFinder.find_spec("llvmlite")
     if spec and spec.origin:
         names.append(os.path.join(os.path.dirname(spec.origin), "_version.py"))
@@ -232,10 +244,13 @@ def _sources() -> str:
     """Return a digest of everything that shapes a kernel's code.
 
     Reading and hashing the files takes 1 ms, so the cache keeps the digest under their names, sizes and times. Every
-    change to a file sets its change time, which programs cannot choose.
+    change to a file sets its change time, which programs cannot choose. "" where there are no files, as in a zip.
     """
     folder = config.cache_dir() if _unchanged_at_first() else None
-    files = [(name, os.stat(name)) for name in _source_files()]
+    try:
+        files = [(name, os.stat(name)) for name in _source_files()]
+    except OSError:
+        return ""
     stamps = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in files]
     key = cache.key("cpu", _DIGESTS, str(stamps).encode())
     stored = cache.read(folder, key)
@@ -249,8 +264,8 @@ def _sources() -> str:
     return stored.hex()
 
 
-def _unchanged() -> bool:
-    """Return False if a source changed after it could have been imported, so that no kernel may be stored.
+def reason() -> str:
+    """Return why no kernel may be stored, as what to do about it; "" where kernels may be.
 
     Generators are imported when they are first needed. If a source changes while a process runs (an editor, an
     upgrade), the module in memory may be older or newer than the file in the digest.
@@ -258,14 +273,18 @@ def _unchanged() -> bool:
     try:
         newest = max(os.stat(name).st_ctime_ns for name in _source_files())
     except OSError:
-        return False
-    return newest < dtypes.IMPORTED_AT - _CLOCK
+        return "gemmery's files, whose digest names kernels, cannot be read, as in a zip: install gemmery as files"
+    if newest > time.time_ns() + _CLOCK:
+        return "the clock is behind the time at which gemmery's files were changed: set it"
+    if newest < dtypes.IMPORTED_AT - _CLOCK:
+        return ""
+    return "a source of gemmery has changed since this process began: start it again"
 
 
 @functools.cache
 def _unchanged_at_first() -> bool:
-    """Return `_unchanged` when the digest was taken: later changes do not matter to kernels that are read under it."""
-    return _unchanged()
+    """Return whether kernels could be stored when the digest was taken: later changes do not matter to reading."""
+    return not reason()
 
 
 def _map(image: bytes) -> int:
@@ -387,25 +406,31 @@ def _uninterrupted(call: Callable[[], bytes]) -> bytes:
     import threading
 
     results: list[bytes | BaseException] = []
-    done = allocate_lock()  # not the thread's own: a child forked meanwhile must find it free
+    begun, done = allocate_lock(), allocate_lock()  # not the thread's own: a child forked meanwhile finds them free
     done.acquire()
 
     def work() -> None:
         _at_work.append(done)
         try:
-            results.append(call())
+            if begun.acquire(blocking=False):
+                results.append(call())
         except BaseException as error:  # raised again in the main thread
             results.append(error)
-        done.release()
-        _at_work.remove(done)
+        finally:
+            done.release()
+            _at_work.remove(done)
 
-    if threading.current_thread() is not threading.main_thread():
+    if get_ident() != threading.main_thread().ident:
         return call()
     try:
-        threading.Thread(target=work, name="gemmery-llvm").start()
-    except RuntimeError:  # no more threads
+        start_new_thread(work, ())
+    except (RuntimeError, MemoryError):  # no more threads
         return call()
-    done.acquire()
+    # The thread never begins where memory or the interpreter ends: then the call is made here after all.
+    if not done.acquire(timeout=_BEGINS):
+        if begun.acquire(blocking=False):
+            return call()
+        done.acquire()
     if isinstance(results[0], BaseException):
         raise results[0]
     return results[0]
@@ -425,7 +450,7 @@ def _emitted(target: Target, name: str, text: str) -> bytes:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def assembly(target: Target, name: str, generate: Callable[[], Module]) -> str:
+def assembly(target: Target, name: str, generate: Callable[[], object]) -> str:
     """Return the machine code of a module as text."""
     machine, module = _optimized(target, name, str(generate()))
     return str(machine.emit_assembly(module))

@@ -11,7 +11,7 @@ from gemmery.arrays import View
 from gemmery.cpu import pool
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.layout import JOB, JOB_AT
-from gemmery.cpu.split import Unit, grid
+from gemmery.cpu.split import Unit, grid, halves
 from gemmery.tuples import NamedTuple
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
@@ -68,6 +68,7 @@ class Launch:
         plan = _pack_plan(
             self.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
             cut.rows, cut.columns, cut.products, blocks.workspace, cut.wakes, pool.address(),
+            *halves(n, cut.threads), 0,
         )  # fmt: skip
         return (blocks.mc, blocks.kc, blocks.nc), plan
 
@@ -124,7 +125,7 @@ class Launch:
         return _pack(
             m, n, k, a.pointer, a_row, a_col, b.pointer, b_row, b_col, c.pointer, c_row, c_col, 0, 0,
             bias.pointer if bias else 0, bias.strides[0] if bias else 0,
-            batch, a_batch, b_batch, c_batch, 0, *blocks,
+            batch, a_batch, b_batch, c_batch, 0, *blocks, 0,
             self._one if alpha == 1 else scalar(self.accumulator, alpha),
             self._zero if beta == 0 else scalar(self.accumulator, beta),
             plan,

@@ -24,6 +24,9 @@ JOB = (
     ("workspace_bytes", "i64"),
     ("wakes", "i64"),  # 1: enough work to wake sleepers for it alone
     ("pool", "ptr"),
+    ("half_rows", "i64"),  # the cut of a product of half the work: `symmetric.halve`
+    ("half_columns", "i64"),  # 0: for one thread
+    ("half", "i64"),  # 1: the parts above the diagonal are mirrored
 )
 JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
 

@@ -4,8 +4,9 @@ Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM 
 columns of C by nc, k by kc (a panel of B is packed), rows by mc (a block of A is packed), then tiles.
 
 If C is narrower than the accumulator (float16, bfloat16) and k takes several blocks, sums are kept in a buffer of the
-accumulator's type and rounded once, after the last block. Blocks of complex products are counted in real numbers: two
-for each element in nc and kc.
+accumulator's type and rounded once, after the last block. If k takes more than FAN blocks, each run of FAN of them is
+summed in another buffer, and `run` adds its sums to C as if they were those of a block. Blocks of complex products are
+counted in real numbers: two for each element in nc and kc.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gemmery.cpu import atomics, pack, pack_complex
+from gemmery.cpu import pack, pack_complex
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES
+from gemmery.cpu.long_k import even
 from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
-from gemmery.cpu.target import SHALLOW, Target, Tile, tile
+from gemmery.cpu.target import FAN, SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
 from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
-_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
+_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *PARAMS)
+_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
 
 
 def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
@@ -32,6 +35,16 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
 
     It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
     longer than code for one layout of A and of B.
+
+    Its loops:
+        for each block of nc columns of B:          # stays in L3
+            for each block of kc rows of it:
+                pack B[kc, nc]
+                for each block of mc rows of A:
+                    pack A[mc, kc]                  # stays in L2
+                    for each panel j of B:          # kc x nr, stays in L1
+                        for each panel i of A:
+                            the loop over p, as in packed_panels
     """
     module = Module(target)
     register = register_tile(target, product, sizes or tile(target))
@@ -41,11 +54,46 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     )
     pack.pack(module, a, routines_a)
     pack.pack(module, b, routines_b)
-    _even(module)
     _narrow_tiles(module, product, register)
     _tiles(module, product, register)
+    if product.rounds:
+        with module.function("run", *_RUN, local=True) as f:
+            update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     with module.function("packed", ("ptr", "args")) as f:
         _five_loops(f, product, register)
+    return module
+
+
+def packed_panels(target: Target, product: Product) -> Module:
+    """Return the module that packs all of A and B, then multiplies them as one block; its entry is `packed_panels`.
+
+    Its loops:
+        pack B: panels of nr columns, the elements of each p adjacent
+        pack A: panels of mr rows, the elements of each p adjacent
+        for each panel j of B:
+            for each panel i of A:
+                sums[mr, nr] = 0, in registers
+                for p in 0..k:
+                    sums += (mr elements of i) * (nr elements of j)
+                C[i..., j...] = sums
+    """
+    module = Module(target)
+    register = register_tile(target, product)
+    a, b = operands(product, register)
+    pack.pack(module, a, pack.ROUTINES)
+    pack.pack(module, b, pack.ROUTINES)
+    _narrow_tiles(module, product, register)
+    _tiles(module, product, register)
+    with module.function("packed_panels", ("ptr", "args")) as f:
+        args, yes = Args(f, f["args"]), f.const("i1", 1)
+        m, n, k, c, c_row = args.m, args.n, args.k, args.c, args.c_row
+        to_a = args.workspace
+        to_b = to_a + buffers(product, register, m, k, n)[0]
+        f.call("pack_b", n, k, args.b, args.b_col, args.b_row, to_b)
+        f.call("pack_a", m, k, args.a, args.a_row, args.a_col, to_a)
+        f.call(
+            "tiles", m, n, k, to_a, to_b, c, c_row, c, c_row, args.alpha, args.beta, args.bias, args.bias_step, yes, yes
+        )
     return module
 
 
@@ -54,7 +102,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     parts = product.parts
     m, n, k = args.m, args.n * parts, args.k * parts
     mc, nc, kc = (
-        atomics.call(f, "i64", "even", f.max(total, 1), block, f.index(unit))
+        even(f, f.max(total, 1), block, unit)
         for total, block, unit in (
             (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.group * parts)
         )
@@ -63,42 +111,47 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     b, b_row, b_col = args.b, args.b_row, args.b_col
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
-    unit_scale = f.buffer(16)
-    f.store(f.const(product.scalar, 1), unit_scale)
-    f.store(f.zero(product.scalar), unit_scale + SIZES[product.scalar])
+    one, none = f.buffer(16), f.buffer(16)
+    for at, number in ((one, 1), (none, 0)):
+        f.store(f.const(product.scalar, number), at)
+        f.store(f.zero(product.scalar), at + SIZES[product.scalar])
     a_size, b_size = buffers(product, register, mc, kc, nc)
     on_stack = (a_size + b_size <= STACK) & (k <= kc)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
-    sums = to_b + b_size
-    apart = product.sums_apart
-    sums_row = nc * SIZES[product.scalar] if apart else c_row
-    with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), kc) as p:
-        wide, deep = f.min(n - j, nc), f.min(k - p, kc)
-        first, last = p.equals(0), p + kc >= k
-        f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
-        scale = f.select(first, beta, unit_scale)
-        with f.loop(0, m, mc) as i:
-            tall = f.min(m - i, mc)
-            f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
-            tile_c = c + i * c_row + j * product.out_size
-            partial = sums + i * sums_row if apart else tile_c
-            f.call(
-                "tiles", tall, wide, deep, to_a, to_b, tile_c, c_row, partial, sums_row,
-                alpha, scale, bias + j // parts * bias_step, bias_step, first, last,
-            )  # fmt: skip
-
-
-def _even(module: Module) -> None:
-    """Define `even`, the size of blocks: all of `total` if it fits in one, else as `build.even` divides it."""
-    with module.function("even", ("i64", "total"), ("i64", "block"), ("i64", "unit"), local=True, returns="i64") as f:
-        total, block, unit = f["total"], f["block"], f["unit"]
-        size = f.var(total)
-        with f.if_(block < total):
-            count = (total + (block - 1)) // block
-            each = (total + count - 1) // count
-            size.value = (each + unit - 1) // unit * unit
-        f.ret(size.value)
+    kept, kept_row = to_b + b_size, nc * SIZES[product.scalar]
+    run = kc * FAN if product.rounds else f.max(k, 1)
+    several = k > run
+    below = f.select(args.below > 0, args.below - 1, args.n)
+    with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
+        wide, end = f.min(n - j, nc), f.min(f.max(k, 1), q + run)
+        tile_c, tile_bias = c + j * product.out_size, bias + j // parts * bias_step
+        sums, sums_row = tile_c, c_row
+        if product.sums_apart:
+            sums, sums_row = kept + f.select(several, m, f.index(0)) * kept_row, kept_row
+        skipped = f.max(j // parts - below, 0) // mc * mc  # blocks of rows above the diagonal
+        # A run among several is summed in `kept`, as if that were C.
+        start, factor = f.select(several, none, beta), f.select(several, one, alpha)
+        to, to_row = f.select(several, kept, tile_c), f.select(several, kept_row, c_row)
+        partial, partial_row = f.select(several, kept, sums), f.select(several, kept_row, sums_row)
+        with f.loop(q, end, kc) as p:
+            deep, first, last = f.min(k - p, kc), p.equals(q), (p + kc >= k) & (several ^ True)
+            f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
+            scale = f.select(first, start, one)
+            with f.loop(skipped, m, mc) as i:
+                tall = f.min(m - i, mc)
+                f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
+                f.call(
+                    "tiles", tall, wide, deep, (i + below) * parts - j, to_a, to_b, to + i * to_row, to_row,
+                    partial + i * partial_row, partial_row, factor, scale, tile_bias, bias_step, first, last,
+                )  # fmt: skip
+        if product.rounds:
+            with f.if_(several):
+                first, last = q.equals(0), end >= k
+                f.call(
+                    "run", m, wide, kept, nc, tile_c, c_row, sums, sums_row,
+                    alpha, f.select(first, beta, one), tile_bias, bias_step, first, last,
+                )  # fmt: skip
 
 
 def _in_order(
@@ -123,23 +176,24 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
         outer, inner = _in_order(f, along, (mc, mr), (nc, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
             i, j = f.select(along, x, y), f.select(along, y, x)
-            c = f["c"] + i * f["c_row"] + j * product.out_size
-            a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
-            steps = steps_of(product, kc)
-            coming = b + b_panel + i // mr * (steps * AHEAD)
-            rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
-            whole = is_plain(f, product, register, rows, columns)
-            with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
-                for r in range(mr):
-                    for v in range(0, nr * product.out_size, 64):
-                        f.prefetch(c + f["c_row"] * r + v, write=True)
-                totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
-                with f.if_(whole):
-                    update_whole(f, product, register, totals, c)
-                with f.else_():
-                    keep(f, product, register, totals, tile_buffer)
-            with f.if_(whole ^ True):
-                update_edge(f, product, register, tile_buffer, i, j, rows, columns)
+            with f.if_(j < f["right"] + (i + mr) * product.parts):  # else a symmetric product does not need the tile
+                c = f["c"] + i * f["c_row"] + j * product.out_size
+                a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
+                steps = steps_of(product, kc)
+                coming = b + b_panel + i // mr * (steps * AHEAD)
+                rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
+                whole = is_plain(f, product, register, rows, columns)
+                with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
+                    for r in range(mr):
+                        for v in range(0, nr * product.out_size, 64):
+                            f.prefetch(c + f["c_row"] * r + v, write=True)
+                    totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
+                    with f.if_(whole):
+                        update_whole(f, product, register, totals, c)
+                    with f.else_():
+                        keep(f, product, register, totals, tile_buffer)
+                with f.if_(whole ^ True):
+                    update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 
 
 def _narrow(register: RegisterTile) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from gemmery import dtypes
-from gemmery.cpu.target import Target
+from gemmery.cpu.target import FAN, Target
 from gemmery.cpu.ukernel import Product, RegisterTile, register_tile
 from gemmery.dtypes import SIZES
 from gemmery.tuples import NamedTuple
@@ -60,16 +60,16 @@ def slack(panels: Panels) -> int:
     return 64 // SIZES[panels.product.cell] * panels.row + 64
 
 
-def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
-    """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C.
+def workspace_bytes(target: Target, product: Product, m: int, k: int, mc: int, kc: int, nc: int) -> int:
+    """Return the bytes of one thread's buffers for blocks of these sizes, and for sums of C's m rows over blocks of k.
 
-    `summed` is 0 if k is one block. Then the kernel has small buffers on its stack, and the call need not reserve any.
+    If k is one block, the kernel has small buffers on its stack, and the call need not reserve any.
     """
     a, b = buffers(product, register_tile(target, product), mc, kc, nc)
-    if not summed and a + b <= STACK:
+    if k <= kc and a + b <= STACK:
         return 0
-    sums = summed * nc * SIZES[product.scalar] if product.sums_apart else 0
-    return a + b + sums + 64
+    kept = (product.sums_apart and k > kc) + (product.rounds and k > kc * FAN)
+    return a + b + kept * m * nc * SIZES[product.scalar] + 64
 
 
 def buffers(product: Product, register: RegisterTile, mc: Count, kc: Count, nc: Count) -> tuple[Count, Count]:

@@ -1,4 +1,11 @@
-"""The process's pool of compiled workers, whose code `pool_code` generates."""
+"""The process's pool of compiled workers, whose code `pool_code` generates.
+
+Its loops:
+    cut C into parts, at least one for each thread
+    in each thread, until no part is left:
+        take a part C[i..., j...]
+        packed: C[i..., j...] = A[i..., all k] * B[all k, j...]
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ They use the pool, the job and the C library alone, never Python.
 
 from __future__ import annotations
 
-from gemmery.cpu import atomics, layout
+from gemmery.cpu import atomics, layout, symmetric
 from gemmery.cpu.abi import FIELDS, Args
 from gemmery.cpu.ir import Module, Value
 from gemmery.cpu.layout import JOB
@@ -61,7 +61,7 @@ _HUGE = 2 << 20  # bytes of a large page
 def module(target: Target) -> Module:
     """The module of `part(job, index, workspace)`, `run(job) -> errno`, the workers, `mode()` and `set_mode(mode)`."""
     module = Module(target)
-    for define in (_mode, _part, _run_parts, _reserve, _take_slot):
+    for define in (_mode, symmetric.mirror, symmetric.halve, _part, _run_parts, _reserve, _take_slot):
         define(module)
     if target.machine in layout.FUTEX:
         workers(module)
@@ -93,7 +93,11 @@ def _part(module: Module) -> None:
         column = (rest - group * job.column_parts) * job.columns
         first = group * job.products
         count = f.min(job.products, job.batch - first)
-        record.m, record.n, record.batch = f.min(job.rows, job.m - row), f.min(job.columns, job.n - column), count
+        half, end = job.half.differs(0), f.min(row + job.rows, job.m)
+        row = f.select(half, f.max(row, column), row)  # from the diagonal down
+        below, rows = row - column, end - row
+        record.m, record.n, record.batch = rows, f.min(job.columns, job.n - column), count
+        record.below = f.select(half, below + 1, f.index(0))
         record.a = job.a + row * job.a_row + first * job.a_batch
         record.b = job.b + column * job.b_col + first * job.b_batch
         record.c = job.c + row * job.c_row + column * job.c_col + first * job.c_batch
@@ -101,8 +105,11 @@ def _part(module: Module) -> None:
         record.alpha, record.beta = base + layout.JOB_AT["alpha_value"], base + layout.JOB_AT["beta_value"]
         record.workspace = f["workspace"]
         kernel = job.kernel
-        with f.loop(0, f.select(job.at_once.differs(0), f.index(1), count)):
+        with f.loop(0, f.select(rows > 0, f.select(job.at_once.differs(0), f.index(1), count), f.index(0))):
             f.call_address(kernel, "void", copy)
+            with f.if_(half):
+                image = record.c + below * (job.c_col - job.c_row)
+                f.call("mirror", record.c, image, job.c_col, job.c_row, rows, record.n, below)
             record.a, record.b, record.c = (
                 record.a + job.a_batch, record.b + job.b_batch, record.c + job.c_batch
             )  # fmt: skip
@@ -209,7 +216,8 @@ def _run_parallel(module: Module) -> None:
 def _run(module: Module) -> None:
     """Run a job; returns an errno, 0 when it is done. Nothing is written unless there is memory for the workspace."""
     with module.function("run", ("ptr", "job"), returns="i64") as f:
-        job = Args(f, f["job"], JOB)
+        job_at = atomics.call(f, "ptr", "halve", f["job"], f.buffer(8 * len(JOB)))
+        job = Args(f, job_at, JOB)
         pool = job.pool
         slot = atomics.call(f, "ptr", "take_slot", pool)
         error = atomics.call(f, "i64", "reserve", pool, slot, job.workspace_bytes)
@@ -217,8 +225,8 @@ def _run(module: Module) -> None:
             buffer = f.load("ptr", slot + 8)
             shared = f.var(f.index(0))
             with f.if_((job.threads > 1) & (job.parts > 1)):
-                shared.value = atomics.call(f, "i64", "run_parallel", pool, f["job"], buffer)
+                shared.value = atomics.call(f, "i64", "run_parallel", pool, job_at, buffer)
             with f.loop(0, f.select(shared.value.equals(0), job.parts, f.index(0))) as index:
-                f.call("part", f["job"], index, buffer)
+                f.call("part", job_at, index, buffer)
         atomics.store(f, f.index(0), slot)  # release, for the address and size of the workspace
         f.ret(error)

@@ -1,4 +1,4 @@
-"""The first rungs: a triple loop, its loops reordered, a vector row, and square blocks.
+"""The first rungs: a triple loop, its loops reordered, a vector row, square blocks, and a tile of C in registers.
 
 They compute C = A B, without alpha, beta or epilogue, so that the loops are the textbook's.
 """
@@ -9,7 +9,7 @@ from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Matrix, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
-from gemmery.cpu.target import Target
+from gemmery.cpu.target import Target, tile
 
 
 def _operands(f: Function, dtype: str) -> tuple[Args, Matrix, Matrix, Matrix]:
@@ -27,7 +27,16 @@ def _clear(f: Function, c: Matrix, m: Value, n: Value) -> None:
 
 
 def scalar_naive(target: Target, dtype: str) -> Module:
-    """Return the module of C[i, j] = sum of A[i, p] * B[p, j], with loops i, j, p."""
+    """Return the module of C[i, j] = sum of A[i, p] * B[p, j], with loops i, j, p.
+
+    Its loops:
+        for i in 0..m:
+            for j in 0..n:
+                sum = 0
+                for p in 0..k:
+                    sum += A[i, p] * B[p, j]
+                C[i, j] = sum
+    """
     module = Module(target)
     with module.function("scalar_naive", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -41,7 +50,15 @@ def scalar_naive(target: Target, dtype: str) -> Module:
 
 
 def scalar_reordered(target: Target, dtype: str) -> Module:
-    """Return the module with the same three loops as i, p, j: B and C are walked along their rows."""
+    """Return the module with the same three loops as i, p, j: B and C are walked along their rows.
+
+    Its loops:
+        C = 0
+        for i in 0..m:
+            for p in 0..k:
+                for j in 0..n:
+                    C[i, j] += A[i, p] * B[p, j]
+    """
     module = Module(target)
     with module.function("scalar_reordered", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -76,7 +93,16 @@ def _with_adjacent_columns(f: Function, x: Matrix) -> Matrix:
 
 
 def simd_row(target: Target, dtype: str) -> Module:
-    """Return the module that broadcasts an element of A and multiply-adds it over a row of B into a row of C."""
+    """Return the module that broadcasts an element of A and multiply-adds it over a row of B into a row of C.
+
+    Its loops:
+        C = 0
+        for i in 0..m:
+            for p in 0..k:
+                scale = A[i, p] in every lane
+                for j in 0..n by one vector:
+                    C[i, j...] += scale * B[p, j...]
+    """
     module = Module(target)
     with module.function("simd_row", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -89,7 +115,17 @@ def simd_row(target: Target, dtype: str) -> Module:
 
 
 def simd_blocked(target: Target, dtype: str) -> Module:
-    """Return the module of `simd_row` inside square blocks of side `kc`, so that a block of B stays in cache."""
+    """Return the module of `simd_row` inside square blocks of side `kc`, so that a block of B stays in cache.
+
+    Its loops:
+        C = 0
+        for each block i0 of m, p0 of k, j0 of n:
+            for i in block i0:
+                for p in block p0:
+                    scale = A[i, p] in every lane
+                    for j in block j0 by one vector:
+                        C[i, j...] += scale * B[p, j...]
+    """
     module = Module(target)
     with module.function("simd_blocked", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -101,3 +137,52 @@ def simd_blocked(target: Target, dtype: str) -> Module:
             with f.loop(i0, i1) as i, f.loop(p0, p1) as p:
                 _row_times_scalar(f, a[i, p], b, c, i, p, j0, j1)
     return module
+
+
+def simd_tile(target: Target, dtype: str) -> Module:
+    """Return the module that keeps a tile of C, mr rows of nv vectors, in registers while p runs.
+
+    Its loops:
+        for each tile of nr columns j of C:
+            for each tile of mr rows i:
+                sums[mr, nr] = 0, in registers
+                for p in 0..k:
+                    row = B[p, j...], nr elements
+                    for r in 0..mr:
+                        sums[r] += A[i + r, p] * row
+                C[i..., j...] = sums
+    """
+    module = Module(target)
+    with module.function("simd_tile", ("ptr", "args")) as f:
+        args, a, b, c = _operands(f, dtype)
+        b, c = _with_adjacent_columns(f, b), _with_adjacent_columns(f, c)
+        m, n, k, mr, nv = args.m, args.n, args.k, tile(target).mr, tile(target).nv
+        lanes = target.lanes(SIZES[c.element])
+        last = n // (nv * lanes) * (nv * lanes)
+        for start, stop, vectors in ((f.index(0), last, nv), (last, n, 1)):
+            with f.loop(start, stop, vectors * lanes) as j, f.loop(0, m, mr) as i:
+                # Rows below the last one are the last one again, which gets the same sums again.
+                rows = [f.min(i + r, m - 1) for r in range(mr)]
+                _sums_in_registers(
+                    f, k, a, b, c, rows, j, [None] * nv if vectors > 1 else [f.first_lanes(n - j, lanes)]
+                )
+    return module
+
+
+def _sums_in_registers(
+    f: Function, k: Value, a: Matrix, b: Matrix, c: Matrix, rows: list[Value], j: Value, masks: list[Value | None]
+) -> None:
+    """Compute C[rows, j...], a vector for each mask, of which None is a whole one."""
+    lanes = f.target.lanes(SIZES[c.element])
+    wide = vector(lanes, c.element)
+    vectors = [(j + v * lanes, mask) for v, mask in enumerate(masks)]
+    sums = [[f.var(f.zero(wide)) for _ in vectors] for _ in rows]
+    with f.loop(0, k) as p:
+        row = [f.load_masked(wide, b.at(p, at), mask) for at, mask in vectors]
+        for i, of_row in zip(rows, sums, strict=True):
+            scales = f.broadcast(a[i, p], lanes)
+            for part, total in zip(row, of_row, strict=True):
+                total.value = f.fma(scales, part, total.value)
+    for i, of_row in zip(rows, sums, strict=True):
+        for (at, mask), total in zip(vectors, of_row, strict=True):
+            f.store_masked(total.value, c.at(i, at), mask)

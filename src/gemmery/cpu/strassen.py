@@ -138,7 +138,15 @@ _TERMS = (("ptr", "terms"), ("i64", "terms_count"))
 
 
 def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
-    """Return the module of one scheme; its entry is `strassen`."""
+    """Return the module of one scheme; its entry is `strassen`.
+
+    Its loops:
+        for each of 7 products (49 at two levels):
+            the five loops of packed, in which
+                pack A: a sum of quadrants of A
+                pack B: a sum of quadrants of B
+                C: the tile is added to several quadrants, each with its sign
+    """
     module = Module(target)
     register = register_tile(target, product)
     for panels in operands(product, register):

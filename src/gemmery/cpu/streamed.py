@@ -4,7 +4,7 @@ A register tile that runs down k jumps a whole row of B per step: for a B larger
 which no prefetcher follows. This kernel instead walks `depth` rows of B in parallel, as streams. Each vector of C is
 loaded, gets `depth` multiply-adds and is stored. C is traversed k / depth times, so the sums of `nc` columns stay in
 L2, packed: m rows a power of two apart would share one set of the L1 cache. The `depth` columns of A are packed for the
-same reason. Every element of C is still one chain of fused multiply-adds over k.
+same reason. An element of C is one chain of fused multiply-adds over a block of k; the sums of blocks are kept apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
-from gemmery.cpu.target import Target
+from gemmery.cpu.long_k import define_fold, even, in_levels
+from gemmery.cpu.target import Target, k_block
 from gemmery.tuples import NamedTuple
 
 
@@ -41,7 +42,18 @@ def sizes(target: Target, m: int) -> tuple[int, int]:
 
 
 def streamed(target: Target, shape: Streams) -> Module:
-    """Return the module; its entry is `streamed`, C = alpha A B + beta C."""
+    """Return the module; its entry is `streamed`, C = alpha A B + beta C.
+
+    Its loops:
+        for each block of nc columns of B:
+            sums[m, nc] = 0, packed, in L2
+            for each `depth` rows p of B:
+                for each vector j of the block:
+                    rows = B[p..., j...], `depth` vectors, each from a stream of its own
+                    for i in 0..m:
+                        sums[i, j...] += A[i, p...] * rows, `depth` multiply-adds
+            C = sums
+    """
     module = Module(target)
     element = dtypes.get(shape.dtype).llvm
     lanes, size = target.lanes(SIZES[element]), SIZES[element]
@@ -52,33 +64,41 @@ def streamed(target: Target, shape: Streams) -> Module:
         _block(f, element, lanes, shape.nv, 1)
     with module.function("finish", *_FINISH, local=True) as f:
         _finish(f, element, lanes, shape.nv)
+    define_fold(module, element)
     with module.function("streamed", ("ptr", "args")) as f:
         args = Args(f, f["args"])
         m, n, k, nc, c, c_row = args.m, args.n, args.k, args.nc, args.c, args.c_row
         a, a_row, a_col, b, b_row = args.a, args.a_row, args.a_col, args.b, args.b_row
         alpha, beta, sums = args.alpha, args.beta, args.workspace
-        column = sums + (nc + (step - 1)) // step * step * m * size
-        deep = k // shape.depth * shape.depth
+        apart = (nc + (step - 1)) // step * step * m * size
+        column, block = sums + apart * 3, even(f, k, k_block(target))
         with f.loop(0, n, nc) as j:
             wide = f.min(n - j, nc)
-            with f.loop(0, (wide + (step - 1)) // step * m * shape.nv) as line:
+            lines = (wide + (step - 1)) // step * m * shape.nv
+            with f.loop(0, lines) as line:
                 f.store(f.zero(vector(lanes, element)), sums + line * (lanes * size))
-            for name, start, stop, depth in (("block", f.index(0), deep, shape.depth), ("row", deep, k, 1)):
-                with f.loop(start, stop, depth) as p:
-                    with f.loop(0, m) as i:
-                        for u in range(depth):
-                            number = f.load(element, a + i * a_row + (p + u) * a_col)
-                            f.store(number, column + (i * depth + u) * size)
-                    f.call(name, m, wide, column, b + p * b_row + j * size, b_row, sums)
-            f.call("finish", m, wide, sums, c + j * size, c_row, alpha, beta)
+
+            def add(first: Value, end: Value) -> None:
+                """Add the products of a block of k to the sums."""
+                deep = first + (end - first) // shape.depth * shape.depth
+                for name, start, stop, depth in (("block", first, deep, shape.depth), ("row", deep, end, 1)):
+                    with f.loop(start, stop, depth) as p:
+                        with f.loop(0, m) as i:
+                            for u in range(depth):
+                                number = f.load(element, a + i * a_row + (p + u) * a_col)
+                                f.store(number, column + (i * depth + u) * size)
+                        f.call(name, m, wide, column, b + p * b_row + j * size, b_row, sums)
+
+            totals = in_levels(f, k, block, sums, apart, lines, add)
+            f.call("finish", m, wide, totals, c + j * size, c_row, alpha, beta)
     return module
 
 
 def workspace_bytes(target: Target, shape: Streams, m: int, nc: int) -> int:
-    """Return the bytes of the sums of `nc` columns and of the packed columns of A."""
+    """Return the bytes of the sums of `nc` columns, on three levels, and of the packed columns of A."""
     size = dtypes.get(shape.dtype).size
     step = shape.nv * target.lanes(size)
-    return (-(-nc // step) * step + shape.depth) * m * size
+    return (3 * -(-nc // step) * step + shape.depth) * m * size
 
 
 def _finish(f: Function, element: str, lanes: int, nv: int) -> None:
@@ -98,14 +118,8 @@ def _finish(f: Function, element: str, lanes: int, nv: int) -> None:
 
 
 _FINISH = (
-    ("i64", "m"),
-    ("i64", "n"),
-    ("ptr", "sums"),
-    ("ptr", "c"),
-    ("i64", "c_row"),
-    ("ptr", "alpha"),
-    ("ptr", "beta"),
-)
+    ("i64", "m"), ("i64", "n"), ("ptr", "sums"), ("ptr", "c"), ("i64", "c_row"), ("ptr", "alpha"), ("ptr", "beta"),
+)  # fmt: skip
 
 _BLOCK = (("i64", "m"), ("i64", "n"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_row"), ("ptr", "sums"))
 

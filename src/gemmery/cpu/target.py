@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import platform
+from collections.abc import Iterator
 
 from gemmery import config
 from gemmery.tuples import NamedTuple
@@ -20,6 +21,7 @@ _V3 = _V1 | _AVX2 | {"abm", "avx", "bmi1", "bmi2", "cx16", "lahf_lm", "movbe", "
 _V3 |= {"ssse3", "xsave"}
 _LEVELS = {"generic": ("x86-64", _V1), "avx2": ("x86-64-v3", _V3)}
 _SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
+FAN = 1024  # sums of blocks of k that are added in one chain: see long_k
 SHALLOW = 128  # up to this k, writing C dominates, and packed tiles go along the rows of C
 
 
@@ -98,6 +100,16 @@ def tile(target: Target) -> Tile:
     return Tile(mr=4, nv=2, mc=96, kc=256, nc=1024)
 
 
+def k_block(target: Target, parts: int = 1) -> int:
+    """Return the most elements of k, each of `parts` real numbers, that multiply-adds sum in one chain."""
+    return tile(target).kc // parts
+
+
+def deepest(target: Target) -> int:
+    """Return the largest k for which FAN sums of blocks are enough: `direct` adds no more."""
+    return k_block(target) * FAN
+
+
 def direct_tile(target: Target) -> tuple[int, int]:
     """Return (mr, nv) of the kernels that read A and B in place."""
     if target.isa == "avx512":
@@ -160,10 +172,33 @@ def _text(path: str) -> str:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, by affinity mask and cgroup quota (rounded up)."""
+    """Return the number of cores that this process may use, by affinity mask and cgroup quotas (rounded up)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([allowed, *(math.ceil(quota) for quota in _quotas())]))
+
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the cores that the cgroups of this process allow, from its own up to the root, by versions 1 and 2."""
     try:
-        quota, period = _text("/sys/fs/cgroup/cpu.max").split()
-    except (OSError, ValueError):
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))
+        groups = _text("/proc/self/cgroup").splitlines()
+    except OSError:
+        return
+    for group in groups:  # "0::/user.slice/job" of version 2, "4:cpu,cpuacct:/job" of version 1
+        _, controllers, path = group.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part]
+        for count in range(len(parts), -1, -1):  # a container may see only the root of its own group
+            folder = "/".join([_CGROUPS, *(["cpu"] if controllers else []), *parts[:count]])
+            try:
+                if controllers:
+                    quota, period = _text(f"{folder}/cpu.cfs_quota_us"), _text(f"{folder}/cpu.cfs_period_us")
+                else:
+                    quota, period = _text(f"{folder}/cpu.max").split()
+                if quota not in ("max", "-1"):
+                    yield int(quota) / int(period)
+            except (OSError, ValueError, ZeroDivisionError):
+                continue

@@ -15,17 +15,9 @@ from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.ukernel import Product, RegisterTile
 
 PARAMS = (
-    ("ptr", "c"),
-    ("i64", "c_row"),
-    ("ptr", "sums"),
-    ("i64", "sums_row"),
-    ("ptr", "alpha"),
-    ("ptr", "beta"),
-    ("ptr", "bias"),
-    ("i64", "bias_step"),
-    ("i1", "first"),
-    ("i1", "last"),
-)
+    ("ptr", "c"), ("i64", "c_row"), ("ptr", "sums"), ("i64", "sums_row"), ("ptr", "alpha"), ("ptr", "beta"),
+    ("ptr", "bias"), ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
+)  # fmt: skip
 
 
 def keep(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], edge: Value) -> None:
@@ -41,15 +33,16 @@ def update_edge(
     product: Product,
     register: RegisterTile,
     edge: Value,
-    i: Value,
-    j: Value,
+    row: Value | int,
+    i: Value | int,
+    j: Value | int,
     rows: Value,
     columns: Value,
 ) -> None:
-    """Add `rows` x `columns` of the tile in `edge` to C at (i, j)."""
+    """Add `rows` x `columns` of the sums in `edge`, `row` numbers in a row, to C at (i, j)."""
     size, lanes = SIZES[product.accumulator], register.lanes
     with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
-        tile = f.load(vector(lanes, product.accumulator), edge + (r * register.nr + v) * size)
+        tile = f.load(vector(lanes, product.accumulator), edge + (r * row + v) * size)
         _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -64,6 +64,13 @@ class Declaration:
     stays: bool = False  # `using namespace` and the like
     body: tuple[int, int] = (0, 0)  # tokens between the braces of a struct
     scope: str = ""  # the namespaces around it that have a name: "lab::inner"
+    is_function: bool = False
+    code: tuple[int, int] = (0, 0)  # offsets of what a ";" can replace: a function's body, a named type's members
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it is a function of a struct that stands outside of it: void S::f() {}."""
+        return self.is_function and len(self.names) > 1
 
 
 class Split:
@@ -90,9 +97,14 @@ class Split:
         """The line of an offset, from 1."""
         return bisect_right(self.lines, offset) + 1
 
+    @cached_property
+    def values(self) -> list[str]:
+        """The tokens' texts."""
+        return [token.value for token in self.tokens]
+
     def within(self, at: int, stop: int) -> Iterator[Declaration]:
         """The declarations between two tokens."""
-        values = [token.value for token in self.tokens]
+        values = self.values
         scopes: list[str] = []
         while at < stop:
             if values[at] in ("}", ";") or self._is_label(values, at):
@@ -155,7 +167,11 @@ class Split:
         head = [token for place, token in enumerate(tokens, at) if not braces[0] <= place < braces[1]]
         title, names = _title_and_names(head, self.tokens[slice(*braces)], self.macros)
         words = [token.value for token in head if token.kind == "word"]
-        is_struct = bool(_AGGREGATES & set(words)) and "()" not in title
+        is_type = bool(_AGGREGATES & set(words)) and "()" not in title
+        is_function = title.endswith("()") and title[:-2] not in self.macros.keys() - device_words(self.macros)
+        code = (0, 0)
+        if braces[1] and (is_function or (is_type and names and self.values[braces[1] + 1 : end] == [";"])):
+            code = self._cut(at, end, braces), tokens[-1].stop if is_function else self.tokens[braces[1]].stop
         return Declaration(
             title,
             tokens[0].start,
@@ -166,8 +182,22 @@ class Split:
             frozenset(token.value for token in tokens if token.kind == "word"),
             frozenset(words),
             words[:2] == ["using", "namespace"] or words[:1] == ["namespace"],
-            braces if is_struct else (0, 0),
+            braces if is_type and "enum" not in words else (0, 0),
+            is_function=is_function,
+            code=code if words[:1] != ["typedef"] else (0, 0),
         )
+
+    def _cut(self, at: int, end: int, braces: tuple[int, int]) -> int:
+        """The offset where a definition's body begins, or the bases or initialisers before it."""
+        while self.values[at : at + 2] == ["template", "<"]:
+            at = _after_angle(self.values, at + 1)
+        depth = 0
+        for place in range(at, end):
+            value = self.values[place]
+            if not depth and value in (":", "{"):
+                return self.tokens[place].start
+            depth += (value in _OPENS) - (value in _CLOSES)
+        return self.tokens[braces[0] - 1].start
 
 
 def macros_of(directives: Sequence[Token]) -> dict[str, Macro]:
@@ -193,8 +223,10 @@ def device_words(macros: Mapping[str, Macro], marks: frozenset[str] = DEVICE) ->
     return frozenset(words)
 
 
-def blanked(text: str, parts: Sequence[tuple[int, int]], directives: Sequence[Token]) -> str:
-    """A text with spaces in place of some parts, but not of line ends and directives."""
+def blanked(
+    text: str, parts: Sequence[tuple[int, int]], directives: Sequence[Token], ends: Collection[int] = ()
+) -> str:
+    """A text with spaces in place of some parts, but not of line ends and directives, and ";" at the offsets `ends`."""
     pieces, done = [], 0
     for start, stop in sorted(parts):
         pieces.append(text[done:start])
@@ -205,7 +237,10 @@ def blanked(text: str, parts: Sequence[tuple[int, int]], directives: Sequence[To
             pieces.append(re.sub(r"[^\n]", " ", text[before:after]))
             pieces.extend(text[begin:end] for begin, end in inside if begin == after)
         done = stop
-    return "".join([*pieces, text[done:]])
+    letters = "".join([*pieces, text[done:]])
+    for place in ends:
+        letters = f"{letters[:place]};{letters[place + 1 :]}"
+    return letters
 
 
 def _scope(values: Sequence[str], at: int, stop: int) -> int:
@@ -223,8 +258,9 @@ def _scope(values: Sequence[str], at: int, stop: int) -> int:
 
 def _is_aggregate(before: Sequence[str]) -> bool:
     """Whether a brace after these words begins a type and not the body of a function."""
-    is_function = "(" in before and before[-1] in (")", "const", "override", "noexcept")
-    return bool(_AGGREGATES & set(before)) and not is_function
+    ends_as_one = before[-1] in (")", "const", "override", "noexcept")
+    words = [value if _WORD.fullmatch(value) else "" for value in before]
+    return bool(_AGGREGATES & set(before)) and not (ends_as_one and _call(before, words) >= 0)
 
 
 def _title_and_names(
@@ -274,7 +310,9 @@ def _call(values: Sequence[str], words: Sequence[str]) -> int:
                 name = place - 1
                 if values[name] == ">":
                     name = _before_angle(values, name)
-                if name >= 0 and words[name] and words[name] not in _ATTRIBUTES:
+                # Neither a pointer to a function, nor the type of one among the arguments of a template.
+                after = values[_after_round(values, place) :][:1]
+                if name >= 0 and words[name] and words[name] not in _ATTRIBUTES and after not in (["("], ["["], [">"]):
                     return name
             if value == "{":
                 return -1
@@ -282,6 +320,16 @@ def _call(values: Sequence[str], words: Sequence[str]) -> int:
         elif value in _CLOSES:
             depth -= 1
     return -1
+
+
+def _after_round(values: Sequence[str], at: int) -> int:
+    """The place after the bracket that closes the one at a place."""
+    depth = 0
+    for place in range(at, len(values)):
+        depth += (values[place] in _OPENS) - (values[place] in _CLOSES)
+        if not depth:
+            return place + 1
+    return len(values)
 
 
 def _after_angle(values: Sequence[str], at: int) -> int:

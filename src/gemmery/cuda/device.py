@@ -95,8 +95,9 @@ _IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of common card names
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_?(\d+)([af]?)|(\d+)\.(\d)")
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
-# Data sheets and architecture white papers of the vendor: Turing (t4, 2080ti), A100 and A30, GA102 (a10, a40 and the
-# rtx30 cards), Ada (the rtx40 cards, l4, and l40s by its data sheet, its L2 as of the L40), H100 and H200, Blackwell.
+# Data sheets and architecture white papers of the vendor, not measured: Turing (t4, 2080ti), A100 and A30, GA102 (a10,
+# a40, a6000 and the rtx30 cards; L2 and clock of rtx3060 as its makers give them), Ada (the rtx40 cards, l4, and l40s
+# by its data sheet, its L2 as of the L40), H100 and H200, Blackwell.
 KNOWN = {
     row.name: row
     for row in (
@@ -116,6 +117,11 @@ KNOWN = {
         Device("l4", 89, 58, LIMITS[89], 48 << 20, 2.04, 300.0),
         Device("l40s", 89, 142, LIMITS[89], 96 << 20, 2.52, 864.0),
         Device("rtx4080", 89, 76, LIMITS[89], 64 << 20, 2.505, 716.8, tensor_share=0.5),
+        Device("a6000", 86, 84, LIMITS[86], 6 << 20, 1.8, 768.0),
+        Device("rtx3070", 86, 46, LIMITS[86], 4 << 20, 1.725, 448.0, tensor_share=0.5),
+        Device("rtx3060", 86, 28, LIMITS[86], 3 << 20, 1.777, 360.0, tensor_share=0.5),
+        Device("rtx4070", 89, 46, LIMITS[89], 36 << 20, 2.475, 504.0, tensor_share=0.5),
+        Device("rtx4060", 89, 24, LIMITS[89], 24 << 20, 2.46, 272.0, tensor_share=0.5),
         Device("rtx5080", 120, 84, LIMITS[120], 64 << 20, 2.617, 960.0, tensor_share=0.5),
     )
 }

@@ -1,33 +1,36 @@
 """Compile the device part of a whole program: what its kernels need, without main(), host functions and their headers.
 
-A compiler of device code stops at std::cout. So the text is split into declarations, those that no kernel reaches by
-name are left out, and so is each in which the compiler still has an error. Lines keep their numbers.
+A compiler of device code stops at std::cout. So the text is split into declarations. Those that no kernel reaches by
+name are left out, and so are the bodies of the host's functions, and each declaration in which the compiler still has
+an error. A type keeps all of its members or none, so that no member moves. Lines keep their numbers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
-from gemmery.cuda.declarations import Declaration, Macro, Split, blanked, device_words, macros_of
+from gemmery.cuda.declarations import Split, device_words, macros_of
+from gemmery.cuda.device_program import ABSENT, INCLUDE, UNMARKED, DeviceProgram
 from gemmery.errors import CompileError
 
-_INCLUDE = re.compile(r"\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
-_ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
-_WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
-_OF_LIBRARY = re.compile(r'namespace "std" has no member|"(numeric_limits|is_same|enable_if|conditional)\w*" is undef')
 _LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "type_traits", "utility")
-_MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
 _UP = 5  # folders above a file in which they are looked for
-_ROUNDS = 16
+# Headers of the host's libraries, which have no macros for kernels: C++'s have no dot in their names.
+_OF_HOST = re.compile(
+    r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
+    r"|stdbool|stdarg|strings|omp)\.h"
+)
+_CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
+_OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
+_EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
 PRELUDE = "gemmery_prelude.h"
 # Headers of host code that some device code includes; their packages bring them.
 _PACKAGES = {
@@ -40,9 +43,20 @@ _PACKAGES = {
 }
 
 
+_HANDLES = {
+    "cublasContext": "cublasHandle_t", "cublasLtContext": "cublasLtHandle_t", "cudnnContext": "cudnnHandle_t",
+    "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
+    "curandGenerator_st": "curandGenerator_t",
+}  # fmt: skip
+_LIBRARIES = "".join(f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items())
+_MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
 _TYPES = {
-    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl"): "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n",
-    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n",
+    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl"): "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+    + _LIBRARIES,
+    ("cusparse", "cusolver", "curand"): _LIBRARIES,
+    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
+    "typedef int cufftHandle;\n",
+    ("cuda.h", "cudaTypedefs.h"): _MAP,
 }  # of the headers of libraries, by the beginnings of their names
 
 
@@ -52,130 +66,13 @@ class DevicePart:
 
     ptx: nvrtc.Ptx
     left_out: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str, int], ...] = ()  # what may change the result: words, and the file and line
     errors: Mapping[str, str] = field(default_factory=dict)  # of what does not compile, by name
 
 
-@dataclass
-class DeviceProgram:
-    """The texts of a file and of its own headers, by the names in #include, and what is left out of them."""
-
-    name: str
-    splits: dict[str, Split]
-    empty: list[str]  # headers without a file
-    wheels: tuple[str, ...]  # folders of headers that packages of Python bring
-    broken: set[tuple[str, int]] = field(default_factory=set)  # declarations with an error: file, and where they start
-    words: dict[str, str] = field(default_factory=dict)  # names in those -> the first error
-    library: bool = False  # whether a kernel needs more of the C++ library than the prelude has
-
-    @property
-    def macros(self) -> Mapping[str, Macro]:
-        """The macros of all files."""
-        return self.splits[self.name].macros
-
-    def reached(self) -> dict[str, list[Declaration]]:
-        """The declarations of each file that its kernels need."""
-        every = [(file, each) for file, split in self.splits.items() for each in split.declarations]
-        every = [(file, each) for file, each in every if (file, each.start) not in self.broken]
-        by_name: dict[str, list[tuple[str, Declaration]]] = {}
-        for file, each in every:
-            for name in each.names:
-                by_name.setdefault(name, []).append((file, each))
-        kernels = device_words(self.macros, frozenset({"__global__"}))
-        marked = device_words(self.macros)
-        reached = {
-            (file, each.start): each
-            for file, each in every
-            if each.stays or each.head & kernels or ("operator" in each.names and each.head & marked)
-        }
-        followed: set[str] = set()
-        words = {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys()
-        while words - followed:
-            word = (words - followed).pop()
-            followed.add(word)
-            if word in self.macros:
-                words |= self.macros[word].words
-            for file, each in by_name.get(word, ()):
-                if (file, each.start) not in reached:
-                    reached[file, each.start] = each
-                    words |= each.uses
-        return {file: [each for (at, _), each in reached.items() if at == file] for file in self.splits}
-
-    def texts(self) -> dict[str, str]:
-        """The text of each file with spaces in place of what is left out."""
-        reached = self.reached()
-        texts = {}
-        for file, split in self.splits.items():
-            stays = {each.start for each in reached[file]}
-            parts = [(each.start, each.stop) for each in split.declarations if each.start not in stays]
-            inside = [
-                (member.start, member.stop)
-                for each in reached[file]
-                if each.body[1]
-                for member in split.members(each)
-                if (file, member.start) in self.broken
-            ]
-            texts[file] = blanked(split.text, parts + inside, split.directives)
-        return texts
-
-    def leave_out(self, errors: str) -> bool:
-        """Leave out what has errors, a struct's member rather than the struct; False if there is nothing more."""
-        if not self.library and _OF_LIBRARY.search(errors):
-            self.library = True
-            return True
-        reached, before = self.reached(), len(self.broken) + len(self.empty)
-        self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
-        if "/thrust/" in errors:  # it is for host code: its headers do not compile here
-            self.empty += [name for name in self._included("thrust/") if name not in self.empty]
-        for file, line, words in self._places(errors):
-            for each in reached.get(file, ()):
-                if not each.first <= line <= each.last:
-                    continue
-                members = self.splits[file].members(each) if each.body[1] else ()
-                inner = [it for it in members if it.first <= line <= it.last and (file, it.start) not in self.broken]
-                if each.title.removesuffix("()") in self.macros.keys() - device_words(self.macros):
-                    inner = [it for it in reached[file] if it.title == each.title]  # calls of one macro fail alike
-                for it in inner or [each]:
-                    self.broken.add((file, it.start))
-                    self.words |= {name: words for name in it.names if it is each and name not in self.words}
-        return len(self.broken) + len(self.empty) > before
-
-    def _included(self, start: str) -> Iterator[str]:
-        """The headers of a library that the files include."""
-        for split in self.splits.values():
-            includes = (_INCLUDE.match(directive.value) for directive in split.directives)
-            yield from (each[2] for each in includes if each and each[2].startswith(start))
-
-    def _places(self, errors: str) -> Iterator[tuple[str, int, str]]:
-        """The file, line and words of each error, and of the line of the program that led to one in a header."""
-        starts = [*(match.start() for match in _ERROR.finditer(errors)), len(errors)]
-        for start, stop in pairwise(starts):
-            part = errors[start:stop]
-            match = _ERROR.match(part)
-            if match is None:
-                continue
-            places = [(match[1], int(match[2]))]
-            places += [(at[2] or match[1], int(at[1])) for at in _WITHIN.finditer(part)]
-            for file, line in places:
-                known = file if file in self.splits else os.path.basename(file)
-                if known in self.splits:
-                    yield known, line, part.strip()
-                    break
-
-    @property
-    def errors(self) -> dict[str, str]:
-        """The first error of each name that is left out, with no other declaration of that name."""
-        reached = {name for each in self.reached().values() for it in each for name in it.names}
-        return {name: words for name, words in self.words.items() if name not in reached}
-
-    def dropped(self) -> tuple[str, ...]:
-        """What of the file itself is left out, by title and line."""
-        split, reached = self.splits[self.name], self.reached()[self.name]
-        starts = {each.start for each in reached}
-        return tuple(
-            f"{each.title} (line {each.first})"
-            for each in split.declarations
-            if each.start not in starts and each.names and not each.title.startswith("static_assert")
-        )
+def has_host_functions(program: DeviceProgram) -> bool:
+    """Whether a program's kernels may call functions of the host, by their names."""
+    return any(program.is_host(each) for _, each in program.all(program.reached()))
 
 
 def device_part(
@@ -187,73 +84,69 @@ def device_part(
     """
     toolkit = include.folders()
     program = program_of(text, name, options, folder, toolkit)
-    if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for each in _all(program)):
+    program.arguments = frozenset(re.findall(r"[A-Za-z_]\w*", kernel))
+    if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for _, each in program.all()):
         raise CompileError(f"{name} has no kernel: it has no __global__ function")
     function = re.match(r"(?:\w+::)*(\w+)", kernel)
     toolkit += program.wheels
-    for _ in range(_ROUNDS):
+    while True:
         texts = program.texts()
         whole = texts.pop(name)
-        beside = _standard(program.library) | {header: _stand_in(header) for header in program.empty}
-        beside |= texts | {PRELUDE: _prelude(program.library)}
+        beside = _standard(program.library) | _stand_ins(program, toolkit)
+        beside |= texts | {PRELUDE: _prelude(program.library) + program.declared()}
         try:
             ptx = nvrtc.ptx_alone(whole, name, kernel, arch, options, beside, toolkit, first=PRELUDE)
         except CompileError as error:
             changed = program.leave_out(str(error))
-            errors = program.errors
-            if changed and (function is None or function[1] not in errors):
+            if changed and (function is None or function[1] not in program.errors):
                 continue
-            words = _first_cause(errors, function[1] if function else "")
+            words = program.cause(function[1]) if function else ""
             text = f"kernel {kernel} of {name} did not compile for {arch}: {words}" if words else str(error)
             raise CompileError(f"{text}{_package(program)}") from None
-        return DevicePart(ptx, program.dropped(), program.errors)
-    raise CompileError(f"{name}: after {_ROUNDS} attempts the compiler still has errors{_package(program)}")
+        program.uncalled(ptx.text, ptx.entry)
+        absent = list(program.absent(ptx.text))
+        warnings = [(f"{header} {_EMPTY}", file, line) for header, file, line in absent if not _types_of(header)]
+        headers = tuple(f"{header} (line {line})" for header, _, line in absent)
+        alone = replace(ptx, text=re.sub(rf"^.*\b\w*{ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
+        return DevicePart(alone, headers + program.dropped(), (*warnings, *program.replaced()), program.errors)
 
 
-def _first_cause(errors: Mapping[str, str], name: str) -> str:
-    """The error in what a name needs: of a function that was left out, not that its name is then unknown."""
-    cause = ""
-    while name in errors and errors[name] != cause:
-        cause = errors[name]
-        unknown = re.search(r'"(?:\w+::)*(\w+)(?:<.*>)?" is undefined', cause)
-        name = unknown[1] if unknown else ""
-    return cause
-
-
-def _all(program: DeviceProgram) -> Iterator[Declaration]:
-    for split in program.splits.values():
-        yield from split.declarations
+def headers_of(
+    text: str, options: Sequence[str], folder: Path | None, toolkit: tuple[str, ...]
+) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
+    """The texts of a program's own headers, the headers without a file, and the folders of packages with others."""
+    folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
+    texts, empty, wheels = dict[str, str](), list[str](), set[str]()
+    pending: list[tuple[str, Path | None]] = [(text, folder)]
+    while pending:
+        whole, beside = pending.pop()
+        for included in INCLUDE.finditer(whole):
+            header = included[2]
+            if header in texts or header in empty:
+                continue
+            path = _first(header, ([beside] if beside else []) + folders)
+            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
+                continue
+            if path is not None:
+                texts[header] = path.read_text(encoding="utf-8", errors="replace")
+                pending.append((texts[header], path.parent))
+            elif include.wheel(header):
+                wheels.add(include.wheel(header))
+            else:
+                empty.append(header)
+    return texts, empty, tuple(sorted(wheels))
 
 
 def program_of(
     text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]
 ) -> DeviceProgram:
     """Read a file's own headers, and those of their own."""
-    folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
-    splits, empty, wheels = {name: Split(text)}, list[str](), set[str]()
-    pending: list[tuple[str, Path | None]] = [(name, folder)]
-    while pending:
-        file, beside = pending.pop()
-        for directive in splits[file].directives:
-            included = _INCLUDE.match(directive.value)
-            if not included or included[2] in splits or included[2] in empty:
-                continue
-            header = included[2]
-            path = _first(header, ([beside] if beside else []) + folders)
-            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
-                continue
-            if path is None and include.wheel(header):
-                wheels.add(include.wheel(header))
-                continue
-            if path is None:
-                empty.append(header)
-                continue
-            splits[header] = Split(path.read_text(encoding="utf-8", errors="replace"))
-            pending.append((header, path.parent))
+    texts, empty, wheels = headers_of(text, options, folder, toolkit)
+    splits = {file: Split(whole) for file, whole in {name: text, **texts}.items()}
     macros = macros_of([directive for split in splits.values() for directive in split.directives])
     for split in splits.values():
         split.macros = macros
-    return DeviceProgram(name, splits, empty, tuple(sorted(wheels)))
+    return DeviceProgram(name, splits, empty, wheels, unmarked=UNMARKED in options)
 
 
 def _first(header: str, folders: Iterable[Path]) -> Path | None:
@@ -284,9 +177,22 @@ def _prelude(whole: bool) -> str:
     return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + library
 
 
-def _stand_in(header: str) -> str:
-    """The text in place of a header that is not here: those of libraries bring types that kernels use."""
+def _types_of(header: str) -> str:
+    """The types of a library that kernels use, for a header that is not here."""
     return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
+
+
+def _stand_ins(program: DeviceProgram, toolkit: tuple[str, ...]) -> dict[str, str]:
+    """The texts in place of headers that are not here, each with a mark that it was included."""
+    texts = {}
+    for number, header in enumerate(program.empty):
+        is_silent = _OF_HOST.fullmatch(header) or header == _CUB
+        mark = "" if is_silent else f"__device__ __attribute__((used)) char {ABSENT}{number};\n"
+        texts[header] = f"#pragma once\n{_types_of(header)}{mark}"
+    whole = " ".join(split.text for split in program.splits.values())
+    parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(whole)}
+    names = sorted(f"cub/{kind}/{kind}_{name}.cuh" for kind, name in parts)
+    return texts | {_CUB: "".join(f"#include <{name}>\n" for name in names if _is_in(name, toolkit))}
 
 
 def _package(program: DeviceProgram) -> str:

@@ -19,8 +19,8 @@ C_NAMES = {
     "bf16": "bf16",
     "e4m3": "e4m3",
     "e5m2": "e5m2",
-    "i8": "i8",
-    "i32": "int",
+    "int8": "i8",
+    "int32": "int",
 }
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
 ACTIVATION = 12  # their bits

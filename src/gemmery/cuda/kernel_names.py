@@ -1,10 +1,13 @@
-"""The names of a file's kernels and of their parameters, as its text has them."""
+"""The names of a file's kernels and of their parameters, and their launches, as its text has them."""
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gemmery.cuda import include
 from gemmery.cuda.declarations import device_words
@@ -79,17 +82,86 @@ def parameters_of(text: str, kernel: str, name: str = "kernel.cu", folder: Path 
     >>> parameters_of("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add")
     {('x', '', 'n')}
     """
+    return {tuple(map(_parameter_name, each)) for each in declared(text, kernel, name, folder)}
+
+
+def declared(
+    text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None
+) -> tuple[tuple[str, ...], ...]:
+    """The parameters of a kernel in C, for each definition of that name.
+
+    >>> declared("__global__ void add(const float*  x, int n = 3) {}", "add")
+    (('const float* x', 'int n'),)
+    """
     program = program_of(text, name, (), folder, include.folders())
     marks = device_words(program.macros, frozenset({"__global__"}))
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
-    names = set()
+    definitions = dict[tuple[str, ...], None]()
     for each in program.splits[name].declarations:
         if each.head & marks and each.title == f"{called}()":
-            declared = _COMMENT.sub(" ", text[each.start : each.stop])
-            start = re.search(rf"\b{re.escape(called)}\s*\(", declared)
+            alone = _COMMENT.sub(" ", text[each.start : each.stop])
+            start = re.search(rf"\b{re.escape(called)}\s*\(", alone)
             if start:
-                names.add(tuple(map(_parameter_name, _separated(declared[start.end() :]))))
-    return names
+                parts = (part.partition("=")[0] for part in _separated(alone[start.end() :]))
+                definitions[tuple(" ".join(part.split()) for part in parts)] = None
+    return tuple(definitions)
+
+
+_NAMED = re.compile(
+    r"#define[ \t]+(\w+)[ \t]+([^\n]+)|\bdim3\s+(\w+)\s*(?:=\s*dim3\s*)?([({][^;]*[)}])\s*;|"
+    r"\b(?:int|unsigned|long|size_t|float|double|auto|u?int\d+_t)\s+(\w+)\s*=\s*([^;,]+)[;,]"
+)
+_SUFFIX = re.compile(r"\b((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)[uUlLfF]*\b|\b(\d+\.)[fF]")
+_CAST = re.compile(r"\((?:unsigned|int|long|float|double|size_t)+\)|\b(?:static_cast\s*<[^>]*>|dim3)(?=\s*\()")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.LShift: operator.lshift}
+
+
+def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
+    r"""The grid, the block and the arguments of the first launch of a kernel, None for what the text does not tell.
+
+    >>> launch_of("#define N 1000\nint main() { dim3 b(16, 16); f<<<(N + 15) / 16, b>>>(x, N, 2.5f); }", "f")
+    (63, (16, 16), (None, 1000, 2.5))
+    """
+    text = _COMMENT.sub(" ", text).replace("->", ".")
+    values: dict[str, str] = {}
+    for match in _NAMED.finditer(text):
+        name, value = next(pair for pair in zip(match.groups()[::2], match.groups()[1::2], strict=True) if pair[0])
+        values[name] = value if values.get(name, value) == value else ""  # of two values neither is known
+    called = re.escape(kernel.partition("<")[0].rpartition("::")[2].strip())
+    launch = re.search(rf"\b{called}\s*(?:<[^;{{}}]*?>)?\s*<<<(.*?)>>>\s*\(([^;]*)\)\s*;", text, re.DOTALL)
+    if launch is None:
+        return None, None, ()
+    grid, block, *_ = (_value(part, values) for part in [*_separated(launch[1]), "", ""])
+    return grid, block, tuple(_value(part, values) for part in _separated(launch[2]))
+
+
+def _value(expression: str, values: Mapping[str, str], depth: int = 0) -> Any:
+    """The value of an expression of C in numbers and names of constants; None if it has others."""
+    plain = (
+        _CAST.sub("", _SUFFIX.sub(lambda match: match[1] or match[2], expression)).replace("{", "(").replace("}", ")")
+    )
+    try:
+        return _computed(ast.parse(plain.strip(), mode="eval").body, values, depth)
+    except (ArithmeticError, LookupError, RecursionError, SyntaxError, TypeError, ValueError):
+        return None
+
+
+def _computed(node: ast.expr, values: Mapping[str, str], depth: int) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.Name) and depth < NAMED:
+        return _value(values[node.id], values, depth + 1)
+    if isinstance(node, ast.Tuple):
+        sides = tuple(_computed(side, values, depth) for side in node.elts)
+        return sides if all(isinstance(side, int) for side in sides) else None
+    if isinstance(node, ast.BinOp):
+        left, right = (_computed(side, values, depth) for side in (node.left, node.right))
+        if isinstance(node.op, ast.Div):
+            return left // right if isinstance(left, int) and isinstance(right, int) else left / right
+        return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_computed(node.operand, values, depth)
+    raise ValueError
 
 
 def _separated(text: str) -> list[str]:

@@ -26,7 +26,11 @@ WRAPPERS = frozenset({"ptx.cuh", "ptx_hopper.cuh", "types.cuh"})
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
 # ptxas's words for wgmma that waits for each product, and for setmaxnreg that it ignores: C7508 to C7519.
 _SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
+# A warning of the compiler, up to the blank line after it; and those about what no code uses, and unknown pragmas.
+_WARNING = re.compile(r"^(\S+\(\d+\): warning #).*?\n\n|^Remark: The warnings.*?\n\n", re.MULTILINE | re.DOTALL)
+_SUPPRESSED = "-diag-suppress=177,550,1675"
 _PARENT = re.compile(r'^#include "(\w+\.cu)"', re.MULTILINE)
+_ERROR = "error:"  # in place of the entry, in the cache: no symbol has a colon
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
@@ -124,6 +128,7 @@ def compiled(
             if "--gpu-architecture" in log:
                 known = ", ".join(f"sm_{number}" for number in _checked(nvrtc.nvrtcGetSupportedArchs()))
                 log = f"NVRTC {version()} does not support it; use one of {known}, or pass PTX"
+            log = _WARNING.sub("", log)
             raise CompileError(f"{what} did not compile for {arch}: {log.strip()}")
         entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if is_expression else kernel
         ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()
@@ -161,6 +166,7 @@ class CompilerInput:
     kernel: str  # "" for all functions
     flags: tuple[str, ...]
     sources: Mapping[str, str]
+    warnings: tuple[tuple[int, str], ...] = ()  # of the compiler about the source itself: line, text
 
     def report(self, entry: str, arch: str) -> Report:
         """Compile to machine code, and return its figures for a kernel; raises CompileError."""
@@ -213,7 +219,8 @@ def ptx_alone(
     # nvcc has __int128 where the host's compiler has it, as those of Linux have.
     wide = sys.platform == "linux" and any("__int128" in each for each in sources.values())
     wide_flag = ("--device-int128",) if wide and "--device-int128" not in options else ()
-    flags = (*PTX_OPTIONS, "-w", *options, *wide_flag, *before, *(f"-I{folder}" for folder in toolkit))
+    folders = (f"-I{folder}" for folder in toolkit)
+    flags = (*PTX_OPTIONS, _SUPPRESSED, *_as_nvcc(), *options, *wide_flag, *before, *folders)
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
     keeps = _stays(text, options, beside or {})
 
@@ -222,9 +229,22 @@ def ptx_alone(
         whole = _cached(parts, lambda: compiled(name, "", virtual, flags, sources, alone=True), keeps).text
         symbol = symbol_of(kernel, whole)
         if symbol:
-            return Ptx(symbol, whole, CompilerInput(name, "", flags, sources))
+            return Ptx(symbol, whole, CompilerInput(name, "", flags, sources, _warnings(whole, name)))
     ptx = _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
-    return replace(ptx, made_from=CompilerInput(name, kernel, flags, sources))
+    return replace(ptx, made_from=CompilerInput(name, kernel, flags, sources, _warnings(ptx.text, name)))
+
+
+def _as_nvcc() -> tuple[str, ...]:
+    """Define what nvcc does; not __GNUC__, with which the headers of CCCL need those of the host."""
+    major, minor = map(int, version().split("."))
+    macros = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
+    return tuple(f"-D{name}={value}" for name, value in macros.items())
+
+
+def _warnings(ptx: str, name: str) -> tuple[tuple[int, str], ...]:
+    """Return the warnings about a source, which follow its PTX as comments."""
+    told = re.findall(rf"^// {re.escape(name)}\((\d+)\): warning #\d+-D: (.*)$", ptx, re.MULTILINE)
+    return tuple((int(line), text) for line, text in dict.fromkeys(told))
 
 
 def symbol_of(kernel: str, ptx: str) -> str:
@@ -258,11 +278,17 @@ def _cached(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = T
     key = cache.key("ptx", version(), version().encode(), *(part.encode() for part in parts))
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
-        program = make()
-        stored = f"{program.entry}\n{program.ptx}".encode()
+        try:
+            program = make()
+            warnings = "".join(f"// {each[0].splitlines()[0]}\n" for each in _WARNING.finditer(program.log) if each[1])
+            stored = f"{program.entry}\n{program.ptx}\n{warnings}".encode()
+        except CompileError as error:  # a program's host code takes several attempts, and each a second
+            stored = f"{_ERROR}\n{error}".encode()
         if keeps:
             cache.write(config.cache_dir(), key, stored)
     entry, _, whole = stored.decode().partition("\n")
+    if entry == _ERROR:
+        raise CompileError(whole)
     return Ptx(entry, whole)
 
 

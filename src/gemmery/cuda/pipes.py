@@ -59,8 +59,12 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # Architecture", 2024 (arXiv 2402.13499); of L2 and memory of sm_90 a chain of loads on an H200. There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16.
+# Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486). No such
+# table of sm_86 is known: its multiprocessor is that of sm_89, and its L2 and memory are taken as those of sm_80.
 PIPES: Mapping[int, Pipes] = {
+    75: Pipes(64, 64, 64, 64, 2, Latencies(19, 32, 188, 296), 96 << 10),
     80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10),
+    86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10),
     89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
     90: Pipes(
         128, 128, 64, 64, 64, Latencies(29, 41, 278, 661), 256 << 10,

@@ -17,9 +17,6 @@ typedef unsigned long uint64_t;
 typedef unsigned long uintptr_t;
 typedef long intptr_t;
 #endif
-#define __linux__ 1
-#define __unix__ 1
-#define __x86_64__ 1
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUtexObject;
 typedef unsigned long long CUsurfObject;
@@ -28,6 +25,17 @@ typedef unsigned short ushort;
 typedef unsigned uint;
 typedef unsigned long ulong;
 typedef long ssize_t;
+typedef unsigned u_int;
+typedef long long time_t;
+typedef unsigned long pthread_t;
+typedef struct _IO_FILE FILE;
+#define __extension__
+#define __asm__ asm
+#define __typeof__(...) decltype(__VA_ARGS__)
+#if __CUDA_ARCH__ >= 900
+__device__ inline void cudaGridDependencySynchronize() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void cudaTriggerProgrammaticLaunchCompletion() { asm volatile("griddepcontrol.launch_dependents;"); }
+#endif
 
 #define CHAR_BIT 8
 #define SCHAR_MIN (-128)

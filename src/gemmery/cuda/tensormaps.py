@@ -28,8 +28,8 @@ _KINDS = {
     "bf16": "BFLOAT16",
     "f16": "FLOAT16",
     "f32": "FLOAT32",
-    "i32": "INT32",
-    "i8": "UINT8",
+    "int32": "INT32",
+    "int8": "UINT8",
     "e4m3": "UINT8",
     "e5m2": "UINT8",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.target import SHALLOW, Target, direct_tile, host
+from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
 from gemmery.dispatch.candidate import Candidate
 from gemmery.ladder.cpu import CPU
 from gemmery.problem import Problem
@@ -43,22 +43,35 @@ STREAMED_ROWS = 160
 LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
+# Elements of C up to which products that interleave are computed in place; packing larger ones takes a small part.
+_INTERLEAVED = 64**2
 # Multiply-adds up to which tiles chosen while compiling are worth it: 8 x 8 x 8 takes 14 ns with them, 19 without.
 _TINY = 16**3
 
 
+def along_batch(problem: Problem) -> bool:
+    """Return True where products that interleave are faster by vectors along the batch than one by one."""
+    lanes = host().lanes(dtypes.get(problem.dtype).size)
+    many = problem.batch >= min(lanes, _MANY) and problem.m * problem.n <= _INTERLEAVED
+    return many and not _RUNGS["batched"].refuses(problem)
+
+
 def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
+    if problem.invariant:  # some add in another order
+        return None
     p = problem.by_rows()
     return next((candidate for candidate in _special(p) if not refusal(problem, candidate)), None)
 
 
 def _special(p: Problem) -> Iterator[Candidate]:
     batched, direct = _RUNGS["batched"], _RUNGS["direct"]
+    if p.interleaved:
+        return
     if p.batch >= _MANY:
         reason = f"{p.batch} products of one small shape: the loop over them is compiled with it"
         yield Candidate(batched, batched.default, reason)
-    if p.batch * p.m * p.n * p.k <= _TINY and 1 not in (p.m, p.n):
+    if p.batch * p.m * p.n * p.k <= _TINY and p.k <= k_block(host()) and 1 not in (p.m, p.n):
         yield Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time")
 
 
@@ -80,11 +93,15 @@ def direct_b(target: Target, m: int, n: int) -> float:
 
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
+    if problem.invariant and problem.m == 1 < problem.n:
+        return [("packed", "batch_invariant: one row is summed in the order of many")]
     p = problem.by_rows()
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
-    if p.m == 1 and 1 < p.n <= row_columns(p.dtype):
+    if p.interleaved:
+        choices.append(("batched", f"the elements of {p.batch} products are adjacent: vectors run along the batch"))
+    if p.m == 1 and 1 < p.n <= row_columns(p.dtype) and p.k <= deepest(target):
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
@@ -95,7 +112,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
                 f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
             )
         )
-    if b_bytes < direct_b(target, p.m, p.n):
+    if b_bytes < direct_b(target, p.m, p.n) and p.k <= deepest(target):
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )

@@ -12,7 +12,7 @@ from gemmery import dtypes
 from gemmery.cpu.build import direct_columns, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
-from gemmery.cpu.target import SHALLOW, host, tile
+from gemmery.cpu.target import FAN, SHALLOW, deepest, host, tile
 from gemmery.cpu.ukernel import SHORT
 from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU
@@ -86,7 +86,7 @@ def _row(sample: Problem, threads: int) -> Iterator[Family]:
     """One row of C with few columns: with several threads, as short as those of two columns must be."""
     built = _built("direct", sample._replace(m=1, n=2, k=2))
     if built:
-        yield _family(built, (1, 1), (2, cpu.row_columns(sample.dtype)), threads, Blocks())
+        yield _family(built, (1, 1), (2, cpu.row_columns(sample.dtype)), threads, Blocks(), k=deepest(host()))
 
 
 def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
@@ -111,18 +111,19 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
         rows = [(2, cpu.FEWEST_ROWS), (cpu.FEWEST_ROWS + 1, cpu.STREAMED_ROWS), (cpu.STREAMED_ROWS + 1, UNLIMITED)]
         for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
             b_elements = (int(min(cpu.direct_b(host(), least, n[1]) for least in m)) - 1) // size
-            yield _family(built, m, n, threads, Blocks(), b_elements=b_elements, c_elements=c_elements)
+            limits = {"b_elements": b_elements, "c_elements": c_elements}
+            yield _family(built, m, n, threads, Blocks(), k=deepest(host()), **limits)
 
 
 def _packed(sample: Problem, threads: int) -> Iterator[Family]:
-    """Any product: the kernel cuts it into blocks as a plan does. A C narrower than its sums has k of one block."""
+    """Any product: the kernel cuts it into blocks as a plan does. k needs no room for sums of C's rows."""
     built = _built("packed", sample._replace(m=2, n=2, k=2))
     if not built:
         return
     types, sizes, launch = product(host(), sample), tile(host()), built[1]
     kc = sizes.kc * types.group // types.parts
     blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
-    deepest = kc if types.sums_apart else UNLIMITED
+    most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if _built("direct", sample._replace(m=2, n=2, k=2)):
         # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread
@@ -131,7 +132,7 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
             size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
             rows, columns = (cpu.STREAMED_ROWS + 1, UNLIMITED), (2, UNLIMITED)
             yield _family(built, rows, columns, 1, blocks, k=min(kc, SHALLOW))
-            yield _family(built, rows, columns, 1, blocks, k=deepest, c_elements=int(cpu.LARGE_C * l2) // size)
+            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(cpu.LARGE_C * l2) // size)
         return
     starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
     # Small products need no workspace, so that their calls take 30 ns less.
@@ -140,4 +141,4 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
         if max(m, n) <= side:
             yield _family(built, (m, side), (n, side), threads, blocks._replace(workspace=0), k=side)
     for m, n in starts:
-        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=deepest)
+        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=most)

@@ -267,7 +267,10 @@ def _kind(value: Any) -> str:
 def _way_out(kind: np.dtype[Any], size: int) -> str:
     if size != kind.itemsize:
         return f"pass {size} bytes, or a NumPy scalar of that size"
-    return f"pass a numpy.{kind.name}" + (", or an array for an address" if size == 8 and kind.kind != "f" else "")
+    whole = "a whole number, or " if kind.kind in "iu" else ""
+    return f"pass {whole}a numpy.{kind.name}" + (
+        ", or an array for an address" if size == 8 and kind.kind != "f" else ""
+    )
 
 
 def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str) -> ArgumentError:

@@ -61,7 +61,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class _Usage:
+class Usage:
     """Registers as bits of an integer, by their slots."""
 
     mentioned: int  # in the block
@@ -74,7 +74,7 @@ def joined(lowering: Lowering, blocks: Sequence[Block]) -> list[Block]:
     instructions = lowering.kernel.instructions
     pinned = _bits(lowering, (each for each in instructions if each.opcode.family == "wgmma"))
     uses = [_usage(lowering, block) for block in blocks]
-    later = _read_later(blocks, uses)
+    _, later = live(blocks, uses)
     once = several = 0
     for use in uses:
         several |= once & use.mentioned
@@ -91,27 +91,28 @@ def joined(lowering: Lowering, blocks: Sequence[Block]) -> list[Block]:
     return result
 
 
-def _usage(lowering: Lowering, block: Block) -> _Usage:
+def _usage(lowering: Lowering, block: Block) -> Usage:
     instructions = lowering.kernel.instructions[block.first : block.last]
     read = written = 0
     for place, instruction in enumerate(instructions):
         step = block.steps[place] if place < len(block.steps) else None
         if isinstance(step, LaneStep):
-            read |= _slots_of(lowering, (source for source, _ in step.sources)) & ~written
+            read |= slots_of(lowering, (source for source, _ in step.sources)) & ~written
             written |= _written(lowering, step)
         else:
             read |= _bits(lowering, [instruction]) & ~written
-    return _Usage(_bits(lowering, instructions), read, written)
+    return Usage(_bits(lowering, instructions), read, written)
 
 
-def _read_later(blocks: Sequence[Block], uses: Sequence[_Usage]) -> list[int]:
-    """Return for each block the registers that a thread may read after it."""
+def live(blocks: Sequence[Block], uses: Sequence[Usage]) -> tuple[list[int], list[int]]:
+    """Return for each block the registers that a thread may read from its start on, and those after it."""
     before, after = [use.read for use in uses] + [0], [0] * len(blocks)
     grown = True
     while grown:
         grown = False
         for number in reversed(range(len(blocks))):
-            following = (*blocks[number].targets, number + 1)
+            leaves = blocks[number].way in ("branch", "exit", "trap") and blocks[number].guard is None
+            following = (*blocks[number].targets, *(() if leaves else (number + 1,)))
             live = 0
             for target in following:
                 live |= before[target]
@@ -119,7 +120,7 @@ def _read_later(blocks: Sequence[Block], uses: Sequence[_Usage]) -> list[int]:
                 grown = True
                 after[number] = live
                 before[number] = uses[number].read | live & ~uses[number].written
-    return after
+    return before, after
 
 
 def _bits(lowering: Lowering, instructions: Iterable[Instruction]) -> int:
@@ -127,22 +128,23 @@ def _bits(lowering: Lowering, instructions: Iterable[Instruction]) -> int:
     bits = 0
     for instruction in instructions:
         guard = () if instruction.guard is None else (instruction.guard,)
-        bits |= _slots_of(lowering, (*instruction.operands, *guard))
+        bits |= slots_of(lowering, (*instruction.operands, *guard))
     return bits
 
 
-def _slots_of(lowering: Lowering, operands: Iterable[Operand]) -> int:
+def slots_of(lowering: Lowering, operands: Iterable[Operand]) -> int:
+    """Return the registers among operands, as bits of an integer."""
     bits = 0
     for operand in operands:
         match operand:
             case Register(name):
                 bits |= 1 << lowering.slots[name] if name in lowering.slots else 0
             case Not(register):
-                bits |= _slots_of(lowering, (register,))
+                bits |= slots_of(lowering, (register,))
             case Vector(elements):
-                bits |= _slots_of(lowering, elements)
+                bits |= slots_of(lowering, elements)
             case Address(base, _, coordinates):
-                bits |= _slots_of(lowering, (base, *coordinates))
+                bits |= slots_of(lowering, (base, *coordinates))
     return bits
 
 
@@ -297,17 +299,17 @@ class _Joining:
 
 
 def _written(lowering: Lowering, step: LaneStep) -> int:
-    return _slots_of(lowering, (target for target, _ in step.targets))
+    return slots_of(lowering, (target for target, _ in step.targets))
 
 
 def _common(registers: int, places: Mapping[Any, Any]) -> list[int]:
     """Return the slots that both have, by a walk along the fewer of the two: there may be hundreds."""
     if registers.bit_count() > len(places):
         return [slot for slot in places if isinstance(slot, int) and registers >> slot & 1]
-    return [slot for slot in _each(registers) if slot in places]
+    return [slot for slot in each_bit(registers) if slot in places]
 
 
-def _each(registers: int) -> Iterator[int]:
+def each_bit(registers: int) -> Iterator[int]:
     """Yield the numbers of the bits that are set."""
     while registers:
         lowest = registers & -registers

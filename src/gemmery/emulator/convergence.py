@@ -162,14 +162,13 @@ def _complete(index: int, step: Step) -> Step:
     def run(machine: Machine, mask: Mask) -> None:
         if mask is not None and machine.observers:
             active = mask.reshape(-1, 32)
-            others = _others(machine, active)
-            threads = np.flatnonzero(active & others.any(axis=1, keepdims=True))
+            threads = np.flatnonzero(active & ~active.all(axis=1, keepdims=True))
             if threads.size:
                 name = machine.kernel.instructions[index].opcode.family
-                lanes = ranges(others[threads[0] // 32])
-                what = (
-                    f"executes {name}, and {lanes} of its warp do not: let all 32 lanes execute it, outside of branches"
-                )
+                warp = threads[0] // 32
+                others = _others(machine, active)[warp]
+                what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
+                what += "outside of branches" if others.any() else "in a block of whole warps"
                 report_mismatch(machine, index, threads, what)
         step(machine, mask)
 
@@ -178,8 +177,13 @@ def _complete(index: int, step: Step) -> Step:
 
 def _others(machine: Machine, active: Flags) -> Flags:
     """Existing lanes that do not execute the instruction: (warps, 32)."""
-    exists = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
-    return exists.reshape(-1, 32) & ~active
+    return exists(machine).reshape(-1, 32) & ~active
+
+
+def exists(machine: Machine) -> Flags:
+    """The threads that the blocks have, of those that fill their warps."""
+    real: Flags = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
+    return real
 
 
 class _Lanes:

@@ -6,10 +6,8 @@ A shuffle at the end of a tree reads lanes outside its mask, and a condition aft
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmery.emulator.instructions import find, written
-from gemmery.emulator.ptx import Address, Instruction, Label, Not, Operand, PtxKernel, Register, Vector
+from gemmery.emulator.ptx import Instruction, Label, PtxKernel, names_of
 
 
 def used(kernel: PtxKernel, index: int) -> tuple[bool, dict[int, bool]]:
@@ -18,24 +16,24 @@ def used(kernel: PtxKernel, index: int) -> tuple[bool, dict[int, bool]]:
     Selections, guarded instructions and conjunctions of predicates may leave a value out, and so may code that only
     one side of a branch executes. Selections are told by index, with whether the value is the first of the two.
     """
-    first = _names(kernel.instructions[index].operands[:1])[:1]
+    first = names_of(kernel.instructions[index].operands[:1])[:1]
     selections: dict[int, bool] = {}
     return _reaches(kernel, index + 1, frozenset(first), {}, selections), selections
 
 
 def stores(kernel: PtxKernel, index: int) -> frozenset[int]:
     """The stores that some way through the kernel may give a value computed from the first result of an instruction."""
-    values = set(_names(kernel.instructions[index].operands[:1])[:1])
+    values = set(names_of(kernel.instructions[index].operands[:1])[:1])
     count = 0
     while count < len(values):
         count = len(values)
         for instruction in kernel.instructions:
-            if not find(instruction.opcode).effect and not values.isdisjoint(_names(instruction.operands[1:])):
+            if not find(instruction.opcode).effect and not values.isdisjoint(names_of(instruction.operands[1:])):
                 values.update(register.name for register in written(instruction))
     return frozenset(
         place
         for place, instruction in enumerate(kernel.instructions)
-        if instruction.opcode.name == "st" and not values.isdisjoint(_names(instruction.operands[1:]))
+        if instruction.opcode.name == "st" and not values.isdisjoint(names_of(instruction.operands[1:]))
     )
 
 
@@ -64,7 +62,7 @@ def _reaches(
         if name in ("ret", "exit", "trap", "brx") and instruction.guard is None:
             return False
         if name == "selp" and instruction.guard is None:
-            sources = [not values.isdisjoint(_names([operand])) for operand in instruction.operands[1:3]]
+            sources = [not values.isdisjoint(names_of([operand])) for operand in instruction.operands[1:3]]
             if sources[0] != sources[1]:
                 selections[at] = sources[0]
         after = _after(instruction, name, values)
@@ -81,21 +79,7 @@ def _after(instruction: Instruction, name: str, values: frozenset[str]) -> froze
     if instruction.guard is not None:
         return None if instruction.guard.name in values else values
     may_drop = name == "selp" or (name in ("and", "or") and instruction.opcode.type == "pred")
-    reads = not values.isdisjoint(_names(sources[-1:] if name == "selp" else () if may_drop else sources))
+    reads = not values.isdisjoint(names_of(sources[-1:] if name == "selp" else () if may_drop else sources))
     if reads and (name == "selp" or find(instruction.opcode).effect):
         return None
     return values | results if reads else values - results
-
-
-def _names(operands: Iterable[Operand]) -> list[str]:
-    """The names of registers in operands."""
-    names: list[str] = []
-    for operand in operands:
-        match operand:
-            case Register(name=name) | Not(register=Register(name=name)):
-                names.append(name)
-            case Vector(elements=elements):
-                names += _names(elements)
-            case Address(base=base, coordinates=coordinates):
-                names += _names((base, *coordinates))
-    return names

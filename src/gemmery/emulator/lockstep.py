@@ -7,6 +7,7 @@ threads until no other thread can run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ class LockStep:
         observers: Sequence[Observer] = (),
         warp_order: np.random.Generator | None = None,
         max_steps: int = LIMIT,
+        seconds: float = inf,
         ahead: int = 0,
     ) -> None:
-        self.kernel = program.kernel
+        self.kernel, self.slots, self.followed = program.kernel, program.slots, program.followed
         self.launch = launch
         self.block_ids = block_ids
         self.blocks: int = len(block_ids)
@@ -61,7 +63,7 @@ class LockStep:
         self._units: dict[Callable[[Machine], Any], Any] = {}
         self._program = program
         self._waiting = Waiting(self, program)
-        self._max_steps = max_steps
+        self._limits = max_steps, seconds
         self._ended = 0  # the number of the instruction after the latest step
         self._ran: Mask = None  # the threads of the latest step
         self._order: Indices | None = None
@@ -101,7 +103,7 @@ class LockStep:
         """Run every thread to its end."""
         for observer in self.observers:
             observer.start(self)
-        spinning = Spinning(self, self._waiting, self._program, self._max_steps)
+        spinning = Spinning(self, self._waiting, self._program, *self._limits)
         while self._step():
             spinning.look(self._ran)
         for finish in self.at_end:

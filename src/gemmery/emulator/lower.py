@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import convergence, specials
+from gemmery.emulator import convergence, specials, unwritten
 from gemmery.emulator.blocks import Block, joined
 from gemmery.emulator.collecting import without_collection
 from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
+from gemmery.emulator.hopper.wgmma import checked_sums
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
@@ -31,6 +32,7 @@ class LoweredKernel:
     slots: dict[str, int]  # registers
     provided: dict[str, int]  # special registers and addresses of variables
     zeros: tuple[Any, ...]  # the initial value of each slot
+    followed: frozenset[int] = frozenset()  # slots of registers that may be read before they are written
 
     @property
     def stop(self) -> int:
@@ -58,12 +60,14 @@ def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     starts = _starts(kernel)
     number = {start: place for place, start in enumerate(starts)}
     number[len(kernel.instructions)] = len(starts)
-    blocks = [
-        _block(lowering, number, start, stop)
-        for start, stop in zip(starts, [*starts[1:], len(kernel.instructions)], strict=True)
-    ]
+    ranges = list(zip(starts, [*starts[1:], len(kernel.instructions)], strict=True))
+    blocks = [_block(lowering, number, *each) for each in ranges]
+    lowering.followed = unwritten.followed(lowering, blocks)
+    if lowering.followed or kernel.local:
+        blocks = [_block(lowering, number, *each) for each in ranges]
     blocks = joined(lowering, blocks)
-    return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros))
+    slots = frozenset(slot for slot in lowering.slots.values() if lowering.followed >> slot & 1)
+    return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots)
 
 
 def _starts(kernel: PtxKernel) -> list[int]:
@@ -86,7 +90,9 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
     last_entry = find(inside[-1].opcode)
     entry = last_entry if isinstance(last_entry, End) else None
     end = None if entry is None else inside[-1]
-    steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
+    steps = tuple(
+        checked_sums(lowering, first, [_step(lowering, index) for index in range(first, last - (end is not None))])
+    )
     guard = None
     targets: tuple[int, ...] = ()
     barrier = None
@@ -141,6 +147,8 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
         if isinstance(operand, Special) and operand.name in specials.CLOCKS:
             step = _timed(step, index, lowering.provided[operand.name], specials.CLOCKS[operand.name])
     step = convergence.checked(lowering, instruction, index, step)
+    if lowering.followed or lowering.kernel.local:
+        step = unwritten.checked(lowering, instruction, index, step)
     if instruction.guard is None:
         return step
     return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)

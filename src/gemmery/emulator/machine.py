@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.places import Places
-from gemmery.emulator.ptx import PtxKernel
+from gemmery.emulator.ptx import Line, PtxKernel
 
 Dims = tuple[int, int, int]
 UnitState = TypeVar("UnitState")
@@ -53,6 +53,8 @@ class Machine(Protocol):
     memory: Global
     shared: Own
     local: Own
+    slots: Mapping[str, int]  # of registers
+    followed: frozenset[int]  # slots of registers that may be read before they are written
     parameters: NDArray[np.uint8]
     places: Places
     failed: Any  # the threads whose latest wait failed
@@ -185,6 +187,9 @@ class Observer:
 
     def mismatched(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         """These threads execute a warp's instruction with the wrong lanes; `message` says which rule is broken."""
+
+    def undefined(self, machine: Machine, index: int, threads: Indices, use: Line) -> None:
+        """These threads read at `index` what they have not written, and use what comes of it at a line."""
 
     def fault(self, machine: Machine, event: Access, kind: str, mask: Flags) -> None:
         """The accesses of these threads are dropped: they are "outside" their memory or "misaligned"."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator import fragments, reach
 from gemmery.emulator.fragments import Fragment, Piece
-from gemmery.emulator.machine import Machine
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Address, Instruction, Opcode, Vector
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
@@ -46,6 +46,7 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
     def where(machine: Machine, piece: Piece) -> Any:
         if instruction.opcode.family == "wmma":
+            _check_rules(machine, index, fragment.size, address, apart)
             return _lanes(machine, piece, fragment.size, address, apart)
         return address(machine.registers)
 
@@ -111,6 +112,19 @@ def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read
     step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
     addresses: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
     return addresses
+
+
+def _check_rules(machine: Machine, index: int, size: int, address: Read, apart: Read) -> None:
+    """Report a leading dimension that is no multiple of 16 bytes, and a matrix that begins at no multiple of 32."""
+    for value, rule, what in (
+        (apart(machine.registers).astype(np.int64) * size, 16, "with {} bytes from row to row"),
+        (address(machine.registers), 32, "at address {:#x}"),
+    ):
+        bad = np.flatnonzero(np.broadcast_to(value % rule != 0, (machine.threads,)))
+        if bad.size:
+            name = machine.kernel.instructions[index].opcode.name
+            where = what.format(int(machine.spread(value)[bad[0]]))
+            report_misuse(machine, index, bad, f"executes {name} {where}: it must be a multiple of {rule} bytes")
 
 
 def _some(machine: Machine, mask: Mask, piece: Piece) -> Mask:

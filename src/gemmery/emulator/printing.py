@@ -136,7 +136,7 @@ def _call(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         return _printf(lowering, instruction, index)
     error = EmulationError(
         f"a call of {name} ({instruction.line}) is not modelled: remove it for the emulator, for "
-        "example with #ifndef EMULATED and options=('-DEMULATED',)"
+        "example with #ifndef EMULATED and options=('-DEMULATED',) (-o -DEMULATED)"
     )
 
     def step(machine: Machine, mask: Mask) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -73,7 +74,8 @@ class EmulatedRun:
     left_out: tuple[str, ...] = ()  # of the source, because the kernel does not need it: "main() (line 40)"
     drawable: Drawable | None = None  # None with check=False
     rerun: Rerun | None = None  # None for a rung
-    warnings: tuple[Finding, ...] = ()  # threads that store the same value to one place, in no order
+    warnings: tuple[Finding, ...] = ()  # what need not be a fault, as of threads that store one value in no order
+    unwritten: Mapping[str, int] = field(default_factory=dict)  # bytes that no thread wrote of arrays only written
 
     @cached_property
     def merged(self) -> Counts:
@@ -220,6 +222,7 @@ def emulated(
     merge: bool = True,
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
+    seconds: float = inf,
     observers: Sequence[Observer] = (),
     ahead: int = 0,
 ) -> EmulatedRun:
@@ -227,10 +230,12 @@ def emulated(
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     every = (counters, *((findings,) if findings else ()), *observers)
-    run(program, launch, memory, every, seed=seed, max_steps=max_steps, ahead=ahead)
+    run(program, launch, memory, every, seed=seed, max_steps=max_steps, seconds=seconds, ahead=ahead)
     counters.forget_accesses()
     faults, warnings = (findings.sorted(), findings.warnings()) if findings else ((), ())
-    return EmulatedRun(program.kernel.name, launch, counters.counts, faults, merge, warnings=warnings)
+    unwritten = findings.unwritten if findings else {}
+    counted = counters.counts
+    return EmulatedRun(program.kernel.name, launch, counted, faults, merge, warnings=warnings, unwritten=unwritten)
 
 
 def run(
@@ -242,15 +247,16 @@ def run(
     chunk: int = 0,
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
+    seconds: float = inf,
     ahead: int = 0,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
     `seed` shuffles the order of blocks, and within a chunk lets warps run one after the other from barrier to
     barrier in another order: a result that depends on the order is a race. `max_steps` is the number of basic blocks
-    (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it. `chunk` is the
-    number of threads that run together; 0 for as many as suit the kernel. Without a seed the first `ahead` threads of
-    each block run whenever they can, before the others.
+    (instructions up to the next branch or barrier) that a chunk may execute, `seconds` the processor time that it may
+    take; EmulationError beyond them. `chunk` is the number of threads that run together; 0 for as many as suit the
+    kernel. Without a seed the first `ahead` threads of each block run whenever they can, before the others.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
@@ -264,7 +270,7 @@ def run(
         for number, ids in enumerate(cluster.in_order(launch, step, order)):
             if announce is not None:
                 announce(number * step, launch.blocks)
-            LockStep(program, launch, memory, ids, observers, order, max_steps, ahead).run()
+            LockStep(program, launch, memory, ids, observers, order, max_steps, seconds, ahead).run()
 
 
 def _chunk(kernel: PtxKernel, threads: int, shuffled: bool) -> int:

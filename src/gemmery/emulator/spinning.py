@@ -10,6 +10,8 @@ many steps yield to warps that could have run. An endless loop of this kind ends
 from __future__ import annotations
 
 import hashlib
+import time
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -24,15 +26,21 @@ from gemmery.errors import EmulationError
 
 AGAIN = 1 << 4  # basic blocks before the next look after threads have yielded
 EVERY = 1 << 10  # basic blocks before the first look, then twice as many, so that a loop of any length is seen
+READING = frozenset(
+    ("ld", "ldu", "atom", "mbarrier", "tex", "suld", "shfl", "vote", "match", "redux", "bar", "barrier")
+)
 LIMIT = 10_000_000  # basic blocks that a chunk may execute: some minutes
 
 
 class Spinning:
     """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
 
-    def __init__(self, machine: Machine, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT) -> None:
+    def __init__(
+        self, machine: Machine, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT, seconds: float = inf
+    ) -> None:
         self._machine, self._waiting, self._program = machine, waiting, program
-        self._limit = limit
+        self._limit, self._seconds, self._end = limit, seconds, time.thread_time() + seconds
+        self._turn: set[int] = set()  # the basic blocks of the loop
         self._steps = 0
         self._next = self._gap = EVERY
         self._spins: Flags | None = None  # the threads of a loop, from its first return to the next one
@@ -48,9 +56,12 @@ class Spinning:
         """After each basic block, which these threads ran; raises EmulationError for a kernel that does not end."""
         self._steps += 1
         if self._steps > self._limit:
-            raise EmulationError(_too_many(self._line(), self._limit))
+            raise EmulationError(_too_many(self._line(), f"{self._limit:,} steps", "max_steps"))
+        if self._steps & 63 == 0 and time.thread_time() > self._end:
+            raise EmulationError(_too_many(self._line(), f"{self._seconds:g} seconds", "seconds"))
         if self._spins is not None:
             self._spins |= True if ran is None else ran
+            self._turn.add(self._machine.places.at)
         if self._since is not None:
             self._since |= True if ran is None else ran
         if self._steps == self._next:
@@ -65,10 +76,11 @@ class Spinning:
         """The state is the one that was kept: learn which threads loop, then let the others run."""
         if self._spins is None:
             self._spins = np.zeros(self._machine.threads, bool)
+            self._turn = set()
             return
         state, waiting = self._digest(), self._waiting
         if state in self._yielded or not self._others(self._spins):
-            raise EmulationError(_endless(self._line()))
+            raise EmulationError(_endless(self._line(), self._reads()))
         self._yielded.add(state)
         waiting.yielding = self._spins if waiting.yielding is None else waiting.yielding | self._spins
         self._spins = self._at = None
@@ -147,6 +159,14 @@ class Spinning:
         ready = self._waiting.ready()
         return places.each.tobytes(), machine.changes, None if ready is None else ready.tobytes()
 
+    def _reads(self) -> bool:
+        """Whether the loop reads what another thread may write."""
+        blocks = (self._program.blocks[at] for at in self._turn if at < self._program.stop)
+        opcodes = (
+            each.opcode for block in blocks for each in self._machine.kernel.instructions[block.first : block.last]
+        )
+        return any(each.family in READING and each.space not in ("param", "const", "local") for each in opcodes)
+
     def _line(self) -> str:
         block = self._program.blocks[self._machine.places.at]
         return str(self._machine.kernel.instructions[block.first].line)
@@ -163,7 +183,11 @@ def _equal(value: Any, other: Any) -> bool:
     return bool((value.view(bits) == other.view(bits)).all())
 
 
-def _endless(line: str) -> str:
+def _endless(line: str, reads: bool) -> str:
+    if not reads:
+        return (
+            f"the loop at {line} does not end: nothing in it changes its condition; check the condition, and the step"
+        )
     return (
         f"threads loop forever at {line}: the value they wait for does not change. No other thread can run: "
         "lanes of a warp wait for each other, or the thread that would change it belongs to a block that starts when "
@@ -171,8 +195,8 @@ def _endless(line: str) -> str:
     )
 
 
-def _too_many(line: str, limit: int) -> str:
+def _too_many(line: str, limit: str, option: str) -> str:
     return (
-        f"the kernel did not end within {limit:,} steps, and loops at {line}: check the loop's end condition; "
-        "if the kernel does end, pass a larger max_steps="
+        f"the kernel did not end within {limit}, and is at {line}: check the end condition of the loop there; if the "
+        f"kernel does end, pass a larger {option}="
     )

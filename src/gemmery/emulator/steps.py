@@ -29,6 +29,7 @@ from gemmery.emulator.ptx import (
     Special,
     Symbol,
     Vector,
+    names_of,
 )
 from gemmery.errors import EmulationError
 
@@ -38,7 +39,8 @@ Write = Callable[[list[Any], Mask, Any], None]
 Faster = Mapping[Callable[..., Any], Callable[..., Any]]
 CARRY = Register("%carry", "pred")  # the carry flag of each thread, which PTX does not name
 WAYS_OUT = (
-    "pass another arch=, or put plain C++ in its place, for example under #ifdef EMULATED and options=('-DEMULATED',)"
+    "put plain C++ in its place, for example under #ifdef EMULATED and options=('-DEMULATED',); another "
+    "arch= helps where the source takes another path there"
 )
 
 
@@ -77,6 +79,11 @@ class Lowering:
         self.zeros: list[Any] = []
         self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
         self.shuffles = any(instruction.opcode.name == "shfl" for instruction in kernel.instructions)
+        products = (each for each in kernel.instructions if each.opcode.name == "wgmma.mma_async")
+        self.followed = 0  # registers that may be read before they are written, as bits by slot
+        self.sums = frozenset(
+            names_of(each.operands[0] for each in products)
+        )  # the registers that products of warpgroups write
 
     def slot(self, name: str, stored: str, provided: bool = False) -> int:
         """Return the slot of a register, or of a value that is `provided` before the launch."""

@@ -53,7 +53,9 @@ def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
     >>> mismatch("float", np.dtype("f8")), mismatch("unsigned int", np.dtype("i4")), mismatch("void", np.dtype("f8"))
     ('float32', '', '')
     """
-    expected = _numpy(pointee)
+    expected, vector = _numpy(pointee), _VECTOR.fullmatch(pointee)
+    if vector and vector[4] in "24" and expected[-2:] == "32" and dtype.itemsize <= 2:
+        return ""  # wide copies of short elements
     if not expected or dtype.names is not None or dtype.subdtype is not None or dtype.name.startswith("void"):
         return ""
     if dtype.name == expected or ({dtype.name, expected} & _HALVES and {dtype.name, expected} & _SHORTS):

@@ -16,7 +16,7 @@ from gemmery.emulator import convergence
 from gemmery.emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
 from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import Machine
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Opcode
 
@@ -149,18 +149,21 @@ class AtBarriers:
         self._barriers = program.barriers
         self._at = np.zeros(0, np.int32)  # index of the barrier instruction
         self._number = np.zeros(0, np.int32)
+        self._counts: dict[int, Indices] = {}  # by barrier for each block: the threads that were named, and where
         self._arrived: dict[int, Indices] = {}  # barrier -> threads per block that arrived without waiting
 
     def arrive(self, index: int, mask: Mask, at: int) -> None:
         """Threads reach the barrier that ends basic block `at`."""
         machine, barrier = self._machine, self._barriers[index]
-        if barrier.arrives:
-            self._count(index, barrier, mask)
-            machine.places.go(mask, at + 1)
-            return
         if barrier.members is not None and machine.observers:
             convergence.check_barrier(machine, index, mask, barrier.members(machine.registers))
         number = self._numbers(barrier, mask)
+        if barrier.members is None and machine.observers:
+            self._check_count(index, barrier, mask, number)
+        if barrier.arrives:
+            self._count(index, mask, number)
+            machine.places.go(mask, at + 1)
+            return
         if mask is None and not number.ndim and barrier.count is None and self._are_whole(barrier):
             if barrier.reduction is not None:
                 self._reduce(barrier.reduction, None)
@@ -246,6 +249,8 @@ class AtBarriers:
         self._report(index, number, leave, group)
         if number in self._arrived:
             self._arrived[number][done] = 0
+        if number in self._counts:
+            self._counts[number][:, done] = 0
         self.parked &= ~leave
         return True
 
@@ -271,10 +276,32 @@ class AtBarriers:
                 observer.diverged(machine, int(self._at[apart][0]), apart)
             observer.barrier(machine, index, number, leave)
 
-    def _count(self, index: int, barrier: LoweredBarrier, mask: Mask) -> None:
+    def _check_count(self, index: int, barrier: LoweredBarrier, mask: Mask, numbers: Any) -> None:
+        """Report a count of threads that is no multiple of 32, or another than at the instruction before."""
+        machine, each = self._machine, self._machine.block_threads
+        if barrier.count is None and (numbers.ndim or int(numbers) not in self._counts):
+            return
+        count = np.uint32(each) if barrier.count is None else barrier.count(machine.registers)
+        own, active = machine.spread(count), np.ones(machine.threads, bool) if mask is None else mask
+        for number in np.unique(numbers[active] if numbers.ndim else numbers).tolist():
+            threads = active & (numbers == number)
+            named = self._counts.setdefault(number, np.zeros((2, machine.blocks), np.int64))
+            counts, places = np.repeat(named, each, axis=1)
+            uneven, apart = threads & ((own % WARP != 0) | (own == 0)), threads & (counts != own) & (counts != 0)
+            for bad in (uneven, apart):
+                if bad.any():
+                    first = int(bad.argmax())
+                    other = f"{machine.kernel.instructions[places[first]].line} names {counts[first]}: name the same"
+                    why = f"a multiple of {WARP} is needed" if bad is uneven else other
+                    what = f"names {own[first]} threads for barrier {number}, and {why}"
+                    report_misuse(machine, index, np.flatnonzero(bad), what)
+            fresh = threads.reshape(machine.blocks, -1).any(axis=1) & (named[0] == 0)
+            named[0, fresh] = np.where(threads, own, 0).reshape(machine.blocks, -1).max(axis=1)[fresh]
+            named[1, fresh] = index
+
+    def _count(self, index: int, mask: Mask, numbers: Any) -> None:
         """bar.arrive: count the threads, which do not wait."""
         machine = self._machine
-        numbers = self._numbers(barrier, mask)
         active = np.ones(machine.threads, bool) if mask is None else mask
         for number in np.unique(numbers[active] if numbers.ndim else numbers).tolist():
             threads = active & (numbers == number)

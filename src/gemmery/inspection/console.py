@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gemmery.emulator.run import EmulatedRun
 from gemmery.inspection import counters, run_report, side_by_side
-from gemmery.inspection.records import Inspection, SideBySide
+from gemmery.inspection.records import AnyInspection, AnyPair
 from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
 from gemmery.ladder.prediction import Prediction
 from gemmery.report import words
@@ -30,7 +30,7 @@ LEAST_SOURCE = 20  # characters of source that are worth showing
 STYLES = {"": "dim", side_by_side.FEWER: "green", side_by_side.MORE: "yellow", side_by_side.DIFFERS: "bold"}
 
 
-def show_inspection(inspection: Inspection, console: Console, ptx: bool = False, sass: bool = False) -> None:
+def show_inspection(inspection: AnyInspection, console: Console, ptx: bool = False, sass: bool = False) -> None:
     """Print an inspection, and the requested code."""
     console.print(Text.assemble((inspection.rung, "bold"), (f": {inspection.idea}", "dim")))
     console.print(Text(subject(inspection), style="dim"))
@@ -43,7 +43,7 @@ def show_inspection(inspection: Inspection, console: Console, ptx: bool = False,
         console.print(Text(text), soft_wrap=True)
 
 
-def show_side_by_side(pair: SideBySide, console: Console) -> None:
+def show_side_by_side(pair: AnyPair, console: Console) -> None:
     """Print the facts of both, with the differences in colour."""
     console.print(Text(side_by_side.title(pair), style="bold"))
     console.print(Text(subject(pair.new, config=False), style="dim"))
@@ -59,7 +59,7 @@ def show_run(run: EmulatedRun, console: Console) -> None:
     """Print a run of any kernel: its totals, counters by line, findings."""
     console.print(Text.assemble((run.kernel, "bold"), (f": {run_report.launched(run)}", "dim")))
     console.print(Text(run_report.verdict(run)))
-    for section in run_report.run_sections(run):
+    for section in (*run_report.fault_sections(run), *run_report.counter_sections(run)):
         part = fitted(section, console.width - 2)
         _show(part, _table(part), console)
 
@@ -164,5 +164,5 @@ def _two_columns(section: Section) -> Table:
     for name in section.head:
         table.add_column(name, justify="right" if name and section.numbers else "left", overflow="fold")
     for (name, old, new, *ratio), mark in zip(section.rows, section.marks, strict=True):
-        table.add_row(Text(name, style="dim"), old, Text(new, style=STYLES[mark]), *ratio)
+        table.add_row(Text(name, style="dim"), Text(old), Text(new, style=STYLES[mark]), *ratio)
     return table

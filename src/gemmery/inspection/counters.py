@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery.cuda.roofline import roofs
-from gemmery.inspection.records import EmulatorCounts, Inspection, LineCounts
+from gemmery.inspection.records import AnyInspection, EmulatorCounts, Inspection, LineCounts
 from gemmery.report import words
 
 HEAD = (
@@ -47,7 +47,7 @@ def of_file(counts: EmulatorCounts) -> str:
     return f" of {files.pop()}" if len(files) == 1 else ""
 
 
-def size(inspection: Inspection | EmulatorCounts, exhibit: bool) -> str:
+def size(inspection: AnyInspection | EmulatorCounts, exhibit: bool) -> str:
     """A product's sides, or the elements of an exhibit."""
     problem = inspection.problem
     return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"

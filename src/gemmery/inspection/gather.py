@@ -1,4 +1,4 @@
-"""Everything about one GPU rung or exhibit that is known without a GPU, as an `Inspection`."""
+"""Everything about one GPU rung or exhibit that is known without a GPU, as an `Inspection`; rungs by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.roofline import loaded, roofline, unit
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.inspection.compiled import compiled_launches
+from gemmery.inspection.cpu_rung import inspect_cpu_rung
 from gemmery.inspection.lines import count_exhibit, count_rung, small
-from gemmery.inspection.records import EmulatorCounts, Inspection
+from gemmery.inspection.records import AnyInspection, EmulatorCounts, Inspection
 from gemmery.lab import asked
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EMULATED, EXHIBITS, Exhibit
@@ -48,7 +49,7 @@ def inspect_rung(
     >>> inspection.kernels[-1].spilled, inspection.loads.intensity
     (0, 0.25)
 
-    Raises ArgumentError for a CPU rung, an unknown rung, an unknown key of its config, or a line without memory
+    Raises ArgumentError for an unknown rung, an unknown key of its config, or a line without memory
     accesses; RefusedError where the rung or the device does not take the product.
     """
     if not issubclass(type(rung), str):
@@ -70,6 +71,31 @@ def inspect_rung(
         raise RefusedError(f"rung {rung}: {reason}")
     count = partial(count_rung, row, small(problem), settings, target.arch, line)
     return _gathered(row, problem, row.explicit(settings), geometry, target, count if counters else None)
+
+
+def inspections(
+    names: Sequence[str],
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    config: Mapping[str, int] | None,
+    device: str,
+    line: str,
+    counters: bool = True,
+) -> list[Callable[[], AnyInspection]]:
+    """Return what inspects each of these CPU rungs, GPU rungs or exhibits.
+
+    Raises ArgumentError for names that do not go together, and for a device or a line with CPU rungs.
+    """
+    if asked.inspectable(*names) != "a CPU rung":
+        dtype = dtype or shared_dtype(names, m, n, k, device)
+        return [partial(inspect_rung, name, m, n, k, dtype, config, device, line, counters) for name in names]
+    if device or line:
+        raise ArgumentError(
+            f"{device or line!r}: {names[0]} runs on the CPU of this machine; leave out device and line"
+        )
+    return [partial(inspect_cpu_rung, name, m, n, k, dtype, config) for name in names]
 
 
 def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, device: str = "") -> str:

@@ -2,16 +2,16 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import Any
 
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
 from gemmery.inspection import records
-from gemmery.inspection.gather import inspect_rung, shared_dtype
+from gemmery.inspection.gather import inspections
 from gemmery.inspection.kernel_run import KernelRun, KernelRuns, with_page
 from gemmery.inspection.sections import subject
-from gemmery.lab import asked
 
 
 class NotebookInspection(records.Inspection):
@@ -25,6 +25,13 @@ class NotebookInspection(records.Inspection):
         return _framed(self)
 
 
+class NotebookCpuInspection(records.CpuInspection):
+    """A CPU rung for one problem; a notebook displays it as a page."""
+
+    __repr__ = NotebookInspection.__repr__
+    _repr_html_ = NotebookInspection._repr_html_
+
+
 class NotebookSideBySide(records.SideBySide):
     """Two rungs for the same product on the same device; a notebook displays them side by side."""
 
@@ -34,6 +41,21 @@ class NotebookSideBySide(records.SideBySide):
 
     def _repr_html_(self) -> str:
         return _framed(self)
+
+
+class NotebookCpuSideBySide(records.CpuSideBySide):
+    """Two CPU rungs for the same product; a notebook displays them side by side."""
+
+    __repr__ = NotebookSideBySide.__repr__
+    _repr_html_ = NotebookSideBySide._repr_html_
+
+
+DISPLAYED: Mapping[type, Callable[..., Any]] = {
+    records.Inspection: NotebookInspection,
+    records.CpuInspection: NotebookCpuInspection,
+    records.SideBySide: NotebookSideBySide,
+    records.CpuSideBySide: NotebookCpuSideBySide,
+}
 
 
 def inspect(
@@ -48,14 +70,16 @@ def inspect(
     device: str = "",
     line: str = "",
     counters: bool = True,
-) -> NotebookInspection | NotebookSideBySide | KernelRun | KernelRuns:
+) -> records.AnyInspection | records.AnyPair | KernelRun | KernelRuns:
     """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
-    The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096, `m`
-    and `k` to `n`. A rung that takes only vectors gets m = 1 and a B whose columns are contiguous, as on the ladder.
-    `dtype` defaults to the first that the rungs take; "tf32" is f32 on tensor cores. `device` is "cuda", a card
-    ("a100") or an architecture ("sm_80"); it defaults to the device of this machine, or "h200" without one. No GPU is
-    needed.
+    Of a CPU rung show its loops, its inner loop in assembly, its loads and stores in a model of the caches, and roofs.
+
+    The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096 (512
+    on the CPU), `m` and `k` to `n`. A rung that takes only vectors gets m = 1 and a B whose columns are contiguous, as
+    on the ladder. `dtype` defaults to the first that the rungs take; "tf32" is f32 on tensor cores. `device` is "cuda",
+    a card ("a100") or an architecture ("sm_80"); it defaults to the device of this machine, or "h200" without one. No
+    GPU is needed.
 
     The emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
     "simt_smem.cu:18", chooses the line whose accesses are drawn; the default is the costliest.
@@ -73,12 +97,12 @@ def inspect(
             raise ArgumentError("inspect(run): m, n, k, dtype, config, device and line are for rungs; leave them out")
         return _inspected(rung, other)
     names = [rung, *([other] if other else [])]
-    asked.inspectable(*names)
-    dtype = dtype or shared_dtype(names, m, n, k, device)
-    first, *second = (inspect_rung(name, m, n, k, dtype, config, device, line, counters) for name in names)
-    if second:
-        return NotebookSideBySide(first, *second)
-    return NotebookInspection(**{field.name: getattr(first, field.name) for field in fields(first)})
+    first, *second = (each() for each in inspections(names, m, n, k, dtype, config, device, line, counters))
+    record = records.paired(first, *second) if second else first
+    page: records.AnyInspection | records.AnyPair = DISPLAYED[type(record)](
+        **{field.name: getattr(record, field.name) for field in fields(record)}
+    )
+    return page
 
 
 def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | KernelRuns:
@@ -89,12 +113,12 @@ def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | 
     raise ArgumentError(f"inspect({run!r}, {other!r}): compare two runs, or two rungs")
 
 
-def _framed(record: records.Inspection | records.SideBySide) -> str:
+def _framed(record: records.AnyInspection | records.AnyPair) -> str:
     """The page of one rung or of two, in a frame."""
     try:
         from gemmery.inspection.pages import framed, inspection_page, side_by_side_page
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of gemmery.inspect") from error
-    if isinstance(record, records.SideBySide):
+    if not isinstance(record, records.AnyInspection):
         return framed(side_by_side_page(record), f"gemmery inspect {record.old.rung} {record.new.rung}")
     return framed(inspection_page(record), f"gemmery inspect {record.rung}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmery.inspection import counters, side_by_side
-from gemmery.inspection.records import Inspection, SideBySide
+from gemmery.inspection.records import AnyInspection, AnyPair, Inspection
 from gemmery.inspection.sections import codes, lesson, sections, subject
 from gemmery.report.curves import roofline_plot
 from gemmery.report.pictures import pictures
@@ -14,10 +14,12 @@ from gemmery.report.rendering import render
 from gemmery.report.svg import Plot
 
 
-def inspection_page(inspection: Inspection) -> str:
+def inspection_page(inspection: AnyInspection) -> str:
     """The page of one rung or exhibit."""
-    counts, device = inspection.emulated, inspection.device.name
-    loads, once = inspection.loads, inspection.once
+    counts, device, roofline = inspection.emulated, "the CPU", None
+    if isinstance(inspection, Inspection):
+        device = inspection.device.name
+        roofline = roofline_plot(inspection.rung, device, inspection.loads, inspection.once)
     return render(
         "inspection.html",
         __package__,
@@ -26,14 +28,14 @@ def inspection_page(inspection: Inspection) -> str:
         lesson=lesson(inspection.rung),
         subject=subject(inspection),
         sections=sections(inspection),
-        roofline=None if inspection.exhibit else roofline_plot(inspection.rung, device, loads, once),
+        roofline=None if inspection.exhibit else roofline,
         plots=pictures(counts.chosen, counts.source) if counts else (),
         untraced=counters.untraced(counts) if counts and counts.chosen.untraced else "",
         codes=codes(inspection),
     )
 
 
-def side_by_side_page(pair: SideBySide) -> str:
+def side_by_side_page(pair: AnyPair) -> str:
     """The page of two, with the pictures of both."""
     return render(
         "side_by_side.html",
@@ -53,7 +55,7 @@ def framed(page: str, title: str) -> str:
     return render("frame.html", __package__, page=light, title=title)
 
 
-def _paired_pictures(pair: SideBySide) -> Mapping[str, list[Plot]]:
+def _paired_pictures(pair: AnyPair) -> Mapping[str, list[Plot]]:
     """The pictures of both by name; only the first of each kind says how to read it."""
     plots: dict[str, list[Plot]] = {}
     explained: frozenset[str] = frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.occupancy import Occupancy
@@ -93,6 +94,48 @@ class Inspection:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What 1,000 multiply-adds need of one part of a core, and the least time for that."""
+
+    count: float
+    cycles: float
+    rate: str  # the assumed rate: "2 a cycle"
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """The accesses of a whole product to one operand, and the lines and pages that came for them."""
+
+    loads: int = 0
+    stores: int = 0
+    prefetches: int = 0
+    l1: int = 0  # lines that came into L1
+    l2: int = 0  # lines that came into L2
+    pages: int = 0  # translations
+
+
+@dataclass(frozen=True)
+class CpuInspection:
+    """A CPU rung for one problem on this machine."""
+
+    rung: str
+    idea: str
+    problem: Problem
+    config: dict[str, int]
+    cpu: str  # its name, instruction set and caches
+    loops: str  # pseudocode
+    function: str  # the one with most accesses
+    loop: tuple[str, ...]  # its inner loop, instructions
+    step: int  # multiply-adds of a pass of it; 0 where none is known
+    costs: Mapping[str, Cost]
+    operands: Mapping[str, Accesses]
+    ir: str
+    assembly: str
+    emulated: ClassVar[None] = None  # what a GPU rung has
+    exhibit: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class SideBySide:
     """Two rungs for the same product on the same device."""
 
@@ -100,8 +143,31 @@ class SideBySide:
     new: Inspection
 
 
-def without_code(inspection: Inspection, ptx: bool = False, sass: bool = False) -> Inspection:
-    """Return a copy without the text of PTX and SASS, except those requested."""
+@dataclass(frozen=True)
+class CpuSideBySide:
+    """Two CPU rungs for the same product."""
+
+    old: CpuInspection
+    new: CpuInspection
+
+
+AnyInspection = Inspection | CpuInspection
+AnyPair = SideBySide | CpuSideBySide
+
+
+def paired(old: AnyInspection, new: AnyInspection) -> AnyPair:
+    """Return two inspections of one kind side by side."""
+    if isinstance(old, Inspection) and isinstance(new, Inspection):
+        return SideBySide(old, new)
+    assert isinstance(old, CpuInspection)
+    assert isinstance(new, CpuInspection)
+    return CpuSideBySide(old, new)
+
+
+def without_code(inspection: AnyInspection, ptx: bool = False, sass: bool = False) -> AnyInspection:
+    """Return a copy without the text of PTX (LLVM IR of a CPU rung) and SASS (assembly), except those requested."""
+    if isinstance(inspection, CpuInspection):
+        return replace(inspection, ir=inspection.ir if ptx else "", assembly=inspection.assembly if sass else "")
     kernels = tuple(
         replace(kernel, ptx=kernel.ptx if ptx else "", sass=kernel.sass if sass else "")
         for kernel in inspection.kernels

@@ -17,6 +17,8 @@ from gemmery.report import words
 from gemmery.report.words import plural
 
 TERMS = 5  # of a prediction that are listed
+TERM_NAMES = {"launch": "starting the launch", "waits": "waits of all warps at once"}
+SUM = "The time is that of starting the launch, the waits and the busiest unit together, or memory's if it is longer."
 LEAST = 0.01  # share of a line that is listed
 LANES = "The pictures show one warp of the first block, of each line the first access."
 
@@ -56,9 +58,10 @@ def run_page(
         verdict="; ".join(verdict(each) for each in runs),
         subject=f"{launched(run)}, on the emulator. {LANES if pairs else ''}",
         sections=[
+            *(part for each in runs for part in fault_sections(each)),
             *([compared(run, other)] if other else []),
             *(predicted_section(prediction) for prediction in predictions),
-            *(part for each in runs for part in run_sections(each)),
+            *(part for each in runs for part in counter_sections(each)),
         ],
         pairs=list(pairs.values()),
         codes=[(name, numbered(text)) for each in runs if each.drawable for name, text in each.drawable.texts.items()],
@@ -94,17 +97,23 @@ def numbered(text: str) -> str:
     return "\n".join(f"{number:5}  {line}" for number, line in enumerate(text.splitlines(), 1))
 
 
-def run_sections(run: EmulatedRun) -> list[Section]:
-    """Findings, and counters by line."""
-    counts = count_run(run)
-    head, rows = counters.table(counts)
+def fault_sections(run: EmulatedRun) -> list[Section]:
+    """Findings, causes first, and warnings."""
     parts = []
     for name, faults in (("Findings", run.findings), ("Warnings", run.warnings)):
         if faults:
             texts = (str(fault).partition(": ") for fault in faults)
-            parts.append(Section(f"{name} in {run.kernel}", tuple((line, text) for line, _, text in texts)))
+            rows = tuple((line, text) for line, _, text in texts)
+            parts.append(Section(f"{name} in {run.kernel}", rows, alarm=name == "Findings"))
+    return parts
+
+
+def counter_sections(run: EmulatedRun) -> list[Section]:
+    """Counters by line, and what was not compiled."""
+    counts = count_run(run)
+    head, rows = counters.table(counts)
     title = f"Counters of {run.kernel} by line{counters.of_file(counts)}"
-    parts.append(Section(title, rows, head, (counters.NOTE, by_kind(counts))))
+    parts = [Section(title, rows, head, (counters.NOTE, by_kind(counts)))]
     if run.left_out:
         parts.append(Section("Not compiled, because the kernel does not need it", ((", ".join(run.left_out), ""),)))
     return parts
@@ -114,12 +123,14 @@ def predicted_section(prediction: Prediction) -> Section:
     """The predicted time of a run, its longest terms, the lines that take them, and what is left out of account."""
     seconds = f"{words.digits(prediction.seconds * 1e6)} µs, bound by {prediction.bound}"
     terms = sorted(prediction.terms.items(), key=lambda term: -term[1])[:TERMS]
-    rows = [("time", seconds)]
-    rows += [(f"{name} alone", f"{words.digits(each * 1e6)} µs") for name, each in terms if each]
-    what = "the rest" if prediction.bound == "launch" else prediction.bound
+    rows = [("time", seconds), *([("at once", prediction.fits)] if prediction.fits else [])]
+    rows += [(TERM_NAMES.get(name, name), f"{words.digits(each * 1e6)} µs") for name, each in terms if each]
+    units = {name: each for name, each in prediction.terms.items() if name not in (*TERM_NAMES, "memory")}
+    busiest = max(units, key=lambda name: units[name], default="")
+    what = {"launch": f"the time of {busiest}", "memory": "the traffic"}.get(prediction.bound, prediction.bound)
     rows += [(line, f"{share:.0%} of {what}") for line, share in prediction.largest() if share >= LEAST]
-    doubts = tuple(f"Not taken into account: {doubt}." for doubt in prediction.doubts)
-    return Section(f"Predicted on {prediction.card}", tuple(rows), notes=doubts)
+    doubts = (f"Not taken into account: {doubt}." for doubt in prediction.doubts)
+    return Section(f"Predicted on {prediction.card}", tuple(rows), notes=(SUM, *doubts))
 
 
 def by_kind(counts: EmulatorCounts) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from gemmery import dtypes
+from gemmery.cpu.assembly import kinds
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
 from gemmery.inspection import counters
-from gemmery.inspection.records import CompiledLaunch, Inspection
+from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection
+from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS
 from gemmery.report import words
@@ -32,6 +34,18 @@ BARRIERS_NOTE = (
     "phase under way; --html and --svg draw them over time."
 )
 
+COSTS_NOTE = (
+    "Loads, stores and multiply-adds are those of the inner loop as compiled; lines and pages are those of the whole "
+    "product in the model of the caches. The roof is the longest of these times: no core with the assumed rates is "
+    "faster, unless its prefetchers bring lines before they are needed."
+)
+CACHES_NOTE = (
+    "Simulated: in a copy of the kernel, each access looks up its lines in L1 and L2, of which a set loses the line "
+    "that was used longest ago, and its page in a table of 64 translations of 4 KiB; to L1, to L2 and pages count what "
+    "was not there. All are empty at first. Hardware prefetchers, which a real core has, bring the same lines earlier; "
+    "lines written back are not counted."
+)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -43,14 +57,18 @@ class Section:
     notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
 
+    alarm: bool = False  # faults, which a page shows in colour
+
     @property
     def numbers(self) -> bool:
         """True for a table of numbers; two rungs side by side have a column of ratios then."""
         return len(self.head) > 3 if self.marks else bool(self.head)
 
 
-def sections(inspection: Inspection) -> tuple[Section, ...]:
-    """The sections: each launch, the roofline, the instructions, the counters by line."""
+def sections(inspection: AnyInspection) -> tuple[Section, ...]:
+    """The sections: each launch, the roofline, the instructions, the counters by line; or those of a CPU rung."""
+    if isinstance(inspection, CpuInspection):
+        return _of_cpu(inspection)
     kernels = inspection.kernels
     several = len(kernels) > 1
     launches = [
@@ -62,9 +80,12 @@ def sections(inspection: Inspection) -> tuple[Section, ...]:
     return (*launches, *roof, *instructions, *_barriers(inspection), *_counters(inspection))
 
 
-def codes(inspection: Inspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
-    """Titles and texts of the code of every launch."""
+def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
+    """Titles and texts of the code of every launch, or of a CPU rung's module."""
     texts = []
+    if isinstance(inspection, CpuInspection):
+        both = (("LLVM IR", inspection.ir, ptx), ("Assembly", inspection.assembly, sass))
+        return [(f"{title} of {inspection.rung}", text) for title, text, wanted in both if wanted]
     for kernel in inspection.kernels:
         texts += [(f"PTX of {kernel.name}", kernel.ptx)] if ptx else []
         texts += [(f"SASS of {kernel.name}", kernel.sass or kernel.missing)] if sass else []
@@ -73,21 +94,26 @@ def codes(inspection: Inspection, ptx: bool = True, sass: bool = True) -> list[t
 
 def lesson(name: str) -> str:
     """What a reader learns from a rung or an exhibit."""
-    lessons = {rung.name: rung.lesson for rung in CUDA} | {exhibit.name: exhibit.lesson for exhibit in EXHIBITS}
+    lessons = {rung.name: rung.lesson for rung in (*CPU, *CUDA)} | {
+        exhibit.name: exhibit.lesson for exhibit in EXHIBITS
+    }
     return lessons.get(name, "")
 
 
-def subject(inspection: Inspection, config: bool = True) -> str:
+def subject(inspection: AnyInspection, config: bool = True) -> str:
     """The product, the config and the device in a line."""
-    problem, device = inspection.problem, inspection.device
+    problem = inspection.problem
     columns = ", B by columns" if problem.b_layout == "col" else ""
     shape = f"{counters.size(inspection, inspection.exhibit)}, {problem.precision or problem.dtype}{columns}"
     settings = f", {configured(inspection)}" if config and inspection.config else ""
+    if isinstance(inspection, CpuInspection):
+        return f"{shape}{settings}; one core of {inspection.cpu}"
+    device = inspection.device
     limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
     return f"{shape}{settings}; {device.name}: {device.arch}, {limits}"
 
 
-def configured(inspection: Inspection) -> str:
+def configured(inspection: AnyInspection) -> str:
     """Its config: "bm 128, bn 64"."""
     return ", ".join(f"{key} {value}" for key, value in inspection.config.items())
 
@@ -250,3 +276,25 @@ def _counters(inspection: Inspection) -> list[Section]:
     head, rows = counters.table(counts)
     title = f"Counters by line{counters.of_file(counts)}, {place}"
     return [Section(title, rows, head, counters.notes(inspection, counts))]
+
+
+def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
+    """The loops, what 1,000 multiply-adds need, the accesses to each operand, the inner loop."""
+    lines = tuple((str(number), line) for number, line in enumerate(inspection.loops.splitlines(), 1))
+    sums = {name: cost.cycles for name, cost in inspection.costs.items()}
+    limit = max(sums, key=lambda name: sums[name])
+    rows = [(name, words.digits(x.count), x.rate, words.digits(x.cycles)) for name, x in inspection.costs.items()]
+    rows.append((f"roof: {limit}", "", "", words.digits(sums[limit])))
+    head = ("", "loads", "stores", "prefetches", "to L1", "to L2", "pages")
+    each = 1000 / (inspection.problem.flops / 2)
+    traffic = [(name, *(words.digits(each * x) for x in astuple(own))) for name, own in inspection.operands.items()]
+    loop = [(str(number), " + ".join(kinds(line)), line) for number, line in enumerate(inspection.loop, 1)]
+    passes = f": {inspection.step} multiply-adds a pass" if inspection.step else ""
+    return (
+        Section("Loops", lines, ("line", SOURCE)),
+        Section(
+            "For 1,000 multiply-adds, on one core", tuple(rows), ("", "number", "assumed rate", "cycles"), (COSTS_NOTE,)
+        ),
+        Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (CACHES_NOTE,)),
+        Section(f"Inner loop of {inspection.function}{passes}", tuple(loop), ("line", "what it is", SOURCE)),
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
 from gemmery.inspection import counters
 from gemmery.inspection.counters import roof_seconds
-from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, SideBySide
-from gemmery.inspection.sections import BARRIERS_NOTE, Section, configured, product_launch
+from gemmery.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, EmulatorCounts, SideBySide
+from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, Section, configured, product_launch
 from gemmery.report import words
 
 COUNTS = {
@@ -37,16 +37,21 @@ FEWER, MORE, DIFFERS = "fewer", "more", "differs"  # a lower or a higher cost, a
 Row = tuple[str, ...]  # a name, the values of both, and for numbers the second as a multiple of the first
 
 
-def title(pair: SideBySide) -> str:
+def title(pair: AnyPair) -> str:
     """The names of both."""
     return f"{pair.old.rung} and {pair.new.rung}"
 
 
-def glance(pair: SideBySide) -> str:
+def glance(pair: AnyPair) -> str:
     """The costs that differ, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
     before, after = pair.old.emulated, pair.new.emulated
     if warning := _different_products(pair):
         return warning
+    if isinstance(pair, CpuSideBySide):
+        numbers, times = _costs(pair)
+        rows = [row for row in (*numbers.rows, times.rows[-1]) if row[3:] not in ((), ("",))]
+        each = "; ".join(f"{name} {old} → {new}, {ratio}" for name, old, new, ratio in rows)
+        return f"For 1,000 multiply-adds: {each} cycles." if rows else ""
     if not before or not after:
         return ""
     changes = []
@@ -64,7 +69,7 @@ def glance(pair: SideBySide) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _different_products(pair: SideBySide) -> str:
+def _different_products(pair: AnyPair) -> str:
     """A warning where the two were inspected for different products."""
     old, new = (
         f"{counters.size(inspection, inspection.exhibit)}, {inspection.problem.precision or inspection.problem.dtype}"
@@ -73,8 +78,10 @@ def _different_products(pair: SideBySide) -> str:
     return "" if old == new else f"Different products, so the counts do not compare: {old}, and {new}."
 
 
-def sections(pair: SideBySide) -> tuple[Section, ...]:
-    """Counters and roofs where both rungs were emulated, launches, instructions."""
+def sections(pair: AnyPair) -> tuple[Section, ...]:
+    """Counters and roofs where both rungs were emulated, launches, instructions; or costs and loops of CPU rungs."""
+    if isinstance(pair, CpuSideBySide):
+        return _costs(pair)
     before, after = pair.old.emulated, pair.new.emulated
     old, new = (dict(product_launch(inspection)) for inspection in (pair.old, pair.new))
     if pair.old.config or pair.new.config:
@@ -86,12 +93,27 @@ def sections(pair: SideBySide) -> tuple[Section, ...]:
     return tuple(section for section in result if section)
 
 
-def _section(pair: SideBySide, title: str, rows: Iterable[Row], note: str = "", costs: bool = False) -> Section:
+def _costs(pair: CpuSideBySide) -> tuple[Section, ...]:
+    """What 1,000 multiply-adds of two CPU rungs need, in numbers and in cycles."""
+    both = pair.old, pair.new
+    old, new = ({name: cost.count for name, cost in rung.costs.items()} for rung in both)
+    slow, fast = ({name: cost.cycles for name, cost in rung.costs.items()} for rung in both)
+    slow["roof"], fast["roof"] = max(slow.values()), max(fast.values())
+    number, time = "For 1,000 multiply-adds", "The least cycles for these, at assumed rates"
+    return (
+        _section(pair, number, _numbers(old, new), f"{COSTS_NOTE} {CACHES_NOTE}", costs=old),
+        _section(pair, time, _numbers(slow, fast), costs=slow),
+    )
+
+
+def _section(pair: AnyPair, title: str, rows: Iterable[Row], note: str = "", costs: Collection[str] = ()) -> Section:
     return _marked((pair.old.rung, pair.new.rung), title, rows, note, costs)
 
 
-def _marked(names: tuple[str, str], title: str, rows: Iterable[Row], note: str = "", costs: bool = False) -> Section:
-    """A section with two names as its head; `costs` tells which of two numbers is better."""
+def _marked(
+    names: tuple[str, str], title: str, rows: Iterable[Row], note: str = "", costs: Collection[str] = ()
+) -> Section:
+    """A section with two names as its head; of the rows that are `costs` the lower number is better."""
     rows = tuple(rows)
     numbers = any(len(row) > 3 and row[3] for row in rows)
     head = ("", *names, *([""] if numbers else []))
@@ -99,11 +121,11 @@ def _marked(names: tuple[str, str], title: str, rows: Iterable[Row], note: str =
     return Section(title, tuple(row[: len(head)] for row in rows), head, (note,) if note else (), marks)
 
 
-def _mark(name: str, old: str, new: str, costs: bool) -> str:
+def _mark(name: str, old: str, new: str, costs: Collection[str]) -> str:
     """FEWER or MORE for a cost, DIFFERS for another fact; "" where both are the same."""
     if old == new:
         return ""
-    if not costs or name not in (*(COUNTS[cost] for cost in COSTS), *ROOFS):
+    if name not in costs:
         return DIFFERS
     return FEWER if float(new.replace(",", "")) < float(old.replace(",", "")) else MORE
 
@@ -124,7 +146,7 @@ def counts_section(names: tuple[str, str], title: str, before: EmulatorCounts, a
     means = zip(("bytes used per sector", "sectors per access"), _means(before), _means(after), strict=True)
     rows = (*_numbers(old, new, zeros=True), *((*mean, "") for mean in means if any(mean[1:])))
     note = words.IDEAL_WAVEFRONTS if before.total.wavefronts or after.total.wavefronts else ""
-    return _marked(names, title, rows, note, costs=True)
+    return _marked(names, title, rows, note, costs=[COUNTS[cost] for cost in COSTS])
 
 
 def _means(counts: EmulatorCounts) -> tuple[str, str]:
@@ -141,7 +163,7 @@ def _roofs(pair: SideBySide) -> Section | None:
     first, second = (max(times, key=lambda name: times[name]) for times in (old, new))
     rows = _numbers({**old, "roof": old[first]}, {**new, "roof": new[second]})
     title = "Roofs of these counts on a full device, µs"
-    return _section(pair, title, (*rows, ("limit", first, second, "")), counters.ROOFS, costs=True)
+    return _section(pair, title, (*rows, ("limit", first, second, "")), counters.ROOFS, costs=ROOFS)
 
 
 def _machine(pair: SideBySide) -> Section | None:

@@ -14,8 +14,8 @@ from gemmery.errors import DeviceError
 from gemmery.jax.static import StaticProduct
 
 DTYPES = {  # XLA_FFI_DataType -> gemmery's name
-    2: "i8", 3: "i16", 4: "i32", 5: "i64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
-    10: "f16", 11: "f32", 12: "f64", 15: "c64", 16: "bf16", 18: "c128",
+    2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
+    10: "f16", 11: "f32", 12: "f64", 15: "complex64", 16: "bf16", 18: "complex128",
 }  # fmt: skip
 _CONTEXT = 24
 _STREAM_GET, _STREAM_BYTES, _STREAM = 80, 32, 24

@@ -131,7 +131,7 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
 
 
 def element_type(dtype: str, kind: str) -> str:
-    """Return gemmery's short name of an element type that rungs of a device take, "tf32" among those of a GPU.
+    """Return gemmery's name of an element type that rungs of a device take, "tf32" among those of a GPU.
 
     >>> element_type("float32", "cpu"), element_type("TF32", "cuda")
     ('f32', 'tf32')
@@ -148,7 +148,7 @@ def element_type(dtype: str, kind: str) -> str:
 
 
 def spelled(dtype: str) -> str:
-    """Return gemmery's short name of any element type or of tf32; "" for "".
+    """Return gemmery's name of any element type or of tf32; "" for "".
 
     Raises ArgumentError for a name that is not known.
     """
@@ -161,45 +161,42 @@ def spelled(dtype: str) -> str:
 def result_type(dtype: str) -> str:
     """Return the type of C of a rung's product: that of its operands, bf16 for float8, and sums for integers of 8 bits.
 
-    >>> result_type("f16"), result_type("e4m3"), result_type("i8")
-    ('f16', 'bf16', 'i32')
+    >>> result_type("f16"), result_type("e4m3"), result_type("int8")
+    ('f16', 'bf16', 'int32')
     """
-    return "i32" if dtype == "i8" else dtypes.written(dtype)
+    return "int32" if dtype == "int8" else dtypes.written(dtype)
 
 
-def inspectable(*names: str) -> None:
-    """Raise ArgumentError for a name that is neither a GPU rung nor an exhibit; the message suggests a close one.
+def inspectable(*names: str) -> str:
+    """Return what all these names are: "a CPU rung", "a GPU rung" or "an exhibit".
 
-    Also raises it for a rung next to an exhibit: they do different work, so their counters do not compare.
+    Raises ArgumentError for another name, with a close one, and for two of different kinds, whose counters do not
+    compare.
     """
     from gemmery.ladder.exhibits import EXHIBITS
 
-    on_gpu, exhibits = [rung.name for rung in registry("cuda")], [exhibit.name for exhibit in EXHIBITS]
+    rows: dict[str, Sequence[Rung | Exhibit]] = {
+        "a CPU rung": registry("cpu"),
+        "a GPU rung": registry("cuda"),
+        "an exhibit": EXHIBITS,
+    }
+    kinds: dict[str, str] = {row.name: kind for kind, ladder in rows.items() for row in ladder}
     for name in names:
         if not hasattr(name, "encode"):
             raise ArgumentError(
-                f"{brief(name)} is no rung: pass the name of a GPU rung or an exhibit, such as 'simt_smem', or a run "
-                "of gm.emulate"
+                f"{brief(name)} is no rung: pass the name of a rung or an exhibit, such as 'simt_smem', or a run of "
+                "gm.emulate"
             )
-        _inspectable(name, on_gpu, exhibits)
-    kinds = {name in exhibits: name for name in names}
-    if len(kinds) > 1:
-        raise ArgumentError(
-            f"{kinds[True]} is an exhibit and {kinds[False]} a rung: compare two rungs, or two exhibits"
-        )
-
-
-def _inspectable(name: str, on_gpu: Sequence[str], exhibits: Sequence[str]) -> None:
-    known = [*on_gpu, *exhibits]
-    if name in known:
-        return
-    if name in {rung.name for rung in registry("cpu")}:
-        raise ArgumentError(f"rung {name!r} runs on the CPU; `inspect` takes GPU rungs: {', '.join(on_gpu)}")
-    close = get_close_matches(name, known, 1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    raise ArgumentError(
-        f"rung {name!r} is neither in the GPU's ladder nor an exhibit; {meant}known: {', '.join(known)}"
-    )
+        if name not in kinds:
+            close = get_close_matches(name, kinds, 1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise ArgumentError(
+                f"rung {name!r} is neither in a ladder nor an exhibit; {meant}known: {', '.join(kinds)}"
+            )
+        if kinds[name] != kinds[names[0]]:
+            both = f"{names[0]} is {kinds[names[0]]} and {name} {kinds[name]}"
+            raise ArgumentError(f"{both}: compare two rungs of one device, or two exhibits")
+    return kinds[names[0]]
 
 
 def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
@@ -227,10 +224,10 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def takes(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
-    """Raise ArgumentError for an element type or a config key that one of these GPU rungs or exhibits does not have."""
+    """Raise ArgumentError for an element type or a config key that one of these rungs or exhibits does not have."""
     from gemmery.ladder.exhibits import EXHIBITS
 
-    for row in registry("cuda"):
+    for row in (*registry("cpu"), *registry("cuda")):
         if row.name in names:
             if dtype and dtype != TF32 and dtype not in row.dtypes:
                 raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")

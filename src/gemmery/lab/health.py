@@ -141,7 +141,7 @@ def _cache_folder() -> Result:
     folder = config.cache_dir()
     if folder is None:
         return "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder"
-    rule = cache.unusable(folder)
+    rule = cache.unusable(folder) or jit.reason()
     current, others = _by_version(folder)
     if rule and current:  # stored before the file system was made read-only, as in an image of a container
         return f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}"

@@ -3,38 +3,53 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from errno import ENOMEM
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
-from gemmery.cuda.device_part import device_part
-from gemmery.cuda.kernel_names import kernels_of, listed, meant, parameters_of
+from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
+from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant, parameters_of
 from gemmery.emulator.arguments import bound
+from gemmery.emulator.findings import Finding
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
-from gemmery.emulator.ptx import PtxKernel
+from gemmery.emulator.ptx import Line, PtxKernel
 from gemmery.emulator.run import Drawable, EmulatedRun, Rerun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
-from gemmery.errors import ArgumentError, CompileError, DeviceError
+from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
 from gemmery.lab.device_arrays import resident
 from gemmery.lab.emulated_product import parsed, prepared
 
 Sides = int | Sequence[int]
+
+
+class CompiledKernel(NamedTuple):
+    """A kernel, what was left out of its source, what was compiled, and warnings: words, and the file and line."""
+
+    program: LoweredKernel
+    left_out: tuple[str, ...]
+    made_from: nvrtc.CompilerInput | None
+    warnings: tuple[tuple[str, str, int], ...] = ()
+
+
 NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
+_OF_HOST_CODE = re.compile(r"is undefined|has no member|incomplete type|cannot open source file|name followed by")
 HOST_CODE = (
     "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
     "makes"
 )
+LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
 BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
 CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
@@ -55,6 +70,8 @@ def emulate(
     check: bool = True,
     seed: int | None = None,
     max_steps: int = LIMIT,
+    seconds: float = 60,
+    strict: bool = False,
 ) -> EmulatedRun:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
@@ -80,30 +97,47 @@ def emulate(
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
     dims = _dims("grid", grid), _dims("block", block)
-    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps)
+    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps, seconds)
     if reason:
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
-    program, left_out, made_from = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
+    program, left_out, made_from, warnings = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
     clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
     launch = LaunchConfig(*dims, b"", shared, clustered)
     reason = _refusal(program.kernel, launch, capability)
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
     args = [_argument(place, value) for place, value in enumerate(args)]
-    arguments = bound(program.kernel, args, variables, resident())
-    launch = replace(launch, parameters=arguments.parameters)
+    if len(args) != len(program.kernel.parameters) and (inside := declared(text, kernel, name, folder)):
+        listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
+        count = f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
     trace = Trace() if check else None
-    run = emulated(
-        program,
-        launch,
-        arguments.memory,
-        check=check,
-        merge=merge,
-        seed=seed,
-        max_steps=max_steps,
-        observers=(trace,) if trace else (),
-    )
+    try:
+        arguments = bound(program.kernel, args, variables, resident())
+        launch = replace(launch, parameters=arguments.parameters)
+        run = emulated(
+            program,
+            launch,
+            arguments.memory,
+            check=check,
+            merge=merge,
+            seed=seed,
+            max_steps=max_steps,
+            seconds=seconds,
+            observers=(trace,) if trace else (),
+        )
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != ENOMEM:
+            raise
+        size = sum(each.nbytes for each in args if isinstance(each, np.ndarray)) / 2**20
+        what = (
+            f"the launch has {size:,.0f} MiB of arrays, and with its checks the emulator takes up to three times that"
+        )
+        raise MemoryError(f"{what}: pass smaller arrays or check=False, or allow the process more memory") from None
+    if strict and run.findings:
+        texts = "".join(f"\n{finding}" for finding in run.findings)
+        raise CheckError(f"kernel {kernel}: strict=True allows no findings, and there are {len(run.findings)}:{texts}")
     arguments.write_back()
     drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
     rerun = Rerun(
@@ -111,7 +145,18 @@ def emulate(
         lambda: bound(program.kernel, args, variables, resident()),
         partial(_resources, program.kernel, made_from),
     )
-    return replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable, rerun=rerun)
+    nobody = (0, 0, 0)
+    own = ((words, name, line) for line, words in made_from.warnings) if made_from else ()  # of the compiler
+    every = (*warnings, *own)
+    warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in every)
+    return replace(
+        run,
+        kernel=kernel or run.kernel,
+        left_out=left_out,
+        drawable=drawable,
+        rerun=rerun,
+        warnings=warned + run.warnings,
+    )
 
 
 def _resources(kernel: PtxKernel, made_from: nvrtc.CompilerInput | None, arch: str) -> tuple[int, int]:
@@ -129,8 +174,8 @@ def _argument(place: int, value: Any) -> Any:
     if isinstance(value, list | tuple):
         inside = [_argument(place, each) for each in value]
         return inside if isinstance(value, list) else tuple(inside)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    torch = arrays.library(value, "torch", "Tensor")
+    if torch is not None:
         if value.device.type != "cpu":
             raise ArgumentError(f"argument {place} is a tensor on {value.device}: pass tensor.cpu()")
         if value.layout != torch.strided:
@@ -155,7 +200,9 @@ def _steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:
     return {name: (array.strides[0], array.strides[1]) for name, array in arrays.items() if array.ndim == 2}
 
 
-def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
+def _type_error(
+    kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any, seconds: Any
+) -> str:
     """Return what is wrong with the type of an argument; "" if nothing is."""
     if not isinstance(kernel, str):
         return f"kernel={kernel!r}: pass the name of a kernel as a string"
@@ -171,6 +218,8 @@ def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: An
         return f"seed={seed!r}: pass a whole number >= 0, or None for ascending order"
     if not isinstance(max_steps, int | np.integer) or max_steps < 1:
         return f"max_steps={max_steps!r}: pass a whole number >= 1"
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        return f"seconds={seconds!r}: pass a number > 0, or math.inf for no limit"
     return ""
 
 
@@ -180,22 +229,48 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
         return _read(source), source.name, source.parent
     if hasattr(source, "encode") and "{" in source:
         return source, SOURCE, None
+    if hasattr(source, "encode") and source.endswith((".cu", ".ptx", ".cuh")):
+        return read_source(Path(source))
     raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
 
 
 def compiled_kernel(
     text: str, name: str, folder: Path | None, kernel: str, arch: str, options: tuple[str, ...] = ()
-) -> tuple[LoweredKernel, tuple[str, ...], nvrtc.CompilerInput | None]:
-    """Compile a kernel of CUDA C++ or read one of PTX; returns also what was left out, and what was compiled."""
+) -> CompiledKernel:
+    """Compile a kernel of CUDA C++ or read one of PTX."""
     if re.search(r"^\s*\.version\s", text, re.MULTILINE):
-        return _read_ptx(text, kernel, arch, options), (), None
-    inside = options if folder is None else (*options, f"-I{folder}")
+        return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
     headers = "#include" in re.sub(r"[ \t]", "", text)
-    beside, toolkit = (include.STANDARD, include.folders()) if headers else ({}, ())
-    left_out: tuple[str, ...] = ()
+    toolkit = include.folders() if headers else ()
+    texts, empty, wheels = headers_of(text, options, folder, toolkit) if headers else ({}, [], ())
+    beside = (*texts.items(), *((header, "") for header in empty), *((wheel, "") for wheel in wheels))
+    # A file whose name is a macro, or an option's, may have changed.
+    knows = not re.search(r"#\s*include\s+\w", text) and not any(
+        re.match("--?(pre-)?inc|-I$", each) for each in options
+    )
+    compile_it = _compiled if knows else _compiled.__wrapped__
+    return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
+
+
+@lru_cache(maxsize=64)
+def _compiled(
+    text: str,
+    name: str,
+    folder: Path | None,
+    kernel: str,
+    arch: str,
+    options: tuple[str, ...],
+    beside: tuple[tuple[str, str], ...],
+    toolkit: tuple[str, ...],
+) -> CompiledKernel:
+    """Compile a kernel; `beside` are the headers of its own, on which it depends."""
+    inside = options if folder is None else (*options, f"-I{folder}")
+    part, as_it_is = None, ""
     try:
-        ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, beside, toolkit)
-    except CompileError as as_it_is:
+        ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, include.STANDARD if toolkit else {}, toolkit)
+    except CompileError as error:
+        as_it_is = str(error)
+    if as_it_is or has_host_functions(program_of(text, name, options, folder, toolkit)):
         try:
             part = device_part(text, name, kernel, arch, options, folder)
         except CompileError as error:
@@ -203,12 +278,14 @@ def compiled_kernel(
                 if (other := meant(text, kernel, name, folder)) != kernel:
                     return compiled_kernel(text, name, folder, other, arch, options)
                 raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
-            if "cannot open source file" in str(as_it_is):
+            if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
+                raise CompileError(f"{error}\n{LAUNCHES}") from None
+            if "cannot open source file" in as_it_is and _OF_HOST_CODE.search(str(error)):
                 raise CompileError(f"{error}\n{HOST_CODE}") from None
             raise error from None
-        ptx, left_out = part.ptx, part.left_out
+        ptx = part.ptx
     program = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
-    return program, left_out, ptx.made_from
+    return CompiledKernel(program, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
 
 
 def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> LoweredKernel:
@@ -362,6 +439,14 @@ def only_kernel(source: str | Path) -> str:
         none = "no __global__ function; give a file with a kernel"
         raise ArgumentError(f"{name} has {f'the kernels {listed(names)}: name one' if names else none}")
     return names[0]
+
+
+def written_launch(source: str | Path, kernel: str) -> tuple[tuple[str, ...], Any, Any, tuple[Any, ...]]:
+    """Return a kernel's parameters in C, and the grid, block and arguments of its launch, None for what is unknown."""
+    text, name, folder = read_source(source)
+    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+        return (), None, None, ()
+    return next(iter(declared(text, kernel, name, folder)), ()), *launch_of(text, kernel)
 
 
 def parameter_names(source: str | Path, kernel: str) -> set[tuple[str, ...]]:

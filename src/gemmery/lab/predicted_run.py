@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gemmery.cuda.device import WARP
 from gemmery.cuda.pipes import pipes_of
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.run import EmulatedRun
@@ -44,4 +45,6 @@ def predicted_run(run: EmulatedRun, card: str) -> Prediction:
         doubts += (f"the registers of a thread: the kernel is PTX, and {UNKNOWN} are assumed",)
     if orders(run.rerun.program.kernel).hands_over:
         doubts += ("blocks that wait for each other in global memory",)
-    return replace(prediction, doubts=doubts)
+    warps = shape.resident * -(-shape.threads // WARP)
+    fits = f"{shape.resident} blocks, {warps} warps, on a multiprocessor"
+    return replace(prediction, doubts=doubts, fits=f"{registers} registers a thread; {fits}" if registers else fits)

@@ -10,7 +10,7 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.dtypes import Array
 
-TYPES = {"cpu": ("f16", "bf16", "f32", "i8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "i8")}
+TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "int8")}
 PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, drawn by random_parts.py
 GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type
 HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
@@ -78,7 +78,7 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     """
     dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
     draw = np.random.default_rng([seed, 0])
-    functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*EIGHT, "i8"))
+    functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*EIGHT, "int8"))
     function = str(draw.choice(functions))
     batch = int(draw.integers(2, 6)) if draw.random() < 0.25 and function != "grouped_matmul" else 1
     large = np.random.default_rng([seed, 2]).random() < _LARGE  # their tiles differ from those of small ones
@@ -89,7 +89,7 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
         else str(draw.choice(_scales(dtype, batch, function)))
     )
     out = str(draw.choice(_results(dtype, scales, function)))
-    whole_type = out in ("i8", "i32")
+    whole_type = out in ("int8", "int32")
     epilogue = function != "gemm" and not whole_type
     layouts = (str(draw.choice(_READ)), str(draw.choice(_READ)), str(draw.choice(_STORED)))
     return RandomProduct(
@@ -138,8 +138,8 @@ def _scales(dtype: str, batch: int, function: str) -> list[str]:
 
 def _results(dtype: str, scales: str, function: str) -> list[str]:
     """Return the element types that C may have."""
-    if dtype == "i8":
-        return ["bf16", "f16", "f32"] if scales else ["i32"]
+    if dtype == "int8":
+        return ["bf16", "f16", "f32"] if scales else ["int32"]
     if dtype in EIGHT:
         return ["bf16", "f16", "f32"]
     return [dtype, "f32"] if dtype in HALF and function != "gemm" else ["f32" if dtype == "tf32" else dtype]
@@ -155,7 +155,7 @@ def _ends(draw: np.random.Generator, rows: int) -> tuple[int, ...]:
 def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.random.Generator) -> Array:
     """Return random numbers of an element type."""
     kind = numpy_type(dtype)
-    if dtype in ("i8", "i32"):
+    if dtype in ("int8", "int32"):
         return draw.integers(-128, 128, shape).astype(kind)
     if product.whole:
         most = 8 if product.dtype not in EIGHT else 2 if product.k <= _EXACT_K else 1
@@ -164,7 +164,7 @@ def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.
 
 
 def numpy_type(name: str) -> np.dtype[np.generic]:
-    """Return the NumPy type of a short name; ml_dtypes has those that NumPy lacks."""
+    """Return the NumPy type of a name; ml_dtypes has those that NumPy lacks."""
     import ml_dtypes
 
     long = dtypes.get(name).numpy

@@ -12,7 +12,6 @@ from gemmery import experiments
 from gemmery.bench import record
 from gemmery.bench.record import Run
 from gemmery.bench.work import Work
-from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, DeviceError
 from gemmery.experiments import SWEEPS, Axis, Experiment, Points
 from gemmery.lab import asked
@@ -57,7 +56,11 @@ def sweep(
     if plan.kind == "cuda" and not rungs:  # those that take the type
         variants = [(rung, config) for rung, config in variants if _serves(rung, element(plan.dtype), plan.how.device)]
     shape = partial(_vector, varied.axis, element(plan.dtype)) if varied.axis.fixed else None
-    return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
+    try:
+        return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
+    except DeviceError as error:
+        way = f"sweep {experiment}" if "emulator" in varied.points else f"ladder --rungs {variants[0][0].name}"
+        raise DeviceError(f"{error}; without a GPU, `gemmery {way} --device emulator` counts what rungs do") from None
 
 
 def emulated_sweep(
@@ -135,8 +138,6 @@ def planned(experiment: str, rungs: Sequence[str], sizes: Sequence[int], dtype: 
     asked.limit(how.seconds)
     if kind == "cuda":
         asked.no_threads(how.threads, where)
-        if "emulator" in varied.points and (missing := driver.missing()):
-            raise DeviceError(f"device {where}: {missing}; --device emulator counts instead of measuring")
     return SweepPlan(variants, lengths, like, kind, replace(how, device=where))
 
 

@@ -130,7 +130,7 @@ def _product(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
 
 
 def _spelled(name: str, kind: str) -> str:
-    """Return the short name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
+    """Return the name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
     try:
         known = (*TYPES[kind], "f32", *(PARTS if kind == "cuda" else ()))
         return element_types.resolve(name, dict.fromkeys(known))
@@ -273,7 +273,7 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
     if p.spread:
         return random_parts.growth(p)
     factors = 8.0 if p.scales else 0.0
-    if p.whole or p.dtype == "i8":
+    if p.whole or p.dtype == "int8":
         return lambda k: (factors + k / BLOCK) * bool(p.scales)
     if p.dtype in EIGHT:
         return lambda k: (STEP_8 + 1) * CUT_8 * -(-k // STEP_8) + k + factors

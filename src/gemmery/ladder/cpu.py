@@ -10,6 +10,7 @@ from gemmery import dtypes
 from gemmery.cpu import build
 from gemmery.ladder.rung import Rung, without_vector
 from gemmery.problem import Problem
+from gemmery.verify import blocked
 
 _FLOATS = ("f32", "f64")
 
@@ -39,6 +40,11 @@ def _rows(problem: Problem) -> str:
     return _plain(problem)
 
 
+def _panels(problem: Problem) -> str:
+    """Refusals of the rung that packs, but has no epilogue."""
+    return _plain(problem) or _packed(problem)
+
+
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so elements of C must be adjacent along rows or columns"
@@ -50,10 +56,13 @@ def _gemv(problem: Problem) -> str:
 
 
 def _batched(problem: Problem) -> str:
-    from gemmery.cpu import batched
+    from gemmery.cpu import along_batch, batched
 
+    if problem.interleaved:
+        return along_batch.refuses(problem)
     parts = batched.numbers(problem)
-    if parts * max(problem.m, problem.n, problem.k) > batched.LARGEST:
+    vectors = problem.m == problem.n == 1 and parts == 1
+    if parts * max(problem.m, problem.n, 0 if vectors else problem.k) > batched.LARGEST:
         most = batched.LARGEST
         return f"its code is specialized to the shape: m, n and k must be at most {most}, {most // 2} if complex"
     if 1 in (problem.m, problem.n) and problem.m * problem.n * problem.k > batched.LARGEST_VECTOR:
@@ -129,17 +138,47 @@ CPU = (
         source="cpu/simple.py",
     ),
     Rung(
-        name="packed",
-        idea="a register tile of C, panels packed in the order they are read, five loops",
+        name="simd_tile",
+        idea="a tile of C stays in registers while k runs; A and B are read in place",
         parent="simd_blocked",
+        dtypes=_FLOATS,
+        refuses=_rows,
+        build=build.textbook("simd_tile"),
+        lesson=(
+            "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of "
+            "A for mr x nr multiply-adds; the parent rung loads two vectors and stores one for each. A and B are read "
+            "where they are: each step of k goes to another row of B, which is another page once rows are 4 KiB long."
+        ),
+        source="cpu/simple.py",
+    ),
+    Rung(
+        name="packed_panels",
+        idea="simd_tile reads A and B from panels, copies in the order in which it reads them",
+        parent="simd_tile",
+        dtypes=_FLOATS,
+        refuses=_panels,
+        build=build.packed_panels,
+        lesson=(
+            "Packing copies m k + k n elements once, and the tile then reads consecutive memory: steps stay on a "
+            "page, and rows do not compete for one set of a cache. Operands of any layout become the same panels. All "
+            "of A and B is packed as one block, so with a large k a panel of B no longer fits in L1, nor the panels "
+            "of A in L2."
+        ),
+        source="cpu/loops.py",
+    ),
+    Rung(
+        name="packed",
+        idea="five loops around packed_panels: each keeps one block in one cache",
+        parent="packed_panels",
         dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
+        bound=blocked,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
-            "A tile of C stays in registers while k runs, so each step loads few vectors for many multiply-adds. "
-            "Panels of A and B are copied into the order in which they are read, which avoids strided accesses, TLB "
-            "misses and cache-set conflicts. Each of the five loops keeps one block in one cache. Every fast library "
+            "Blocks of nc columns, kc steps and mc rows are chosen so that a packed block of B stays in L3, one of A "
+            "in L2 and a panel of B in L1. Each is read from there many times before the next one comes, whatever the "
+            "size of the product. A product that fits anyway gains nothing; a large one does. Every fast library "
             "works this way."
         ),
         source="cpu/loops.py",
@@ -151,6 +190,7 @@ CPU = (
         dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
+        bound=blocked,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
             "C is cut along m and n, never along k: no two threads add to the same element, so any number of threads "
@@ -161,11 +201,12 @@ CPU = (
     ),
     Rung(
         name="direct",
-        idea="register tiles that read A and B in place, chosen for the shape: nothing is packed",
-        parent="packed",
+        idea="small or thin products: tiles of a height and width chosen for the shape; nothing is packed",
+        parent="simd_tile",
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.direct,
+        bound=blocked,
         space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
         lesson=(
             "Packing copies m k + k n elements to speed up m n k multiply-adds. In small or thin products there are "
@@ -182,6 +223,7 @@ CPU = (
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.streamed,
+        bound=blocked,
         space={"depth": (2, 4, 8), "nv": (1, 2, 4)},
         lesson=(
             "With few rows of A the limit is reading B. A tile that runs down k jumps one page per step, which no "
@@ -197,7 +239,8 @@ CPU = (
         dtypes=dtypes.NAMES,
         refuses=_gemv,
         build=build.gemv,
-        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192), "columns": (4, 6, 8)},
+        bound=blocked,
+        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096), "columns": (4, 6, 8)},
         default={"mc": 4096, "kc": 4096},
         lesson=(
             "There is one multiply-add per element of A, so memory is the limit: the kernel must read A once, in "

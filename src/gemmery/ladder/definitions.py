@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from textwrap import dedent
 
 _NOT_CODE = re.compile(r"//.*|\"(?:\\.|[^\"\\])*\"")  # comments and strings of C++
 _INCLUDE = re.compile(r'^#include "([\w.]+)"', re.MULTILINE)
+LOOPS = "Its loops:\n"  # begins a paragraph of pseudocode
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TYPE = re.compile(r"\b(?:struct|enum|using)\s+(\w+)")
 _VALUE = re.compile(r"(\w+)\s*=")
@@ -44,6 +46,25 @@ def in_python(source: str, entry: str) -> tuple[Definition, ...]:
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     known = [Definition(source, node.name, "\n".join(lines[_start(node) : node.end_lineno])) for node in nodes]
     return _reached({entry}, known) or tuple(known)
+
+
+def docstring(source: str, entry: str) -> list[str]:
+    """The docstring of a function of a Python file, or of the file where it has no such function, in paragraphs."""
+    tree = ast.parse(contents(source))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry]
+    text = ast.get_docstring(functions[0] if functions else tree, clean=False) or ""
+    margin = re.compile(r"^    " if functions else "", re.MULTILINE)
+    return [margin.sub("", part).rstrip() for part in text.split("\n\n")]
+
+
+def pseudocode(source: str, entry: str) -> str:
+    """The loops of a CPU rung, which the docstring of its generator has; "" for another source.
+
+    >>> pseudocode("cpu/simple.py", "scalar_naive").splitlines()[:3]
+    ['for i in 0..m:', '    for j in 0..n:', '        sum = 0']
+    """
+    parts = docstring(source, entry) if source.endswith(".py") else ()
+    return dedent("\n".join(part.removeprefix(LOOPS) for part in parts if part.startswith(LOOPS)))
 
 
 def _reached(words: Iterable[str], known: Sequence[Definition]) -> tuple[Definition, ...]:

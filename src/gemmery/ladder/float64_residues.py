@@ -145,7 +145,7 @@ def _residues(name: str, problem: Problem, config: Config) -> Geometry:
     count, tile = config["moduli"], _tile(problem, config)
     a, b, end, pitch = _places(problem, count, tile)
     boxes = (
-        MapBox(operand, (_ROW, min(rows, side)), packed=place, pitch=pitch, element="i8", parts=count)
+        MapBox(operand, (_ROW, min(rows, side)), packed=place, pitch=pitch, element="int8", parts=count)
         for operand, side, rows, place in (("a", problem.m, tile.bm, a), ("b", problem.n, tile.bn, b))
     )
     plain = replace(on_cuda_cores("ozaki_simt", problem, _CUDA_CORES.default), needs=90)

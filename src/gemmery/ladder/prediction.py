@@ -42,6 +42,7 @@ class Prediction:
     ]  # seconds, if nothing else took time: units of a multiprocessor, "memory", "waits", "launch"
     lines: Mapping[str, float] = field(default_factory=dict)  # by line of the source, the share of what bounds it
     doubts: tuple[str, ...] = ()  # what the prediction does not take into account
+    fits: str = ""  # registers of a thread, and what a multiprocessor runs at once
 
     def __str__(self) -> str:
         """The time, what bounds it, and the lines that take most of it."""

@@ -329,11 +329,11 @@ def refuses_library(problem: Problem) -> str:
         return "scales='blocks': wgmma_blockscaled applies factors of blocks"
     if problem.dtype == "f32" and problem.precision != "tf32":
         return "tensor cores cut f32 to 10 bits of fraction: allow it with precision='tf32' (commands: --dtype tf32)"
-    if problem.out == "i32":
-        whole = problem.dtype == "i8" and not (problem.epilogue or problem.scaled or problem.scales)
-        return "" if whole else "it writes i32 only as the plain product of i8: ask for another result type"
+    if problem.out == "int32":
+        whole = problem.dtype == "int8" and not (problem.epilogue or problem.scaled or problem.scales)
+        return "" if whole else "it writes int32 only as the plain product of int8: ask for another result type"
     if problem.out not in (*_HALF, "f32"):
-        return f"it writes f16, bf16, f32, and i32 of i8, not {problem.out}"
+        return f"it writes f16, bf16, f32, and int32 of int8, not {problem.out}"
     return ""
 
 
@@ -359,8 +359,8 @@ def _by_roles(
     )
 
 
-DTYPES = (*_HALF, "f32", *dtypes.FP8, "i8")
-BOUNDS = {"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "i8": exact_sums}
+DTYPES = (*_HALF, "f32", *dtypes.FP8, "int8")
+BOUNDS = {"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "int8": exact_sums}
 
 # A rung of products in half precision that tensor maps describe.
 _half_rung = partial(gpu_rung, dtypes=_HALF, refuses=refuses_maps, bound=aligned_sums, expect=_EXPECT)

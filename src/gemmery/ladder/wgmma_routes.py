@@ -30,7 +30,7 @@ def packed(problem: Problem) -> int:
 
     >>> packed(Problem(64, 64, 64, "bf16", "bf16")), packed(Problem(64, 63, 63, "bf16", "bf16", alignments=(2, 2, 2)))
     (0, 3)
-    >>> packed(Problem(64, 64, 64, "i8", "i32"))  # B is not k-major
+    >>> packed(Problem(64, 64, 64, "int8", "int32"))  # B is not k-major
     2
     """
     if problem.k == 0:

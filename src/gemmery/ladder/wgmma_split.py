@@ -183,7 +183,7 @@ SPLIT = (
         bounds={
             "tf32": _in_parts(wgmma.aligned_sums_tf32),
             **dict.fromkeys(dtypes.FP8, _in_parts(wgmma.aligned_sums_fp8)),
-            "i8": wgmma.exact_sums,
+            "int8": wgmma.exact_sums,
         },
         geometry=_streamk,
         resolve=_resolve_streamk,

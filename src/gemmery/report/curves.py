@@ -66,11 +66,12 @@ def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot 
             name = f"peak, {place}" if len(peaks) > 1 or ran[0].unit else "peak"
             annotate(on, name, (left, peak), (130 * index, 5), zorder=5)
         on.set_ylim(top=1.5 * max([*peaks.values(), *(words.reached(m) for m in ran)]))
-        drawn = _caches(on, machine, ran[0].dtype)
+        marked = _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
         svg = render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
-    caption = "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors." + (
-        " Dotted lines are the sizes at which A, B and C together just fit in a cache." if drawn else ""
+    caption = (
+        "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors."
+        f"{' Dotted lines are the sizes at which A, B and C together just fit in a cache.' * marked}"
     )
     return Plot("curves", "Speed against size", caption, svg)
 
@@ -124,15 +125,15 @@ def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot 
             annotate(on, label, (sides[0], level), (0, 5), color=RIVAL, bbox=None)
         on.set_xlim(sides[0] / 1.2, sides[-1] * 1.2)
         on.set_ylim(0, 1.2 * max(m.seconds * 1e3 for m in measurements))
-        _caches(on, machine, best.dtype)
+        marked = _caches(on, machine, best.dtype)
         on.set_xticks(sides, [str(side) for side in sides])
         on.xaxis.set_minor_locator(NullLocator())
         on.grid(False, axis="x")
         on.set(xlabel="side of a block", ylabel="ms")
         svg = render(on, "blocks", "time against the side of a block")
     caption = (
-        "A blocked product works on one block of A, one of B and one of C at a time. The dotted lines are the sides at "
-        "which the three just fit in a cache."
+        "A blocked product works on one block of A, one of B and one of C at a time."
+        f"{' The dotted lines are the sides at which the three just fit in a cache.' * marked}"
     )
     return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
 
@@ -196,6 +197,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         "caches kept everything; a kernel far below its roof moves bytes again and again. The operands of a point "
         "above the slope stay in a cache."
     )
+    above = [m for m in ran if m.seconds and words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes]
+    caption += " Matrices of a kernel above the slope stay in a cache, which is faster than memory." if above else ""
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 
 
@@ -347,21 +350,20 @@ def colours(measurements: Iterable[Measurement]) -> Colours:
 def _caches(on: Axes, machine: MachineRecord, dtype: str) -> bool:
     """Dotted lines at the sides of which three squares fill a cache; False where none is in view."""
     places = [(side(size, dtype), f"{name} {words.size(size)}") for name, size in words.caches(machine)]
-    _mark(on, places, 1, (4, -4), va="top", bbox=None)
-    low, high = on.get_xlim()
-    return any(low < place < high for place, _ in places)
+    return _mark(on, places, 1, (4, -4), va="top", bbox=None)
 
 
 def _mark(
     on: Axes, places: Sequence[tuple[float, str]], height: float, offset: tuple[float, float], **style: Any
-) -> None:
-    """Dotted vertical lines with their names at a height of the axes, where they are in view."""
+) -> bool:
+    """Dotted vertical lines with their names at a height of the axes, where they are in view; False if none is."""
     low, high = on.get_xlim()
-    for place, name in places:
-        if low < place < high:
-            on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
-            within = {"xycoords": ("data", "axes fraction"), "color": MUTED, "size": 11}
-            annotate(on, name, (place, height), offset, **within, **style)
+    seen = [(place, name) for place, name in places if low < place < high]
+    for place, name in seen:
+        on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
+        within = {"xycoords": ("data", "axes fraction"), "color": MUTED, "size": 11}
+        annotate(on, name, (place, height), offset, **within, **style)
+    return bool(seen)
 
 
 def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axis, shades: Colours) -> None:

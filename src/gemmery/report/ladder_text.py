@@ -11,6 +11,7 @@ from pathlib import Path
 from gemmery import dtypes, experiments
 from gemmery.bench.record import Run
 from gemmery.experiments import LADDER
+from gemmery.ladder.definitions import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
@@ -95,6 +96,7 @@ def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source
         f"## {rung.name}",
         f"**{sentence(rung.idea)}.**".replace(" * ", " \\* "),
         rung.lesson,
+        f"```\n{loops}\n```" if (loops := pseudocode(rung.source, rung.name)) else "",
         " ".join(filter(None, facts)),
         parameters(rung),
         "\n".join(f"- Not supported: {reason}." for reason in refusals(rung)),

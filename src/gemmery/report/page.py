@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemmery.bench.record import MachineRecord, Run
+from gemmery.ladder.definitions import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts
@@ -45,7 +46,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         gains={rung.name: f"{over[rung.name]} {rung.parent}" for rung in climbed if over.get(rung.name)},
         gains_at=words.shape(fullest(problems).first) if problems else "",
         sheets=tabulated(of),
-        lessons=[(rung, _measured(rung, problems)) for rung in climbed],
+        lessons=[(rung, _measured(rung, problems), pseudocode(rung.source, rung.name)) for rung in climbed],
         gpu=bool(gpu),
         facts=_facts(run.machine),
         footer=f"gemmery {run.machine.gemmery}, {words.when(run)}",

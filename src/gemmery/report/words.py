@@ -100,7 +100,7 @@ def times(ratio: float | None, spread: float = 0.0, ranged: bool = True) -> str:
     """
     if ratio is None:
         return ""
-    if ranged and spread >= WIDE * ratio:
+    if ranged and spread >= WIDE * ratio and ratio > 0.01:
         low, high = (float(f"{end:.2g}") for end in (max(ratio - spread, 0.0), ratio + spread))
         return f"{low:g}–{high:g}×"
     return f"{'~' if abs(ratio - 1) <= spread else ''}{digits(ratio)}×"
@@ -110,7 +110,8 @@ def share(measurement: Measurement) -> float | None:
     """Return the fraction of the measured peak that was reached; None if no peak of its unit was measured."""
     if not measurement.peak_gflops or not measurement.seconds or measurement.kernel.startswith(IN_PARTS):
         return None
-    return measurement.gflops / measurement.peak_gflops
+    part = measurement.gflops / measurement.peak_gflops
+    return part if part < 1.1 else None  # wgmma's beside the peak of mma.sync
 
 
 def percent(part: float | None) -> str:
@@ -167,7 +168,7 @@ def place(measurement: Measurement) -> str:
 
 
 def types(measurement: Measurement) -> str:
-    """Return the element types: "f32", "tf32", or "i8 → i32" if the result is wider."""
+    """Return the element types: "f32", "tf32", or "int8 → int32" if the result is wider."""
     if measurement.precision:
         return measurement.precision
     return measurement.dtype if measurement.dtype == measurement.out else f"{measurement.dtype} → {measurement.out}"

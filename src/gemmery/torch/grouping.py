@@ -65,7 +65,7 @@ def _inside(x: Any, offs: Any) -> Any:
     if offs.shape[0] == 0:
         return torch.zeros_like(x)
     rows = torch.arange(x.shape[0], device=x.device)
-    return x.masked_fill((rows >= offs[-1].to(x.device))[:, None], 0)
+    return x.masked_fill((rows >= _wide(offs)[-1].to(x.device))[:, None], 0)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -95,6 +95,7 @@ def _weights_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
 def _batch_of_products(info: Any, dims: tuple[Any, ...], a: Any, b: Any, offs: Any) -> tuple[Any, int]:
     """Return a batch of grouped products as one."""
     multiply, (in_a, in_b, in_offs), count = torch.ops.gemmery.grouped_mm, dims, info.batch_size
+    offs = _wide(offs)
     if in_offs is None and in_b is None:  # the rows of all elements, group by group
         a = a.movedim(in_a, 1)
         return multiply(a.flatten(0, 1), b, offs * count).unflatten(0, a.shape[:2]), 1
@@ -115,11 +116,16 @@ def _batch_of_weights(info: Any, dims: tuple[Any, ...], a: Any, grad: Any, offs:
     if in_offs is None and in_a is None:
         grad = grad.movedim(in_grad, 1)
         return multiply(a, grad.flatten(1), offs).unflatten(2, grad.shape[1:]), 2
-    a, grad, offs = (_repeated(x, dim, count) for x, dim in zip((a, grad, offs), dims, strict=True))
+    a, grad, offs = (_repeated(x, dim, count) for x, dim in zip((a, grad, _wide(offs)), dims, strict=True))
     rows, groups = a.shape[1], offs.shape[1]
     ends = torch.cat((offs, torch.full_like(offs[:, :1], rows)), 1)  # a group of those of no group
     result = multiply(a.flatten(0, 1), grad.flatten(0, 1), _chained(ends, rows))
     return result.unflatten(0, (count, groups + 1))[:, :groups], 0
+
+
+def _wide(offs: Any) -> Any:
+    """Return offsets in a type that counts the rows of a whole batch: int64, or on a CUDA device what kernels read."""
+    return offs if offs.is_cuda or offs.is_floating_point() or offs.is_complex() else offs.to(torch.int64)
 
 
 def _repeated(x: Any, dim: int | None, count: int) -> Any:

@@ -104,7 +104,7 @@ def _prepare(
     where, dtype, rows = f"cuda:{device}", _HALVES[x.dtype], x.numel() // k
     run = quantized.prepared(
         View(x.data_ptr() & 15, (rows, k), (2 * k, 2), dtype, where),
-        View(packed.data_ptr() & 15, (n, columns), packed.stride(), "u8", where),
+        View(packed.data_ptr() & 15, (n, columns), packed.stride(), "uint8", where),
         View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
         View(0, (rows, n), (2 * n, 2), dtype, where),
         bits,
@@ -119,7 +119,7 @@ def _whole(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
         device, bits = packed.get_device(), BITS[packed.dtype]
         p, where, name = packed.data_ptr(), f"cuda:{device}", _HALVES[dtype]
         run = quantized.unpacked(
-            View(p & 15, tuple(packed.shape), packed.stride(), "u8", where),
+            View(p & 15, tuple(packed.shape), packed.stride(), "uint8", where),
             View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), name, where),
             name,
             bits,

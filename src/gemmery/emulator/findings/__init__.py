@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.banks import WARP
-from gemmery.emulator.convergence import WAY_OUT, ranges
+from gemmery.emulator.control import BARRIERS
+from gemmery.emulator.convergence import WAY_OUT, exists, ranges
 from gemmery.emulator.findings import cluster_races, messages, peer_races
 from gemmery.emulator.findings.cluster_races import ClusterRaces
-from gemmery.emulator.findings.finding import Collection, Finding
+from gemmery.emulator.findings.finding import LATE, SKIPPED, Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.peer_races import PeerRaces
@@ -19,9 +21,11 @@ from gemmery.emulator.findings.read_only import ReadOnlyLoads
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
+from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, Pieces
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import PtxKernel
+from gemmery.emulator.ptx import Line, PtxKernel
+from gemmery.emulator.unwritten import Unwritten
 
 __all__ = ["Finding", "Findings"]
 
@@ -32,19 +36,23 @@ class Findings(Observer):
     def __init__(self) -> None:
         self._collection = Collection()
         self._kernel: PtxKernel | None = None
+        self.unwritten: dict[str, int] = {}  # bytes by array
 
     def sorted(self) -> tuple[Finding, ...]:
-        """All findings so far, sorted by line and kind."""
+        """All findings so far, causes before what may follow from them."""
         return self._collection.sorted()
 
     def warnings(self) -> tuple[Finding, ...]:
-        """Stores of equal values to one place that nothing orders, sorted by line."""
+        """What need not be a fault; after the launch."""
+        if self._kernel is not None:
+            self.unwritten = self._global.unwritten()
         return self._collection.warnings()
 
     def start(self, machine: Machine) -> None:
         self._machine = machine
         if self._kernel is None:
             self._kernel, self._orders = machine.kernel, orders(machine.kernel)
+            self._spelled = [instruction.opcode.spelling for instruction in machine.kernel.instructions]
             self._global = GlobalRaces(machine, self._orders, self._collection)
             self._read_only = ReadOnlyLoads(machine, self._global.reach, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
@@ -73,9 +81,21 @@ class Findings(Observer):
         self._shared.landed(index, addresses, threads)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        operands = machine.kernel.instructions[index].operands
+        if mask is not None and barrier >= 0 and len(operands) == min(BARRIERS[self._spelled[index]].operands):
+            mask = self._with_ended(index, mask)
         self._shared.barrier(index, barrier, mask)
         if self._cluster is not None:
             self._cluster.barrier(index, barrier, mask)
+
+    def _with_ended(self, index: int, mask: Flags) -> Mask:
+        """The threads that leave a barrier of their blocks, and those that have ended: it does not wait for them."""
+        machine, shape = self._machine, (self._machine.blocks, -1)
+        ended = ~machine.places.running() & np.repeat(mask.reshape(shape).any(axis=1), machine.block_threads)
+        threads = np.flatnonzero(ended & exists(machine))
+        if threads.size:
+            self._broken(SKIPPED, index, threads, messages.SKIPS)
+        return mask | ended
 
     def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
         self._shared.ordered(index, threads, addresses, acquired)
@@ -122,10 +142,22 @@ class Findings(Observer):
         self._shared.finish()
 
     def misused(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
-        self._broken("misuse", index, threads, message)
+        self._broken("misuse" if machine.places.running().any() else LATE, index, threads, message)
 
     def mismatched(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         self._broken("warp mask", index, threads, message)
+
+    def undefined(self, machine: Machine, index: int, threads: Indices, use: Line) -> None:
+        after = "" if use == machine.kernel.instructions[index].line else f" and uses what comes of it at {use}"
+        what = f"reads a variable, or an element of its own array, that it has not written{after}: set it first"
+        self._broken("uninitialised", index, threads, what)
+
+    def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
+        guard = machine.kernel.instructions[index].guard
+        if machine.followed and guard is not None and machine.slots[guard.name] in machine.followed:
+            unit = machine.unit(Unwritten)
+            bad, first = unit.read(index, [machine.slots[guard.name]])
+            unit.report(index, bad, active, first)
 
     def _broken(self, kind: str, index: int, threads: Indices, message: str) -> None:
         first = int(threads[0])
@@ -162,14 +194,12 @@ class Findings(Observer):
         if opcode.family in ("bar", "barrier") and not clustered:
             self.diverged(machine, index, mask)
             return
-        way_out = (
-            "let all threads of the cluster arrive equally often"
-            if clustered
-            else "check the number of arrivals that the barrier was initialised for, that all of them are made, the "
-            "expected bytes, and the parity that is waited for"
-        )
-        waits = "waits for an arrival or a copy that no remaining thread can make"
-        self._broken("deadlock", index, np.flatnonzero(mask), f"{waits}: {way_out}")
+        threads = np.flatnonzero(mask)
+        waits = "waits for an arrival or a copy that no remaining thread can make: "
+        waits += "let all threads of the cluster arrive equally often"
+        if opcode.family == "mbarrier":
+            waits = messages.mbarrier(machine, *machine.unit(Mbarriers).missing(int(threads[0])))
+        self._broken("deadlock", index, threads, waits)
 
     def _warp_waits(self, index: int, mask: Flags, members: NDArray[np.uint32]) -> None:
         threads = np.flatnonzero(mask)

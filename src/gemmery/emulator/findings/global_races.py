@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
-from gemmery.emulator.findings.finding import EQUAL, Collection
+from gemmery.emulator.findings.finding import EQUAL, UNWRITTEN, Collection
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import UPDATES, Orders
@@ -124,6 +124,32 @@ class GlobalRaces:
             warps[blocks, own >> 5] = True
             self._clocks.has_released(warps)
 
+    def unwritten(self) -> dict[str, int]:
+        """The bytes that no thread has written of each array that the launch writes and does not read."""
+        kernel, arrays = self._machine.kernel, self.reach.arrays
+        read, first = set[str](), dict[str, int]()
+        for index, names in enumerate(arrays):
+            if names is None:
+                return {}
+            stores = kernel.instructions[index].opcode.name == "st"
+            if stores and len(names) == 1:
+                first.setdefault(*names, index)
+            elif not stores:
+                read |= names
+        missing = {}
+        for array in self._machine.memory.allocations:
+            if array.name not in first or array.name in read or array.name in kernel.variables:
+                continue
+            if count := self._grid.unwritten(array.start, array.stop):
+                missing[array.name] = count
+                if count <= 3 * (array.size - count):  # of an array of which few elements are meant, nothing is said
+                    text = (
+                        f"no thread of the grid writes {count:,} of the {array.size:,} bytes of {array.name}: if the "
+                    )
+                    text += "kernel should write all of them, launch more blocks, or look at the bounds"
+                    self._collection.add(self._machine, UNWRITTEN, first[array.name], 0, 1, text)
+        return missing
+
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
         """Report the first conflict with each other instruction that the grid found."""
         machine, fields = self._machine, self._grid.fields
@@ -156,13 +182,14 @@ class GlobalRaces:
         one_warp = one_block & (own >> 5 == second >> 5)
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
-            far = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
-            first = int(far.argmax())
+            pairs = (these, these & ~one_warp, these & ~one_block)
+            strength = max(place for place, some in enumerate(pairs) if some.any())
+            first = int(pairs[strength].argmax())
             where = int(number[first] + self._grid.first) - 1
             place = self._block_id(where), int(second[first])
             thread, address = int(threads[first]), int(addresses[first])
             message = partial(messages.grid_race, machine, index, thread, address, other, place, equal=kind == EQUAL)
-            self._collection.add(machine, kind, index, thread, int(these.sum()), message, other)
+            self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
 
     def _block_id(self, number: int) -> int:
         """The block with a number in the launch, from 0."""

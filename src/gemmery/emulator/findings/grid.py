@@ -191,6 +191,13 @@ class GridHistory:
                 self._widen()
         return self._stamps
 
+    def unwritten(self, start: int, stop: int) -> int:
+        """The bytes from `start` to before `stop` that no thread has written, if some are; 0 after atomic updates."""
+        low, high = -(-start >> self._shift), stop >> self._shift
+        if not self._written.touches(low, high - 1) or (self._updates and self._updates.last.touches(low, high - 1)):
+            return 0
+        return self._written.empty(low, high) << self._shift
+
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads of the chunk load `width` bytes each."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)

@@ -7,12 +7,14 @@ import re
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.machine import Dims, Machine
 from gemmery.emulator.memory import PAGE, Allocation
-from gemmery.emulator.ptx import Instruction, Line, calling
+from gemmery.emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
 _EQUAL = "both store the same value, and C++ leaves it undefined: let one thread store it, or use an atomic"
-_LANES = "lanes of one warp: put __syncwarp() between the two"
-_THREADS = "no barrier in between: put __syncthreads() there"
+SKIPS = (
+    "has ended where others of its block wait: if it skips the barrier by a condition such as if (i < n), put "
+    "the barrier after the branch, so that all threads of the block reach it"
+)
 _COPIED = (
     "nothing orders the copy and the other access: wait for the copy (cp.async.bulk.wait_group, or its mbarrier), and "
     "put a barrier between the two"
@@ -81,7 +83,7 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
     if equal:
         cause = _EQUAL
     elif in_bulk(machine, index) and second != number and second // 32 == number // 32:
-        cause = _LANES
+        cause = _unordered(machine, index, other, "__syncwarp()")
     elif in_bulk(machine, index) or in_bulk(machine, other):
         cause = "nothing orders the two: wait at the mbarrier or barrier that the other side arrives at"
     elif _both_store(machine, index, other):
@@ -91,7 +93,8 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
     elif second == number:
         cause = "its own copy may land later: wait for its group first"
     else:
-        cause = _LANES if second // 32 == number // 32 else _THREADS
+        one_warp = second // 32 == number // 32
+        cause = _unordered(machine, index, other, "__syncwarp()" if one_warp else "__syncthreads()")
     here, there = does(machine, index), does(machine, other, atomic)
     return (
         f"{thread(machine, number)} {here} {address(machine, 'shared', where)}, which "
@@ -121,7 +124,8 @@ def grid_race(
     elif any(in_bulk(machine, each) for each in (index, other)):
         cause = _COPIED
     else:
-        cause = _LANES if own // 32 == number % machine.block_threads // 32 else _THREADS
+        one_warp = own // 32 == number % machine.block_threads // 32
+        cause = _unordered(machine, index, other, "__syncwarp()" if one_warp else "__syncthreads()")
     second = f"thread {_short(_unravel(own, launch.block), launch.block)}"
     if not one_block:
         second += f" of block {_short(_unravel(block, launch.grid), launch.grid)}"
@@ -129,6 +133,36 @@ def grid_race(
         f"{thread(machine, number)} {here} {address(machine, 'global', where)}, which {second} "
         f"{there} at {line_of(machine, other)}; {cause}"
     )
+
+
+def _unordered(machine: Machine, index: int, other: int, barrier: str) -> str:
+    """What to do about an access and an earlier one of the same block, which a barrier would order."""
+    kernel, (here, there) = machine.kernel, (machine.kernel.instructions[each] for each in (index, other))
+    first, second = done_at(there), done_at(here)
+    jumps = ((at, each.operands) for at, each in enumerate(kernel.instructions) if each.opcode.name == "bra")
+    targets = ((at, kernel.labels[each.name]) for at, labels in jumps for each in labels if isinstance(each, Label))
+    again = other > index and any(start <= index and other <= at for at, start in targets)
+    if again or (first.file == second.file and second.number < first.number):  # a loop, or one that is unrolled
+        way = f"{line_of(machine, other)} {does(machine, other)} it in one pass of a loop, and "
+        way += f"{line_of(machine, index)} {does(machine, index)} it in the next: put {barrier} after {first}"
+        return f"{way}, at the end of the loop"
+    if first == second:
+        return f"both are one statement: read into a variable, then {barrier}, then write"
+    where = "lanes of one warp" if barrier == "__syncwarp()" else "no barrier in between"
+    return f"{where}: put {barrier} between the two"
+
+
+def mbarrier(machine: Machine, at: int, phase: int, expected: int, pending: int, more: int) -> str:
+    """The state of an mbarrier where threads wait for ever, and what to check."""
+    if pending == expected and not more:
+        check = "nothing has arrived in it: check the parity that is waited for, and that threads arrive in each pass"
+    elif pending > 0:
+        check = "check the number of arrivals that it was initialised for, and that all of them are made"
+    else:
+        check = "check the bytes that are expected against those of the copies"
+    lacks = f"{pending} of {expected} arrivals and {more} bytes are missing" if more >= 0 else f"{-more} bytes too many"
+    where = address(machine, "shared", at)
+    return f"waits for ever at the mbarrier at {where}: in its phase {phase} {lacks}; {check}"
 
 
 def _does_globally(machine: Machine, index: int) -> str:
@@ -199,7 +233,12 @@ def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
     if space == "global":
         variable = machine.memory.nearest(at)
         return (variable.name, variable.start) if variable is not None and variable.start <= at else ("", 0)
-    variables = machine.kernel.variables.values()
+    return variable_at(machine.kernel, space, at)
+
+
+def variable_at(kernel: PtxKernel, space: str, at: int) -> tuple[str, int]:
+    """The last variable of a kernel that begins at or before an address, and where it begins; "" if there is none."""
+    variables = kernel.variables.values()
     before = [variable for variable in variables if variable.space == space and variable.offset <= at]
     last = max(before, key=lambda variable: variable.offset, default=None)
     return (_plain(last.name), last.offset) if last else ("", 0)

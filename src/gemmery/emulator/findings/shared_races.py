@@ -207,14 +207,14 @@ class SharedRaces:
         for other in np.unique(instructions).tolist():
             these = instructions == other
             apart = these & (threads % self._machine.block_threads >> 5 != (others & THREAD) >> 5)
-            first = int(
-                (apart if kind in ("race", EQUAL) and apart.any() else these).argmax()
-            )  # of two warps if there are any
-            self._report(
-                kind, index, int(threads[first]), int(addresses[first]), other, int(others[first]), int(these.sum())
-            )
+            strong = kind in ("race", EQUAL) and bool(apart.any())
+            first = int((apart if strong else these).argmax())  # of two warps if there are any
+            place = int(threads[first]), int(addresses[first])
+            self._report(kind, index, *place, other, int(others[first]), int(these.sum()), int(strong))
 
-    def _report(self, kind: str, index: int, thread: int, address: int, other: int, stamp: int, count: int) -> None:
+    def _report(
+        self, kind: str, index: int, thread: int, address: int, other: int, stamp: int, count: int, strength: int
+    ) -> None:
         machine, collection = self._machine, self._collection
         count *= self.followed.alike
         place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
@@ -236,7 +236,8 @@ class SharedRaces:
                 "fence.proxy.async since: put one after the store, before the barrier"
             )
             kind = "misuse"
-        collection.add(machine, kind, index, thread, count, message, None if kind == "uninitialised" else other)
+        second = None if kind == "uninitialised" else other
+        collection.add(machine, kind, index, thread, count, message, second, strength)
 
     def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
         """Pairs of accesses of one block that do not race because both are atomic."""

@@ -75,6 +75,10 @@ class Stamps:
             self._write_out(places, low, high)
         return self._data
 
+    def empty(self, low: int, high: int) -> int:
+        """How many places from `low` to before `high` have no stamp; 0 for a table that packs rows."""
+        return 0 if self._packs else int(np.count_nonzero(self._data[low:high] == 0))
+
     def halved(self) -> Stamps:
         """The same stamps with each place split in two."""
         split = Stamps(2 * self.size, self._narrow)

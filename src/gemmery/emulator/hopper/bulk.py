@@ -155,7 +155,7 @@ class Bulk:
 
     def store(self, store: Store) -> None:
         """Start stores; they belong to the group that their threads commit next."""
-        self.report(store.index, store.threads, store.places, "reads")
+        self._report_reads(store, np.ones(len(store.threads), bool))
         self._stores.append(replace(store, groups=self._committed[store.threads]))
         if not self._readers.size:
             self._readers = np.zeros(self._shared.size, np.int32)
@@ -219,9 +219,18 @@ class Bulk:
     def _write(self, store: Store, some: Flags) -> None:
         if some.any():
             np.subtract.at(self._readers, store.places[some], 1)
-            self.report(store.index, store.threads[some], store.places[some], "reads")
+            self._report_reads(store, some)
             places = store.write.only(some).put(self._machine, self._shared[store.places[some]])
             self._unseen.append(Unseen(store.index, store.threads[some], store.groups[some], places))
+
+    def _report_reads(self, store: Store, some: Flags) -> None:
+        """Report the pieces that stores read; one inside the tensor takes the place of those beyond it."""
+        threads, places, inside = store.threads[some], store.places[some], store.write.only(some).inside
+        if inside is not None:
+            within = inside.any(axis=1)
+            first = np.take_along_axis(places, inside.argmax(axis=1)[:, None], axis=1)
+            threads, places = threads[within], np.where(inside, places, first)[within]
+        self.report(store.index, threads, places, "reads")
 
     # ---- tensor maps ----
 

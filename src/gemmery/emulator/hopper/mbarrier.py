@@ -37,6 +37,7 @@ class Mbarriers:
         count = self._stride * machine.blocks
         self._live = np.zeros(count, bool)
         self._phase, self._pending, self._expected, self._bytes = np.zeros((4, count), np.int64)
+        self._awaited = np.zeros(machine.threads, np.int64)  # where each thread has waited in vain
         self.landing: list[Callable[[Indices], None]] = []  # each completes what arrives at these mbarriers
 
     # ---- which barrier ----
@@ -130,6 +131,16 @@ class Mbarriers:
             event = BarrierEvent(index, what, threads, blocks, granules * SIZE, amounts)
             for observer in self._machine.observers:
                 observer.mbarrier(self._machine, event)
+
+    def awaits(self, threads: Indices, places: Indices) -> None:
+        """Threads wait in vain."""
+        self._awaited[threads] = places
+
+    def missing(self, thread: int) -> tuple[int, int, int, int, int]:
+        """Of the mbarrier where a thread waits: its address, its phase, its arrivals, the missing ones, and bytes."""
+        place = self._awaited[thread]
+        parts = (place % self._stride * SIZE, self._phase[place], self._expected[place], self._pending[place])
+        return *map(int, parts), int(self._bytes[place])  # type: ignore[return-value]
 
     # ---- who waits ----
 
@@ -295,6 +306,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
+        mbarriers.awaits(threads[waits], places[waits])
         mbarriers.report(index, "waits", threads[waits], places[waits], np.ones_like(places[waits]))
         if not waits.all():
             mbarriers.report(index, "passes", threads[~waits], places[~waits], np.ones_like(places[~waits]))

@@ -7,6 +7,7 @@ exact; the instructions before one wait are computed together.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from gemmery.dtypes import Array
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import PIECE, ROWS, WgmmaOperand
 from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import Flags, Indices
+from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
 from gemmery.emulator.sums import NORMAL, Added, SumRule, chained
@@ -115,6 +116,7 @@ class Products:
             -(-machine.shared.data.size // PIECE), np.int32
         )  # number of products under way that read each piece
         self._latest: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # the registers after the last wait
+        machine.at_end.append(self._forgotten)
 
     def fence(self, groups: Indices) -> None:
         """wgmma.fence."""
@@ -146,11 +148,43 @@ class Products:
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
+        self.used(dict.fromkeys((*product.slots, *product.a.slots), product.index), None, product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             np.add.at(self._readers, places, 1)
         for observer in self._machine.observers:
             observer.multiplied(self._machine, product.index, product.groups)
+
+    def used(self, uses: Mapping[int, int], mask: Mask, by: WarpgroupProduct | None = None) -> None:
+        """Report the first use of a register, by slot, that a product under way will write; a product may add to it."""
+        for product in self._under_way:
+            places = [uses[slot] for slot in product.slots if slot in uses]
+            if not places or (by is not None and by.slots == product.slots):
+                continue
+            if by is not None:
+                some = np.isin(product.groups, by.groups)
+            else:
+                some = (
+                    np.ones(len(product.groups), bool) if mask is None else mask[lanes_of(product.groups)].any(axis=1)
+                )
+            if some.any():
+                line = self._machine.kernel.instructions[product.index].line
+                what = (
+                    f"uses a register that the wgmma at {line} may still write: {self._way_out(product, some)} before"
+                )
+                report_misuse(self._machine, min(places), product.groups[some], what)
+
+    def _forgotten(self) -> None:
+        """Report products that nobody has waited for when all threads have ended."""
+        for product in self._under_way:
+            way_out = self._way_out(product, np.ones(len(product.groups), bool))
+            what = f"starts a product that nobody waits for, so that its sums reach no register: {way_out} after it"
+            report_misuse(self._machine, product.index, product.groups, what)
+
+    def _way_out(self, product: WarpgroupProduct, some: Flags) -> str:
+        if (product.batch == self._committed[product.groups])[some].any():
+            return "wgmma.commit_group, which no thread executed since the product, and then wgmma.wait_group 0"
+        return "wgmma.wait_group, with a smaller number where there is one,"
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory a product under way reads, and its instruction."""

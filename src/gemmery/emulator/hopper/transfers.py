@@ -146,6 +146,11 @@ class _Boxes:
         box = tuple(map(int, self.tensor.box))
         return self.tensor.address, box, self.tensor.dtype.itemsize, self.coordinates[copies]
 
+    @property
+    def inside(self) -> Flags | None:
+        """Which pieces of each box lie in the tensor; None for all."""
+        return self.tensor.pieces(self.coordinates, whole=True)[1]
+
     def only(self, some: Flags) -> _Boxes:
         return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
 
@@ -177,6 +182,7 @@ class _Row:
     bytes: int
     swizzle: int = 0
     adds: str = ""  # the type of the elements that are added, and not written
+    inside = None  # all pieces are
 
     def described(self, copies: Indices) -> tuple[int, tuple[int, ...], int, Indices]:
         return int(self.addresses[0]), (self.bytes,), 1, np.zeros((len(copies), 1), np.int64)

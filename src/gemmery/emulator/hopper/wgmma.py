@@ -6,6 +6,7 @@ PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellane
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from gemmery.emulator.hopper.descriptors import ROWS, WgmmaOperand
 from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
-from gemmery.emulator.steps import Handler, Lower, Lowering, Step, only_constant, refused
+from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector, names_of
+from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 from gemmery.emulator.sums import added as tensor_sums
 
 
@@ -56,7 +57,6 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         raise refused(instruction)
     read_a = None if in_registers else lowering.read(a, "s64", instruction)
     read_b = lowering.read(b, "s64", instruction)
-    early = _early(lowering, index, sums)
     core = lowering.faster.get(tensor_sums, tensor_sums)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -75,26 +75,43 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         batch = np.zeros(0, np.int64)
         product = WarpgroupProduct(index, shape, tuple(slots), groups, side_a, side_b, added, signs, batch, core)
         machine.unit(Products).add(product)
-        if early is not None:
-            what = f"uses a register that the wgmma at {instruction.line} may still write: wgmma.wait_group before"
-            report_misuse(machine, early, groups, what)
 
     return step
 
 
-def _early(lowering: Lowering, index: int, sums: Vector) -> int | None:
-    """Return the first instruction before a wait or branch that uses a register of the sums."""
-    kernel = lowering.kernel
-    labels = frozenset(kernel.labels.values())
-    for place in range(index + 1, len(kernel.instructions)):
-        instruction = kernel.instructions[place]
-        if place in labels or instruction.opcode.name in ("wgmma.wait_group", "bra", "brx", "ret", "exit"):
-            return None
-        if instruction.opcode.family == "wgmma" and instruction.operands[:1] == (sums,):
-            continue
-        if not frozenset(sums.elements).isdisjoint(lowering.flat(instruction.operands)):
-            return place
-    return None
+def checked_sums(lowering: Lowering, first: int, steps: Sequence[Step]) -> list[Step]:
+    """The steps of a basic block, with a report of registers that a product under way will write.
+
+    Between two instructions of warpgroups nothing changes, so the first use of such registers looks at all of them.
+    """
+    checked, at, later = list(steps), 0, dict[int, int]()
+    for place in reversed(range(len(steps) if lowering.sums else 0)):
+        instruction = lowering.kernel.instructions[first + place]
+        names = lowering.sums.intersection(names_of(instruction.operands))
+        uses = {lowering.slots[name]: first + place for name in names}
+        if instruction.opcode.family == "wgmma":
+            later = {}
+        elif uses and instruction.guard is not None:
+            read = lowering.read(instruction.guard, "pred", instruction)
+            checked[place] = _looking(checked[place], uses, read, instruction.negated)
+        elif uses:
+            if later:
+                checked[at] = steps[at]
+            at, later = place, later | uses
+            checked[at] = _looking(steps[at], later)
+    return checked
+
+
+def _looking(step: Step, uses: Mapping[int, int], guard: Read | None = None, negated: bool = False) -> Step:
+    def run(machine: Machine, mask: Mask) -> None:
+        some = mask
+        if guard is not None:
+            some = np.broadcast_to(guard(machine.registers) ^ negated, (machine.threads,))
+            some = some if mask is None else some & mask
+        machine.unit(Products).used(uses, some)
+        step(machine, mask)
+
+    return run
 
 
 def _constants(

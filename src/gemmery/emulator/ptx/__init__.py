@@ -6,7 +6,7 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and V
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -115,6 +115,20 @@ class Opcode:
 
 
 Operand = Register | Immediate | Special | Symbol | Not | Vector | Address | Label
+
+
+def names_of(operands: Iterable[Operand]) -> list[str]:
+    """The names of registers in operands."""
+    names: list[str] = []
+    for operand in operands:
+        match operand:
+            case Register(name=name) | Not(register=Register(name=name)):
+                names.append(name)
+            case Vector(elements=elements):
+                names += names_of(elements)
+            case Address(base=base, coordinates=coordinates):
+                names += names_of((base, *coordinates))
+    return names
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Trace(Observer):
         self.sources: dict[tuple[int, int], int] = {}
         self.arrays: dict[str, range] = {}  # addresses of arrays in global memory
         self._launch = -1
-        self._kernel: PtxKernel | None = None
+        self.kernel: PtxKernel | None = None
         self._watching = False
         self._origins: Mapping[int, tuple[tuple[int, int], ...]] = {}
         self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory
@@ -107,9 +107,9 @@ class Trace(Observer):
         self._open: list[_Walk] = []
 
     def start(self, machine: Machine) -> None:
-        self._watching = machine.kernel is not self._kernel
+        self._watching = machine.kernel is not self.kernel
         if self._watching:
-            self._launch, self._kernel = self._launch + 1, machine.kernel
+            self._launch, self.kernel = self._launch + 1, machine.kernel
             self._origins, self._fetched = origins(machine.kernel), {}
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
             self.arrays = {array.name: range(array.start, array.stop) for array in machine.memory.allocations}

@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmery import banks
 from gemmery.emulator.counters.counts import Frames
+from gemmery.emulator.findings.messages import variable_at
 from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
 from gemmery.emulator.trace.pipeline import CopiedTile, Timeline
@@ -169,7 +170,10 @@ def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
             store = next((access for access in touching if access.kind in ("st", "cp.async")), None)
             load = next((access for access in touching if access.kind in LOADS), None)
             if store and load:
-                tiles.append(TileLayout(name, contents, store, load))
+                at = next(address for address in store.addresses if address is not None)
+                variable, _ = variable_at(trace.kernel, "shared", at) if trace.kernel else ("", 0)
+                called = f"{name}, {variable}," if name.startswith("argument") and variable else name
+                tiles.append(TileLayout(called, contents, store, load))
     return tuple(tiles)
 
 

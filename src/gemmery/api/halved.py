@@ -1,0 +1,112 @@
+"""Products of a matrix with its own transpose on a device: half of C is computed, and mirrored.
+
+C is halved again and again: the lower left quarter is one product, the two quarters on the diagonal are halved in the
+same way, as one batch, down to squares on the diagonal, which are computed whole. All are products of parts of A and of
+B for the kernel that multiplies the whole. What remains of n below them is a product of few rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gemmery.arrange import Arrangement
+from gemmery.arrays import View
+from gemmery.cuda.launch import CudaLaunch, Ready
+from gemmery.cuda.mirroring import mirroring
+from gemmery.errors import LayoutError, RefusedError
+from gemmery.problem import Problem
+
+if TYPE_CHECKING:
+    from gemmery.dispatch import Plan
+
+# From so many rows and so deep a k on, the launches that make up half of a product take less time than one of all: at
+# 4096 three rounds of 132 tiles take the place of four, and the mirror image one tenth of a round.
+LEAST, DEEP = 4096, 512
+SMALLEST = 1024  # least side of the squares on the diagonal: eight of them fill a card of 132 multiprocessors twice
+UNIT = 256  # of which their side is a multiple: whole tiles, and addresses as aligned as A's
+
+# Rungs whose sums depend on which operand is A: they add high times low parts, then low times high ones. What they
+# compute is mirrored whatever its size.
+ONE_SIDED = ("split_fp16x3", "split_bf16x6", "split_paired", "ozaki_int8", "wgmma_streamk")
+
+
+def pieces(n: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield blocks of C that cover what is on and below the diagonal, as (batch, rows, columns, row, step).
+
+    The first of a batch begins at (row, 0), the next is `step` down and `step` to the right of it.
+
+    >>> list(pieces(8192))
+    [(1, 4096, 4096, 4096, 8192), (2, 2048, 2048, 2048, 4096), (4, 1024, 1024, 1024, 2048), (8, 1024, 1024, 0, 1024)]
+    """
+    levels = max((n // SMALLEST).bit_length() - 1, 0)
+    side = (n >> levels) // UNIT * UNIT
+    for level in range(levels):
+        half = side << (levels - 1 - level)
+        yield 1 << level, half, half, half, 2 * half
+    yield 1 << levels, side, side, 0, side
+    covered = side << levels
+    if covered < n:
+        yield 1, n - covered, n, covered, 0
+
+
+class Halved:
+    """What runs a product that is symmetric if A and B have one address: then half of it, else all."""
+
+    def __init__(self, whole: Ready, plan: Plan, form: Arrangement, problem: Problem) -> None:
+        self.whole, self.workspace, self.kept, self.maps = whole, whole.workspace, whole.kept, whole.maps
+        self.halves = _is_large(form) and not any(whole.kept)
+        self._made_of = plan, form, problem
+        self._parts: list[tuple[Ready, int, int]] = []
+
+    def __call__(
+        self, a: int, b: int, c: int, stream: int, bias: int = 0, workspace: int = 0,
+        scalars: tuple[float, float] | None = None, extra: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """Put the launches on a stream, as those of the whole product."""
+        if a != b or (scalars is not None and scalars[1]):
+            self.whole(a, b, c, stream, bias, workspace, scalars, extra)
+            return
+        if not self._parts:
+            self._make()
+        for run, first, place in self._parts:
+            run(a + first, b, c + place, stream, bias, workspace, scalars, extra)
+        self._mirror(c, c, c, stream)
+
+    def _make(self) -> None:
+        plan, form, problem = self._made_of
+        parts: list[tuple[Ready, int, int]] = []
+        if self.halves:
+            with contextlib.suppress(RefusedError, LayoutError):
+                parts = [_part(plan, form, problem, *piece) for piece in pieces(problem.n)]
+        if not parts or any(run.workspace > self.workspace for run, _, _ in parts):  # the caller allocates as for all
+            parts = [(self.whole, 0, 0)]
+        self._mirror = mirroring(problem, View(0, (form.batch, form.m, form.n), form.c, problem.out))
+        self._parts = parts
+
+
+def _part(
+    plan: Plan, form: Arrangement, problem: Problem, batch: int, rows: int, columns: int, row: int, step: int
+) -> tuple[Ready, int, int]:
+    """Return the launches of a piece, by the rung of the whole product, and where its A and its C begin."""
+    (_, a_row, a_col), (_, b_row, b_col), (_, c_row, c_col) = form.a, form.b, form.c
+    part = problem._replace(m=rows, n=columns, batch=batch)
+    a = View(0, (batch, rows, form.k), (step * a_row, a_row, a_col), problem.dtype)
+    b = View(0, (batch, form.k, columns), (step * b_col, b_row, b_col), problem.dtype)
+    c = View(0, (batch, rows, columns), (step * (c_row + c_col), c_row, c_col), problem.out)
+    kernel = plan.rung.build(part, plan.config)
+    assert isinstance(kernel, CudaLaunch)
+    return kernel.ready(a, b, c), row * a_row, row * c_row
+
+
+def _is_large(form: Arrangement) -> bool:
+    return form.batch == 1 and form.n >= LEAST and form.k >= DEEP
+
+
+def halved(run: Ready, plan: Plan, form: Arrangement, problem: Problem) -> Ready | Halved:
+    """Return what runs a product: a `Halved` if B may be the transposed A, and half of the product is worth it."""
+    square = form.m == form.n > 1 and form.a == (form.b[0], form.b[2], form.b[1]) and form.runs == 1
+    plain = problem.c_layout == "row" and "bias" not in problem.epilogue and not problem.scales and not problem.split
+    worth = square and plain and (_is_large(form) or plan.rung.name in ONE_SIDED)
+    return Halved(run, plan, form, problem) if worth else run

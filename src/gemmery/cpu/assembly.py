@@ -1,0 +1,62 @@
+"""The inner loop of a compiled function, and what each of its instructions is."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+# Bytes of an operand for each multiply-add, by the end of an instruction's name.
+_EACH = {"ps": 4, "pd": 8, "ld": 4, "lw": 2, "lq": 8, "wd": 2, "wssd": 2, "busd": 1, "bf16ps": 2}
+_MULTIPLIES = re.compile(r"v?(?:fn?m(?:add|sub)\d+|mul|pmul|pmadd|pdp|dp)(ss|sd|" + "|".join(_EACH) + r")$")
+_ADDS = re.compile(r"v?(?:fn?m(?:add|sub)\d+|add)[sp][sd]$")
+_REGISTERS = {"%xmm": 16, "%ymm": 32, "%zmm": 64}
+_JUMP = re.compile(r"j\w+\s+(\.L\w+)$")
+
+
+def inner_loop(text: str, function: str) -> tuple[str, ...]:
+    """Return the instructions of the innermost loop whose multiply-adds are closest together; () where none has any."""
+    body = text.partition(f"\n{function}:\n")[2].partition(".Lfunc_end")[0]
+    lines = [" ".join(line.split()) for line in body.splitlines() if not re.match(r"\s+\.|\.L\w+\$local", line)]
+    labels, begin, loops = dict[str, int](), 0, list[tuple[str, ...]]()
+    for place, line in enumerate(lines):
+        if line.endswith(":"):
+            labels[line[:-1]] = place
+        elif (jump := _JUMP.match(line)) and labels.get(jump[1], -1) >= begin:  # backwards, around no other loop
+            begin = place
+            loops.append(tuple(line for line in lines[labels[jump[1]] : place + 1] if not line.endswith(":")))
+    best = max(loops, key=lambda loop: sum(map(multiply_adds, loop)) / len(loop), default=())
+    return best if any(map(multiply_adds, best)) else ()
+
+
+def multiply_adds(line: str) -> int:
+    """Return the multiply-adds of an instruction.
+
+    >>> [multiply_adds(line) for line in ("vfmadd231ps (%rax), %ymm1, %ymm2", "mulsd %xmm0, %xmm1", "addq $8, %rax")]
+    [8, 1, 0]
+    """
+    match = _MULTIPLIES.match(line.partition(" ")[0])
+    return max(1, _REGISTERS.get(line.rpartition(" ")[2][:4], 0) // _EACH.get(match[1], 64)) if match else 0
+
+
+def kinds(line: str) -> tuple[str, ...]:
+    """Return what an instruction does.
+
+    >>> kinds("vfmadd231ps (%rax), %ymm1, %ymm2"), kinds("vmovups %ymm2, (%r13,%r12,4)"), kinds("leaq (%rax), %rbx")
+    (('load', 'multiply-add'), ('store',), ('other',))
+    """
+    name, _, operands = line.partition(" ")
+    does = ["multiply-add"] if multiply_adds(line) else []
+    if name.startswith("prefetch"):
+        return ("prefetch",)
+    if "(" in operands and not name.startswith("lea"):
+        writes = operands.endswith(")") and "mov" in name
+        does.insert(0, "store" if writes else "load")
+    return tuple(does) or ("branch" if name.startswith("j") else "other",)
+
+
+def chain(loop: Sequence[str]) -> int:
+    """Return the most additions of a pass that wait for one another: those to a register that the next pass adds to."""
+    ends = Counter(line.split()[-1] for line in loop if _ADDS.match(line.partition(" ")[0]))
+    fresh = {line.split()[-1] for line in loop if not _ADDS.match(line.partition(" ")[0])}
+    return max((number for register, number in ends.items() if register not in fresh), default=0)

@@ -1,0 +1,310 @@
+"""The declarations of a program that its kernels need, and what of them is left out where the compiler has an error."""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from gemmery.cuda.declarations import Declaration, Macro, Split, blanked, device_words
+from gemmery.errors import CompileError
+
+INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
+_ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
+_WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
+_OF_LIBRARY = re.compile(r'namespace "std" has no member|"(numeric_limits|is_same|enable_if|conditional)\w*" is undef')
+_MISSING = re.compile(r'cannot open source file "([^"]+)"')
+_UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
+_MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")  # macros of libraries
+_NO_MEMBER = {"using", "typedef", "friend", "static", "static_assert"}  # what takes no bytes of a struct
+_FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
+UNMARKED = "--device-as-default-execution-space"
+_HOST = (
+    "it is a function of the host, which nvcc refuses there: mark it __device__, or take unmarked functions as device "
+    f"code with the option {UNMARKED}"
+)
+ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
+
+
+@dataclass
+class DeviceProgram:
+    """The texts of a file and of its own headers, by the names in #include, and what is left out of them."""
+
+    name: str
+    splits: dict[str, Split]
+    empty: list[str]  # headers without a file
+    wheels: tuple[str, ...]  # folders of headers that packages of Python bring
+    arguments: frozenset[str] = frozenset()  # words of the kernel's name: what only the arguments of its template name
+    unmarked: bool = False  # whether functions without a mark are device code
+    broken: dict[tuple[str, int], bool] = field(default_factory=dict)  # by file and start: whether no head is left
+    causes: dict[tuple[str, int], str] = field(default_factory=dict)  # the first error of each
+    unknown: list[str] = field(default_factory=list)  # types that are only declared, as "std::mutex" or "List<"
+    library: bool = False  # whether a kernel needs more of the C++ library than the prelude has
+
+    @property
+    def macros(self) -> Mapping[str, Macro]:
+        """The macros of all files."""
+        return self.splits[self.name].macros
+
+    @cached_property
+    def marked(self) -> frozenset[str]:
+        """The words that mark device code."""
+        return device_words(self.macros)
+
+    def is_host(self, each: Declaration) -> bool:
+        """Whether a definition is a function of the host, which nvcc does not let a kernel call."""
+        marks = self.marked | {"constexpr", "consteval"}
+        is_function = each.is_function and each.code[1] > 0 and not self.unmarked
+        return is_function and not each.head & marks and not any(map(_MARKED.fullmatch, each.head))
+
+    def reached(self) -> dict[str, list[Declaration]]:
+        """The declarations of each file that its kernels need."""
+        every = [(file, each) for file, split in self.splits.items() for each in split.declarations]
+        every = [(file, each) for file, each in every if not self.broken.get((file, each.start))]
+        by_name: dict[str, list[tuple[str, Declaration]]] = {}
+        for file, each in every:
+            for name in each.names:
+                by_name.setdefault(name, []).append((file, each))
+        kernels = device_words(self.macros, frozenset({"__global__"}))
+        reached = {
+            (file, each.start): each
+            for file, each in every
+            if each.stays or each.head & kernels or ("operator" in each.names and each.head & self.marked)
+        }
+        followed: set[str] = set()
+        words = (
+            {word for each in reached.values() for word in each.uses} | {"operator"} & by_name.keys() | self.arguments
+        )
+        while words - followed:
+            word = (words - followed).pop()
+            followed.add(word)
+            if word in self.macros:
+                words |= self.macros[word].words
+            for file, each in by_name.get(word, ()):
+                if (file, each.start) not in reached:
+                    reached[file, each.start] = each
+                    words |= each.head if self.is_host(each) else each.uses
+        return {file: [each for (at, _), each in reached.items() if at == file] for file in self.splits}
+
+    def texts(self) -> dict[str, str]:
+        """The text of each file with spaces in place of what is left out."""
+        reached = self.reached()
+        texts = {}
+        for file, split in self.splits.items():
+            stays = {each.start for each in reached[file]}
+            parts = [(each.start, each.stop) for each in split.declarations if each.start not in stays]
+            inside = [cut for each in reached[file] for cut in self._cuts(file, each)]
+            ends = [start for start, _, has_end in inside if has_end]
+            texts[file] = blanked(split.text, parts + [cut[:2] for cut in inside], split.directives, ends)
+        return texts
+
+    def _cuts(self, file: str, each: Declaration) -> Iterator[tuple[int, int, bool]]:
+        """The parts of a declaration that are left out, and whether a ";" takes their place."""
+        is_host = self.is_host(each)
+        if self.broken.get((file, each.start)) or (is_host and each.is_member):
+            yield each.start, each.stop, False
+        elif is_host or (file, each.start) in self.broken:
+            words = re.finditer(r"\b__host__\b", self.splits[file].text[each.start : each.code[0]] if is_host else "")
+            yield from ((each.start + word.start(), each.start + word.end(), False) for word in words)
+            yield *each.code, True
+        elif each.body[1]:
+            for member in self.splits[file].members(each):
+                yield from self._cuts(file, member)
+
+    def leave_out(self, errors: str) -> bool:
+        """Leave out what has errors: a function's body, then all of it; of a type all members, whose places depend on
+        each other. A type that is not known is declared. False if there is nothing more.
+        """
+        if not self.library and _OF_LIBRARY.search(errors):
+            self.library = True
+            return True
+        before = len(self.empty), len(self.unknown), dict(self.broken)
+        self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
+        if "/thrust/" in errors:  # it is for host code: its headers do not compile here
+            self.empty += [name for name in self._included("thrust/") if name not in self.empty]
+        reached, declared = self.reached(), set[tuple[str, int]]()
+        for file, line, column, words in self._places(errors):
+            split = self.splits[file]
+            at = [0, *split.lines][line - 1] + column if column >= 0 else -1
+            for chain in self._chains(file, reached[file], line, at):
+                key = file, chain[-1].start
+                if key not in declared and self._leave(file, chain, at, words):
+                    declared.add(key)  # its other errors may follow from that
+        return (len(self.empty), len(self.unknown), self.broken) != before
+
+    def _chains(
+        self, file: str, some: Iterable[Declaration], line: int, at: int, outer: tuple[Declaration, ...] = ()
+    ) -> Iterator[tuple[Declaration, ...]]:
+        """The declarations at an error, each after those around it; by the line if the offset is not known."""
+        here = [it for it in some if it.first <= line <= it.last and not self.broken.get((file, it.start))]
+        exact = [it for it in here if it.start <= at < it.stop]
+        for each in exact or (here if at < 0 or not outer else ()):
+            members = self.splits[file].members(each) if each.body[1] else ()
+            inner = list(self._chains(file, members, line, at, (*outer, each)))
+            yield from inner or [(*outer, each)]
+
+    def _leave(self, file: str, chain: tuple[Declaration, ...], at: int, words: str) -> bool:
+        """Leave out what an error is in; True if a type is declared instead."""
+        each, outer = chain[-1], chain[:-1]
+        if self.is_host(each) and "referenced but not defined" in words:
+            words = f"the kernel calls {each.title} ({file}, line {each.first}): {_HOST}"
+        if each.title.removesuffix("()") in self.macros.keys() - self.marked and not outer:
+            for it in self.splits[file].declarations:
+                if it.title == each.title:  # calls of one macro fail alike
+                    self._break(file, it, words, whole=True)
+            return False
+        in_body = bool(each.code[1]) and (at < 0 or each.code[0] <= at)
+        is_alone = not each.code[1] and (each.is_function or bool(each.head & {"typedef", "using"}))
+        declares = bool(outer) or is_alone
+        name = self._type_at(file, at) if declares and not in_body and _UNKNOWN.search(words) else ""
+        if name and name not in self.unknown:
+            self.unknown.append(name)
+            return True
+        if each.is_function and not (in_body and (file, each.start) not in self.broken):
+            is_needed = bool(outer) and bool(each.head & (self.marked | {"virtual"}))
+            self._break_type(file, outer, words) if is_needed else self._break(file, each, words, whole=True)
+        elif each.is_function or each.head & _NO_MEMBER or not (outer or each.body[1]):
+            self._break(file, each, words, whole=each.is_member)
+        else:
+            self._break_type(file, chain if each.body[1] else outer, words)
+        return False
+
+    def _break(self, file: str, each: Declaration, words: str, *, whole: bool = False) -> None:
+        key = file, each.start
+        self.broken[key] = whole or key in self.broken or not each.code[1]
+        self.causes.setdefault(key, words)
+
+    def _break_type(self, file: str, chain: tuple[Declaration, ...], words: str) -> None:
+        """Leave out the members of the innermost type that has a name: of those around it, it is a member."""
+        types = [each for each in chain if each.code[1]] or chain[:1]
+        where = f"{types[-1].title} (line {types[-1].first}) is left out, because a member does not compile"
+        self._break(file, types[-1], words if words.startswith(types[-1].title) else f"{where}: {words}")
+
+    def _type_at(self, file: str, at: int) -> str:
+        """The name at an offset with the names around it, and with "<" if it is that of a template."""
+        tokens = self.splits[file].tokens
+        place = bisect_left(tokens, at, key=lambda token: token.start)
+        if place == len(tokens) or tokens[place].kind != "word":
+            return ""
+        while place >= 2 and tokens[place - 1].value == "::" and tokens[place - 2].kind == "word":
+            place -= 2
+        text = "".join(token.value for token in tokens[place : place + 12])
+        name = re.match(r"\w+(::[A-Za-z_]\w*)*<?", text)
+        return name[0] if name else ""
+
+    def declared(self) -> str:
+        """Declarations of the types that are not known: a pointer to one has 8 bytes."""
+        texts = []
+        for name in self.unknown:
+            *scopes, last = name.removesuffix("<").split("::")
+            begin = "".join(f"namespace {scope} {{ " for scope in scopes)
+            texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
+        return "".join(texts)
+
+    def _included(self, start: str) -> Iterator[str]:
+        """The headers of a library that the files include."""
+        for split in self.splits.values():
+            includes = (INCLUDE.match(directive.value) for directive in split.directives)
+            yield from (each[2] for each in includes if each and each[2].startswith(start))
+
+    def _places(self, errors: str) -> Iterator[tuple[str, int, int, str]]:
+        """The file, line, column (-1 for none) and words of each error, or of the line that led to one in a header."""
+        starts = [*(match.start() for match in _ERROR.finditer(errors)), len(errors)]
+        for start, stop in pairwise(starts):
+            part = errors[start:stop]
+            match = _ERROR.match(part)
+            if match is None:
+                continue
+            caret = re.search(r"^  ([ \t]*)\^", part, re.MULTILINE)
+            places = [(match[1], int(match[2]), len(caret[1]) if caret else -1)]
+            places += [(at[2] or match[1], int(at[1]), -1) for at in _WITHIN.finditer(part)]
+            for file, line, column in places:
+                known = file if file in self.splits else os.path.basename(file)
+                if known in self.splits:
+                    yield known, line, column, part.strip()
+                    break
+
+    def all(self, some: Mapping[str, Iterable[Declaration]] | None = None) -> Iterator[tuple[str, Declaration]]:
+        """All declarations, or some, and those inside types, with their files."""
+        every = some or {file: split.declarations for file, split in self.splits.items()}
+        pending = [(file, each) for file, declarations in every.items() for each in declarations]
+        while pending:
+            file, each = pending.pop()
+            yield file, each
+            pending += [(file, it) for it in (self.splits[file].members(each) if each.body[1] else ())]
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The first error of each name that is left out, with no other declaration of that name."""
+        whole = {
+            name
+            for file, every in self.reached().items()
+            for it in every
+            if (file, it.start) not in self.broken
+            for name in it.names
+        }
+        left_out = [(it, self.causes[file, it.start]) for file, it in self.all() if (file, it.start) in self.causes]
+        return {name: words for it, words in left_out for name in it.names - whole}
+
+    def cause(self, name: str) -> str:
+        """The error in what a name needs: of a function or type that was left out, not that its name is unknown."""
+        errors, cause = dict(self.errors), ""
+        types = {name for _, each in self.all() if each.body[1] for name in each.names & errors.keys()}
+        while name in errors:
+            cause = errors.pop(name)
+            unknown = re.search(r'identifier "(?:\w+::)*(\w+)', cause)
+            needed = {
+                word for _, each in self.all() if name in each.names for word in each.uses & types & errors.keys()
+            }
+            name = unknown[1] if unknown and unknown[1] in errors else min(needed, default="")
+        return cause
+
+    def dropped(self) -> tuple[str, ...]:
+        """What of the file itself is left out, by title and line."""
+        split, reached = self.splits[self.name], self.reached()[self.name]
+        starts = {each.start for each in reached if not self.is_host(each)}
+        return tuple(
+            f"{each.title} (line {each.first})"
+            for each in split.declarations
+            if each.start not in starts and each.names and not each.title.startswith("static_assert")
+        )
+
+    def uncalled(self, ptx: str, kernel: str) -> None:
+        """Raise CompileError if a kernel calls a function that has no body here: the host's, or one that is broken."""
+        parts = re.split(r"^(?=(?:\.(?:visible|weak|extern) )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
+        matches = [(_FUNCTION.search(part), part) for part in parts]
+        bodies = {match[1]: part for match, part in matches if match}
+        pending, called = [kernel] if kernel in bodies else [], set[str]()
+        while pending:
+            called.add(symbol := pending.pop())
+            if "{" in bodies[symbol]:
+                pending += (set(re.findall(r"\w+", bodies[symbol])) & bodies.keys()) - called
+        without = [symbol for symbol in called if bodies[symbol].startswith(".extern")]
+        for file, each in self.all():
+            name = each.title.removesuffix("()")
+            is_one = any(f"{len(name)}{name}" in symbol or symbol == name for symbol in without)
+            if is_one and ((file, each.start) in self.causes or self.is_host(each)):
+                words = _HOST if self.is_host(each) else self.cause(name) or self.causes[file, each.start]
+                raise CompileError(f"the kernel calls {each.title} ({file}, line {each.first}): {words}")
+
+    def absent(self, ptx: str) -> Iterator[tuple[str, str, int]]:
+        """The headers without a file that a compilation included, with the file and line of each #include."""
+        for number in sorted(set(map(int, re.findall(rf"{ABSENT}(\d+)", ptx)))):
+            yield next(
+                (self.empty[number], file, split.line(each.start))
+                for file, split in self.splits.items()
+                for each in split.directives
+                if (included := INCLUDE.match(each.value)) and included[2] == self.empty[number]
+            )
+
+    def replaced(self) -> Iterator[tuple[str, str, int]]:
+        """The functions of device code that are left out though another has their name: words, file and line."""
+        titles = {it.title for _, it in self.all(self.reached()) if it.is_function}
+        for file, each in self.all():
+            if self.broken.get((file, each.start)) and each.title in titles and each.head & self.marked:
+                words = self.causes[file, each.start]
+                yield f"this {each.title} is left out, and calls of it take another one: {words}", file, each.first

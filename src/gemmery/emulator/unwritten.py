@@ -1,0 +1,161 @@
+"""Values from nowhere: registers and local memory that a thread reads before it has written them.
+
+Registers that some way through a kernel reads first, and those computed from them, are followed thread by thread; a
+kernel without such registers and local memory pays nothing. Moves, sums and selections pass a value on, because
+compilers also compute what a condition then drops; a store, an address or a branch uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gemmery.emulator import access, reach
+from gemmery.emulator.blocks import Block, Usage, each_bit, live, slots_of
+from gemmery.emulator.instructions import find, written
+from gemmery.emulator.machine import Machine
+from gemmery.emulator.op import Mask, Op
+from gemmery.emulator.ptx import Address, Instruction
+from gemmery.emulator.steps import Lowering, Read, Step
+
+WGMMA = "wgmma.mma_async"
+
+
+class Unwritten:
+    """Which threads of a chunk have not written each register that is followed, and each byte of local memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._registers: dict[int, Any] = {}  # by slot a flag for all threads, or for each; absent for not written
+        self._read_at: dict[int, int] = {}  # the instruction that read it, or what it is computed from, from nowhere
+        self._local = np.ones(machine.local.data.size if machine.kernel.local else 0, np.bool_)
+
+    def read(self, index: int, slots: Iterable[int]) -> tuple[Any, int]:
+        """Return the threads that have not written one of these registers, and the instruction that read it first."""
+        bad, first = np.False_, index
+        for slot in slots:
+            flags = self._registers.get(slot, np.True_)
+            if flags.any():
+                bad, first = bad | flags, self._read_at.get(slot, first)
+        return bad, first
+
+    def write(self, slots: Iterable[int], bad: Any, mask: Mask, first: int) -> None:
+        """Threads write registers, with values from nowhere where `bad`."""
+        for slot in slots:
+            old = self._registers.get(slot, np.True_)
+            self._registers[slot] = bad if mask is None else np.where(mask, bad, old)
+            self._read_at[slot] = first
+
+    def places(self, spelled: access.Spelled, address: Any, mask: Mask) -> tuple[Any, Any] | None:
+        """Return the threads that access local memory, and the bytes that each accesses; None without any."""
+        machine = self._machine
+        for space, part, some in reach.placed(machine, spelled.space, address, mask):
+            if space == "local":
+                threads = np.arange(machine.threads) if some is None else np.flatnonzero(some)
+                first = (machine.spread(part) + machine.local.base)[threads]
+                return threads, np.clip(first[:, None] + np.arange(spelled.width), 0, self._local.size - 1)
+        return None
+
+    def load(self, places: tuple[Any, Any] | None, count: int) -> Any:
+        """Return the threads that load one of `count` elements of which they have written no byte."""
+        bad = np.zeros(self._machine.threads, np.bool_)
+        if places is not None:
+            bad[places[0]] = self._local[places[1]].reshape(len(places[0]), count, -1).all(axis=2).any(axis=1)
+        return bad if bad.any() else np.False_
+
+    def store(self, places: tuple[Any, Any] | None, bad: Any) -> None:
+        """Threads store to local memory."""
+        if places is not None:
+            self._local[places[1]] = np.broadcast_to(bad, (self._machine.threads,))[places[0], None]
+
+    def report(self, index: int, bad: Any, mask: Mask, first: int) -> None:
+        """Report threads that use a value from nowhere."""
+        threads = np.flatnonzero(np.broadcast_to(bad if mask is None else bad & mask, (self._machine.threads,)))
+        for observer in self._machine.observers if threads.size else ():
+            observer.undefined(self._machine, first, threads, self._machine.kernel.instructions[index].line)
+
+
+def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
+    """The step of an instruction, with a report of threads that use what they have not written."""
+    opcode, operands = instruction.opcode, instruction.operands
+    reads, writes = (list(each_bit(slots & lowering.followed)) for slots in _accessed(lowering, instruction))
+    local = lowering.kernel.local and opcode.name in ("ld", "st") and opcode.space in ("local", "")
+    if not (reads or writes or local):
+        return step
+    passes, spelled = not find(opcode).effect, access.read(opcode) if local else None
+    place = next((each for each in operands if isinstance(each, Address)), None)
+    address = lowering.address(place, instruction) if spelled and place else None
+    values: list[Read] = []
+    if opcode.name == "selp" or (opcode.name in ("and", "or") and opcode.type == "pred"):
+        values = [lowering.read(each, "pred", instruction) for each in operands[3 if opcode.name == "selp" else 1 :]]
+    adds = lowering.read(operands[3], "pred", instruction) if opcode.name == WGMMA and len(operands) > 3 else None
+    sides = [list(each_bit(slots_of(lowering, [each]) & lowering.followed)) for each in operands[1:3]]
+
+    def run(machine: Machine, mask: Mask) -> None:
+        unit, accessed = machine.unit(Unwritten), None
+        bad, first = unit.read(index, reads)
+        if values and bad.any():
+            bad = _chosen(opcode.name, values, [unit.read(index, side)[0] for side in sides], bad, machine)
+        if adds is not None:
+            bad = bad & adds(machine.registers)
+        if address is not None and spelled is not None:
+            accessed = unit.places(spelled, address(machine.registers), mask)
+        if not passes and bad.any() and (opcode.name != "st" or accessed is None):
+            unit.report(index, bad, mask, first)
+        step(machine, mask)
+        if opcode.name == "st":
+            unit.store(accessed, bad)
+        elif not passes:
+            bad, first = unit.load(accessed, spelled.count if spelled else 1), index
+        unit.write(writes, bad, mask, first)
+
+    return run
+
+
+def _chosen(name: str, values: list[Read], sides: list[Any], bad: Any, machine: Machine) -> Any:
+    """Return the threads whose selection, or conjunction of predicates, depends on a value from nowhere."""
+    first, second = sides
+    if name == "selp":
+        return np.where(values[0](machine.registers), first, second)
+    decides = name == "or"  # the value of one operand that alone gives the result
+    known = [(read(machine.registers) == decides) & ~side for read, side in zip(values, sides, strict=True)]
+    return bad & ~(known[0] | known[1])
+
+
+def _accessed(lowering: Lowering, instruction: Instruction) -> tuple[int, int]:
+    """The registers that an instruction reads, of a matrix product those of A and of the sums, and those it writes."""
+    targets, operands = written(instruction), instruction.operands
+    entry = find(instruction.opcode)
+    if isinstance(entry, Op) and entry.scope == "warp":
+        operands = (*operands[:2], *operands[3:]) if instruction.opcode.family in ("mma", "wmma") else operands[:1]
+    if instruction.opcode.name == WGMMA:
+        operands = (operands[0], operands[0])
+    return slots_of(lowering, operands[1:] if targets else operands), slots_of(lowering, targets)
+
+
+def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
+    """The registers that some way through a kernel reads first, and those computed from them, as bits by slot."""
+    kernel, uses = lowering.kernel, []
+    accesses = [_accessed(lowering, instruction) for instruction in kernel.instructions]
+    for block in blocks:
+        read = wrote = 0
+        for index in range(block.first, block.last):
+            (reads, writes), guard = accesses[index], kernel.instructions[index].guard
+            read |= (reads | slots_of(lowering, [guard] if guard else [])) & ~wrote
+            wrote |= 0 if guard else writes
+        uses.append(Usage(0, read, wrote))
+    found = live(blocks, uses)[0][0]
+    passing = []
+    for instruction, (reads, writes) in zip(kernel.instructions, accesses, strict=True):
+        if kernel.local and instruction.opcode.name == "ld" and instruction.opcode.space in ("local", ""):
+            found |= writes
+        if not find(instruction.opcode).effect:
+            passing.append((reads, writes))
+    before = 0
+    while found != before:
+        before = found
+        for reads, writes in passing:
+            found |= writes if reads & found else 0
+    return found

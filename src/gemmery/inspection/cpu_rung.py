@@ -1,0 +1,138 @@
+"""A CPU rung as an inspection: its inner loop as compiled, its accesses in a model of the caches, and its roofs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gemmery import dtypes
+from gemmery.arrays import View
+from gemmery.cpu import assembly, jit
+from gemmery.cpu.accesses import LINE, Site, caches, counted
+from gemmery.cpu.launch import Launch
+from gemmery.cpu.target import host
+from gemmery.errors import ArgumentError, RefusedError
+from gemmery.inspection.barriers import random_operand
+from gemmery.inspection.records import Accesses, Cost, CpuInspection
+from gemmery.lab import asked
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.definitions import pseudocode
+from gemmery.ladder.rung import Rung, find
+from gemmery.problem import Problem
+from gemmery.report import words
+
+SIDE, FEW, MOST = 512, 16, 1024  # sides by default, of rungs for small products, and of the largest that is counted
+# The rates of a core, round figures of those built since 2020: what each is called, and the cycles that one takes.
+RATES = {
+    "multiply-add instructions": ("2 a cycle", 1 / 2),
+    "additions in one chain": ("4 cycles each", 4.0),
+    "loads": ("2 a cycle", 1 / 2),
+    "stores": ("1 a cycle", 1.0),
+    "lines into L1": ("32 bytes a cycle", LINE / 32),
+    "lines into L2": ("16 bytes a cycle", LINE / 16),
+    "translations of pages": ("7 cycles each", 7.0),
+    "bytes of A, B, C, each once": ("8 a cycle", 1 / 8),
+}
+REST = "panels and stack"
+
+
+def inspect_cpu_rung(
+    name: str, m: int = 0, n: int = 0, k: int = 0, dtype: str = "", config: Mapping[str, int] | None = None
+) -> CpuInspection:
+    """Return the loops, the inner loop in assembly, the accesses and the roofs of a CPU rung for one product.
+
+    Raises ArgumentError for an element type, a side or a config that it does not take, RefusedError where it refuses.
+    """
+    row = find(CPU, name)
+    settings = {**row.default, **asked.keys(row, config or {})}
+    problem = _problem(row, m, n, k, dtype)
+    launch = row.build(problem, settings)
+    assert isinstance(launch, Launch)
+    target, module, _, generate = jit.origin(launch.address)
+    sites, ranges = _counted(launch, problem)
+    operands = _by_operand(sites, ranges)
+    touches = Counter[str]()
+    for site in sites:
+        touches[site.function] += site.touches
+    function = max(touches, key=lambda name: touches[name])
+    code = jit.assembly(target, module, generate)
+    loop = assembly.inner_loop(code, function)
+    l1, l2 = (words.size(size) for size in caches(target))
+    return CpuInspection(
+        rung=name,
+        idea=row.idea,
+        problem=problem,
+        config=row.explicit(settings),
+        cpu=f"{host().cpu}: {target.isa}, L1 {l1}, L2 {l2}",
+        loops=pseudocode(row.source, name),
+        function=function,
+        loop=loop,
+        step=sum(map(assembly.multiply_adds, loop)),
+        costs=_costs(problem, loop, operands["all"]),
+        operands=operands,
+        ir=str(generate()),
+        assembly=code,
+    )
+
+
+def _problem(row: Rung, m: int, n: int, k: int, dtype: str) -> Problem:
+    """The product of these sides, or one that the rung takes: squares, a vector, or small ones."""
+    dtype = asked.spelled(dtype) or "f32"
+    if dtype not in row.dtypes:
+        raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")
+    for option, side in (("m", m), ("n", n), ("k", k)):
+        if side > MOST:
+            raise ArgumentError(f"{option}={side}: accesses of a CPU rung are counted for sides of at most {MOST}")
+    shapes = [(side, 1 if vector else side, side) for side, vector in ((n or SIDE, 0), (n or SIDE, 1), (n or FEW, 0))]
+    problems = [
+        Problem(m or rows, columns, k or deep, dtype, asked.result_type(dtype)) for rows, columns, deep in shapes
+    ]
+    reasons = [row.refuses(problem) for problem in problems]
+    if all(reasons):
+        raise RefusedError(f"rung {row.name}: {reasons[0]}")
+    return problems[reasons.index("")]
+
+
+def _counted(launch: Launch, problem: Problem) -> tuple[tuple[Site, ...], dict[str, range]]:
+    """What each load and store of a kernel did in the product of random matrices, and where A, B and C were."""
+    m, n, k = problem.m, problem.n, problem.k
+    arrays = [random_operand(problem.dtype, shape) for shape in ((m, k), (k, n))]
+    arrays.append(np.zeros((m, n), "u2" if problem.out == "bf16" else dtypes.get(problem.out).numpy))
+    room = 1 << 20  # matrices begin at multiples of it, so that they fall into the same sets in every run
+    places = [sum(-(-array.nbytes // room) * room for array in arrays[:i]) for i in range(3)]
+    memory = np.empty(places[2] + arrays[2].nbytes + room, np.uint8)
+    first = -(-memory.ctypes.data // room) * room
+    views, ranges = [], {}
+    for name, array, place in zip("ABC", arrays, places, strict=True):
+        at, kind = first + place, problem.out if name == "C" else problem.dtype
+        memory[at - memory.ctypes.data :][: array.nbytes] = array.view(np.uint8).ravel()
+        views.append(View(at, (1, *array.shape), (0, *array.strides), kind))
+        ranges[name] = range(at, at + array.nbytes)
+    return counted(launch, *views), ranges
+
+
+def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str, Accesses]:
+    """The accesses to A, B, C and other memory, and to all of it."""
+    own: dict[str, list[Site]] = {name: [] for name in (*ranges, REST)}
+    for site in sites:
+        own[next((name for name, place in ranges.items() if site.address in place), REST)].append(site)
+    return {name: _traffic(part) for name, part in {**own, "all": sites}.items()}
+
+
+def _traffic(sites: Sequence[Site]) -> Accesses:
+    kinds = (sum(site.touches for site in sites if site.kind == kind) for kind in ("loads", "stores", "prefetches"))
+    return Accesses(*kinds, *(sum(getattr(site, name) for site in sites) for name in ("l1", "l2", "pages")))
+
+
+def _costs(problem: Problem, loop: Sequence[str], whole: Accesses) -> dict[str, Cost]:
+    """What 1,000 multiply-adds need: instructions of the inner loop; lines, pages and bytes of the whole product."""
+    kinds = Counter(kind for line in loop for kind in assembly.kinds(line))
+    step, total = 1000 / max(1, sum(map(assembly.multiply_adds, loop))), 1000 / (problem.flops / 2)
+    counts = (
+        *(step * kinds["multiply-add"], step * assembly.chain(loop), step * kinds["load"], step * kinds["store"]),
+        *(total * whole.l1, total * whole.l2, total * whole.pages, total * problem.bytes),
+    )
+    rates = zip(RATES.items(), counts, strict=True)
+    return {name: Cost(count, count * cycles, rate) for (name, (rate, cycles)), count in rates}

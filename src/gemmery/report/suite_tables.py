@@ -26,12 +26,7 @@ from gemmery.report.sheet import (
 )
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
-STATES = (  # of COMPARED, in words
-    "nothing compiled before",
-    "kernels in the cache folder",
-    "kernels in the cache folder, without the first product",
-    "all shapes met before",
-)
+STATES = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
 MANY = 8  # products of a table that has an average
 OVERVIEW = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 

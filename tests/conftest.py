@@ -7,6 +7,7 @@ imported, and restored after every test.
 import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ DISTORTING = (
     "_TYPER_",
 )  # fmt: skip
 
+# Packages that tests use where they are installed, and that `pip install '.[cuda]'` does not bring.
+BEYOND_A_USERS = ("cupy", "jax", "mkdocs", "opt_einsum", "torch", "transformers", "yaml")
+
 # Of so many cases of a test with the marker `many`, --few runs one. A prime: others may always meet the same type.
 MANY = 11
 
@@ -35,12 +39,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--few", action="store_true", help="run about one case in ten of tests with the marker `many`")
+    parser.addoption("--user", action="store_true", help="hide packages that `pip install '.[cuda]'` does not bring")
     parser.addoption("--isa", choices=("avx512", "avx2", "generic"), help="run the tests with GEMMERY_ISA set to this")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for mark in ("leaks_references", "slow", "thread_unsafe", "valgrind_error"):
         config.addinivalue_line("markers", f"{mark}: of NumPy's own tests, which test_numpy_suite imports")
+    if config.getoption("--user"):
+        from gemmery.cuda import sass
+
+        sass.nvdisasm = lambda: ""
+        sys.modules.update(dict.fromkeys(BEYOND_A_USERS))  # each of them cannot be imported then
     if isa := config.getoption("--isa"):
         os.environ["GEMMERY_ISA"] = isa
 

@@ -5,6 +5,9 @@ import pytest
 from gemmery.cuda import nvrtc, sass
 from gemmery.errors import DeviceError
 
+NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
+
+
 # Written by nvdisasm for sm_80, cut: a loop without arithmetic inside a loop with it, and constants made by HFMA2.
 RECORDED = """\
 	.target	sm_80
@@ -194,6 +197,7 @@ def test_without_nvdisasm_the_way_out_is_said(monkeypatch):
         sass.disassembled(b"", "_Zkernel")
 
 
+@NEEDS_NVDISASM
 def test_what_nvdisasm_cannot_read_is_an_error():
     with pytest.raises(DeviceError, match="nvdisasm failed"):
         sass.disassembled(b"no machine code", "_Zkernel")
@@ -224,6 +228,7 @@ def test_every_instruction_of_a_line_of_ptx_is_counted():
     }
 
 
+@NEEDS_NVDISASM
 @pytest.mark.many
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_a_compiled_tile_loads_two_elements_for_each_row_of_it(arch):

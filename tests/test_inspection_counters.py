@@ -14,6 +14,7 @@ from rich.console import Console
 import gemmery as gm
 from gemmery import cli, report
 from gemmery.cli.pictures import FOLDER, drawn
+from gemmery.cuda import sass
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import ArgumentError
@@ -26,6 +27,7 @@ from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
 from gemmery.report.curves import roofline_plot
 
+NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 SIDE = 256  # of what is emulated
 
 
@@ -230,6 +232,7 @@ def test_a_notebook_displays_the_page():
     assert re.fullmatch("<Comparison of simt_naive and simt_smem: 256 × 256 × 256, [^\n]{,120}>", repr(both))
 
 
+@NEEDS_NVDISASM
 def test_counters_can_be_left_out():
     found = gm.inspect("simt_smem", n=256, device="sm_80", counters=False)
     assert (found.emulated, found.not_emulated) == (None, "")
@@ -279,6 +282,7 @@ def test_no_key_of_the_json_changes_its_name(record, keys):
     assert set(keys.split()) <= {field.name for field in fields(record)}
 
 
+@NEEDS_NVDISASM
 def test_the_main_loop_has_a_column_where_there_is_one(smem):
     """It is a loop that multiplies and adds. Two kernels are compared by their loops, or else by all of their code."""
     without = inspect_rung("bank_stride", config={"stride": 32}, device="sm_80")
@@ -304,6 +308,7 @@ def machine(old, new):
     return next(one for one in side_by_side.sections(SideBySide(old, new)) if one.title.startswith("Machine"))
 
 
+@NEEDS_NVDISASM
 def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds(vectorized):
     """The inner loop of simt_vectorized is 2 steps of k, the main loop of simt_padded the 8 of a tile."""
     padded = inspect_rung("simt_padded", n=SIDE, device="sm_80", counters=False)
@@ -339,6 +344,7 @@ def test_two_rungs_are_ranked_by_their_roofs():
     assert f"Roofs of these counts on a full device: shared {rows['shared'][0]} µs, issue" in section.notes[-1]
 
 
+@NEEDS_NVDISASM
 def test_tensor_cores_and_cuda_cores_are_compared_by_multiply_adds():
     cuda, tensor = (
         inspect_rung(name, n=128, dtype="f64", device="sm_80", counters=False) for name in ("simt_smem", "wmma_f64")

@@ -21,6 +21,8 @@ from gemmery.inspection.sections import sections
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find as find_rung
 
+NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
+
 
 @pytest.fixture(scope="module")
 def naive():
@@ -32,6 +34,7 @@ def words(found):
     return {row[0]: " ".join(row[1:]) for section in sections(found) for row in section.rows}
 
 
+@NEEDS_NVDISASM
 def test_the_naive_rung_is_the_memory_wall(naive):
     (kernel,) = naive.kernels
     assert kernel.spilled == kernel.static_shared == kernel.dynamic_shared == 0
@@ -83,6 +86,7 @@ def test_every_rung_with_a_tile_in_its_config_says_so(monkeypatch):
         assert asked in ((), found.tile), rung.name
 
 
+@NEEDS_NVDISASM
 @pytest.mark.many
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_is_looked_at_without_a_gpu(arch):
@@ -92,6 +96,7 @@ def test_every_architecture_is_looked_at_without_a_gpu(arch):
     assert found.unit == "f64"
 
 
+@NEEDS_NVDISASM
 def test_products_on_tensor_cores_have_their_peak():
     found = inspect_rung("mma_pipelined", n=1024, dtype="bf16", config={"stages": 2}, device="a100")
     assert found.unit == "tensor"
@@ -174,7 +179,7 @@ def test_without_nvdisasm_ptx_is_counted_and_the_way_out_said(monkeypatch):
         ("wgmma_epilogue", "bf16", "tensor"),
         ("wgmma_epilogue", "tf32", "tensor_tf32"),
         ("wgmma_epilogue", "e4m3", "tensor_8"),
-        ("wgmma_epilogue", "i8", "tensor_8"),
+        ("wgmma_epilogue", "int8", "tensor_8"),
         ("wgmma_blockscaled", "e5m2", "tensor_8"),
         ("split_fp16x3", "f32", "tensor"),
         ("ozaki_int8", "f64", "tensor_8"),
@@ -199,6 +204,7 @@ def test_without_nvdisasm_the_peak_is_that_of_the_unit_that_multiplies(rung, dty
     assert ("multiplies parts of the elements" in notes) == (dtype == "f64")
 
 
+@NEEDS_NVDISASM
 def test_code_is_shown_when_asked_for(naive, capsys):
     assert cli.run(["inspect", "simt_naive", "--n", "1024", "--device", "a100", "--ptx", "--sass"]) == 0
     out = capsys.readouterr().out
@@ -207,6 +213,7 @@ def test_code_is_shown_when_asked_for(naive, capsys):
     assert without_code(naive).kernels[0].ptx == ""
 
 
+@NEEDS_NVDISASM
 def test_json_holds_the_figures_and_the_code_asked_for(capsys):
     line = "inspect simt_smem --n 512 --device sm_90 --config tile=32 --json"
     assert cli.run(line.split()) == 0

@@ -17,11 +17,13 @@ from gemmery.errors import ArgumentError, EmulationError
 from gemmery.lab import emulated_rungs
 from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.prediction import PredictedRung
 from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import svg
 from gemmery.report.emulated_page import emulated_page, roofs
 from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews
+from gemmery.report.predicted_tables import predicted_sheets
 
 pytest.importorskip("cuda.bindings")
 
@@ -306,3 +308,19 @@ def test_the_number_of_grids_agrees_with_its_verb(rungs, said):
     shown = io.StringIO()
     report.show_emulated(lab.emulated_ladder(rungs, [8]), Console(file=shown, width=200))
     assert said in shown.getvalue()
+
+
+def test_a_limit_is_told_once_and_columns_without_records_are_left_out():
+    """A prediction names what bounds a rung, so the table of roofs does not; without one it does."""
+    ladder = lab.emulated_ladder(["simt_smem"], [32])
+    (counted,) = overviews(ladder)
+    assert "limit" in counted.head
+    predicted = replace(ladder, predicted=(PredictedRung("simt_smem", 32, 32, 32, "f32", refused="no"),))
+    (beside,) = overviews(predicted)
+    (times,) = predicted_sheets(predicted)
+    assert "limit" not in beside.head
+    assert not {"measured", "ratio"} & set(times.head)
+    page = emulated_page(ladder)
+    assert "without caches" in page
+    assert "Each rung multiplied two small matrices" in page
+    assert "least time" not in page

@@ -1,11 +1,13 @@
 """What doctor says of CUDA: with nothing installed, without a device, and on made-up ones."""
 
+import io
 import os
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from gemmery import cache, cli, lab, tiers
+from gemmery import cache, cli, lab, report, tiers
 from gemmery.cpu import jit
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.driver import find
@@ -182,10 +184,17 @@ def test_background_work_is_tried(monkeypatch):
 
 
 def test_the_caches_in_memory_are_bounded_and_counted():
-    counts = [part.split()[:3] for part in health._memory().split(", ")]
+    counts = [part.partition(": ")[2].split() for part in health._memory().split(", ")]
     assert len(counts) == 9
     for used, of, places in counts:
         assert (of, 0 <= int(used) <= int(places)) == ("of", True)
+
+
+def test_what_is_absent_is_not_marked_ok():
+    output = io.StringIO()
+    rows = [("torch", "not installed", True, ""), ("cpu", "Zen", True, ""), ("self-test", "failed", False, "")]
+    report.findings(rows, Console(file=output, width=80))
+    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["-", "ok", "!!"]
 
 
 def test_an_unknown_precision_is_a_fault(monkeypatch):

@@ -135,7 +135,7 @@ def test_the_figures_draw_each_unit_and_cublas():
     for unit in units:
         assert f"peak, {unit}" in bars.svg
     assert "cuBLAS" in bars.svg
-    assert "cuBLAS in the same run" in bars.caption
+    assert "cuBLAS 13.1 in the same run" in bars.caption
     assert "TFLOP/s" in bars.svg
     drawn = beyond_rungs("".join(plot.svg + plot.caption for plot in plots.values()))
     assert not re.search(r"NumPy|GFLOP/s|\d threads", drawn)
@@ -214,3 +214,18 @@ def test_a_tournament_of_vectors_is_drawn_against_their_length():
     assert plot.name == "vectors-gemv-k-128"
     assert "gemv_warp r=4" in plot.svg
     assert figures(replace(LADDER, measurements=tuple(m for m in entered if m.n == 64)), CUDA) == ()
+
+
+def test_no_share_of_the_peak_of_another_unit():
+    """Rungs that multiply parts of elements on tensor cores have no share of the peak of CUDA cores."""
+    whole = next(m for m in LADDER.measurements if m.seconds and m.peak_gflops)
+    assert words.share(replace(whole, kernel="split_fp16x3", seconds=whole.flops / 2.95e9 / whole.peak_gflops)) is None
+    assert words.share(replace(whole, kernel="ozaki_int8")) is None
+    assert words.share(replace(whole, kernel="cublas", seconds=whole.flops / 1.195e9 / whole.peak_gflops)) is None
+    assert words.share(whole) == whole.gflops / whole.peak_gflops
+
+
+def test_a_rival_is_named_with_its_version():
+    cublas = next(m for m in LADDER.measurements if m.kernel == "cublas" and m.seconds)
+    assert words.versioned("cublas", [replace(cublas, note="cuBLAS 13.6.0.2 by PyTorch 2.14")]) == "cuBLAS 13.6"
+    assert words.versioned("numpy", [cublas]) == "NumPy"

@@ -51,10 +51,7 @@ def unit(dtype: str, opcodes: Iterable[str]) -> str:
 
     Without a product on tensor cores it is the CUDA cores', for elements of a type.
 
-    >>> (
-    ...     unit("f64", ["wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8"]),
-    ...     unit("f16", ["wmma.load.a.sync", "fma.rn.f32"]),
-    ... )
+    >>> unit("f64", ["wgmma.mma_async.sync.m64n128k32.s32.s8.s8"]), unit("f16", ["fma.rn.f32"])
     ('tensor_8', 'f32')
     """
     for opcode in filter(_PRODUCT.match, opcodes):

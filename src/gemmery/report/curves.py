@@ -194,8 +194,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
-        "caches kept everything; a kernel far below its roof moves bytes again and again. A point above the slope "
-        "reads operands that stay in a cache."
+        "caches kept everything; a kernel far below its roof moves bytes again and again. The operands of a point "
+        "above the slope stay in a cache."
     )
     above = [m for m in ran if m.seconds and words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes]
     caption += " Matrices of a kernel above the slope stay in a cache, which is faster than memory." if above else ""
@@ -358,12 +358,12 @@ def _mark(
 ) -> bool:
     """Dotted vertical lines with their names at a height of the axes, where they are in view; False if none is."""
     low, high = on.get_xlim()
-    seen = [(place, name) for place, name in places if low < place < high]
-    for place, name in seen:
+    in_view = [(place, name) for place, name in places if low < place < high]
+    for place, name in in_view:
         on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
         within = {"xycoords": ("data", "axes fraction"), "color": MUTED, "size": 11}
         annotate(on, name, (place, height), offset, **within, **style)
-    return bool(seen)
+    return bool(in_view)
 
 
 def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axis, shades: Colours) -> None:

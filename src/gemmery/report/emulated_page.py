@@ -63,9 +63,8 @@ def _lessons(ladder: EmulatedLadder, rungs: Sequence[Rung]) -> Iterator[tuple[Ru
     """Each rung with its claims, and a picture of its costliest access to shared memory, or else to global memory."""
     explained: set[str] = set()
     for rung in rungs:
-        claims = ", ".join(
-            f"{name.replace('_a_', '_per_').replace('_', ' ')} {value:g}" for name, value in rung.expect.items()
-        )
+        counters = {name.replace("_a_", " per ").replace("_", " "): value for name, value in rung.expect.items()}
+        claims = ", ".join(f"{name} {value:g}" for name, value in counters.items())
         note = f"Expected where all tiles are whole: {claims}." if claims else ""
         yield rung, note, _picture(ladder, rung.name, explained)
 

@@ -34,9 +34,9 @@ COUNTED = (
 )
 ROOF = (
     "The roof is a time without caches, the longest of four: sectors at the bandwidth of memory, operations at the "
-    "peak of their unit (compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and multiprocessor. A "
-    "device with caches may take less than its memory time. All assume that the grid fills the device, as a large "
-    "product does. × parent is the parent's roof over the rung's. No time was measured."
+    "peak of their unit (compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and "
+    "multiprocessor. A device with caches may take less than its memory time. All assume that the grid fills the "
+    "device, as a large product does. × parent is the parent's roof over the rung's. No time was measured."
 )
 
 

@@ -88,7 +88,8 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
-            texts = words.digits(words.reached(m)), words.percent(words.share(m)), words.times(*(gain or (None,)))
+            step = words.times(*(gain or (None,)), ranged=False)
+            texts = words.digits(words.reached(m)), words.percent(words.share(m)), step
             _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
@@ -157,19 +158,10 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     with axes(26 * len(own) + 84) as on:
         on.set_xscale("log", base=2)
         for index, rival in enumerate(rivals):
-            points = [
-                (m.versus[rival], place, m.spread.get(rival, 0.0)) for place, m in enumerate(own) if rival in m.versus
-            ]
+            points = [(m.versus[rival], at, m.spread.get(rival, 0.0)) for at, m in enumerate(own) if rival in m.versus]
             x, y, margin = zip(*points, strict=True)
-            on.errorbar(
-                x,
-                y,
-                xerr=margin,
-                fmt="o",
-                color=SERIES[index % len(SERIES)],
-                linewidth=1.5,
-                label=words.versioned(rival, measurements),
-            )
+            shade, name = SERIES[index % len(SERIES)], words.versioned(rival, measurements)
+            on.errorbar(x, y, xerr=margin, fmt="o", color=shade, linewidth=1.5, label=name)
         on.axvline(1, color=INK, linewidth=1.5)
         low, high = on.get_xlim()
         on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))

@@ -9,7 +9,6 @@ from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.words import plural
 
-FEW = 4  # rungs that a note names
 MEANING = (
     "Predicted from the blocks of one multiprocessor, whose units and caches are modelled. What bounds a rung is the "
     "unit that is busy for the longest time, or waits."
@@ -48,8 +47,7 @@ def _agreement(ladder: EmulatedLadder) -> str:
     both = agreement(ladder.predicted)
     if both is None:
         return (
-            f"Too few of these products have records of {ladder.device.name} to compare with; a clone of the "
-            "repository has some, of 1024 and more, and an installed package none."
+            f"Too few of these products have records of {ladder.device.name} here; a clone has some from n = 1024 on."
         )
     return (
         f"Against {plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
@@ -63,9 +61,5 @@ def _doubts(ladder: EmulatedLadder) -> list[str]:
     for row in ladder.predicted:
         for doubt in row.prediction.doubts if row.prediction else ():
             rungs.setdefault(doubt.partition(":")[0], []).append(row.rung)
-    several = {doubt: tuple(dict.fromkeys(names)) for doubt, names in rungs.items()}
-    notes = [
-        f"Not modelled: {doubt}, in {', '.join(names) if len(names) <= FEW else f'{len(names)} rungs'}."
-        for doubt, names in several.items()
-    ]
+    notes = [f"Not modelled: {doubt}, in {plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
     return notes + [f"{row.rung} is not predicted: {row.refused}" for row in ladder.predicted if row.refused]

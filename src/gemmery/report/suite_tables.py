@@ -26,6 +26,7 @@ from gemmery.report.sheet import (
 )
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
+STATES = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
 MANY = 8  # products of a table that has an average
 OVERVIEW = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
@@ -270,7 +271,7 @@ def overview(run: Run, about: Mapping[str, str]) -> Sheet:
     for m in run.measurements:
         if m.kernel == OWN and m.seconds and m.case not in cases and _over_fastest(m):
             apart = (m.precision or m.dtype) if m.unit else words.cores(m.threads)
-            apart = m.case if m.case in COMPARED else apart
+            apart = STATES[COMPARED.index(m.case)] if m.case in COMPARED else apart
             groups.setdefault((m.suite, apart), []).append(m)
     names = [suite for suite, _ in groups]
     rows = [

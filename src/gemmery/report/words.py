@@ -90,16 +90,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def times(ratio: float | None, spread: float = 0.0) -> str:
+def times(ratio: float | None, spread: float = 0.0, ranged: bool = True) -> str:
     """Return a speed-up: a difference smaller than its spread is marked as a tie, a wide spread is shown as a range.
 
+    Without `ranged` there is no room for that.
+
     >>> times(2.5), times(1.01, 0.02), times(4.05, 0.95), times(None)
-    ('2.50×', '~1.01×', '3.10 to 5.00×', '')
+    ('2.50×', '~1.01×', '3.1–5×', '')
     """
     if ratio is None:
         return ""
-    if spread >= WIDE * ratio:
-        return f"{digits(max(ratio - spread, 0.0))} to {digits(ratio + spread)}×"
+    if ranged and spread >= WIDE * ratio and ratio > 0.01:
+        low, high = (float(f"{end:.2g}") for end in (max(ratio - spread, 0.0), ratio + spread))
+        return f"{low:g}–{high:g}×"
     return f"{'~' if abs(ratio - 1) <= spread else ''}{digits(ratio)}×"
 
 
@@ -107,7 +110,8 @@ def share(measurement: Measurement) -> float | None:
     """Return the fraction of the measured peak that was reached; None if no peak of its unit was measured."""
     if not measurement.peak_gflops or not measurement.seconds or measurement.kernel.startswith(IN_PARTS):
         return None
-    return measurement.gflops / measurement.peak_gflops
+    part = measurement.gflops / measurement.peak_gflops
+    return part if part < 1.1 else None  # wgmma's beside the peak of mma.sync
 
 
 def percent(part: float | None) -> str:

@@ -112,15 +112,15 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     b, b_row, b_col = args.b, args.b_row, args.b_col
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
-    one, none = f.buffer(16), f.buffer(16)
-    for at, number in ((one, 1), (none, 0)):
+    unity, nothing = f.buffer(16), f.buffer(16)
+    for at, number in ((unity, 1), (nothing, 0)):
         f.store(f.const(product.scalar, number), at)
         f.store(f.zero(product.scalar), at + SIZES[product.scalar])
     a_size, b_size = buffers(product, register, mc, kc, nc)
     on_stack = (a_size + b_size <= STACK) & (k <= kc)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
-    kept, kept_row = to_b + b_size, nc * SIZES[product.scalar]
+    spare, spare_row = to_b + b_size, nc * SIZES[product.scalar]
     run = kc * FAN if product.rounds else f.max(k, 1)
     several = k > run
     below = f.select(args.below > 0, args.below - 1, args.n)
@@ -129,16 +129,16 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
         tile_c, tile_bias = c + j * product.out_size, bias + j // parts * bias_step
         sums, sums_row = tile_c, c_row
         if product.sums_apart:
-            sums, sums_row = kept + f.select(several, m, f.index(0)) * kept_row, kept_row
+            sums, sums_row = spare + f.select(several, m, f.index(0)) * spare_row, spare_row
         skipped = f.max(j // parts - below, 0) // mc * mc  # blocks of rows above the diagonal
         # A run among several is summed in `kept`, as if that were C.
-        start, factor = f.select(several, none, beta), f.select(several, one, alpha)
-        to, to_row = f.select(several, kept, tile_c), f.select(several, kept_row, c_row)
-        partial, partial_row = f.select(several, kept, sums), f.select(several, kept_row, sums_row)
+        start, factor = f.select(several, nothing, beta), f.select(several, unity, alpha)
+        to, to_row = f.select(several, spare, tile_c), f.select(several, spare_row, c_row)
+        partial, partial_row = f.select(several, spare, sums), f.select(several, spare_row, sums_row)
         with f.loop(q, end, kc) as p:
             deep, first, last = f.min(k - p, kc), p.equals(q), (p + kc >= k) & (several ^ True)
             f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
-            scale = f.select(first, start, one)
+            scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
                 f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
@@ -150,8 +150,8 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
             with f.if_(several):
                 first, last = q.equals(0), end >= k
                 f.call(
-                    "run", m, wide, kept, nc, tile_c, c_row, sums, sums_row,
-                    alpha, f.select(first, beta, one), tile_bias, bias_step, first, last,
+                    "run", m, wide, spare, nc, tile_c, c_row, sums, sums_row,
+                    alpha, f.select(first, beta, unity), tile_bias, bias_step, first, last,
                 )  # fmt: skip
 
 

@@ -68,8 +68,8 @@ def workspace_bytes(target: Target, product: Product, m: int, k: int, mc: int, k
     a, b = buffers(product, register_tile(target, product), mc, kc, nc)
     if k <= kc and a + b <= STACK:
         return 0
-    kept = (product.sums_apart and k > kc) + (product.rounds and k > kc * FAN)
-    return a + b + kept * m * nc * SIZES[product.scalar] + 64
+    copies = (product.sums_apart and k > kc) + (product.rounds and k > kc * FAN)
+    return a + b + copies * m * nc * SIZES[product.scalar] + 64
 
 
 def buffers(product: Product, register: RegisterTile, mc: Count, kc: Count, nc: Count) -> tuple[Count, Count]:

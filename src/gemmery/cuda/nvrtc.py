@@ -243,8 +243,8 @@ def _as_nvcc() -> tuple[str, ...]:
 
 def _warnings(ptx: str, name: str) -> tuple[tuple[int, str], ...]:
     """Return the warnings about a source, which follow its PTX as comments."""
-    told = re.findall(rf"^// {re.escape(name)}\((\d+)\): warning #\d+-D: (.*)$", ptx, re.MULTILINE)
-    return tuple((int(line), text) for line, text in dict.fromkeys(told))
+    warnings = re.findall(rf"^// {re.escape(name)}\((\d+)\): warning #\d+-D: (.*)$", ptx, re.MULTILINE)
+    return tuple((int(line), text) for line, text in dict.fromkeys(warnings))
 
 
 def symbol_of(kernel: str, ptx: str) -> str:

@@ -53,7 +53,7 @@ class Machine(Protocol):
     memory: Global
     shared: Own
     local: Own
-    slots: Mapping[str, int]  # of registers
+    slots: dict[str, int]  # of registers
     followed: frozenset[int]  # slots of registers that may be read before they are written
     parameters: NDArray[np.uint8]
     places: Places

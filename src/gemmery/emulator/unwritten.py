@@ -97,7 +97,7 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
         unit, accessed = machine.unit(Unwritten), None
         bad, first = unit.read(index, reads)
         if values and bad.any():
-            bad = _chosen(opcode.name, values, [unit.read(index, side)[0] for side in sides], bad, machine)
+            bad = _selected(opcode.name, values, [unit.read(index, side)[0] for side in sides], bad, machine)
         if adds is not None:
             bad = bad & adds(machine.registers)
         if address is not None and spelled is not None:
@@ -114,7 +114,7 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     return run
 
 
-def _chosen(name: str, values: list[Read], sides: list[Any], bad: Any, machine: Machine) -> Any:
+def _selected(name: str, values: list[Read], sides: list[Any], bad: Any, machine: Machine) -> Any:
     """Return the threads whose selection, or conjunction of predicates, depends on a value from nowhere."""
     first, second = sides
     if name == "selp":
@@ -146,16 +146,16 @@ def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
             read |= (reads | slots_of(lowering, [guard] if guard else [])) & ~wrote
             wrote |= 0 if guard else writes
         uses.append(Usage(0, read, wrote))
-    found = live(blocks, uses)[0][0]
+    first = live(blocks, uses)[0][0]
     passing = []
     for instruction, (reads, writes) in zip(kernel.instructions, accesses, strict=True):
         if kernel.local and instruction.opcode.name == "ld" and instruction.opcode.space in ("local", ""):
-            found |= writes
+            first |= writes
         if not find(instruction.opcode).effect:
             passing.append((reads, writes))
     before = 0
-    while found != before:
-        before = found
+    while first != before:
+        before = first
         for reads, writes in passing:
-            found |= writes if reads & found else 0
-    return found
+            first |= writes if reads & first else 0
+    return first

@@ -285,8 +285,8 @@ class AtBarriers:
         own, active = machine.spread(count), np.ones(machine.threads, bool) if mask is None else mask
         for number in np.unique(numbers[active] if numbers.ndim else numbers).tolist():
             threads = active & (numbers == number)
-            named = self._counts.setdefault(number, np.zeros((2, machine.blocks), np.int64))
-            counts, places = np.repeat(named, each, axis=1)
+            known = self._counts.setdefault(number, np.zeros((2, machine.blocks), np.int64))
+            counts, places = np.repeat(known, each, axis=1)
             uneven, apart = threads & ((own % WARP != 0) | (own == 0)), threads & (counts != own) & (counts != 0)
             for bad in (uneven, apart):
                 if bad.any():
@@ -295,9 +295,9 @@ class AtBarriers:
                     why = f"a multiple of {WARP} is needed" if bad is uneven else other
                     what = f"names {own[first]} threads for barrier {number}, and {why}"
                     report_misuse(machine, index, np.flatnonzero(bad), what)
-            fresh = threads.reshape(machine.blocks, -1).any(axis=1) & (named[0] == 0)
-            named[0, fresh] = np.where(threads, own, 0).reshape(machine.blocks, -1).max(axis=1)[fresh]
-            named[1, fresh] = index
+            fresh = threads.reshape(machine.blocks, -1).any(axis=1) & (known[0] == 0)
+            known[0, fresh] = np.where(threads, own, 0).reshape(machine.blocks, -1).max(axis=1)[fresh]
+            known[1, fresh] = index
 
     def _count(self, index: int, mask: Mask, numbers: Any) -> None:
         """bar.arrive: count the threads, which do not wait."""

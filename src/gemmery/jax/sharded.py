@@ -25,13 +25,13 @@ def _sides(transposed: int, shapes: Any) -> tuple[list[str], list[str], list[str
     """Return the names of the sides of A, B and C. A dimension that is repeated along the batch has its own name."""
     a, b, c = shapes
 
-    def named(letter: str, shape: Ints, matrix: str) -> list[str]:
+    def letters_of(letter: str, shape: Ints, matrix: str) -> list[str]:
         first = len(c) - len(shape)
         batch = (f"batch{i}" if shape[i - first] == c[i] else f"{letter}{i}" for i in range(first, len(c) - 2))
         return [*batch, *matrix]
 
     a_matrix, b_matrix = "km" if transposed & A_TRANSPOSED else "mk", "nk" if transposed & B_TRANSPOSED else "kn"
-    return named("a", a, a_matrix), named("b", b, b_matrix), named("c", c, "mn")
+    return letters_of("a", a, a_matrix), letters_of("b", b, b_matrix), letters_of("c", c, "mn")
 
 
 def cuts(transposed: int, mesh: Any, shapes: Any, specs: Any) -> Cuts:
@@ -47,8 +47,8 @@ def cuts(transposed: int, mesh: Any, shapes: Any, specs: Any) -> Cuts:
     a, b, c = (dict(zip(each, spec, strict=False)) for each, spec in zip(names, specs, strict=True))
     cut: dict[str, Axes] = {}
     for wish in ({"k": a.get("k") if a.get("k") == b.get("k") else None}, c, a, b):
-        for name, wanted in wish.items():
-            axes = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
+        for name, spec in wish.items():
+            axes = (spec,) if isinstance(spec, str) else tuple(spec or ())
             free = name not in cut and not any(axis in each for each in cut.values() for axis in axes)
             if axes and free and sizes[name] % math.prod(mesh.shape[axis] for axis in axes) == 0:
                 cut[name] = axes
@@ -71,7 +71,7 @@ def partitioned(multiply: Callable[..., jax.Array], transposed: int) -> Any:
         a, b, c = (NamedSharding(mesh, spec) for spec in specs)
         return mesh, lambda x, y: multiply(x, y, axes), c, (a, b)
 
-    product.def_partition(partition, lambda *asked: partition(*asked)[2], sharding_rule=rule)
+    product.def_partition(partition, lambda *arguments: partition(*arguments)[2], sharding_rule=rule)
     return product
 
 

@@ -88,7 +88,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
-            step = words.times(*(gain or (None,)), ranged=False)
+            step = words.times(gain[0] if gain else None, gain[1] if gain else 0.0, ranged=False)
             texts = words.digits(words.reached(m)), words.percent(words.share(m)), step
             _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)

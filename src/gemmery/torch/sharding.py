@@ -34,7 +34,7 @@ def _matmul(a: Any, b: Any, precision: str | None = None) -> Placements:
     whole, sums = Replicate(), Partial()
     has_m, has_n = a.ndim > 1, b.ndim > 1
     batch = max(a.ndim - 2, b.ndim - 2, 0)
-    ways = [
+    ways: list[tuple[list[Any], list[Any]]] = [
         ([whole], [whole, whole]),
         ([sums], [Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))]),
         ([sums], [sums, whole]),
@@ -57,7 +57,7 @@ def _linear(
     """Return how a layer can be cut: as its product, with the weight transposed, but no sums under an activation."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    ways = [
+    ways: list[tuple[list[Any], list[Any]]] = [
         ([Replicate()], [Replicate(), Replicate(), Replicate()]),
         ([Shard(x.ndim - 1)], [Replicate(), Shard(0), Shard(0)]),
         *(([Shard(dim)], [Shard(dim), Replicate(), Replicate()]) for dim in range(x.ndim - 1)),

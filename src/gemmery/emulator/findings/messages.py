@@ -153,15 +153,19 @@ def _unordered(machine: Machine, index: int, other: int, barrier: str) -> str:
     return f"no barrier in between: put {barrier} there"
 
 
-def mbarrier(machine: Machine, at: int, phase: int, expected: int, pending: int, more: int) -> str:
+def mbarrier(machine: Machine, at: int, phase: int, expected: int, pending: int, missing: int) -> str:
     """The state of an mbarrier where threads wait for ever, and what to check."""
-    if pending == expected and not more:
+    if pending == expected and not missing:
         check = "nothing has arrived in it: check the parity that is waited for, and that threads arrive in each pass"
     elif pending > 0:
         check = "check the number of arrivals that it was initialised for, and that all of them are made"
     else:
         check = "check the bytes that are expected against those of the copies"
-    lacks = f"{pending} of {expected} arrivals and {more} bytes are missing" if more >= 0 else f"{-more} bytes too many"
+    lacks = (
+        f"{pending} of {expected} arrivals and {missing} bytes are missing"
+        if missing >= 0
+        else f"{-missing} bytes too many"
+    )
     where = address(machine, "shared", at)
     return f"waits for ever at the mbarrier at {where}: in its phase {phase} {lacks}; {check}"
 

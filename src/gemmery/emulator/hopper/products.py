@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmery.dtypes import Array
 from gemmery.emulator.hopper.bulk import Bulk

@@ -85,7 +85,7 @@ def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> lis
     texts = []
     if isinstance(inspection, CpuInspection):
         both = (("LLVM IR", inspection.ir, ptx), ("Assembly", inspection.assembly, sass))
-        return [(f"{title} of {inspection.rung}", text) for title, text, wanted in both if wanted]
+        return [(f"{title} of {inspection.rung}", text) for title, text, on in both if on]
     for kernel in inspection.kernels:
         texts += [(f"PTX of {kernel.name}", kernel.ptx)] if ptx else []
         texts += [(f"SASS of {kernel.name}", kernel.sass or kernel.missing)] if sass else []

@@ -358,12 +358,12 @@ def _mark(
 ) -> bool:
     """Dotted vertical lines with their names at a height of the axes, where they are in view; False if none is."""
     low, high = on.get_xlim()
-    seen = [(place, name) for place, name in places if low < place < high]
-    for place, name in seen:
+    inside = [(place, name) for place, name in places if low < place < high]
+    for place, name in inside:
         on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
         within = {"xycoords": ("data", "axes fraction"), "color": MUTED, "size": 11}
         annotate(on, name, (place, height), offset, **within, **style)
-    return bool(seen)
+    return bool(inside)
 
 
 def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axis, shades: Colours) -> None:

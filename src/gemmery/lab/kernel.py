@@ -82,7 +82,8 @@ def emulate(
     pointer, bytes or a tuple of members as a struct, and a list as an array of pointers. `variables` sets `__device__`
     and `__constant__` variables to arrays, by name. `merge` counts adjacent accesses as ptxas merges them; `check`
     looks for faults; `seed` shuffles the order of blocks and warps, to show results that depend on it. A kernel that
-    does not end within `max_steps` basic blocks (counted over the thread blocks that run together) is an error.
+    does not end within `seconds` of processor time, or `max_steps` basic blocks, is an error; both are of the thread
+    blocks that run together. With `strict` findings are an error, too.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)
@@ -91,8 +92,8 @@ def emulate(
     >>> x[:3].tolist(), run.global_.loads.sectors, run.flops, run.findings
     ([0.0, 2.0, 4.0], 8, 64, ())
 
-    Raises EmulationError for instructions that are not modelled, CompileError, LayoutError, and ArgumentError for
-    launches that a driver would refuse. The arrays are then unchanged.
+    Raises EmulationError for instructions that are not modelled, CompileError, LayoutError, ArgumentError for launches
+    that a driver would refuse, and with `strict` CheckError for findings. The arrays are then unchanged.
     """
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))

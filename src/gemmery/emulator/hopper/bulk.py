@@ -230,7 +230,8 @@ class Bulk:
             within = inside.any(axis=1)
             first = np.take_along_axis(places, inside.argmax(axis=1)[:, None], axis=1)
             threads, places = threads[within], np.where(inside, places, first)[within]
-        self.report(store.index, threads, places, "reads")
+        if len(threads):
+            self.report(store.index, threads, places, "reads")
 
     # ---- tensor maps ----
 

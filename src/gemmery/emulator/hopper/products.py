@@ -162,7 +162,7 @@ class Products:
             places = [uses[slot] for slot in product.slots if slot in uses]
             if not places or (by is not None and by.slots == product.slots):
                 continue
-            some: NDArray[np.bool_] = np.ones(len(product.groups), bool)
+            some: Flags = np.ones(len(product.groups), bool)
             if by is not None:
                 some = np.isin(product.groups, by.groups)
             elif mask is not None:

@@ -83,8 +83,7 @@ def test_the_integer_reference_is_python_arithmetic_wrapped(dtype, out):
     info = np.iinfo(out)
     span = 2**info.bits
     wrapped = np.vectorize(lambda v: (v - info.min) % span + info.min, otypes=[object])(exact).astype(out)
-    short = {"int": "i", "uint": "u"}[out.rstrip("0123456789")] + str(info.bits)
-    assert np.array_equal(verify.reference(a, b, out=short, alpha=-3, beta=5, c=c), wrapped)
+    assert np.array_equal(verify.reference(a, b, out=out, alpha=-3, beta=5, c=c), wrapped)
 
 
 def test_the_rectified_integers():

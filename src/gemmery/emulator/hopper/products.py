@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.dtypes import Array
 from gemmery.emulator.hopper.bulk import Bulk
@@ -162,11 +162,11 @@ class Products:
             places = [uses[slot] for slot in product.slots if slot in uses]
             if not places or (by is not None and by.slots == product.slots):
                 continue
-            some: Flags = np.ones(len(product.groups), bool)
+            some: Any = np.ones(len(product.groups), bool)
             if by is not None:
                 some = np.isin(product.groups, by.groups)
             elif mask is not None:
-                some = mask[lanes_of(product.groups)].any(axis=1)
+                some = np.any(mask[lanes_of(product.groups)], axis=1)
             if some.any():
                 line = self._machine.kernel.instructions[product.index].line
                 what = (

@@ -15,8 +15,8 @@ from gemmery.cpu.target import FAN
 
 
 def even(f: Function, total: Value, most: Value | int, unit: Value | int = 1) -> Value:
-    """Return the size of blocks: all of `total` if it is at most `most`, else as `build.even` divides it."""
-    size, most = f.var(total), f.index(most)
+    """Return the size of blocks, at least 1: `total` if that is at most `most`, else as `build.even` divides it."""
+    size, most = f.var(f.max(total, 1)), f.index(most)
     with f.if_(most < total):
         count = (total + (most - 1)) // most
         each = (total + (count - 1)) // count

@@ -103,7 +103,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     parts = product.parts
     m, n, k = args.m, args.n * parts, args.k * parts
     mc, nc, kc = (
-        even(f, f.max(total, 1), block, unit)
+        even(f, total, block, unit)
         for total, block, unit in (
             (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.group * parts)
         )

@@ -70,7 +70,7 @@ def half(*shape):
         (lambda a, x: gm.matmul(a, a, dtype="float16"), gm.DTypeError, "cannot represent every float32 value"),
         (lambda a, x: gm.matmul(a, a, activation="tanh"), gm.ArgumentError, "relu, gelu, silu"),
         (lambda a, x: gm.matmul(a, Matrix((3, 4))), gm.ShapeError, "must be equal"),
-        (lambda a, x: gm.matmul(a, a, out=Matrix((4, 5))), gm.ShapeError, "out of shape"),
+        (lambda a, x: gm.matmul(a, a, out=Matrix((4, 5))), gm.ShapeError, "out has shape"),
         (lambda a, x: gm.matmul(a, a, out=Matrix()), gm.LayoutError, "read-only"),
         (lambda a, x: gm.matmul(a, a, bias=Matrix((3,))), gm.ShapeError, "bias has shape"),
         (lambda a, x: gm.gemm(1.0, a, a, 2.0), gm.ArgumentError, "beta=2.0 needs c"),

@@ -131,7 +131,7 @@ def test_wrong_calls_are_type_errors():
         lambda: gm.matmul(a),
         lambda: gm.matmul(a, a, None, a),
         lambda: gm.matmul(a, a, None, out=a),
-        lambda: gm.matmul(a, a, where=True),
+        lambda: gm.matmul(a, a, wherever=True),
         lambda: gm.matmul(a=a, b=a),
     ):
         with pytest.raises(TypeError, match="matmul"):

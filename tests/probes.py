@@ -78,7 +78,7 @@ class Gate:
 def zeros(batch: int, m: int, n: int) -> tuple[np.ndarray, View]:
     """A batch of m x n int32 and its view."""
     array = np.zeros((batch, m, n), np.int32)
-    return array, View(array.ctypes.data, array.shape, array.strides, "i32", owner=array)
+    return array, View(array.ctypes.data, array.shape, array.strides, "int32", owner=array)
 
 
 def slot(number: int) -> tuple[int, int, int]:

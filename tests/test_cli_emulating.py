@@ -153,7 +153,7 @@ def test_a_run_draws_the_lines_of_its_source(folder):
     with pytest.raises(ArgumentError, match=r"line=6: name a line with its file, (.|\n)*add.cu:6, add.cu:8"):
         run.svg(line=6)
     for other in (None, np.ones(2)):
-        with pytest.raises(ArgumentError, match=r"is no rung: pass the name of a GPU rung .* or a run of gm.emulate"):
+        with pytest.raises(ArgumentError, match=r"is no rung: pass the name of a rung .* or a run of gm.emulate"):
             gm.inspect(other)
     both = gm.inspect(run, gm.emulate(folder / "padded.cu", "add<8>", 4, 32, [*arrays, 128]))
     assert repr(both) == "<Comparison of add<8> of add.cu and add<8> of padded.cu>"

@@ -143,7 +143,7 @@ def modules(target):
         yield made.name, loops.packed(target, made)
     yield "gemv", gemv.gemv(target, build.gemv_product(Problem(8, 1, 8, "int32", "int32")), 6)
     yield "direct", direct.direct(target, direct.cut(target, "f64", "row", 13, 37, 9, True))
-    yield "batched", batched.batched(target, batched.Small(5, 7, 9, "int32", "int32", "int32"))
+    yield "batched", batched.batched(target, batched.Small(5, 7, 9, "int32", "int32", "i32"))
 
 
 @pytest.fixture(params=CPUS)

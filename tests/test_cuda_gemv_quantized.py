@@ -159,7 +159,7 @@ def test_nothing_spills_and_all_blocks_run_at_once(m, n, bits):
 def on_the_card(card, x, levels, scales, bits, dtype, epilogue=""):
     """A layer by the launch that the API prepares; the word why there is none."""
     word = "bf16" if dtype == "bf16" else "f16"
-    a, w, s = card.put(x, word), card.put(packed(levels, bits), "u8"), card.put(scales, word)
+    a, w, s = card.put(x, word), card.put(packed(levels, bits), "uint8"), card.put(scales, word)
     c = card.empty((len(x), len(levels)), word)
     run = prepared(
         *(z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, w, s, c)), bits, epilogue
@@ -191,7 +191,7 @@ def test_other_types_have_no_launch():
 def unpacked_on(card, levels, scales, bits, dtype):
     """The matrix that the kernel unpacks; the words why there is none."""
     word = "bf16" if dtype == "bf16" else "f16"
-    w, s = card.put(packed(levels, bits), "u8"), card.put(scales, word)
+    w, s = card.put(packed(levels, bits), "uint8"), card.put(scales, word)
     c = card.empty(levels.shape, word)
     views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (w, s))
     run = unpacked(*views, word, bits)
@@ -218,7 +218,7 @@ def test_what_no_kernel_unpacks_has_a_reason(monkeypatch):
     levels = np.zeros((4, 24), int)
     assert "groups of 12" in unpacked_on(card, levels, np.ones((4, 2)), 4, "f16")
     assert "not empty" in unpacked_on(card, levels[:0], np.ones((0, 3)), 8, "f16")
-    one, factors = View(0, (4, 24), (24, 1), "u8"), View(0, (4, 3), (12, 4), "f32")
+    one, factors = View(0, (4, 24), (24, 1), "uint8"), View(0, (4, 3), (12, 4), "f32")
     assert "f16 or bf16" in unpacked(one, factors, "f32", 8)
     assert "f16 or bf16" in unpacked(one, factors, "f16", 8)
     assert "contiguous" in unpacked(

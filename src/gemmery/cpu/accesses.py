@@ -11,7 +11,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 
 from gemmery.arrays import View
 from gemmery.cpu import jit, workspace
@@ -26,7 +26,7 @@ _PAGES, _PAGE_WAYS = 64, 4  # of 4 KiB, whose translations are at hand
 _SITES = 1 << 14  # more than any kernel has
 _WORDS = 8  # of a site; the first five are its counters
 _ACCESS = re.compile(r" +(?:%\w+ = )?(?:(?:load|store) (?:<(\d+) x )?(\w+).*, align |call .*@llvm\.(?:masked|pref))")
-_lock = Lock()  # all kernels share one model
+_lock = RLock()  # all kernels share one model
 
 
 class Site(NamedTuple):

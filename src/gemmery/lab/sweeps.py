@@ -59,8 +59,8 @@ def sweep(
     try:
         return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
     except DeviceError as error:
-        way = f"sweep {experiment}" if "emulator" in varied.points else f"ladder --rungs {variants[0][0].name}"
-        raise DeviceError(f"{error}; without a GPU, `gemmery {way} --device emulator` counts what rungs do") from None
+        way = f"sweep {experiment}" if "emulator" in varied.points else "ladder"
+        raise DeviceError(f"{error}; `gemmery {way}` on the device emulator counts what rungs do without one") from None
 
 
 def emulated_sweep(

@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from gemmery.arrange import Ints
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
-Axes = tuple[str, ...]
-Cuts = tuple[PartitionSpec, PartitionSpec, PartitionSpec, Axes]  # of A, B and C, and the axes that cut k
+MeshAxes = tuple[str, ...]
+Cuts = tuple[PartitionSpec, PartitionSpec, PartitionSpec, MeshAxes]  # of A, B and C, and the axes that cut k
 
 
 def _sides(transposed: int, shapes: Any) -> tuple[list[str], list[str], list[str]]:
@@ -37,7 +37,7 @@ def _sides(transposed: int, shapes: Any) -> tuple[list[str], list[str], list[str
 def cuts(transposed: int, mesh: Any, shapes: Any, specs: Any) -> Cuts:
     """Return how A, B and C are cut, given how they would be: each axis cuts one side, which it divides.
 
-    Axes that cut k of both operands come first: to add the sums moves one C, and to gather both operands moves more,
+    MeshAxes that cut k of both operands come first: to add the sums moves one C, and to gather both operands moves more,
     for example in the gradient of a layer's weight, whose k are the rows of the input.
     """
     names = _sides(transposed, shapes)
@@ -45,7 +45,7 @@ def cuts(transposed: int, mesh: Any, shapes: Any, specs: Any) -> Cuts:
         name: size for each, shape in zip(names, shapes, strict=True) for name, size in zip(each, shape, strict=True)
     }
     a, b, c = (dict(zip(each, spec, strict=False)) for each, spec in zip(names, specs, strict=True))
-    cut: dict[str, Axes] = {}
+    cut: dict[str, MeshAxes] = {}
     for wish in ({"k": a.get("k") if a.get("k") == b.get("k") else None}, c, a, b):
         for name, spec in wish.items():
             axes = (spec,) if isinstance(spec, str) else tuple(spec or ())
@@ -60,7 +60,7 @@ def partitioned(multiply: Callable[..., jax.Array], transposed: int) -> Any:
     """Return `multiply(a, b, axes)`, which adds sums over axes, as a function of operands that XLA may have cut."""
     product = custom_partitioning(lambda a, b: multiply(a, b, ()))
 
-    def rule(_: Any, operands: Any, results: Any) -> tuple[str, dict[str, Axes]]:
+    def rule(_: Any, operands: Any, results: Any) -> tuple[str, dict[str, MeshAxes]]:
         a, b, c = map(" ".join, _sides(transposed, [x.shape for x in (*operands, *results)]))
         return f"{a}, {b} -> {c}", {"reduction_factors": ("k",)}
 

@@ -37,7 +37,7 @@ def _sides(transposed: int, shapes: Any) -> tuple[list[str], list[str], list[str
 def cuts(transposed: int, mesh: Any, shapes: Any, specs: Any) -> Cuts:
     """Return how A, B and C are cut, given how they would be: each axis cuts one side, which it divides.
 
-    MeshAxes that cut k of both operands come first: to add the sums moves one C, and to gather both operands moves more,
+    Axes that cut k of both operands come first: to add the sums moves one C, and to gather both operands moves more,
     for example in the gradient of a layer's weight, whose k are the rows of the input.
     """
     names = _sides(transposed, shapes)

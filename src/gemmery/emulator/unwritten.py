@@ -146,6 +146,8 @@ def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
             read |= (reads | slots_of(lowering, [guard] if guard else [])) & ~wrote
             wrote |= 0 if guard else writes
         uses.append(Usage(0, read, wrote))
+    if any(instruction.opcode.name == "brx" for instruction in kernel.instructions):
+        return 0  # calls through pointers: what a function returns is written in a block that this order does not show
     first = live(blocks, uses)[0][0]
     passing = []
     for instruction, (reads, writes) in zip(kernel.instructions, accesses, strict=True):

@@ -160,7 +160,7 @@ class Products:
         """Report the first use of a register, by slot, that a product under way will write; a product may add to it."""
         for product in self._under_way:
             places = [uses[slot] for slot in product.slots if slot in uses]
-            if not places or (by is not None and by.slots == product.slots):
+            if not places or (by is not None and {*by.slots} & {*product.slots}):
                 continue
             some: Any = np.ones(len(product.groups), bool)
             if by is not None:

@@ -9,6 +9,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import quick
+from gemmery.errors import LayoutError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [
@@ -343,3 +344,20 @@ def test_a_scalar_that_requires_grad_is_refused_like_an_operand(name):
         product()
     with torch.no_grad():
         assert torch.equal(product(), torch.full((3, 3), 6.0 if name == "alpha" else 5.0))
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_alone():
+    """As by PyTorch: it has no version, by which autograd would notice. The 100 calls reach the compiled entry."""
+    a, b = torch.ones(5, 6), torch.ones(6, 7)
+    with torch.inference_mode():
+        out = torch.zeros(5, 7)
+    for _ in range(100):
+        gm.matmul(a, b, out=torch.zeros(5, 7))
+        with pytest.raises(LayoutError, match="cannot be written"):
+            gm.matmul(a, b, out=out)
+    assert not out.any()
+    with torch.inference_mode():
+        for _ in range(100):
+            assert gm.matmul(a, b, out=out) is out
+    assert bool((out == 6).all())
+    assert torch.equal(gm.matmul(out, out.T), torch.full((5, 5), 252.0))

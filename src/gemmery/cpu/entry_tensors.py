@@ -65,7 +65,8 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
                 _word(f, at, handle, "ptr") for at in (torch.data, torch.sizes, torch.strides)
             )
             operand.element, operand.size, operand.unit = element, size, size
-            operand.flags = IS_TENSOR | objects.WRITEABLE
+            plain = keys.equals(torch.plain_keys)  # an inference tensor is written in inference mode alone: by Python
+            operand.flags = f.select(plain, f.index(IS_TENSOR | objects.WRITEABLE), f.index(IS_TENSOR))
             has_memory = f.emit("i1", f"icmp ne {operand.data}, null")
             known = (tracked.value ^ True) & element.differs(0) & has_memory
             with f.if_(known & (_word(f, torch.storage_size, handle) >= _needed(f, torch, operand, handle, size))):

@@ -319,7 +319,7 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("ladder --html -", "--html -: stdout is for tables and JSON"),
         ("ladder diff simt_smem simt_naive --html -", "--html -: stdout is for tables and JSON"),
         ("bench --store -", "--store -: stdout is for tables and JSON"),
-        ("inspect simt_smem bank_stride", "bank_stride is an exhibit and simt_smem a rung"),
+        ("inspect simt_smem bank_stride", "simt_smem is a GPU rung and bank_stride an exhibit"),
         (
             "inspect simt_smen bank_stride",
             "nor an exhibit; did you mean 'simt_smem'? known: ",

@@ -196,7 +196,7 @@ def test_what_is_shown(few):
     assert titles == [
         "Global memory, n = 128",
         "Shared memory and branches, n = 128",
-        "Roofs, n = 128",
+        "Roofs: times without caches, n = 128",
         "Warp instructions by kind, in thousands, n = 128",
         "Checks, n = 128",
     ]
@@ -221,7 +221,7 @@ def test_the_page_needs_nothing_else(few):
         "http://www.w3.org/1999/xlink",
     }
     assert all(name in text for name in FEW)
-    assert "Expected counters of an aligned product: divergent branches 0, load sectors a request 16.5" in text
+    assert "Expected where all tiles are whole: divergent branches 0, load sectors a request 16.5" in text
 
 
 def test_the_page_shows_roofs_and_which_rung_grew_from_which(chain):

@@ -27,10 +27,6 @@ LEAST, DEEP = 4096, 512
 SMALLEST = 1024  # least side of the squares on the diagonal: eight of them fill a card of 132 multiprocessors twice
 UNIT = 256  # of which their side is a multiple: whole tiles, and addresses as aligned as A's
 
-# Rungs whose sums depend on which operand is A: they add high times low parts, then low times high ones. What they
-# compute is mirrored whatever its size.
-ONE_SIDED = ("split_fp16x3", "split_bf16x6", "split_paired", "ozaki_int8", "wgmma_streamk")
-
 
 def pieces(n: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield blocks of C that cover what is on and below the diagonal, as (batch, rows, columns, row, step).
@@ -105,8 +101,11 @@ def _is_large(form: Arrangement) -> bool:
 
 
 def halved(run: Ready, plan: Plan, form: Arrangement, problem: Problem) -> Ready | Halved:
-    """Return what runs a product: a `Halved` if B may be the transposed A, and half of the product is worth it."""
+    """Return what runs a product: a `Halved` if B may be the transposed A, and half of the product is worth it.
+
+    What a one-sided rung computes is mirrored whatever its size, so that C is symmetric.
+    """
     square = form.m == form.n > 1 and form.a == (form.b[0], form.b[2], form.b[1]) and form.runs == 1
     plain = problem.c_layout == "row" and "bias" not in problem.epilogue and not problem.scales and not problem.split
-    worth = square and plain and (_is_large(form) or plan.rung.name in ONE_SIDED)
+    worth = square and plain and (_is_large(form) or plan.rung.one_sided)
     return Halved(run, plan, form, problem) if worth else run

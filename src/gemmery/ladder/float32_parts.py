@@ -195,6 +195,7 @@ def pays(problem: Problem) -> bool:
 
 _split_rung = partial(
     gpu_rung,
+    one_sided=True,
     dtypes=("f32",),
     refuses=_refuses,
     default=dict.fromkeys(("bm", "bn", "band", "blocks"), 0),  # chosen by the problem

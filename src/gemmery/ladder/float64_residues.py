@@ -168,6 +168,7 @@ OZAKI = (
         "ozaki_int8",
         idea="float64 by int8 tensor cores: residues modulo 15 numbers, and the Chinese remainder theorem",
         parent="mma_f64",
+        one_sided=True,
         dtypes=("f64",),
         refuses=_refuses,
         bound=_bound,

@@ -53,6 +53,7 @@ def gpu_rung(
     default: Config = MappingProxyType({}),
     resolve: Callable[[Problem, Config], Config] = as_given,
     bounds: Mapping[str, Growth] = MappingProxyType({}),
+    one_sided: bool = False,
 ) -> Rung:
     """Return the row of the kernel NAME in kernels/NAME.cu; `geometry` takes that name, a problem and a config."""
     launches = partial(geometry, name)
@@ -76,4 +77,5 @@ def gpu_rung(
         geometry=launches,
         resolve=resolve,
         bounds=bounds,
+        one_sided=one_sided,
     )

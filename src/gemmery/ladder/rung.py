@@ -68,6 +68,7 @@ class Rung(NamedTuple):
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
     bounds: Mapping[str, Growth] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
+    one_sided: bool = False  # with A and B exchanged a sum has other bits: it is added in another order
 
     def bound_of(self, dtype: str, precision: str = "") -> Growth:
         """Return f(k) for products of an element type, or of f32 in this precision."""

@@ -175,6 +175,7 @@ def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geomet
 SPLIT = (
     gpu_rung(
         "wgmma_streamk",
+        one_sided=True,
         idea="the blocks of a cluster share the k of the tiles of the last round",
         parent="wgmma_epilogue",
         dtypes=wgmma.DTYPES,

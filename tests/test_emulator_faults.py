@@ -33,11 +33,11 @@ def compiled(file, repaired):
 
 
 def found(name, repaired=False, seed=None):
-    """The kinds of what is found in one of the kernels, warnings included."""
+    """The kinds of what is found in one of the kernels, warnings included but for elements left unwritten."""
     file, _, grid, block = CASES[name]
     x, y, n = np.arange(8192, dtype=np.float32) % 61, np.zeros(8192, np.float32), np.zeros(8192, np.int32)
     run = emulate(compiled(file, repaired), name, grid, block, [x, y, n], arch=ARCH, seed=seed)
-    return {one.kind for one in run.findings + run.warnings}
+    return {one.kind for one in run.findings + run.warnings} - {"unwritten"}  # the arrays serve all kernels
 
 
 def test_every_kernel_of_the_files_is_launched():

@@ -441,7 +441,7 @@ def test_a_kernel_that_takes_too_many_steps_is_refused(seed):
     """A counter that changes in each turn is no cycle: the limit of steps ends it, at the line of the loop."""
     x = np.zeros(2, np.uint32)
     with pytest.raises(
-        gm.EmulationError, match=r"did not end within 3,000 steps, and loops at kernel.cu:[34].*max_steps="
+        gm.EmulationError, match=r"did not end within 3,000 steps, and is at kernel.cu:[34].*max_steps="
     ):
         gm.emulate(ENDLESS, "f", 1, 32, [x], seed=seed, max_steps=3000)
     assert not x.any()

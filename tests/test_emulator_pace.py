@@ -74,7 +74,7 @@ def test_blocks_beyond_a_full_device_take_turns():
 
 def test_a_card_without_figures_is_refused():
     run = gm.emulate("__global__ void f(float* x) { x[0] = 1; }", "f", 1, 32, [np.zeros(8, np.float32)])
-    for name in ("gtx480", "t4"):
+    for name in ("gtx480", "rtx9090"):
         with pytest.raises(DeviceError, match="h200, h100, a100"):
             run.predict(name)
     assert run.predict("a100").seconds > run.predict("a100").terms["launch"]

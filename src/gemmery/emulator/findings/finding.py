@@ -78,7 +78,8 @@ class Collection:
     ) -> None:
         """Add a finding at an instruction, or count it if it is known: a kernel may have the same race many times.
 
-        Of a race the pair of threads is told that needs the strongest order: 1 of two warps, 2 of two blocks.
+        Of a race the pair is told that needs the strongest order: 1 of two warps, 2 of two blocks, 3 of a unit that
+        reads for itself.
         """
         key = kind, self.line(machine, index), "" if other is None else self.line(machine, other)
         known = self._findings.get(key)

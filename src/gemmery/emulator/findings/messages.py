@@ -146,7 +146,7 @@ def _unordered(machine: Machine, index: int, other: int, barrier: str) -> str:
         way = f"{line_of(machine, other)} {does(machine, other)} it in one pass of a loop, and "
         way += f"{line_of(machine, index)} {does(machine, index)} it in the next: put {barrier} after {first}"
         return f"{way}, at the end of the loop"
-    if first == second:
+    if first == second and not in_bulk(machine, index):
         return f"both are one statement: read into a variable, then {barrier}, then write"
     if barrier == "__syncwarp()":
         return f"lanes of one warp: put {barrier} between the two"

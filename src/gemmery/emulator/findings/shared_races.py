@@ -120,7 +120,8 @@ class SharedRaces:
                 f"{messages.thread(machine, thread)} writes {where}, which the {name} at "
                 f"{self._collection.line(machine, other)} may still read: wait {wait} first"
             )
-            self._collection.add(machine, "race", index, thread, 1, message, other)
+            # A barrier would not end the unit's reads, whatever pair of threads races beside it.
+            self._collection.add(machine, "race", index, thread, 1, message, other, strength=3)
 
     def landed(self, index: int, addresses: Words, threads: Words) -> None:
         """The data of cp.async `index` is written."""

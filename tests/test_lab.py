@@ -94,7 +94,7 @@ def test_rungs_that_lose_on_squares_are_shown_where_they_are_meant():
         ("numpy", 8, 2048, 2048),
     ]
     direct = next(m for m in run.measurements if m.kernel == "direct" and m.case)
-    assert set(direct.versus) == {"numpy", "packed"}
+    assert set(direct.versus) == {"numpy", "simd_tile"}
     assert direct.error <= 1
     *_, others = sheets(run, CPU)
     assert others.title == "Other shapes, f32"

@@ -221,7 +221,7 @@ def test_the_page_needs_nothing_else(few):
         "http://www.w3.org/1999/xlink",
     }
     assert all(name in text for name in FEW)
-    assert "Expected where all tiles are whole: divergent branches 0, load sectors a request 16.5" in text
+    assert "Expected where all tiles are whole: divergent branches 0, load sectors per request 16.5" in text
 
 
 def test_the_page_shows_roofs_and_which_rung_grew_from_which(chain):

@@ -105,4 +105,4 @@ def test_most_calls_are_served(monkeypatch):
     refused.clear()
     home = "numpy._core.tests.test_einsum"
     test_numpys_test_passes(home, "TestEinsum", "test_einsum_sums_float64", {}, monkeypatch)
-    assert len(served) > 20 * len(refused)
+    assert len(served) > 9 * len(refused)  # which ask for casting="unsafe"

@@ -238,8 +238,10 @@ def test_the_page_needs_nothing_else(naive, tmp_path, capsys):
     assert "page:" in capsys.readouterr().out
 
 
-def test_every_known_card_runs_the_first_rung():
-    assert [inspect_rung("simt_naive", n=256, device=name, counters=False).device.name for name in KNOWN] == list(KNOWN)
+@pytest.mark.many(4)
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_card_runs_the_first_rung(name):
+    assert inspect_rung("simt_naive", n=64, device=name, counters=False).device.name == name
 
 
 @pytest.mark.parametrize("rung", [None, 1, ["simt_naive"], {}])

@@ -171,3 +171,24 @@ def test_what_cannot_be_verified_is_refused():
         lab.verify(0)
     with pytest.raises(ArgumentError, match="device 'tpu'"):
         lab.verify(1, "tpu")
+
+
+def test_a_symmetric_product_is_symmetric_to_the_last_bit(monkeypatch):
+    """One element off the diagonal is one unit in the last place away: the error is small, and C has no symmetry."""
+    product = next(
+        p for p in (drawn(seed, ["f32"], "cpu") for seed in range(1000)) if p.symmetric and p.m > 1 and p.batch == 1
+    )
+    checked, beside = verification.computed(product, verification.on_host)
+    assert checked.ok
+    assert not beside
+    call = verification._call
+
+    def nudged(p, a, b, c, vectors):
+        assert np.shares_memory(a, b)
+        call(p, a, b, c, vectors)
+        c[0, -1] = np.nextafter(c[0, -1], np.float32(np.inf))
+
+    monkeypatch.setattr(verification, "_call", nudged)
+    checked, beside = verification.computed(product, verification.on_host)
+    assert checked.ok
+    assert "not symmetric" in beside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
 
 _LONGEST, _LONGER = 700, 5000
 _MOST = 2e8  # multiplications
+_SYMMETRIC = 0.05  # how many of the products that may be have the transposed A as B
 _LARGE, _LARGE_MOST = 0.005, 2e9  # how many products have three long sides, and their multiplications
 _EXACT_K = 2000  # beyond it, sums of products of numbers up to 2 no longer fit the 13 bits that float8 sums have
 _KS = (0, 1, 8, 63, 64, 65)
@@ -45,6 +46,7 @@ class RandomProduct:
     activation: str = ""
     scales: str = ""  # "", "numbers", "outer" or "blocks"
     invariant: bool = False
+    symmetric: bool = False  # B is A transposed, in A's memory: C is equal to its transpose to the last bit
     ends: tuple[int, ...] = ()  # of the groups in the rows of A
     spread: str = ""  # of the numbers of products in parts: random_parts.SPREADS
 
@@ -64,6 +66,7 @@ class RandomProduct:
         shared = [f"one {name} for all" for name, is_shared in zip("AB", self.shared, strict=True) if is_shared]
         numbers = [f"alpha={self.alpha}", f"beta={self.beta}"] if self.function == "gemm" else []
         options = [f"scales={self.scales}"] * bool(self.scales) + ["batch_invariant"] * self.invariant
+        options += ["B is A transposed"] * self.symmetric
         options += ["bias"] * self.bias + [self.activation] * bool(self.activation)
         options += [f"groups end at {', '.join(map(str, self.ends))}"] * bool(self.ends)
         parts = [*shared, *numbers, *options, f"{'whole' if self.whole else self.spread or 'normal'} numbers"]
@@ -92,7 +95,7 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     whole_type = out in ("int8", "int32")
     epilogue = function != "gemm" and not whole_type
     layouts = (str(draw.choice(_READ)), str(draw.choice(_READ)), str(draw.choice(_STORED)))
-    return RandomProduct(
+    product = RandomProduct(
         seed,
         dtype,
         function,
@@ -113,6 +116,9 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
         invariant=kind != "cpu" and function != "gemm" and bool(draw.random() < (0.5 if min(m, n) > 1 else 0.9)),
         ends=_ends(draw, m) if function == "grouped_matmul" else (),
     )
+    if product.ends or any(product.shared) or np.random.default_rng([seed, 3]).random() >= _SYMMETRIC:
+        return product
+    return replace(product, n=m, bias=False, beta=0.0, scales="", out=_results(dtype, "", function)[0], symmetric=True)
 
 
 def _sides(draw: np.random.Generator, batch: int, large: bool) -> tuple[int, int, int]:

@@ -153,14 +153,13 @@ def on_gpu(device: str) -> PlaceImage:
 def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:
     """Return what is wrong with a product, and the error over its bound if nothing is."""
     try:
-        checked, around = computed(product, place)
+        checked, beside = computed(product, place)
     except (GemmeryError, RuntimeError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {str(error).partition(_LINE_END)[0]}", 0.0
     if not checked.ok:
         what = f"element {checked.worst} is {checked.got}, the reference is {checked.expected}"
         return f"{what}: {checked.error_over_bound:.3g} times the bound {checked.bound:.3g}", 0.0
-    beside = f"memory around C{' or a row of no group' if product.ends else ''} was written"
-    return "" if around else beside, checked.error_over_bound
+    return beside, checked.error_over_bound
 
 
 def _is_lost(reason: str) -> bool:
@@ -168,8 +167,8 @@ def _is_lost(reason: str) -> bool:
     return reason.startswith(("DeviceError", "AcceleratorError"))
 
 
-def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, bool]:
-    """Compute a product; return its comparison, and whether memory around C and rows of no group are as before."""
+def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, str]:
+    """Compute a product; return its comparison, and what is wrong beside the values: "" if nothing is."""
     p, draw = product, np.random.default_rng([product.seed, 2])
     each = (p.batch,) if p.batch > 1 else ()
     groups = (len(p.ends),) if p.ends else ()
@@ -186,6 +185,7 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     old = c.matrices().copy()
     arrays = [place(x) for x in (a, b, c)]
     (x, _), (y, _), (z, memory) = arrays
+    y = x.swapaxes(-1, -2) if p.symmetric else y
     vectors = {
         name: array if array is None or isinstance(array, float) else place(_vector(array))[0]
         for name, array in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("offsets", _offsets(p)))
@@ -195,10 +195,12 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     untouched, rows = after.copy(), p.ends[-1] if p.ends else p.m
     c.matrices(untouched)[..., :rows, :] = old[..., :rows, :]
     result = c.matrices(after)
-    checked = _compared(
-        p, result, _scaled(p, a.matrices(), scale_a, 0), _scaled(p, b.matrices(), scale_b, 1), old, bias
-    )
-    return checked, bool(np.array_equal(untouched, c.memory))
+    right = a.matrices().swapaxes(-1, -2) if p.symmetric else b.matrices()
+    checked = _compared(p, result, _scaled(p, a.matrices(), scale_a, 0), _scaled(p, right, scale_b, 1), old, bias)
+    if not np.array_equal(untouched, c.memory):
+        return checked, f"memory around C{' or a row of no group' if p.ends else ''} was written"
+    mirrored = not p.symmetric or np.array_equal(result, result.swapaxes(-1, -2))
+    return checked, "" if mirrored else "A times its own transpose is not symmetric to the last bit"
 
 
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:

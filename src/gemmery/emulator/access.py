@@ -14,8 +14,19 @@ import numpy as np
 from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from gemmery.emulator.modifiers import FETCHES, LENGTHS, ORDERED, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
-from gemmery.emulator.op import NUMPY, STORED, Mask
+from gemmery.emulator.op import (
+    FETCHES,
+    LENGTHS,
+    NUMPY,
+    ORDERED,
+    POLICY,
+    SCOPES,
+    SPACES,
+    STORED,
+    Kinds,
+    Mask,
+    sort_by_kind,
+)
 from gemmery.emulator.ptx import Address, Instruction, Opcode, Operand, Register, Vector
 from gemmery.emulator.steps import Handler, LaneStep, Lowering, Step, refused
 

@@ -10,11 +10,10 @@ import re
 import numpy as np
 
 from gemmery.emulator import reach
-from gemmery.emulator.copies import Copies
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.modifiers import FETCHES, POLICY, SPACES, Kinds, sort_by_kind
-from gemmery.emulator.op import STORED, Mask
+from gemmery.emulator.op import FETCHES, POLICY, SPACES, STORED, Kinds, Mask, sort_by_kind
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register
+from gemmery.emulator.reach import Copies
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
 _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}

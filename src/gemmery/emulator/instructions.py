@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gemmery.emulator import access, atomics, control, copying, matrices, ordering, printing, textures
+from gemmery.emulator import access, atomics, control, copying, matrices, printing, textures
 from gemmery.emulator.blackwell import tcgen05_memory, tcgen05_operations
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery.emulator.op import Op, Traits
-from gemmery.emulator.ops import bitfield, compare, convert, floating, half, integer, logic, mma, warp
+from gemmery.emulator.ops import compare, convert, floating, half, integer, logic, mma, warp
 from gemmery.emulator.ptx import Instruction, Opcode, Register, Vector
 
 Form = TypeVar("Form")
@@ -29,11 +29,11 @@ def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
 
 # Instructions that only compute, by their full opcodes.
 COMPUTED: dict[str, Op] = merged(
-    *(file.TABLE for file in (integer, bitfield, logic, compare, floating, half, convert, mma, warp))
+    *(file.TABLE for file in (integer, logic, compare, floating, half, convert, mma, warp))
 )
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
-    *(file.TABLE for file in (access, matrices, atomics, copying, ordering, printing, textures, control)),
+    *(file.TABLE for file in (access, matrices, atomics, copying, printing, textures, control)),
     *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster, tcgen05_memory, tcgen05_operations)),
 )
 TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)

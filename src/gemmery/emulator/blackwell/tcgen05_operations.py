@@ -15,7 +15,7 @@ from gemmery.emulator.blackwell.operations import Commit, Operation, Operations,
 from gemmery.emulator.blackwell.tensor_memory import TensorMemory, columns_of
 from gemmery.emulator.blackwell.tensor_products import TensorProduct, shape_of
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.lifetime import Lifetimes
+from gemmery.emulator.hopper.cluster import Lifetimes
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW

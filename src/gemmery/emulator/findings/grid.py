@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.latest_reads import LatestReads, ReadPlaces
-from gemmery.emulator.findings.stamps import Stamps
+from gemmery.emulator.findings.orders import Clocks, Words
+from gemmery.emulator.findings.stamps import LatestReads, ReadPlaces, Stamps
 from gemmery.emulator.op import Flags, highest, lowest
 
 
@@ -139,7 +138,7 @@ class Two:
 class GridHistory:
     """The accesses of a launch to global memory of `size` bytes.
 
-    The stamp of a plain write with the atomic flag stands also for the read before it, which latest_reads.py knows.
+    The stamp of a plain write with the atomic flag stands also for the read before it, which stamps.py knows.
     """
 
     def __init__(self, size: int, fields: StampFields, report: ReportGridConflict) -> None:

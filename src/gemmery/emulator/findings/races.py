@@ -1,7 +1,7 @@
 """Races in shared memory: accesses that no barrier orders.
 
 Each granule of shared memory remembers its last write and its last two readers, each as the clock of the warp, the
-thread and the instruction in one integer; clocks.py tells what each warp has seen. This is FastTrack (Flanagan and
+thread and the instruction in one integer; orders.py tells what each warp has seen. This is FastTrack (Flanagan and
 Freund, PLDI 2009) with warps instead of threads.
 
 While all blocks of a chunk do the same, one of them stands for all.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gemmery.emulator.findings.clocks import Clocks, Words
+from gemmery.emulator.findings.orders import Clocks, Words
 from gemmery.emulator.findings.together import READ, UPDATE, WRITE, Contents, Joined, Later, numbered
 from gemmery.emulator.machine import Access
 from gemmery.emulator.op import Flags

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.lifetime import Lifetimes
+from gemmery.emulator.hopper.cluster import Lifetimes
 from gemmery.emulator.machine import BarrierEvent, Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.modifiers import Kinds, sort_by_kind
-from gemmery.emulator.op import Flags, Indices, Mask
+from gemmery.emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
 from gemmery.emulator.ptx import Address, Instruction
+from gemmery.emulator.reach import Copies
 from gemmery.emulator.steps import Handler, Lowering, Step, drop, refused
 
 SIZE = 8  # bytes of an mbarrier

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
-from gemmery.emulator.hopper.lifetime import Lifetimes
+from gemmery.emulator.hopper.cluster import Lifetimes
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
 from gemmery.emulator.machine import (
@@ -28,7 +27,7 @@ from gemmery.emulator.machine import (
     report_misuse,
     report_transfer,
 )
-from gemmery.emulator.op import NUMPY, Flags, Indices, Mask
+from gemmery.emulator.op import NUMPY, POLICY, Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
 from gemmery.errors import EmulationError
@@ -65,7 +64,7 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     opcode, spelling = instruction.opcode, str(instruction.opcode)
     stores = any(pattern.fullmatch(spelling) for pattern in (_STORED, _ADDED, _ADDED_ROW))
     sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
-    hinted = modifiers.POLICY in opcode.modifiers
+    hinted = POLICY in opcode.modifiers
     if not (stores or sends or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
         raise refused(instruction)
     tensor = opcode.name in ("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")

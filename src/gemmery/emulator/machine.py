@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +144,26 @@ class CopyEvent:
     size: int  # bytes of an element
     coordinates: Indices  # (copies, dimensions) from the innermost
     swizzle: int  # bytes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Arrays with one row for each thread, copy or arrival, in the fields that `row_fields` names."""
+
+    row_fields: ClassVar[tuple[str, ...]]
+
+    def only(self, some: Flags) -> Self:
+        """Return the selected rows."""
+        return replace(self, **{name: _selected(getattr(self, name), some) for name in self.row_fields})
+
+
+def _selected(rows: Any, some: Flags) -> Any:
+    """The rows of an array, of several, or of what has rows itself; a number stands for all rows."""
+    if isinstance(rows, tuple):
+        return tuple(_selected(each, some) for each in rows)
+    if isinstance(rows, int):
+        return rows
+    return rows.only(some) if isinstance(rows, Rows) else rows[some]
 
 
 # What bulk copies access in global memory: their threads, an address for each, and the bytes at each address.

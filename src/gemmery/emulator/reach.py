@@ -14,27 +14,23 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.cluster import Lifetimes
-from gemmery.emulator.machine import Access, Machine, report_access
+from gemmery.emulator.machine import Access, Machine, Rows, report_access
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Flags, Mask, Values, highest, lowest
 from gemmery.errors import EmulationError
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(Rows):
     """The copies of one instruction, for the threads that executed it."""
 
+    row_fields = ("rows", "addresses", "data", "threads", "group")
     index: int  # of the instruction
     rows: NDArray[np.int64]  # places in the chunk's shared memory, in rows of `data`
     addresses: NDArray[np.int64]  # the same as byte offsets in the block's part
     data: NDArray[Any]  # (copies, width) bytes
     threads: NDArray[np.int64]
     group: Any  # group of each copy's thread, from 0; an int while all agree
-
-    def only(self, some: NDArray[np.bool_]) -> Copy:
-        """Return the selected copies."""
-        group = self.group if isinstance(self.group, int) else self.group[some]
-        return Copy(self.index, self.rows[some], self.addresses[some], self.data[some], self.threads[some], group)
 
 
 class Copies:

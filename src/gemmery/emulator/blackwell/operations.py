@@ -8,31 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.bulk import PIECE, Bulk
+from gemmery.emulator.hopper.descriptors import PieceReaders
 from gemmery.emulator.hopper.mbarrier import Mbarriers
-from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.machine import Machine, Rows, report_misuse
 from gemmery.emulator.op import Flags, Indices
 
 
-class OperationWork(Protocol):
+class OperationWork(Rows):
     """What an operation does, for all threads that started it together."""
-
-    def only(self, some: Flags) -> OperationWork:
-        """Return the part of the selected threads."""
 
     def run(self, machine: Machine) -> None:
         """Do it."""
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operation(Rows):
     """An operation under way."""
 
+    row_fields = ("threads", "work", "pieces", "blocks", "places")
     index: int
     threads: Indices
     work: OperationWork
@@ -41,28 +38,17 @@ class Operation:
     places: Indices  # of this tensor memory: (threads, places)
     number: int = 0
 
-    def only(self, some: Flags) -> Operation:
-        """Return the selected threads."""
-        pieces = tuple(each[some] for each in self.pieces)
-        threads, work = self.threads[some], self.work.only(some)
-        return replace(
-            self, threads=threads, work=work, pieces=pieces, blocks=self.blocks[some], places=self.places[some]
-        )
-
 
 @dataclass(frozen=True)
-class Commit:
+class Commit(Rows):
     """Arrivals at mbarriers that wait for the operations before a number."""
 
+    row_fields = ("threads", "there", "barriers")
     index: int
     threads: Indices  # that committed
     there: Indices  # threads in the mbarriers' blocks
     barriers: Indices
     number: int
-
-    def only(self, some: Flags) -> Commit:
-        """Return the selected arrivals."""
-        return replace(self, threads=self.threads[some], there=self.there[some], barriers=self.barriers[some])
 
 
 class Operations:
@@ -75,15 +61,14 @@ class Operations:
         self._under_way: list[Operation] = []
         self._commits: list[Commit] = []
         self._started = 0
-        # The number of operations under way that read each piece of shared memory.
-        self._readers = np.zeros(-(-machine.shared.data.size // PIECE), np.int32)
+        self._readers = PieceReaders(machine)
 
     def start(self, operation: Operation) -> None:
         """Start an operation."""
         self._under_way.append(replace(operation, number=self._started))
         self._started += 1
         for pieces in operation.pieces:
-            np.add.at(self._readers, pieces, 1)
+            self._readers.begin(pieces)
         self._report(operation, "begins")
 
     def commit(self, commit: Commit) -> None:
@@ -118,7 +103,7 @@ class Operations:
             if some.any():
                 done = operation if some.all() else operation.only(some)
                 for pieces in done.pieces:
-                    np.subtract.at(self._readers, pieces, 1)
+                    self._readers.end(pieces)
                 self._report(done, "lands")
                 done.work.run(self._machine)
             if not some.all():
@@ -134,16 +119,7 @@ class Operations:
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory an operation reads, and its instruction."""
-        read = self._readers[places // PIECE] > 0
-        if not read.any():
-            return None
-        first = int(read.argmax())
-        piece = places[first] // PIECE
-        return first, next(
-            operation.index
-            for operation in self._under_way
-            if any((piece == pieces).any() for pieces in operation.pieces)
-        )
+        return self._readers.reader(places, ((operation.index, operation.pieces) for operation in self._under_way))
 
     def writer(self, blocks: Indices, first: Indices, last: Indices) -> tuple[Flags, int]:
         """Return which of these columns of tensor memory an operation may still write, and its instruction."""
@@ -165,33 +141,3 @@ class Operations:
                 observer.tensor(
                     machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
                 )
-
-
-def shared_pieces(machine: Machine, index: int, threads: Indices, offsets: Indices, blocks: Indices) -> Indices:
-    """Report that threads' operations read pieces of their blocks' shared memory, and return these in the chunk's.
-
-    Pieces outside of shared memory are reported, and the first one takes their place.
-    """
-    offsets = offsets.reshape(len(threads), -1)
-    bad = offsets + PIECE > machine.shared.size
-    if bad.any():
-        far = int(offsets.max()) + PIECE
-        what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
-        report_misuse(machine, index, threads[bad.any(axis=1)], what)
-        offsets = np.where(bad, 0, offsets)
-    there = blocks * machine.block_threads + threads % machine.block_threads
-    for observer in machine.observers:
-        observer.bulk(machine, index, there, offsets, "reads")
-    places: Indices = (offsets + (blocks * machine.shared.stride)[:, None]) // PIECE
-    return places
-
-
-def compare_swizzle(machine: Machine, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
-    """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
-    bad, copy, swizzle = machine.unit(Bulk).otherwise(places, swizzles[:, None])
-    if bad.any():
-        some = bad.any(axis=1)
-        at = machine.kernel.instructions[copy].line
-        what = f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for"
-        way_out = f"{swizzles[some][0]}: use the same for it and the tensor map of the copy at {at}"
-        report_misuse(machine, index, threads[some], f"{what} {way_out}")

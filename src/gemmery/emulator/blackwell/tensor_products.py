@@ -6,16 +6,16 @@ the rule of sums.py with 25 bits, as Hopper's of f16; no sums of a Blackwell dev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.blackwell.layouts import DEPTH, LANE_AT, SharedTile
-from gemmery.emulator.blackwell.operations import compare_swizzle
-from gemmery.emulator.blackwell.tensor_memory import HALF, TensorMemory
-from gemmery.emulator.hopper.bulk import PIECE
-from gemmery.emulator.hopper.products import multiplied
+from gemmery.emulator.blackwell.operations import OperationWork
+from gemmery.emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
+from gemmery.emulator.hopper.bulk import Bulk
+from gemmery.emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk
+from gemmery.emulator.hopper.products import added_whole, multiplied
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.ops.mma import DECODED
@@ -116,9 +116,10 @@ def shape_of(kind: str, pair: bool, bits: int) -> TensorShape | str:
 
 
 @dataclass(frozen=True)
-class TensorProduct:
+class TensorProduct(OperationWork):
     """A product that threads have started, each for its block or pair of blocks."""
 
+    row_fields = ("threads", "blocks", "a", "b", "sums", "adds")
     index: int
     threads: Indices
     blocks: Indices  # (threads, 1 or 2)
@@ -128,13 +129,6 @@ class TensorProduct:
     sums: Indices  # addresses in tensor memory
     adds: Flags
     core: Added  # sums.added, or a faster function with the same bits
-
-    def only(self, some: Flags) -> TensorProduct:
-        """Return the part of the selected threads."""
-        a = replace(self.a, descriptors=self.a.descriptors[some]) if isinstance(self.a, SharedTile) else self.a[some]
-        b = replace(self.b, descriptors=self.b.descriptors[some])
-        parts = self.threads[some], self.blocks[some], self.sums[some], self.adds[some]
-        return replace(self, threads=parts[0], blocks=parts[1], a=a, b=b, sums=parts[2], adds=parts[3])
 
     def run(self, machine: Machine) -> None:
         """Add the product to tensor memory."""
@@ -157,21 +151,15 @@ class TensorProduct:
 
     def _shared(self, machine: Machine, tile: SharedTile, kind: str, blocks: Indices) -> Array:
         """The elements of a tile of these blocks: (threads, rows, k)."""
-        offsets = tile.pieces()
-        offsets = np.where(offsets + PIECE > machine.shared.size, 0, offsets)
-        places = (offsets + (blocks * machine.shared.stride)[:, None, None]) // PIECE
-        flat = places.reshape(len(places), -1)
-        compare_swizzle(machine, self.index, self.threads, flat, tile.swizzles())
+        places = pieces_of_chunk(machine, tile.pieces(), blocks)
+        machine.unit(Bulk).compare(self.index, self.threads, places, tile.swizzles())
         return DECODED[kind](tile.words(machine.shared.view("c16", 1).take(places)))
 
     def _added(self, before: Array, a: Array, b: Array) -> Array:
         """The words of the sums after adding A (threads, rows, k) times the transpose of B (threads, n, k)."""
         shape, adds = self.shape, self.adds[:, None, None]
         if shape.sums == "s32":
-            whole = multiplied(a, b).astype("i8") + np.where(adds, before.view("i4"), 0)
-            if shape.saturates:
-                whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
-            return whole.astype("i4").view("u4")
+            return added_whole(multiplied(a, b), before, adds, shape.saturates)
         halves = shape.sums == "f16"
         start = (before & 0xFFFF).astype("u2").view("f2").astype("f4") if halves else before.view("f4")
         start = np.ascontiguousarray(np.where(adds, start, np.float32(0)))

@@ -20,7 +20,7 @@ from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.finding import Collection
 from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.bulk import PIECE
+from gemmery.emulator.hopper.descriptors import PIECE
 from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine
 from gemmery.emulator.op import Flags, Mask
 

@@ -17,20 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.hopper import cluster, tensormap
+from gemmery.emulator.hopper.descriptors import PIECE, PieceReaders
 from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Machine, Pieces, report_misuse, report_transfer
+from gemmery.emulator.machine import Machine, Pieces, Rows, report_misuse, report_transfer
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
 
-PIECE = 16  # bytes: the alignment of addresses and sizes
-
 
 @dataclass(frozen=True)
-class Load:
+class Load(Rows):
     """The loads of one instruction, one row for each copy; under way until the phase of their mbarrier needs them."""
 
+    row_fields = ("threads", "places", "data", "barriers")
     index: int  # of the instruction
     threads: Indices  # threads in the destination block with the numbers of the issuing threads
     places: Indices  # (copies, pieces) in the chunk's shared memory
@@ -38,20 +38,16 @@ class Load:
     barriers: Indices
     swizzle: int  # bytes
 
-    def only(self, some: Flags) -> Load:
-        """Return the selected copies."""
-        rest = (self.threads[some], self.places[some], self.data[some], self.barriers[some])
-        return Load(self.index, *rest, self.swizzle)
-
 
 @dataclass(frozen=True)
-class Store:
+class Store(Rows):
     """The stores of one instruction to global memory, which happen when its thread waits."""
 
+    row_fields = ("threads", "places", "write", "groups")
     index: int
     threads: Indices
     places: Indices  # (copies, pieces) in the chunk's shared memory
-    write: Any  # the copies in `places`, and their data
+    write: Any  # the copies in `places`, and their data: rows, too
     groups: Indices
 
 
@@ -86,8 +82,7 @@ class Bulk:
         self._loads: list[Load] = []
         self._stores: list[Store] = []
         self._unseen: list[Unseen] = []
-        # The number of stores under way that read each piece of shared memory; empty until there is one.
-        self._readers = np.zeros(0, np.int32)
+        self._readers = PieceReaders(machine)
         self._committed = np.zeros(machine.threads, np.int64)
         self._tensors: dict[int, DecodedMap] = {}
         # For pieces of shared memory: the instruction and the swizzle that wrote them (0: none), and their contents.
@@ -135,21 +130,26 @@ class Bulk:
         marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
         brought[load.places] = load.data
 
-    def otherwise(self, places: Indices, swizzles: Indices) -> tuple[Flags, int, int]:
-        """Return the pieces that were written by another swizzle, and not overwritten since.
+    def compare(self, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
+        """Report tiles whose pieces (threads, ...) were copied with another swizzle, and not overwritten since.
 
-        The result includes the instruction that wrote the first of them, and its swizzle.
+        One that was copied without a swizzle may be swizzled already.
         """
         if self._swizzled is None:
-            return np.zeros(places.shape, np.bool_), 0, 0
+            return
         marks, brought = self._swizzled
         swizzlings = marks[places]
-        bad: Flags = (swizzlings != 0) & (swizzlings & 255 != swizzles)
+        bad: Flags = (swizzlings != 0) & (swizzlings & 255 != swizzles[:, None, None])
         if bad.any():
             now, then = self._shared[places[bad]], brought[places[bad]]
             bad[bad] = (now.view("u8") == then.view("u8")).reshape(-1, 2).all(axis=1)
-        first = int(swizzlings[bad][0]) if bad.any() else 0
-        return bad, first >> 8, first & 255
+        if bad.any():
+            some = bad.any(axis=(1, 2))
+            copy, swizzle = divmod(int(swizzlings[bad][0]), 256)
+            at = self._machine.kernel.instructions[copy].line
+            what = f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for"
+            way_out = f"{swizzles[some][0]}: use the same for it and the tensor map of the copy at {at}"
+            report_misuse(self._machine, index, threads[some], f"{what} {way_out}")
 
     # ---- out of shared memory ----
 
@@ -157,20 +157,12 @@ class Bulk:
         """Start stores; they belong to the group that their threads commit next."""
         self._report_reads(store, np.ones(len(store.threads), bool))
         self._stores.append(replace(store, groups=self._committed[store.threads]))
-        if not self._readers.size:
-            self._readers = np.zeros(self._shared.size, np.int32)
-        np.add.at(self._readers, store.places, 1)
+        self._readers.begin(store.places)
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory a store under way reads, and its instruction."""
-        if not self._stores:
-            return None
-        read = self._readers[places // PIECE] > 0
-        if not read.any():
-            return None
-        first = int(read.argmax())
-        piece = places[first] // PIECE
-        return first, next(store.index for store in self._stores if (store.places == piece).any())
+        under_way = ((store.index, [store.places]) for store in self._stores)
+        return self._readers.reader(places, under_way) if self._stores else None
 
     def commit(self, mask: Mask) -> None:
         """Close the group of these threads."""
@@ -185,10 +177,7 @@ class Bulk:
                 ready &= mask[store.threads]
             self._write(store, ready)
             if not ready.all():
-                rest = ~ready
-                threads, places, groups = store.threads[rest], store.places[rest], store.groups[rest]
-                write = store.write.only(rest)
-                remaining.append(replace(store, threads=threads, places=places, groups=groups, write=write))
+                remaining.append(store.only(~ready))
         self._stores = remaining
         if not reads_only:
             self._show(mask, pending)
@@ -218,7 +207,7 @@ class Bulk:
 
     def _write(self, store: Store, some: Flags) -> None:
         if some.any():
-            np.subtract.at(self._readers, store.places[some], 1)
+            self._readers.end(store.places[some])
             self._report_reads(store, some)
             places = store.write.only(some).put(self._machine, self._shared[store.places[some]])
             self._unseen.append(Unseen(store.index, store.threads[some], store.groups[some], places))

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from gemmery.emulator.hopper import cluster, tensormap
-from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
+from gemmery.emulator.hopper.bulk import Bulk, Load, Store
 from gemmery.emulator.hopper.cluster import Lifetimes
+from gemmery.emulator.hopper.descriptors import PIECE
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
 from gemmery.emulator.machine import (
@@ -23,6 +24,7 @@ from gemmery.emulator.machine import (
     CopyEvent,
     Machine,
     Pieces,
+    Rows,
     report_access,
     report_misuse,
     report_transfer,
@@ -123,9 +125,10 @@ class _Ends:
 
 
 @dataclass(frozen=True)
-class _Boxes:
+class _Boxes(Rows):
     """Boxes of a tensor in global memory, one for each copy."""
 
+    row_fields = ("threads", "coordinates")
     index: int
     threads: Indices
     tensor: DecodedMap
@@ -150,9 +153,6 @@ class _Boxes:
         """Which pieces of each box lie in the tensor; None for all."""
         return self.tensor.pieces(self.coordinates, whole=True)[1]
 
-    def only(self, some: Flags) -> _Boxes:
-        return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
-
     def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
         report_transfer(machine, self.index, partial(self._touched, whole=False))
         data, moved = self.tensor.fetch(machine.memory, self.coordinates)
@@ -172,9 +172,10 @@ class _Boxes:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Row(Rows):
     """Contiguous bytes in global memory, one row for each copy."""
 
+    row_fields = ("threads", "addresses")
     index: int
     threads: Indices
     addresses: Indices
@@ -185,9 +186,6 @@ class _Row:
 
     def described(self, copies: Indices) -> tuple[int, tuple[int, ...], int, Indices]:
         return int(self.addresses[0]), (self.bytes,), 1, np.zeros((len(copies), 1), np.int64)
-
-    def only(self, some: Flags) -> _Row:
-        return replace(self, threads=self.threads[some], addresses=self.addresses[some])
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         inside, places = self._checked(machine)

@@ -108,7 +108,9 @@ class Split:
         values = self.values
         scopes: list[str] = []
         while at < stop:
-            if values[at] in ("}", ";") or self._is_label(values, at):
+            if values[at] in ("}", ";") or (
+                values[at] in ("public", "private", "protected") and values[at + 1 : at + 2] == [":"]
+            ):
                 if values[at] == "}" and scopes:
                     scopes.pop()
                 at += 1 if values[at] in ("}", ";") else 2
@@ -122,9 +124,6 @@ class Split:
             end, braces = self._end(values, at, stop)
             yield replace(self._declaration(at, end, braces), scope="::".join(filter(None, scopes)))
             at = end
-
-    def _is_label(self, values: Sequence[str], at: int) -> bool:
-        return values[at] in ("public", "private", "protected") and values[at + 1 : at + 2] == [":"]
 
     def _is_call(self, values: Sequence[str], at: int) -> bool:
         """Whether a declaration begins with a macro that stands for declarations: MAKE(f32)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -92,7 +92,9 @@ def device_part(
     while True:
         texts = program.texts()
         whole = texts.pop(name)
-        beside = _standard(program.library) | _stand_ins(program, toolkit)
+        # The prelude has most of what kernels use of the C++ library.
+        standard = include.STANDARD if program.library else dict.fromkeys(include.STANDARD, "")
+        beside = standard | _stand_ins(program, toolkit)
         beside |= texts | {PRELUDE: _prelude(program.library) + program.declared()}
         try:
             ptx = nvrtc.ptx_alone(whole, name, kernel, arch, options, beside, toolkit, first=PRELUDE)
@@ -124,7 +126,8 @@ def headers_of(
             header = included[2]
             if header in texts or header in empty:
                 continue
-            path = _first(header, ([beside] if beside else []) + folders)
+            places = (each / header for each in ([beside] if beside else []) + folders)
+            path = next((each for each in places if each.is_file()), None)
             if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
                 continue
             if path is not None:
@@ -149,10 +152,6 @@ def program_of(
     return DeviceProgram(name, splits, empty, wheels, unmarked=UNMARKED in options)
 
 
-def _first(header: str, folders: Iterable[Path]) -> Path | None:
-    return next((path for folder in folders if (path := folder / header).is_file()), None)
-
-
 def _searched(folder: Path | None) -> list[Path]:
     """The folders of a project's headers: beside its file, and in those above it."""
     if folder is None:
@@ -163,11 +162,6 @@ def _searched(folder: Path | None) -> list[Path]:
 
 def _is_in(header: str, folders: tuple[str, ...]) -> bool:
     return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
-
-
-def _standard(whole: bool) -> dict[str, str]:
-    """Headers of the C++ library: empty ones, because the prelude has most of what kernels use, or the `whole` ones."""
-    return include.STANDARD if whole else dict.fromkeys(include.STANDARD, "")
 
 
 @lru_cache

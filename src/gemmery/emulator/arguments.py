@@ -105,7 +105,8 @@ def bound(
         name: _name(name, array, arrays)
         for place, value in enumerate(args)
         if isinstance(value, tuple | list)
-        for name, array in arrays_inside(value, f"argument {place}")
+        for name, array in parts(value, f"argument {place}")
+        if isinstance(array, np.ndarray)
     }
     lists = dict(each for place, value in enumerate(args) for each in lists_inside(value, f"argument {place}"))
     maps = {
@@ -244,7 +245,8 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         return bytes(value)
     if address is not None or value is None:
         if not _is_pointer(parameter):
-            described = "None" if value is None else f"{_kind(value)}, which is passed as its address"
+            kind_of = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+            described = "None" if value is None else f"{kind_of}, which is passed as its address"
             raise _mismatch(place, described, parameter, _way_out(kind, size))
         return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
@@ -261,10 +263,6 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
             return np.array(value, kind).tobytes()
     described = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
     raise _mismatch(place, f"{described}{type(value).__name__}", parameter, _way_out(kind, size))
-
-
-def _kind(value: Any) -> str:
-    return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _way_out(kind: np.dtype[Any], size: int) -> str:
@@ -310,11 +308,6 @@ def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         return
     for place, part in enumerate(value):
         yield from parts(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
-
-
-def arrays_inside(value: Any, name: str) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the arrays inside a tuple or list, with their names."""
-    return ((each, part) for each, part in parts(value, name) if isinstance(part, np.ndarray))
 
 
 def lists_inside(value: Any, name: str) -> Iterator[tuple[str, list[Any]]]:

@@ -103,7 +103,8 @@ def emulate(
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
     program, left_out, made_from, warnings = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
-    clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
+    compiled_for = program.kernel.limits.get("reqnctapercluster", (1,))
+    clustered = _dims("cluster", compiled_for if cluster is None else cluster)
     launch = LaunchConfig(*dims, b"", shared, clustered)
     reason = _refusal(program.kernel, launch, capability)
     if reason:
@@ -357,11 +358,6 @@ def _dims(name: str, value: Sides) -> Dims:
     if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
         raise ArgumentError(f"{name}={value!r}: pass a whole number >= 1, or a tuple of up to three")
     return _sides(tuple(whole))
-
-
-def _own_cluster(kernel: PtxKernel) -> Dims:
-    """Return the cluster size that a kernel was compiled for."""
-    return _dims("cluster", kernel.limits.get("reqnctapercluster", (1,)))
 
 
 def _refusal(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:

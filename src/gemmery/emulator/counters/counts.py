@@ -168,7 +168,7 @@ def of(frames: Mapping[Frames, Mapping[CountKey, int]]) -> Counts:
     return replace(
         _of(everything),
         lines=Lines({line: _of(lines[line]) for line in sorted(lines, key=_place)}),
-        frames={place: _of(frames[place]) for place in sorted(frames, key=_places)},
+        frames={place: _of(frames[place]) for place in sorted(frames, key=lambda frames: [*map(_place, frames)])},
     )
 
 
@@ -189,10 +189,6 @@ def _of(sums: Mapping[CountKey, int]) -> Counts:
 
 def _place(line: Line) -> tuple[str, int]:
     return line.file, line.number
-
-
-def _places(frames: Frames) -> list[tuple[str, int]]:
-    return [_place(line) for line in frames]
 
 
 FIELDS: Mapping[type, tuple[str, ...]] = {

@@ -129,10 +129,6 @@ def _sum(number: Low, other: Low) -> Low:
     return Low(min(number.bits, other.bits), number.value + other.value)
 
 
-def _difference(number: Low, other: Low) -> Low:
-    return Low(min(number.bits, other.bits), number.value - other.value)
-
-
 def _product(number: Low, other: Low) -> Low:
     return Low(min(number.bits + other.zeros, other.bits + number.zeros), number.value * other.value)
 
@@ -145,7 +141,7 @@ def _conjunction(number: Low, other: Low) -> Low:
 MEANINGS: dict[str, tuple[Callable[..., Low], int]] = {
     **dict.fromkeys(("mov", "cvta", "cvt"), (lambda number: number, 1)),
     "add": (_sum, 2),
-    "sub": (_difference, 2),
+    "sub": (lambda number, other: Low(min(number.bits, other.bits), number.value - other.value), 2),
     "mul": (_product, 2),
     "mad": (lambda number, other, third: _sum(_product(number, other), third), 3),
     "shl": (lambda number, by: Low(number.bits + by.value, number.value << by.value), 2),

@@ -126,13 +126,9 @@ class Two:
             replaced &= (other == 0) | (other & fields.atomic != 0) | (atomic == 0)
         table[places[replaced]] = candidates[replaced]
 
-    def halve(self) -> None:
-        """Split each place in two."""
-        self.last, self.other = self.last.halved(), self.other.halved()
-
-    def widen(self) -> None:
-        """Make room for stamps of 8 bytes."""
-        self.last, self.other = self.last.widened(), self.other.widened()
+    def move(self, times: int, narrow: bool) -> None:
+        """Split each place in `times`; stamps have 8 bytes if they are not narrow."""
+        self.last, self.other = self.last.moved(times, narrow), self.other.moved(times, narrow)
 
 
 class GridHistory:
@@ -187,7 +183,8 @@ class GridHistory:
             latest = int(clocks.max())
             self._full = latest > self.fields.last_clock
             if self._narrow and latest > self.fields.narrow_clock:
-                self._widen()
+                self._narrow = False
+                self._move(1)
         return self._stamps
 
     def unwritten(self, start: int, stop: int) -> int:
@@ -260,7 +257,8 @@ class GridHistory:
         self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
     ) -> tuple[Words, Words, Words]:
         while width < 1 << self._shift:
-            self._halve()
+            self._shift -= 1
+            self._move(2)
         stamps = self._own()[threads] | (self._access[index] | (self.fields.atomic if atomic else 0))
         places, count = addresses >> self._shift, width >> self._shift
         if count == 1:
@@ -268,21 +266,13 @@ class GridHistory:
         places = (places[:, None] + np.arange(count)).ravel()
         return places, np.repeat(threads, count), np.repeat(stamps, count)
 
-    def _halve(self) -> None:
+    def _move(self, times: int) -> None:
+        """Move all stamps to tables where each granule is `times` granules."""
         self._latest.settle_all()
-        self._shift -= 1
-        self._written = self._written.halved()
+        self._written = self._written.moved(times, self._narrow)
         for two in (self._reads, self._updates):
             if two is not None:
-                two.halve()
-
-    def _widen(self) -> None:
-        self._latest.settle_all()
-        self._narrow = False
-        self._written = self._written.widened()
-        for two in (self._reads, self._updates):
-            if two is not None:
-                two.widen()
+                two.move(times, self._narrow)
 
     def _keep(self, two: Two | None, places: Words, stamps: Words, low: int, high: int) -> Two:
         two = two or Two(self._written.size, self.fields, self._narrow)

@@ -6,7 +6,7 @@ import re
 
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.machine import Dims, Machine
-from gemmery.emulator.memory import PAGE, Allocation
+from gemmery.emulator.memory import PAGE
 from gemmery.emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
@@ -219,18 +219,14 @@ def does(machine: Machine, index: int, atomic: bool = False) -> str:
 def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:
     """`reached` holds the arrays that the address is computed from; None if they are not known."""
     arrays = [array for array in machine.memory.allocations if reached is None or array.name in reached]
-    array = min(arrays, key=lambda array: _far(array, at, width), default=None)
+    # By the distance of the access before an array, or the bytes that it reaches beyond it.
+    array = min(arrays, key=lambda each: each.start - at if at < each.start else at + width - each.stop, default=None)
     if null or array is None or (reached is None and 0 <= at < PAGE and at < array.start - at):
         return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or check the pointer"
     if at < array.start:
         return f"address {at:#x}, {array.start - at} bytes before {array.name}; bound the index"
     far = f"ending {at + width - array.stop} bytes beyond the {array.size} of {array.name}"
     return f"address {at:#x}, {far}; bound the index, or allocate more"
-
-
-def _far(array: Allocation, at: int, width: int) -> int:
-    """The distance of an access before an array, or the bytes that it reaches beyond it."""
-    return array.start - at if at < array.start else at + width - array.stop
 
 
 def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:

@@ -83,19 +83,12 @@ class Stamps:
         """How many places from `low` to before `high` have no stamp; 0 for a table that packs rows."""
         return 0 if self._packs else int(np.count_nonzero(self._data[low:high] == 0))
 
-    def halved(self) -> Stamps:
-        """The same stamps with each place split in two."""
-        split = Stamps(2 * self.size, self._narrow)
+    def moved(self, times: int, narrow: bool) -> Stamps:
+        """The same stamps in a table where each place is `times` places."""
+        other = Stamps(times * self.size, narrow)
         if self.high >= 0:
-            self._move(split, 2)
-        return split
-
-    def widened(self) -> Stamps:
-        """The same stamps in a table that is not narrow."""
-        wide = Stamps(self.size)
-        if self.high >= 0:
-            self._move(wide, 1)
-        return wide
+            self._move(other, times)
+        return other
 
     def _move(self, other: Stamps, times: int) -> None:
         """Move the stamps to an empty table with `times` as many places, each row to two of it."""

@@ -74,7 +74,8 @@ class SharedTile(Rows):
         rough = self.descriptors & START & ~FINE
         kinds, which = np.unique(self.descriptors - rough, return_inverse=True)
         patterns = [_pattern(kind, self.rows, self.size, self.by_rows, self.depth) for kind in kinds.tolist()]
-        pieces: Indices = np.stack(patterns)[which.reshape(-1)] + (rough << 4)[:, None, None]
+        every = patterns[0] if len(patterns) == 1 else np.stack(patterns)[which.reshape(-1)]
+        pieces: Indices = every + (rough << 4)[:, None, None]
         return pieces
 
     def words(self, bytes_: Array) -> Array:

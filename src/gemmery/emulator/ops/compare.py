@@ -193,11 +193,6 @@ def slct(a: Values, b: Values, c: Values) -> Values:
     return choose(c >= 0, a, b)
 
 
-def slct_flushed(a: Values, b: Values, c: Values) -> Values:
-    """slct that treats a subnormal `c` as zero."""
-    return slct(a, b, flushed("f32")(c))
-
-
 SELECTED = (*INTEGERS, "f32", "f64")
 
 TABLE: dict[str, Op] = {
@@ -205,5 +200,8 @@ TABLE: dict[str, Op] = {
     **set_(),
     **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
     **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},
-    **{f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), slct_flushed, kind="slct") for t in SELECTED},
+    **{
+        f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), lambda a, b, c: slct(a, b, flushed("f32")(c)), kind="slct")
+        for t in SELECTED
+    },
 }

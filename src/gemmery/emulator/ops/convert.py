@@ -123,7 +123,7 @@ def _from_integers() -> dict[str, Op]:
         elif to in ("f32", "f64") and mode == "rn":
             meaning = _cast(to)
         else:
-            meaning = _chain(_odd_of_integer, _to_float(to, mode))
+            meaning = _chain(lambda x: exact.odd_sum(*_halves(x)), _to_float(to, mode))
         table[f"cvt.{mode}.{to}.{of}"] = _op(to, of, meaning)
     return table
 
@@ -134,10 +134,6 @@ def _halves(x: Values) -> tuple[Values, Values]:
         return x.astype(np.float64), np.float64(0)
     kind = x.dtype.type
     return (x >> kind(32)) * np.float64(2**32), (x & kind(0xFFFFFFFF)).astype(np.float64)
-
-
-def _odd_of_integer(x: Values) -> Values:
-    return exact.odd_sum(*_halves(x))
 
 
 def _wide_to_f64(mode: str) -> Meaning:

@@ -13,8 +13,8 @@ from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.convergence import WAY_OUT, exists, ranges
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
-from gemmery.emulator.findings.finding import LATE, SKIPPED, Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
+from gemmery.emulator.findings.messages import LATE, SKIPPED, Collection, Finding
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces

@@ -17,7 +17,7 @@ import numpy as np
 from gemmery.banks import WARP
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.finding import Collection
+from gemmery.emulator.findings.messages import Collection
 from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.descriptors import PIECE

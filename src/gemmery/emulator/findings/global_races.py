@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.finding import EQUAL, UNWRITTEN, Collection
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
+from gemmery.emulator.findings.messages import EQUAL, UNWRITTEN, Collection
 from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words
 from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.machine import Access, Machine, Pieces

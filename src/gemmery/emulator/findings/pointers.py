@@ -16,7 +16,7 @@ from gemmery.emulator.instructions import written
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
-from gemmery.emulator.ptx.variables import SIZES
+from gemmery.emulator.ptx.scopes import SIZES
 from gemmery.errors import EmulationError
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name

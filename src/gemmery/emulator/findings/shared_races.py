@@ -16,8 +16,8 @@ from gemmery.emulator import specials
 from gemmery.emulator.blackwell.operations import Operations
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.finding import EQUAL, Collection
 from gemmery.emulator.findings.grid import stored
+from gemmery.emulator.findings.messages import EQUAL, Collection
 from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
 from gemmery.emulator.findings.together import Contents

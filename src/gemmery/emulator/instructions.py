@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gemmery.emulator import access, atomics, control, copying, matrices, printing, textures
+from gemmery.emulator import access, atomics, control, matrices, printing, textures
 from gemmery.emulator.blackwell import tcgen05_memory, tcgen05_operations
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery.emulator.op import Op, Traits
@@ -33,7 +33,7 @@ COMPUTED: dict[str, Op] = merged(
 )
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
-    *(file.TABLE for file in (access, matrices, atomics, copying, printing, textures, control)),
+    *(file.TABLE for file in (access, matrices, atomics, printing, textures, control)),
     *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster, tcgen05_memory, tcgen05_operations)),
 )
 TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)

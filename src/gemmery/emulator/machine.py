@@ -157,6 +157,23 @@ class Rows:
         return replace(self, **{name: _selected(getattr(self, name), some) for name in self.row_fields})
 
 
+SomeRows = TypeVar("SomeRows", bound=Rows)
+
+
+def landed(
+    under_way: list[SomeRows], ready: Callable[[SomeRows], Flags], land: Callable[[SomeRows], None]
+) -> list[SomeRows]:
+    """Land the rows that are ready, one instruction after the other, and return those that are not."""
+    remaining = []
+    for each in under_way:
+        some = ready(each)
+        if some.any():
+            land(each if some.all() else each.only(some))
+        if not some.all():
+            remaining.append(each.only(~some) if some.any() else each)
+    return remaining
+
+
 def _selected(rows: Any, some: Flags) -> Any:
     """The rows of an array, of several, or of what has rows itself; a number stands for all rows."""
     if isinstance(rows, tuple):

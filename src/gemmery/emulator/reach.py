@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.cluster import Lifetimes
-from gemmery.emulator.machine import Access, Machine, Rows, report_access
+from gemmery.emulator.machine import Access, Machine, Rows, landed, report_access
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Flags, Mask, Values, highest, lowest
 from gemmery.errors import EmulationError
@@ -60,34 +60,24 @@ class Copies:
     def wait(self, mask: Mask, pending: int) -> None:
         """Land all groups of these threads except the latest `pending` ones."""
         newest = self.committed - 1 - pending
-        pending_copies = []
-        for copy in self._under_way:
-            ready = copy.group <= (newest if isinstance(newest, int) else newest[copy.threads])
-            if mask is not None:
-                ready = ready & mask[copy.threads]
-            if np.ndim(ready) == 0:
-                if ready:
-                    _land(self._machine, copy)
-                else:
-                    pending_copies.append(copy)
-                continue
-            if ready.any():
-                _land(self._machine, copy.only(ready))
-            if not ready.all():
-                pending_copies.append(copy.only(~ready))
-        self._under_way = pending_copies
-        self.bytes = sum(copy.data.nbytes for copy in pending_copies)
+
+        def ready(copy: Copy) -> Flags:
+            ended = copy.group <= (newest if isinstance(newest, int) else newest[copy.threads])
+            return np.asarray(ended if mask is None else ended & mask[copy.threads])
+
+        self._under_way = landed(self._under_way, ready, self._land)
+        self.bytes = sum(copy.data.nbytes for copy in self._under_way)
 
     def wait_all(self, mask: Mask) -> None:
         """Land all copies of these threads."""
         self.commit(mask)
         self.wait(mask, 0)
 
-
-def _land(machine: Machine, copy: Copy) -> None:
-    for observer in machine.observers:
-        observer.landed(machine, copy.index, copy.addresses, copy.threads)
-    machine.shared.view("u1", copy.data.shape[1])[copy.rows] = copy.data
+    def _land(self, copy: Copy) -> None:
+        machine = self._machine
+        for observer in machine.observers:
+            observer.landed(machine, copy.index, copy.addresses, copy.threads)
+        machine.shared.view("u1", copy.data.shape[1])[copy.rows] = copy.data
 
 
 IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most

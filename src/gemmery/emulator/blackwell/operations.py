@@ -13,8 +13,8 @@ import numpy as np
 
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.descriptors import PieceReaders
-from gemmery.emulator.hopper.mbarrier import Mbarriers
-from gemmery.emulator.machine import Machine, Rows, report_misuse
+from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
+from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices
 
 
@@ -78,17 +78,9 @@ class Operations:
         self._commits.append(replace(commit, number=self._started))
         self._machine.changes += 1  # threads that sleep on the mbarrier may continue now
 
-    def _land_for(self, barriers: Indices) -> None:
-        """Complete what commits to these mbarriers wait for, one commit after the other, until their phase ends."""
-        before = self._mbarriers.phases(barriers)
-        pending = []
-        for commit in self._commits:
-            needed = np.isin(commit.barriers, barriers[self._mbarriers.phases(barriers) == before])
-            if needed.any():
-                self._complete(commit if needed.all() else commit.only(needed))
-            if not needed.all():
-                pending.append(commit.only(~needed) if needed.any() else commit)
-        self._commits = pending
+    def _land_for(self, needed: Needed) -> None:
+        """Complete what commits to mbarriers wait for, until their phase ends."""
+        self._commits = landed(self._commits, lambda commit: needed(commit.barriers), self._complete)
 
     def _complete(self, commit: Commit) -> None:
         self._run(lambda operation: np.isin(operation.threads, commit.threads) & (operation.number < commit.number))
@@ -97,18 +89,13 @@ class Operations:
         self._mbarriers.arrive(commit.index, commit.there, commit.barriers, counts)
 
     def _run(self, completes: Callable[[Operation], Flags]) -> None:
-        remaining = []
-        for operation in self._under_way:
-            some = completes(operation)
-            if some.any():
-                done = operation if some.all() else operation.only(some)
-                for pieces in done.pieces:
-                    self._readers.end(pieces)
-                self._report(done, "lands")
-                done.work.run(self._machine)
-            if not some.all():
-                remaining.append(operation.only(~some) if some.any() else operation)
-        self._under_way = remaining
+        self._under_way = landed(self._under_way, completes, self._land)
+
+    def _land(self, operation: Operation) -> None:
+        for pieces in operation.pieces:
+            self._readers.end(pieces)
+        self._report(operation, "lands")
+        operation.work.run(self._machine)
 
     def _finish(self) -> None:
         """Report and complete the operations for which no thread has waited, when all threads have ended."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.descriptors import PIECE, PieceReaders
-from gemmery.emulator.hopper.mbarrier import Mbarriers
+from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Machine, Pieces, Rows, report_misuse, report_transfer
+from gemmery.emulator.machine import Machine, Pieces, Rows, landed, report_misuse, report_transfer
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
@@ -52,7 +52,7 @@ class Store(Rows):
 
 
 @dataclass(frozen=True)
-class Unseen:
+class Unseen(Rows):
     """Stores that have read their data and written it, which no thread may rely on yet."""
 
     index: int
@@ -61,7 +61,6 @@ class Unseen:
     places: Callable[[], Pieces]  # what they have written
 
     def only(self, some: Flags) -> Unseen:
-        """Return the selected stores."""
         threads = self.threads[some]
 
         def places() -> Pieces:
@@ -103,17 +102,9 @@ class Bulk:
         self._loads.append(load)
         self._machine.changes += 1  # threads that sleep on the mbarrier may continue now
 
-    def _land_for(self, barriers: Indices) -> None:
-        """Land the loads under way to these mbarriers, one instruction after the other, until their phase ends."""
-        before = self._mbarriers.phases(barriers)
-        pending = []
-        for load in self._loads:
-            needed = np.isin(load.barriers, barriers[self._mbarriers.phases(barriers) == before])
-            if needed.any():
-                self._land(load if needed.all() else load.only(needed))
-            if not needed.all():
-                pending.append(load.only(~needed) if needed.any() else load)
-        self._loads = pending
+    def _land_for(self, needed: Needed) -> None:
+        """Land the loads under way to mbarriers until their phase ends."""
+        self._loads = landed(self._loads, lambda load: needed(load.barriers), self._land)
 
     def _land(self, load: Load) -> None:
         self.report(load.index, load.threads, load.places, "lands")
@@ -155,7 +146,7 @@ class Bulk:
 
     def store(self, store: Store) -> None:
         """Start stores; they belong to the group that their threads commit next."""
-        self._report_reads(store, np.ones(len(store.threads), bool))
+        self._report_reads(store)
         self._stores.append(replace(store, groups=self._committed[store.threads]))
         self._readers.begin(store.places)
 
@@ -170,51 +161,37 @@ class Bulk:
 
     def wait(self, mask: Mask, pending: int, *, reads_only: bool = False) -> None:
         """Complete all groups of these threads except the latest `pending` ones, or only their reads."""
-        remaining = []
-        for store in self._stores:
-            ready = store.groups < self._committed[store.threads] - pending
-            if mask is not None:
-                ready &= mask[store.threads]
-            self._write(store, ready)
-            if not ready.all():
-                remaining.append(store.only(~ready))
-        self._stores = remaining
+        self._stores = landed(self._stores, lambda store: self._ready(store, mask, pending), self._write)
         if not reads_only:
-            self._show(mask, pending)
+            self._unseen = landed(self._unseen, lambda unseen: self._ready(unseen, mask, pending), self._show)
 
-    def _show(self, mask: Mask, pending: int) -> None:
-        """Report the writes of all groups of these threads except the latest `pending` ones."""
-        remaining = []
-        for unseen in self._unseen:
-            ready = unseen.groups < self._committed[unseen.threads] - pending
-            if mask is not None:
-                ready &= mask[unseen.threads]
-            if ready.any():
-                report_transfer(self._machine, unseen.index, (unseen if ready.all() else unseen.only(ready)).places)
-            if not ready.all():
-                remaining.append(unseen.only(~ready))
-        self._unseen = remaining
+    def _ready(self, copies: Store | Unseen, mask: Mask, pending: int) -> Flags:
+        """Which copies are of these threads, and not of the latest `pending` groups."""
+        ready: Flags = copies.groups < self._committed[copies.threads] - pending
+        return ready if mask is None else ready & mask[copies.threads]
+
+    def _show(self, unseen: Unseen) -> None:
+        report_transfer(self._machine, unseen.index, unseen.places)
 
     def _finish(self) -> None:
         """Complete the stores for which no thread has waited, when all threads have ended."""
         for store in self._stores:
             what = "ends while its bulk copy may still read shared memory: cp.async.bulk.wait_group.read before the end"
             report_misuse(self._machine, store.index, store.threads, what)
-            self._write(store, np.ones(len(store.threads), bool))
+            self._write(store)
         for unseen in self._unseen:
-            report_transfer(self._machine, unseen.index, unseen.places)
+            self._show(unseen)
         self._stores, self._unseen = [], []
 
-    def _write(self, store: Store, some: Flags) -> None:
-        if some.any():
-            self._readers.end(store.places[some])
-            self._report_reads(store, some)
-            places = store.write.only(some).put(self._machine, self._shared[store.places[some]])
-            self._unseen.append(Unseen(store.index, store.threads[some], store.groups[some], places))
+    def _write(self, store: Store) -> None:
+        self._readers.end(store.places)
+        self._report_reads(store)
+        places = store.write.put(self._machine, self._shared[store.places])
+        self._unseen.append(Unseen(store.index, store.threads, store.groups, places))
 
-    def _report_reads(self, store: Store, some: Flags) -> None:
+    def _report_reads(self, store: Store) -> None:
         """Report the pieces that stores read; one inside the tensor takes the place of those beyond it."""
-        threads, places, inside = store.threads[some], store.places[some], store.write.only(some).inside
+        threads, places, inside = store.threads, store.places, store.write.inside
         if inside is not None:
             within = inside.any(axis=1)
             first = np.take_along_axis(places, inside.argmax(axis=1)[:, None], axis=1)

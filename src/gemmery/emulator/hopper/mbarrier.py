@@ -24,6 +24,7 @@ from gemmery.emulator.steps import Handler, Lowering, Step, drop, refused
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
 PENDING_AT = 32  # the state that arrive returns: the phase in the low bits, the pending arrivals above
+Needed = Callable[[Indices], Flags]
 ByKind = Mapping[str, str]  # the modifiers of an opcode
 
 
@@ -37,7 +38,7 @@ class Mbarriers:
         self._live = np.zeros(count, bool)
         self._phase, self._pending, self._expected, self._bytes = np.zeros((4, count), np.int64)
         self._awaited = np.zeros(machine.threads, np.int64)  # where each thread has waited in vain
-        self.landing: list[Callable[[Indices], None]] = []  # each completes what arrives at these mbarriers
+        self.landing: list[Callable[[Needed], None]] = []  # each completes what arrives at mbarriers that need it
 
     # ---- which barrier ----
 
@@ -151,9 +152,14 @@ class Mbarriers:
         waits: Flags = self._phase[places] & 1 == phase & 1
         for land in self.landing:
             if waits.any():
-                land(_distinct(places[waits], len(self._phase)))
+                land(self._needed(_distinct(places[waits], len(self._phase))))
                 waits = self._phase[places] & 1 == phase & 1
         return waits
+
+    def _needed(self, barriers: Indices) -> Needed:
+        """Return which of some places are these mbarriers, as long as their present phase has not ended."""
+        before = self._phase[barriers]
+        return lambda places: np.isin(places, barriers[self._phase[barriers] == before])
 
 
 def _distinct(places: Indices, count: int) -> Indices:

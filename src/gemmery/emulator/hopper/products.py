@@ -24,7 +24,7 @@ from gemmery.emulator.hopper.descriptors import (
     pieces_of_chunk,
     read_pieces,
 )
-from gemmery.emulator.machine import Machine, Rows, report_misuse
+from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
@@ -209,18 +209,14 @@ class Products:
 
     def wait(self, index: int, groups: Indices, pending: int) -> None:
         """wgmma.wait_group: all groups except the latest ones reach their registers."""
-        ready, remaining = [], []
+        ready: list[WarpgroupProduct] = []
         waits = np.zeros(self._machine.threads, bool)
         waits[groups] = True
-        for product in self._under_way:
-            now = (product.batch < self._committed[product.groups] - pending) & waits[product.groups]
-            if now.all():
-                ready.append(product)
-            else:
-                remaining.append(product if not now.any() else product.only(~now))
-                if now.any():
-                    ready.append(product.only(now))
-        self._under_way = remaining
+
+        def completes(product: WarpgroupProduct) -> Flags:
+            return (product.batch < self._committed[product.groups] - pending) & waits[product.groups]
+
+        self._under_way = landed(self._under_way, completes, ready.append)
         while ready:
             first, run = ready[0], [ready.pop(0)]
             while ready and _joins(first, ready[0], len(run)):

@@ -265,7 +265,7 @@ def _tf32() -> dict[str, Op]:
 # 8-bit floats
 
 
-def _decoded(type_: str) -> Any:
+def decoded(type_: str) -> Any:
     """The float16 of each of the 256 codes: e5m2 is half a float16, e4m3 has no infinity and 7 below the bias of 15."""
     codes = np.arange(256, dtype=np.uint16)
     if type_ == "e5m2":
@@ -280,7 +280,7 @@ def _decoded(type_: str) -> Any:
 
 def _to_8_bits(type_: str) -> Meaning:
     """Return the codes of the nearest 8-bit floats, ties to even, clamped to the largest."""
-    values = _decoded(type_)[:128].astype(np.float64)
+    values = decoded(type_)[:128].astype(np.float64)
     values = values[np.isfinite(values)]
     middles = (values[1:] + values[:-1]) / 2
 
@@ -316,7 +316,7 @@ def _8_bits() -> dict[str, Op]:
     """Pairs of e4m3 and e5m2: from two f32 and from f16x2, and to f16x2."""
     table = {}
     for type_, relu in product(("e4m3", "e5m2"), ("", ".relu")):
-        codes, values = f"{type_}x2", _decoded(type_)
+        codes, values = f"{type_}x2", decoded(type_)
         two = _two_codes(_chain(_relu if relu else None, _to_8_bits(type_)))
         table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", two, 2)
         table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", _codes_of_pair(two))

@@ -17,6 +17,7 @@ from gemmery.dtypes import Array
 from gemmery.emulator import exact, sums
 from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
 from gemmery.emulator.op import Meaning, Op
+from gemmery.emulator.ops.convert import decoded
 from gemmery.emulator.sums import NORMAL, Added, SumRule
 
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
@@ -27,15 +28,7 @@ _HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % faster th
 _E5M2 = _HALF[:: 1 << 8].copy()  # the upper byte of an f16
 
 
-def _e4m3() -> Array:
-    """Return all 256 values of e4m3: bias 7, no infinity, one NaN of each sign."""
-    bits = np.arange(256)
-    exponent, mantissa = bits >> 3 & 15, bits & 7
-    size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) * 2.0 ** (exponent - 10))
-    return np.where(bits & 127 == 127, np.nan, np.where(bits >= 128, -size, size)).astype("f4")
-
-
-_E4M3 = _e4m3()
+_E4M3 = decoded("e4m3").astype("f4")
 
 # The elements of registers (warps, rows, words), exact, in the type of the sums.
 DECODED: dict[str, Callable[[Array], Array]] = {

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gemmery.cuda import include
-from gemmery.cuda.declarations import device_words
 from gemmery.cuda.device_part import program_of
 from gemmery.errors import ArgumentError
 
@@ -26,11 +25,10 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     {'lab::g': ('lab::g',)}
     """
     program = program_of(text, name, (), folder, include.folders())
-    marks = device_words(program.macros, frozenset({"__global__"}))
     whole = program.splits[name]
     instances: dict[str, tuple[str, ...]] = {}
     for each in whole.declarations:
-        if not each.head & marks or "()" not in each.title:
+        if not each.head & program.kernel_marks or "()" not in each.title:
             continue
         name_alone = each.title.removesuffix("()")
         called = f"{each.scope}::{name_alone}" if each.scope else name_alone
@@ -94,11 +92,10 @@ def declared(
     (('const float* x', 'int n'),)
     """
     program = program_of(text, name, (), folder, include.folders())
-    marks = device_words(program.macros, frozenset({"__global__"}))
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
     definitions = dict[tuple[str, ...], None]()
     for each in program.splits[name].declarations:
-        if each.head & marks and each.title == f"{called}()":
+        if each.head & program.kernel_marks and each.title == f"{called}()":
             alone = _COMMENT.sub(" ", text[each.start : each.stop])
             start = re.search(rf"\b{re.escape(called)}\s*\(", alone)
             if start:

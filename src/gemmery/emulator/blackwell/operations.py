@@ -2,6 +2,10 @@
 
 PTX ISA 9.0, "TensorCore 5th Generation: Memory Consistency Model". The operations of one thread happen in their order.
 Each reads shared memory as late as possible, so that a missing wait is found.
+
+A product, tcgen05.mma, is of tiles in shared or tensor memory, and added to tensor memory (": Instruction descriptor",
+": Data path layout organization"). Sums are rounded by the rule of exact.py with 25 bits, as Hopper's of f16; no sums
+of a Blackwell device are on record.
 """
 
 from __future__ import annotations
@@ -11,11 +15,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gemmery.dtypes import Array
+from gemmery.emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
+from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.descriptors import PieceReaders
+from gemmery.emulator.hopper.bulk import Bulk
+from gemmery.emulator.hopper.descriptors import DEPTH, PieceReaders, SharedTile, pieces_of_chunk
 from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
+from gemmery.emulator.hopper.products import added_whole, multiplied
 from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices
+from gemmery.emulator.ops.mma import DECODED
 
 
 class OperationWork(Rows):
@@ -128,3 +138,149 @@ class Operations:
                 observer.tensor(
                     machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
                 )
+
+
+# The types of each kind, by the numbers in an instruction descriptor.
+SUMS = {"tf32": {1: "f32"}, "f16": {0: "f16", 1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "i8": {2: "s32"}}
+SIDES = {
+    "tf32": {2: "tf32"},
+    "f16": {0: "f16", 1: "bf16"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_SIZES = {"tf32": 4, "f16": 2, "f8f6f4": 1, "i8": 1}
+NARROW = {3: "e2m3", 4: "e3m2", 5: "e2m1"}  # of f8f6f4, not modelled
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """What an instruction descriptor says."""
+
+    m: int
+    n: int
+    a: str
+    b: str
+    sums: str
+    size: int  # bytes of an element of A or B
+    by_rows: tuple[bool, bool]  # A is M-major, B is N-major
+    negative: bool
+    saturates: bool
+    pair: bool  # two blocks multiply together
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that multiply together."""
+        return 2 if self.pair else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of A in each block."""
+        return self.m // self.blocks
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory that the sums take in each block."""
+        return self.n // 2 if self.pair and self.m == 128 else self.n
+
+    @property
+    def halves(self) -> Indices:
+        """The halves of quarters of the lanes that hold sums, relative to the address."""
+        return np.arange(0, 8, 2) if self.m == 64 else np.arange(8)
+
+    @property
+    def rule(self) -> SumRule:
+        """How floating-point sums are rounded."""
+        return SumRule(DEPTH // self.size, NORMAL[self.a], NORMAL[self.b], halves=self.sums == "f16")
+
+    def sums_at(self) -> tuple[Indices, Indices]:
+        """The lanes and columns of a block's sums, relative to the address: (rows, n)."""
+        row, column = np.indices((self.rows, self.n))
+        if self.m == 64:
+            return row // HALF * 32 + row % HALF, column
+        return row + column // self.columns * 64, column % self.columns
+
+    def a_at(self) -> Indices:
+        """The lanes of A in tensor memory."""
+        row = np.arange(self.rows)
+        return row // HALF * 32 + row % HALF if self.m == 64 else row
+
+
+def shape_of(kind: str, pair: bool, bits: int) -> TensorShape | str:
+    """Read an instruction descriptor; returns what is wrong with it.
+
+    >>> shape = shape_of("f16", False, 1 << 4 | 128 // 8 << 17 | 128 // 16 << 24)
+    >>> shape.m, shape.n, shape.a, shape.sums
+    (128, 128, 'f16', 'f32')
+    """
+    m, n, sums = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8, bits >> 4 & 3
+    a, b = bits >> 7 & 7, bits >> 10 & 7
+    if bits >> 2 & 1:
+        return "with a sparse A, which is not modelled"
+    if kind == "f8f6f4" and (a in NARROW or b in NARROW):
+        return f"of {NARROW.get(a) or NARROW[b]}, which is not modelled"
+    if a not in SIDES[kind] or b not in SIDES[kind] or sums not in SUMS[kind]:
+        return f"with types {a} and {b} and sums {sums}, which .kind::{kind} does not have"
+    if kind == "f16" and a != b:
+        return "with f16 and bf16"
+    if kind == "f16" and SUMS[kind][sums] == "f16" and a == 1:
+        return "of bf16 with sums in f16"
+    sides = (128, 256) if pair else (64, 128)
+    step = 32 if pair else 16 if m == 128 else 8
+    if m not in sides or not step <= n <= 256 or n % step:
+        return f"of {m} x {n}: {sides[0]} or {sides[1]} rows, and columns a multiple of {step} from {step} to 256"
+    by_rows = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
+    negative = bool((bits >> 13 ^ bits >> 14) & 1)
+    types = SIDES[kind][a], SIDES[kind][b], SUMS[kind][sums], _SIZES[kind]
+    return TensorShape(m, n, *types, by_rows, negative, bool(bits >> 3 & 1), pair)
+
+
+@dataclass(frozen=True)
+class TensorProduct(OperationWork):
+    """A product that threads have started, each for its block or pair of blocks."""
+
+    row_fields = ("threads", "blocks", "a", "b", "sums", "adds")
+    index: int
+    threads: Indices
+    blocks: Indices  # (threads, 1 or 2)
+    shape: TensorShape
+    a: SharedTile | Indices  # descriptors, or addresses in tensor memory
+    b: SharedTile
+    sums: Indices  # addresses in tensor memory
+    adds: Flags
+    core: Added  # sums.added, or a faster function with the same bits
+
+    def run(self, machine: Machine) -> None:
+        """Add the product to tensor memory."""
+        memory, shape = machine.unit(TensorMemory).data, self.shape
+        b = np.concatenate([self._shared(machine, self.b, shape.b, block) for block in self.blocks.T], axis=1)
+        lanes, columns = shape.sums_at()
+        first, lane = (self.sums & 0xFFFF)[:, None, None], (self.sums >> LANE_AT)[:, None, None]
+        for block in self.blocks.T:
+            if isinstance(self.a, SharedTile):
+                a = self._shared(machine, self.a, shape.a, block)
+            else:
+                words = memory[
+                    block[:, None, None],
+                    (self.a >> LANE_AT)[:, None, None] + shape.a_at()[:, None],
+                    (self.a & 0xFFFF)[:, None, None] + np.arange(DEPTH // 4),
+                ]
+                a = DECODED[shape.a](np.ascontiguousarray(words))
+            place = block[:, None, None], lane + lanes, first + columns
+            memory[place] = self._added(memory[place], a, b)
+
+    def _shared(self, machine: Machine, tile: SharedTile, kind: str, blocks: Indices) -> Array:
+        """The elements of a tile of these blocks: (threads, rows, k)."""
+        places = pieces_of_chunk(machine, tile.pieces(), blocks)
+        machine.unit(Bulk).compare(self.index, self.threads, places, tile.swizzles())
+        return DECODED[kind](tile.words(machine.shared.view("c16", 1).take(places)))
+
+    def _added(self, before: Array, a: Array, b: Array) -> Array:
+        """The words of the sums after adding A (threads, rows, k) times the transpose of B (threads, n, k)."""
+        shape, adds = self.shape, self.adds[:, None, None]
+        if shape.sums == "s32":
+            return added_whole(multiplied(a, b), before, adds, shape.saturates)
+        halves = shape.sums == "f16"
+        start = (before & 0xFFFF).astype("u2").view("f2").astype("f4") if halves else before.view("f4")
+        start = np.ascontiguousarray(np.where(adds, start, np.float32(0)))
+        sums = chained(self.core, start, -a if shape.negative else a, b, shape.rule)
+        return sums.astype("f2").view("u2").astype("u4") if halves else sums.astype("f4").view("u4")

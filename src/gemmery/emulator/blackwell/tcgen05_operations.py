@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmery.emulator.blackwell.operations import Commit, Operation, Operations, OperationWork
+from gemmery.emulator.blackwell.operations import Commit, Operation, Operations, OperationWork, TensorProduct, shape_of
 from gemmery.emulator.blackwell.tensor_memory import LANE_AT, TensorMemory, columns_of
-from gemmery.emulator.blackwell.tensor_products import TensorProduct, shape_of
+from gemmery.emulator.exact import added as tensor_sums
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.cluster import Lifetimes
 from gemmery.emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk, read_pieces
@@ -22,7 +22,6 @@ from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction, Vector
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
-from gemmery.emulator.sums import added as tensor_sums
 from gemmery.errors import EmulationError
 
 _GROUP = r"cta_group::([12])"

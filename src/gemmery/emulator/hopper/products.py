@@ -1,7 +1,7 @@
 """Products of warpgroups under way: their sums reach the registers when a thread waits for them.
 
-PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Sums are rounded as sums.py says, those of integers are
-exact; the instructions before one wait are computed together.
+PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Sums are rounded as exact.py says, those of integers
+not at all; the instructions before one wait are computed together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import Array
+from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import (
     DEPTH,
@@ -28,7 +29,6 @@ from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
-from gemmery.emulator.sums import NORMAL, Added, SumRule, chained
 
 THREADS = 128  # of a warpgroup
 EXACT = 256  # products of bytes whose sum is exact in f32: 256 * 255 * 255 < 2**24

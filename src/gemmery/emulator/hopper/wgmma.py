@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gemmery.emulator.exact import added as tensor_sums
 from gemmery.emulator.hopper.descriptors import ROWS, RegisterTile, SharedTile
 from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector, names_of
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
-from gemmery.emulator.sums import added as tensor_sums
 
 
 def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +74,6 @@ _OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short",
 _BRACKETS = dict(zip(")]>}", "([<{", strict=True))
 
 
-def parameters_of(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> set[tuple[str, ...]]:
-    """The names of a kernel's parameters, as each definition of that name has them; "" for one that is not known.
-
-    >>> parameters_of("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add")
-    {('x', '', 'n')}
-    """
-    return {tuple(map(_parameter_name, each)) for each in declared(text, kernel, name, folder)}
-
-
 def declared(
     text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None
 ) -> tuple[tuple[str, ...], ...]:
@@ -102,6 +93,15 @@ def declared(
                 parts = (part.partition("=")[0] for part in _separated(alone[start.end() :]))
                 definitions[tuple(" ".join(part.split()) for part in parts)] = None
     return tuple(definitions)
+
+
+def names_of(definitions: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """The names of parameters in C, for each definition of a kernel; "" for one that is not known.
+
+    >>> names_of(declared("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add"))
+    {('x', '', 'n')}
+    """
+    return {tuple(map(_parameter_name, each)) for each in definitions}
 
 
 _NAMED = re.compile(

@@ -216,13 +216,9 @@ def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         threads, size, each = _starting(machine, index, mask), cluster.size(machine), machine.block_threads
         addresses = of(where(machine.registers), threads) - window
-        if mask_of is None:
-            blocks = cluster.resolved(addresses, threads // each, size)
-        else:
-            copies, rank = np.nonzero(of(mask_of(machine.registers), threads)[:, None] >> np.arange(size) & 1)
-            threads, addresses = threads[copies], addresses[copies]
-            own = threads // each
-            blocks = own - own % size + rank
+        ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
+        copies, blocks = cluster.destinations(machine, threads, addresses, ranks)
+        threads, addresses = threads[copies], addresses[copies]
         there = blocks * each + threads % each
         mbarriers = machine.unit(Mbarriers)
         reached, barriers = mbarriers.places(index, there, addresses & cluster.OFFSET)

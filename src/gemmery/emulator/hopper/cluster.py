@@ -130,6 +130,20 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
     return blocks
 
 
+def destinations(
+    machine: Machine, threads: Indices, addresses: Indices, ranks_of: Indices | None
+) -> tuple[Indices, Indices]:
+    """Return copies by threads and the block of each: that of its address, or those whose bits are set in `ranks_of`.
+
+    Copies are numbered by their threads, of which each may send several.
+    """
+    own, count = threads // machine.block_threads, size(machine)
+    if ranks_of is None:
+        return np.arange(len(threads)), resolved(addresses, own, count)
+    copies, rank = np.nonzero(ranks_of[:, None] >> np.arange(count) & 1)
+    return copies, own[copies] - own[copies] % count + rank
+
+
 def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """mapa: map an address to the shared memory of the block with a rank."""
     space, kind = instruction.opcode.modifiers, instruction.opcode.type

@@ -301,69 +301,39 @@ def _checked(ends: _Ends, machine: Machine, index: int, mask: Mask) -> Iterator[
 
 
 def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
-    """Copy from global to shared memory, of one block or of several of the cluster."""
+    """Copy from global to shared memory, of one block or of several of the cluster.
+
+    The mbarrier is at the same offset in the destination block.
+    """
     assert ends.barrier is not None
     barrier = ends.barrier
 
     def step(machine: Machine, mask: Mask) -> None:
-        for end, every, addresses in _checked(ends, machine, index, mask):
-            inside, data = end.get(machine)
-            some = np.isin(every, inside.threads)
-            threads = every[some]
+        size, each = cluster.size(machine), machine.block_threads
+        for outside, every, at in _checked(ends, machine, index, mask):
+            end, data = outside.get(machine)
+            some = np.isin(every, end.threads)
+            threads, addresses = every[some], at[some]
             marks = of(barrier(machine.registers), threads)
             ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
-            _begin(machine, index, inside, threads, addresses[some], marks, data, ranks)
+            copies, blocks = cluster.destinations(machine, threads, addresses, ranks)
+            there = threads[copies] % each + blocks * each
+            order = np.lexsort((addresses[copies], there))
+            there, blocks, copies = there[order], blocks[order], copies[order]
+            mbarriers = machine.unit(Mbarriers)
+            barriers = mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
+            if len(barriers) == len(there):
+                if size > 1:
+                    machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
+                places = _pieces(machine, blocks, addresses[copies], end)
+                offsets = places * PIECE - (blocks * machine.shared.stride)[:, None]
+                own, source = marks[copies] & cluster.OFFSET, end.described(copies)
+                event = CopyEvent(index, threads[copies], blocks, offsets, own, *source, end.swizzle)
+                for observer in machine.observers:
+                    observer.copied(machine, event)
+                machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
     return step
-
-
-def _begin(
-    machine: Machine,
-    index: int,
-    end: Any,
-    threads: Indices,
-    addresses: Indices,
-    marks: Indices,
-    data: Chunks,
-    ranks_of: Indices | None,
-) -> None:
-    """Send each copy to its block, or to the blocks of its cluster whose bits are set in `wanted`.
-
-    The mbarrier is at the same offset in the destination block.
-    """
-    size, each = cluster.size(machine), machine.block_threads
-    if ranks_of is None:
-        copies = np.arange(len(threads))
-        blocks = cluster.resolved(addresses, threads // each, size)
-    else:
-        copies, ranks = np.nonzero(ranks_of[:, None] >> np.arange(size) & 1)
-        own = threads[copies] // each
-        blocks = own - own % size + ranks
-    there = threads[copies] % each + blocks * each
-    order = np.lexsort((addresses[copies], there))
-    there, blocks, copies = there[order], blocks[order], copies[order]
-    mbarriers = machine.unit(Mbarriers)
-    barriers = mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
-    if len(barriers) == len(there):
-        if size > 1:
-            machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
-        places = _pieces(machine, blocks, addresses[copies], end)
-        source, box, element, coordinates = end.described(copies)
-        event = CopyEvent(
-            index,
-            threads[copies],
-            blocks,
-            places * PIECE - (blocks * machine.shared.stride)[:, None],
-            marks[copies] & cluster.OFFSET,
-            source,
-            box,
-            element,
-            coordinates,
-            end.swizzle,
-        )
-        for observer in machine.observers:
-            observer.copied(machine, event)
-        machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.discarded import stores, used
-from gemmery.emulator.instructions import find
+from gemmery.emulator.instructions import find, stores, used
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.warp import LANES, sources

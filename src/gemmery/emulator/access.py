@@ -30,7 +30,7 @@ from gemmery.emulator.op import (
 )
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
 from gemmery.emulator.reach import Copies
-from gemmery.emulator.steps import Handler, LaneStep, Lower, Lowering, Read, Step, only_constant, refused
+from gemmery.emulator.steps import Handler, LaneStep, Lower, Lowering, Read, Step, lane_step, only_constant, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
@@ -250,15 +250,8 @@ def _convert_address(lowering: Lowering, instruction: Instruction, index: int) -
     window = WINDOWS.get(SPACES[space], 0)
     read = lowering.read(instruction.operands[1], "u64", instruction)
     write = lowering.write(instruction.operands[0], "u64", instruction)
-    away = np.uint64(window)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        value = read(machine.registers)
-        if window:
-            value = value - away if to else value + away
-        write(machine.registers, mask, value)
-
-    return step
+    away = np.uint64(-window % (1 << 64) if to else window)  # modulo 2^64
+    return lane_step((lambda value: value + away) if window else (lambda value: value), [read], [write])
 
 
 def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -275,12 +268,7 @@ def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> St
         "local": (LOCAL_WINDOW, PARAMETER_WINDOW),
     }
     low, high = bounds[space]
-
-    def step(machine: Machine, mask: Mask) -> None:
-        value = read(machine.registers)
-        write(machine.registers, mask, (value >= low) & (value < high))
-
-    return step
+    return lane_step(lambda value: (value >= low) & (value < high), [read], [write])
 
 
 _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}

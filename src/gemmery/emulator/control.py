@@ -14,7 +14,7 @@ import numpy as np
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import SCOPES, STORED, Mask, Traits
 from gemmery.emulator.ptx import Immediate, Instruction, Register
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, Write, drop, no_step, refused
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, Write, drop, lane_step, no_step, refused
 
 WARP_SYNC = "bar.warp.sync"
 WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
@@ -117,11 +117,7 @@ _ELSEWHERE = frozenset(("alias", "tensormap::generic", "mbarrier_init"))  # fenc
 def _policy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """createpolicy: caches are not modelled, so every policy is 0."""
     write = lowering.write(instruction.operands[0], "b64", instruction)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        write(machine.registers, mask, np.uint64(0))
-
-    return step
+    return lane_step(lambda: np.uint64(0), [], [write])
 
 
 def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:

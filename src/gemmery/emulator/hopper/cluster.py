@@ -19,7 +19,7 @@ from gemmery.emulator.machine import LaunchConfig, Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Flags, Indices, Kinds, Mask, Values, sort_by_kind
 from gemmery.emulator.ptx import Instruction
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, lane_step, refused
 from gemmery.errors import EmulationError
 
 SPACE = "shared::cluster"
@@ -154,13 +154,12 @@ def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> St
     write = lowering.write(target, kind, instruction)
     window = 0 if space else SHARED_WINDOW
 
-    def step(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        offset = read(registers).astype(np.int64) - window & OFFSET
-        mapped = (its_rank(registers).astype(np.int64) + 1 << RANK_AT) + offset + window
-        write(registers, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
+    def mapped(address: Values, rank: Values) -> Values:
+        offset = address.astype(np.int64) - window & OFFSET
+        place = (rank.astype(np.int64) + 1 << RANK_AT) + offset + window
+        return place.astype(np.uint32 if kind == "u32" else np.uint64)
 
-    return step
+    return lane_step(mapped, [read, its_rank], [write])
 
 
 def _rank_of(lowering: Lowering, instruction: Instruction, index: int) -> Step:

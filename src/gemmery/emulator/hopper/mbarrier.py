@@ -19,7 +19,7 @@ from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
 from gemmery.emulator.ptx import Address, Instruction
 from gemmery.emulator.reach import Copies
-from gemmery.emulator.steps import Handler, Lowering, Step, drop, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, drop, lane_step, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
@@ -325,11 +325,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
 def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     read = lowering.read(instruction.operands[1], "b64", instruction)
     write = lowering.write(instruction.operands[0], "u32", instruction)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        write(machine.registers, mask, (read(machine.registers) >> np.uint64(PENDING_AT)).astype(np.uint32))
-
-    return step
+    return lane_step(lambda state: (state >> np.uint64(PENDING_AT)).astype(np.uint32), [read], [write])
 
 
 def _copies_arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:

@@ -327,8 +327,9 @@ def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | No
                     machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
                 places = _pieces(machine, blocks, addresses[copies], end)
                 offsets = places * PIECE - (blocks * machine.shared.stride)[:, None]
-                own, source = marks[copies] & cluster.OFFSET, end.described(copies)
-                event = CopyEvent(index, threads[copies], blocks, offsets, own, *source, end.swizzle)
+                own, which = marks[copies] & cluster.OFFSET, threads[copies]
+                source, box, element, where = end.described(copies)
+                event = CopyEvent(index, which, blocks, offsets, own, source, box, element, where, end.swizzle)
                 for observer in machine.observers:
                     observer.copied(machine, event)
                 machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))

@@ -110,8 +110,8 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
         elif entry.way == "switch":
             through = end.opcode.spelling == SWITCH  # by the address of a function: its place in the call's table
-            chosen = lowering.read(end.operands[0], "u64" if through else "u32", end)
-            guard = (lambda registers: case(chosen(registers))) if through else chosen
+            read = lowering.read(end.operands[0], "u64" if through else "u32", end)
+            guard = (lambda registers: case(read(registers))) if through else read
         if isinstance(entry, Barrier):
             barrier = lowered_barrier(lowering, end, entry)
     waits = find(inside[0].opcode).waits

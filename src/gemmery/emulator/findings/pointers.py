@@ -150,7 +150,7 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
 def _origins(kernel: PtxKernel) -> Mapping[str, Origins]:
     """The origins of each 64-bit register."""
     offsets = {parameter.name: parameter.offset for parameter in kernel.parameters}
-    wide = [each for each in kernel.instructions if any(STORED.get(one.type) == "u8" for one in written(each))]
+    wide = [each for each in kernel.instructions if any(STORED.get(target.type) == "u8" for target in written(each))]
     origins: dict[str, Origins] = {}
     grown = True
     while grown:

@@ -89,7 +89,7 @@ class SharedTile(Rows):
 
 
 @dataclass(frozen=True)
-class RegisterTile(Rows):
+class RegisterMatrix(Rows):
     """A of wgmma in registers, for all warpgroups that execute an instruction together."""
 
     row_fields = ("registers",)

@@ -20,7 +20,7 @@ from gemmery.emulator.hopper.descriptors import (
     DEPTH,
     ROWS,
     PieceReaders,
-    RegisterTile,
+    RegisterMatrix,
     SharedTile,
     pieces_of_chunk,
     read_pieces,
@@ -100,7 +100,7 @@ class WarpgroupProduct(Rows):
     shape: WgmmaShape
     slots: tuple[int, ...]  # of the registers of its sums
     groups: Indices  # warpgroups, by their first thread
-    a: SharedTile | RegisterTile
+    a: SharedTile | RegisterMatrix
     b: SharedTile
     adds: Flags  # for each warpgroup: whether it adds to the registers
     sign: int
@@ -110,7 +110,7 @@ class WarpgroupProduct(Rows):
     @property
     def slots_of_a(self) -> tuple[int, ...]:
         """The registers of A."""
-        return self.a.slots if isinstance(self.a, RegisterTile) else ()
+        return self.a.slots if isinstance(self.a, RegisterMatrix) else ()
 
 
 class Products:
@@ -245,7 +245,7 @@ class Products:
     def _still_there(self, product: WarpgroupProduct) -> None:
         """Report registers of A whose bits have changed since the product began."""
         machine, lanes = self._machine, lanes_of(product.groups)
-        if not isinstance(product.a, RegisterTile):
+        if not isinstance(product.a, RegisterMatrix):
             return
         for slot, began in zip(product.a.slots, product.a.registers, strict=True):
             now = np.asarray(machine.spread(machine.registers[slot])[lanes])
@@ -257,9 +257,9 @@ class Products:
                 report_misuse(machine, product.index, product.groups[bad], what)
                 return
 
-    def _words(self, product: WarpgroupProduct, side: SharedTile | RegisterTile) -> Array:
+    def _words(self, product: WarpgroupProduct, side: SharedTile | RegisterMatrix) -> Array:
         """The words of A or B; report what is read of shared memory."""
-        if isinstance(side, RegisterTile):
+        if isinstance(side, RegisterMatrix):
             return side.words()
         machine, groups = self._machine, product.groups
         places = read_pieces(machine, product.index, groups, side.pieces(), groups // machine.block_threads)

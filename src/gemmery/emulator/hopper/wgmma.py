@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gemmery.emulator.exact import added as tensor_sums
-from gemmery.emulator.hopper.descriptors import ROWS, RegisterTile, SharedTile
+from gemmery.emulator.hopper.descriptors import ROWS, RegisterMatrix, SharedTile
 from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
@@ -65,11 +65,11 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
             return
         registers = machine.registers
         lanes = lanes_of(groups)
-        side_a: SharedTile | RegisterTile
+        side_a: SharedTile | RegisterMatrix
         if read_a is not None:
             side_a = SharedTile(machine.spread(read_a(registers))[groups], ROWS, by_rows=by_rows[0])
         else:
-            side_a = RegisterTile(tuple(machine.spread(read(registers))[lanes] for read in reads), slots_a)
+            side_a = RegisterMatrix(tuple(machine.spread(read(registers))[lanes] for read in reads), slots_a)
         side_b = SharedTile(machine.spread(read_b(registers))[groups], shape.n, by_rows=by_rows[1])
         added = np.asarray(machine.spread(adds(registers))[groups])
         batch = np.zeros(0, np.int64)

@@ -260,12 +260,12 @@ def test_an_argument_that_names_another_parameter_is_refused(folder, name, capsy
     ],
 )
 def test_the_names_of_parameters(source, names):
-    assert kernel_names.parameters_of(source, "k<4>") == {names}
+    assert kernel_names.names_of(kernel_names.declared(source, "k<4>")) == {names}
 
 
 def test_a_name_of_one_of_several_kernels_of_that_name_is_taken():
     source = "__global__ void k(int a, int n) {}\n__global__ void k(float a, int m) {}"
-    known = kernel_names.parameters_of(source, "k")
+    known = kernel_names.names_of(kernel_names.declared(source, "k"))
     assert known == {("a", "n"), ("a", "m")}
     written_arguments.check_names(["a=1", "m=2"], "k", known)
     written_arguments.check_names(["1", "f32=2", "x=3"], "k", known)  # one too many is refused when it is bound

@@ -7,9 +7,8 @@ import gemmery as gm
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig, Observer
+from gemmery.emulator.machine import LaunchConfig, Observer, Places
 from gemmery.emulator.memory import Global
-from gemmery.emulator.places import Places
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 from gemmery.emulator.spinning import Spinning

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from gemmery.cuda import nvrtc, sass
-from gemmery.emulator.counters.alignment import Low, low_bits
-from gemmery.emulator.counters.merging import merged
+from gemmery.emulator.counters.merging import Low, low_bits, merged
 from gemmery.emulator.ptx import Vector
 from gemmery.emulator.ptx.module import parse
 

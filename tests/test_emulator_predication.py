@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gemmery.emulator.counters.predication import predicated
+from gemmery.emulator.counters.merging import predicated
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import Global

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemmery.emulator.findings.read_only import ReadOnlyLoads
+from gemmery.emulator.findings.global_races import ReadOnlyLoads
 from gemmery.lab.kernel import emulate
 
 pytest.importorskip("cuda.bindings")

@@ -66,12 +66,12 @@ def test_a_table_holds_what_was_written(seed, narrow):
         apart, top = (1, 26) if narrow and turn < 30 else (10, 40)
         values = (np.arange(len(places)) // random.choice([1, 4]) << apart) + (turn + 1 << top)
         if narrow and turn == 30:
-            both.table = both.table.widened()
+            both.table = both.table.moved(1, narrow=False)
         both.write(places, values)
         both.table._interval, both.table._most = 16, 99  # it would search less often, and keep fewer patterns
         packed += int(both.table._packed.sum())
         if turn in (20, 40):
-            both.table, both.array = both.table.halved(), np.repeat(both.array, 2)
+            both.table, both.array = both.table.moved(2, narrow and turn < 30), np.repeat(both.array, 2)
         if turn % 10 == 9:
             both.check()
     assert packed > (50 if narrow else 100)  # rows, over all turns
@@ -140,7 +140,9 @@ def test_a_narrow_table_has_half_the_memory():
         for table in (narrow, wide):
             table.written_at(places, 0, 63)[places] = places + (1 << 32) - 64
         assert 2 * narrow._data.itemsize == wide._data.itemsize
-        np.testing.assert_array_equal(narrow.widened().at(places, 0, 63)[places], wide.at(places, 0, 63)[places])
+        np.testing.assert_array_equal(
+            narrow.moved(1, narrow=False).at(places, 0, 63)[places], wide.at(places, 0, 63)[places]
+        )
 
 
 RACES = {
@@ -187,16 +189,16 @@ ORDERED = """extern "C" __global__ void f(float* x) {
 
 def test_later_clocks_make_a_narrow_table_wide(monkeypatch):
     """With a first clock of 2^31 the second one does not fit in 4 bytes."""
-    of, widen, widened = StampFields.of, GridHistory._widen, []
+    of, move, moved = StampFields.of, GridHistory._move, []
     late = lambda *given: replace(of(*given), clock_at=31, narrow_clock=1)  # noqa: E731
     told = []
     for fields in (of, late):
         monkeypatch.setattr(StampFields, "of", fields)
-        monkeypatch.setattr(GridHistory, "_widen", lambda self: (widened.append(1), widen(self)))
+        monkeypatch.setattr(GridHistory, "_move", lambda self, times: (moved.append(times), move(self, times)))
         for barrier in ("", "__syncthreads();"):
             run = gm.emulate(ORDERED.replace("BARRIER", barrier), "f", 4, 256, [np.ones(1024, np.float32)])
             told.append([str(one) for one in run.findings])
-    assert widened == [1, 1]
+    assert moved.count(1) == 2
     assert told[:2] == told[2:]
     assert told[0]
     assert not told[1]

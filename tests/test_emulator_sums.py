@@ -11,7 +11,7 @@ import pytest
 import tensor_sums
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import tensor_sums as compiled
-from gemmery.emulator import sums
+from gemmery.emulator import exact
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.lab import measurements
 from gemmery.lab.emulated_product import Gemm, problem_of, run_rung
@@ -19,7 +19,7 @@ from gemmery.lab.kernel import emulate
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 
-FUNCTIONS = {"numpy": sums.added, "compiled": compiled.added()}
+FUNCTIONS = {"numpy": exact.added, "compiled": compiled.added()}
 RULES = {
     "f16": ("f16", "f16", 16, 25, 23),
     "f16 in halves": ("f16", "f16", 16, 25, 23),
@@ -92,7 +92,7 @@ def test_sums_follow_the_rule(name, some):
     """Every element, in fractions; two additions one after the other, the sums before of all sizes."""
     first, second, depth, aligned, result = RULES[name]
     halves = "halves" in name
-    rule = sums.SumRule(depth, LEAST[first], LEAST[second], aligned, result, halves)
+    rule = exact.SumRule(depth, LEAST[first], LEAST[second], aligned, result, halves)
     a, b = drawn(first, (2, 4, 2 * depth), 1, some), drawn(second, (2, 8, 2 * depth), 2, some)
     start = drawn("f16" if halves else "tf32", (2, 4, 8), 3, some)
     start[:, :, ::2] *= some != "tiny"
@@ -103,7 +103,7 @@ def test_sums_follow_the_rule(name, some):
             expected[place] = by_the_rule(expected[place], row, column, (first, second), aligned, result, halves)
     for function in FUNCTIONS.values():
         with np.errstate(all="ignore"):
-            ours = sums.chained(function, start, a, b, rule)
+            ours = exact.chained(function, start, a, b, rule)
         np.testing.assert_array_equal(ours, expected)
         assert not (np.signbit(ours) & (ours == 0)).any()
         assert (ours.view(np.uint32)[np.isnan(ours)] == 0x7FFFFFFF).all()
@@ -116,8 +116,8 @@ def test_nothing_is_aligned_below_2_to_the_minus_133(function):
     a[0, :, 0], b[0, :, 0], a[0, :, 1], b[0, :, 1] = 33 * 2.0**-80, 31 * 2.0**-79, 2.0**-80, 2.0**-79
     zeros = np.zeros((1, 8, 8), np.float32)
     for sign in (1, -1):  # the sum is a positive zero in both cases
-        assert not function(zeros, sign * a, b, sums.SumRule(16, -126, -126)).view(np.uint32).any()
-    assert (function(zeros, a, b * 2, sums.SumRule(16, -126, -126)) == 2.0**-148).all()
+        assert not function(zeros, sign * a, b, exact.SumRule(16, -126, -126)).view(np.uint32).any()
+    assert (function(zeros, a, b * 2, exact.SumRule(16, -126, -126)) == 2.0**-148).all()
 
 
 @pytest.mark.parametrize("opcode", tensor_sums.opcodes())

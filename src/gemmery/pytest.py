@@ -10,6 +10,7 @@ pytest loads it by itself once gemmery is installed.
 
 from collections.abc import Callable, Iterator
 from inspect import signature
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,9 +65,11 @@ class Emulate:
         complaints = [
             *_faults(run, "findings", run.findings, findings),
             *_faults(run, "warnings", run.warnings, warnings),
-            *_conflicts(run, bank_conflicts),
+            *_beyond(run, ("bank conflict", "bank conflicts"), bank_conflicts, attrgetter("shared.bank_conflicts")),
             *_bytes(run, bytes_a_sector),
-            *_divergence(run, divergent_branches),
+            *_beyond(
+                run, ("divergent branch", "divergent branches"), divergent_branches, attrgetter("divergent_branches")
+            ),
         ]
         if complaints:
             pytest.fail("\n".join([f"kernel {run.kernel}:", *complaints]), pytrace=False)
@@ -98,11 +101,13 @@ def _faults(run: "KernelRun", called: str, faults: "tuple[Finding, ...]", most: 
         yield from (f"  {_code(run, str(fault.line))}  {fault}" for fault in faults)
 
 
-def _conflicts(run: "KernelRun", most: int | None) -> Iterator[str]:
-    count = run.shared.bank_conflicts
-    if most is not None and count > most:
-        yield _counted(count, "bank conflict", "bank conflicts", most)
-        yield from _worst(run, lambda counts: counts.shared.bank_conflicts)
+def _beyond(
+    run: "KernelRun", called: tuple[str, str], most: int | None, count: Callable[["Counts"], int]
+) -> Iterator[str]:
+    """What to say of a count that is larger than its limit."""
+    if most is not None and count(run.counts) > most:
+        yield _counted(count(run.counts), *called, most)
+        yield from _worst(run, count)
 
 
 def _bytes(run: "KernelRun", least: float | None) -> Iterator[str]:
@@ -111,12 +116,6 @@ def _bytes(run: "KernelRun", least: float | None) -> Iterator[str]:
         used = run.global_.used / sectors
         yield f"{used:.3g} of the 32 bytes of a sector of global memory are used, and {least:g} are asked for:"
         yield from _worst(run, lambda counts: 32 * counts.global_.sectors - counts.global_.used, "unused bytes")
-
-
-def _divergence(run: "KernelRun", most: int | None) -> Iterator[str]:
-    if most is not None and run.divergent_branches > most:
-        yield _counted(run.divergent_branches, "divergent branch", "divergent branches", most)
-        yield from _worst(run, lambda counts: counts.divergent_branches)
 
 
 def _worst(run: "KernelRun", cost: Callable[["Counts"], int], unit: str = "") -> Iterator[str]:

@@ -167,12 +167,14 @@ def _run(
     import numpy as np
 
     from gemmery.cli import written_arguments
+    from gemmery.cuda.kernel_names import names_of
     from gemmery.emulator.run import progress
     from gemmery.inspection.kernel_run import emulate
-    from gemmery.lab.kernel import only_kernel, parameter_names, written_launch
+    from gemmery.lab.kernel import only_kernel, written_launch
 
     kernel = kernel or only_kernel(file)
-    parameters, grid, block, launched = written_launch(file, kernel)
+    definitions, grid, block, launched = written_launch(file, kernel)
+    parameters = definitions[0] if definitions else ()
     if not values and parameters and all(value is not None for value in (*launched, launched or None)):
         values = list(launched)  # numbers alone
     elif not values and parameters:
@@ -180,7 +182,7 @@ def _run(
         raise ArgumentError(f"{kernel}({', '.join(parameters)}) takes arguments; for example {options_of}")
     options = {**options, "grid": options["grid"] or grid or 1, "block": options["block"] or block or 32}
     if any(map(written_arguments.parameter, texts)):
-        written_arguments.check_names(texts, kernel, parameter_names(file, kernel))
+        written_arguments.check_names(texts, kernel, names_of(definitions))
     arrays = [value.copy() if isinstance(value, np.ndarray) else value for value in values]
     before = progress.set(announcer(sys.stderr.write))
     try:

@@ -236,7 +236,7 @@ def check(function: Callable[..., Any], before: Sequence[Any], after: Sequence[A
         call = f"it is called with the kernel's {len(copies)} arguments, arrays as NumPy's"
         raise ArgumentError(f"--check: the reference fails with {_described(error)}; {call}") from error
     places = [place for place, value in enumerate(after) if isinstance(value, np.ndarray)]
-    changed = [place for place in places if not _same(before[place], after[place])]
+    changed = [place for place in places if before[place].tobytes() != after[place].tobytes()]
     if result is None:
         expected = {place: copies[place] for place in places}
     elif isinstance(result, tuple | list):
@@ -259,10 +259,6 @@ def check(function: Callable[..., Any], before: Sequence[Any], after: Sequence[A
         except ValueError:  # rows of different lengths
             raise ArgumentError(f"--check: what it returns for argument {place} is no array; return one") from None
         _compare(place, want, after[place], tolerance)
-
-
-def _same(before: NDArray[Any], after: NDArray[Any]) -> bool:
-    return before.tobytes() == after.tobytes()
 
 
 def _compare(place: int, want: NDArray[Any], got: NDArray[Any], tolerance: float) -> None:

@@ -1,4 +1,4 @@
-"""Compiled sums of products as tensor cores add them, for the emulator: the bits of `emulator.sums.added`.
+"""Compiled sums of products as tensor cores add them, for the emulator: the bits of `emulator.exact.added`.
 
 A vector holds 8 neighbouring sums. Each number is taken apart into a significand in float32 and an exponent, so the
 product of two significands is exact, and cutting it where the largest exponent says is one conversion to int32.

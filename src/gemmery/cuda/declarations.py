@@ -67,6 +67,12 @@ class Declaration:
     scope: str = ""  # the namespaces around it that have a name: "lab::inner"
     is_function: bool = False
     code: tuple[int, int] = (0, 0)  # offsets of what a ";" can replace: a function's body, a named type's members
+    file: str = ""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The file and the start."""
+        return self.file, self.start
 
     @property
     def is_member(self) -> bool:
@@ -77,8 +83,8 @@ class Declaration:
 class Split:
     """The declarations of a text, those in namespaces and `extern "C"` each for itself."""
 
-    def __init__(self, text: str, macros: Mapping[str, Macro] | None = None) -> None:
-        self.text = text
+    def __init__(self, text: str, macros: Mapping[str, Macro] | None = None, file: str = "") -> None:
+        self.text, self.file = text, file
         self.lines = [at.end() for at in re.finditer("\n", text)]
         every = [Token(at.lastgroup or "", at[0], at.start(), at.end()) for at in _TOKEN.finditer(text)]
         self.directives = [token for token in every if token.kind == "directive"]
@@ -91,8 +97,8 @@ class Split:
         return tuple(self.within(0, len(self.tokens)))
 
     def members(self, declaration: Declaration) -> tuple[Declaration, ...]:
-        """The declarations inside a struct."""
-        return tuple(self.within(*declaration.body))
+        """The declarations inside a struct; none in others."""
+        return tuple(self.within(*declaration.body)) if declaration.body[1] else ()
 
     def line(self, offset: int) -> int:
         """The line of an offset, from 1."""
@@ -108,7 +114,9 @@ class Split:
         values = self.values
         scopes: list[str] = []
         while at < stop:
-            if values[at] in ("}", ";") or self._is_label(values, at):
+            if values[at] in ("}", ";") or (
+                values[at] in ("public", "private", "protected") and values[at + 1 : at + 2] == [":"]
+            ):
                 if values[at] == "}" and scopes:
                     scopes.pop()
                 at += 1 if values[at] in ("}", ";") else 2
@@ -120,11 +128,8 @@ class Split:
                 at = inside
                 continue
             end, braces = self._end(values, at, stop)
-            yield replace(self._declaration(at, end, braces), scope="::".join(filter(None, scopes)))
+            yield replace(self._declaration(at, end, braces), scope="::".join(filter(None, scopes)), file=self.file)
             at = end
-
-    def _is_label(self, values: Sequence[str], at: int) -> bool:
-        return values[at] in ("public", "private", "protected") and values[at + 1 : at + 2] == [":"]
 
     def _is_call(self, values: Sequence[str], at: int) -> bool:
         """Whether a declaration begins with a macro that stands for declarations: MAKE(f32)."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
-from gemmery.cuda.declarations import Split, device_words, macros_of
+from gemmery.cuda.declarations import Split, macros_of
 from gemmery.cuda.device_program import ABSENT, INCLUDE, UNMARKED, DeviceProgram
 from gemmery.errors import CompileError
 
@@ -67,12 +67,11 @@ class DevicePart:
     ptx: nvrtc.Ptx
     left_out: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str, int], ...] = ()  # what may change the result: words, and the file and line
-    errors: Mapping[str, str] = field(default_factory=dict)  # of what does not compile, by name
 
 
 def has_host_functions(program: DeviceProgram) -> bool:
     """Whether a program's kernels may call functions of the host, by their names."""
-    return any(program.is_host(each) for _, each in program.all(program.reached()))
+    return any(map(program.is_host, program.all(program.reached())))
 
 
 def device_part(
@@ -85,14 +84,16 @@ def device_part(
     toolkit = include.folders()
     program = program_of(text, name, options, folder, toolkit)
     program.arguments = frozenset(re.findall(r"[A-Za-z_]\w*", kernel))
-    if not any(each.head & device_words(program.macros, frozenset({"__global__"})) for _, each in program.all()):
+    if not any(each.head & program.kernel_marks for each in program.all()):
         raise CompileError(f"{name} has no kernel: it has no __global__ function")
     function = re.match(r"(?:\w+::)*(\w+)", kernel)
     toolkit += program.wheels
     while True:
         texts = program.texts()
         whole = texts.pop(name)
-        beside = _standard(program.library) | _stand_ins(program, toolkit)
+        # The prelude has most of what kernels use of the C++ library.
+        standard = include.STANDARD if program.library else dict.fromkeys(include.STANDARD, "")
+        beside = standard | _stand_ins(program, toolkit)
         beside |= texts | {PRELUDE: _prelude(program.library) + program.declared()}
         try:
             ptx = nvrtc.ptx_alone(whole, name, kernel, arch, options, beside, toolkit, first=PRELUDE)
@@ -108,7 +109,7 @@ def device_part(
         warnings = [(f"{header} {_EMPTY}", file, line) for header, file, line in absent if not _types_of(header)]
         headers = tuple(f"{header} (line {line})" for header, _, line in absent)
         alone = replace(ptx, text=re.sub(rf"^.*\b\w*{ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
-        return DevicePart(alone, headers + program.dropped(), (*warnings, *program.replaced()), program.errors)
+        return DevicePart(alone, headers + program.dropped(), (*warnings, *program.replaced()))
 
 
 def headers_of(
@@ -124,7 +125,8 @@ def headers_of(
             header = included[2]
             if header in texts or header in empty:
                 continue
-            path = _first(header, ([beside] if beside else []) + folders)
+            places = (each / header for each in ([beside] if beside else []) + folders)
+            path = next((each for each in places if each.is_file()), None)
             if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
                 continue
             if path is not None:
@@ -142,15 +144,11 @@ def program_of(
 ) -> DeviceProgram:
     """Read a file's own headers, and those of their own."""
     texts, empty, wheels = headers_of(text, options, folder, toolkit)
-    splits = {file: Split(whole) for file, whole in {name: text, **texts}.items()}
+    splits = {file: Split(whole, file=file) for file, whole in {name: text, **texts}.items()}
     macros = macros_of([directive for split in splits.values() for directive in split.directives])
     for split in splits.values():
         split.macros = macros
     return DeviceProgram(name, splits, empty, wheels, unmarked=UNMARKED in options)
-
-
-def _first(header: str, folders: Iterable[Path]) -> Path | None:
-    return next((path for folder in folders if (path := folder / header).is_file()), None)
 
 
 def _searched(folder: Path | None) -> list[Path]:
@@ -163,11 +161,6 @@ def _searched(folder: Path | None) -> list[Path]:
 
 def _is_in(header: str, folders: tuple[str, ...]) -> bool:
     return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
-
-
-def _standard(whole: bool) -> dict[str, str]:
-    """Headers of the C++ library: empty ones, because the prelude has most of what kernels use, or the `whole` ones."""
-    return include.STANDARD if whole else dict.fromkeys(include.STANDARD, "")
 
 
 @lru_cache

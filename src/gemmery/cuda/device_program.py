@@ -55,25 +55,29 @@ class DeviceProgram:
         """The words that mark device code."""
         return device_words(self.macros)
 
+    @cached_property
+    def kernel_marks(self) -> frozenset[str]:
+        """The words that mark kernels."""
+        return device_words(self.macros, frozenset({"__global__"}))
+
     def is_host(self, each: Declaration) -> bool:
         """Whether a definition is a function of the host, which nvcc does not let a kernel call."""
         marks = self.marked | {"constexpr", "consteval"}
         is_function = each.is_function and each.code[1] > 0 and not self.unmarked
         return is_function and not each.head & marks and not any(map(_MARKED.fullmatch, each.head))
 
-    def reached(self) -> dict[str, list[Declaration]]:
-        """The declarations of each file that its kernels need."""
-        every = [(file, each) for file, split in self.splits.items() for each in split.declarations]
-        every = [(file, each) for file, each in every if not self.broken.get((file, each.start))]
-        by_name: dict[str, list[tuple[str, Declaration]]] = {}
-        for file, each in every:
+    def reached(self) -> list[Declaration]:
+        """The declarations that its kernels need."""
+        every = [each for split in self.splits.values() for each in split.declarations]
+        every = [each for each in every if not self.broken.get(each.place)]
+        by_name: dict[str, list[Declaration]] = {}
+        for each in every:
             for name in each.names:
-                by_name.setdefault(name, []).append((file, each))
-        kernels = device_words(self.macros, frozenset({"__global__"}))
+                by_name.setdefault(name, []).append(each)
         reached = {
-            (file, each.start): each
-            for file, each in every
-            if each.stays or each.head & kernels or ("operator" in each.names and each.head & self.marked)
+            each.place: each
+            for each in every
+            if each.stays or each.head & self.kernel_marks or ("operator" in each.names and each.head & self.marked)
         }
         followed: set[str] = set()
         words = (
@@ -84,36 +88,35 @@ class DeviceProgram:
             followed.add(word)
             if word in self.macros:
                 words |= self.macros[word].words
-            for file, each in by_name.get(word, ()):
-                if (file, each.start) not in reached:
-                    reached[file, each.start] = each
+            for each in by_name.get(word, ()):
+                if each.place not in reached:
+                    reached[each.place] = each
                     words |= each.head if self.is_host(each) else each.uses
-        return {file: [each for (at, _), each in reached.items() if at == file] for file in self.splits}
+        return list(reached.values())
 
     def texts(self) -> dict[str, str]:
         """The text of each file with spaces in place of what is left out."""
         reached = self.reached()
-        texts = {}
+        stays, texts = {each.place for each in reached}, {}
         for file, split in self.splits.items():
-            stays = {each.start for each in reached[file]}
-            parts = [(each.start, each.stop) for each in split.declarations if each.start not in stays]
-            inside = [cut for each in reached[file] for cut in self._cuts(file, each)]
+            parts = [(each.start, each.stop) for each in split.declarations if each.place not in stays]
+            inside = [cut for each in reached if each.file == file for cut in self._cuts(each)]
             ends = [start for start, _, has_end in inside if has_end]
             texts[file] = blanked(split.text, parts + [cut[:2] for cut in inside], split.directives, ends)
         return texts
 
-    def _cuts(self, file: str, each: Declaration) -> Iterator[tuple[int, int, bool]]:
+    def _cuts(self, each: Declaration) -> Iterator[tuple[int, int, bool]]:
         """The parts of a declaration that are left out, and whether a ";" takes their place."""
-        is_host = self.is_host(each)
-        if self.broken.get((file, each.start)) or (is_host and each.is_member):
+        is_host, split = self.is_host(each), self.splits[each.file]
+        if self.broken.get(each.place) or (is_host and each.is_member):
             yield each.start, each.stop, False
-        elif is_host or (file, each.start) in self.broken:
-            words = re.finditer(r"\b__host__\b", self.splits[file].text[each.start : each.code[0]] if is_host else "")
+        elif is_host or each.place in self.broken:
+            words = re.finditer(r"\b__host__\b", split.text[each.start : each.code[0]] if is_host else "")
             yield from ((each.start + word.start(), each.start + word.end(), False) for word in words)
             yield *each.code, True
-        elif each.body[1]:
-            for member in self.splits[file].members(each):
-                yield from self._cuts(file, member)
+        else:
+            for member in split.members(each):
+                yield from self._cuts(member)
 
     def leave_out(self, errors: str) -> bool:
         """Leave out what has errors: a function's body, then all of it; of a type all members, whose places depend on
@@ -130,59 +133,56 @@ class DeviceProgram:
         for file, line, column, words in self._places(errors):
             split = self.splits[file]
             at = [0, *split.lines][line - 1] + column if column >= 0 else -1
-            for chain in self._chains(file, reached[file], line, at):
-                key = file, chain[-1].start
-                if key not in declared and self._leave(file, chain, at, words):
-                    declared.add(key)  # its other errors may follow from that
+            for chain in self._chains([each for each in reached if each.file == file], line, at):
+                if chain[-1].place not in declared and self._leave(chain, at, words):
+                    declared.add(chain[-1].place)  # its other errors may follow from that
         return (len(self.empty), len(self.unknown), self.broken) != before
 
     def _chains(
-        self, file: str, some: Iterable[Declaration], line: int, at: int, outer: tuple[Declaration, ...] = ()
+        self, some: Iterable[Declaration], line: int, at: int, outer: tuple[Declaration, ...] = ()
     ) -> Iterator[tuple[Declaration, ...]]:
         """The declarations at an error, each after those around it; by the line if the offset is not known."""
-        here = [it for it in some if it.first <= line <= it.last and not self.broken.get((file, it.start))]
+        here = [it for it in some if it.first <= line <= it.last and not self.broken.get(it.place)]
         exact = [it for it in here if it.start <= at < it.stop]
         for each in exact or (here if at < 0 or not outer else ()):
-            members = self.splits[file].members(each) if each.body[1] else ()
-            inner = list(self._chains(file, members, line, at, (*outer, each)))
+            inner = list(self._chains(self.splits[each.file].members(each), line, at, (*outer, each)))
             yield from inner or [(*outer, each)]
 
-    def _leave(self, file: str, chain: tuple[Declaration, ...], at: int, words: str) -> bool:
+    def _leave(self, chain: tuple[Declaration, ...], at: int, words: str) -> bool:
         """Leave out what an error is in; True if a type is declared instead."""
         each, outer = chain[-1], chain[:-1]
         if self.is_host(each) and "referenced but not defined" in words:
-            words = f"the kernel calls {each.title} ({file}, line {each.first}): {_HOST}"
+            words = f"the kernel calls {each.title} ({each.file}, line {each.first}): {_HOST}"
         if each.title.removesuffix("()") in self.macros.keys() - self.marked and not outer:
-            for it in self.splits[file].declarations:
+            for it in self.splits[each.file].declarations:
                 if it.title == each.title:  # calls of one macro fail alike
-                    self._break(file, it, words, whole=True)
+                    self._break(it, words, whole=True)
             return False
         in_body = bool(each.code[1]) and (at < 0 or each.code[0] <= at)
         is_alone = not each.code[1] and (each.is_function or bool(each.head & {"typedef", "using"}))
         declares = bool(outer) or is_alone
-        name = self._type_at(file, at) if declares and not in_body and _UNKNOWN.search(words) else ""
+        name = self._type_at(each.file, at) if declares and not in_body and _UNKNOWN.search(words) else ""
         if name and name not in self.unknown:
             self.unknown.append(name)
             return True
-        if each.is_function and not (in_body and (file, each.start) not in self.broken):
+        if each.is_function and not (in_body and each.place not in self.broken):
             is_needed = bool(outer) and bool(each.head & (self.marked | {"virtual"}))
-            self._break_type(file, outer, words) if is_needed else self._break(file, each, words, whole=True)
+            self._break_type(outer, words) if is_needed else self._break(each, words, whole=True)
         elif each.is_function or each.head & _NO_MEMBER or not (outer or each.body[1]):
-            self._break(file, each, words, whole=each.is_member)
+            self._break(each, words, whole=each.is_member)
         else:
-            self._break_type(file, chain if each.body[1] else outer, words)
+            self._break_type(chain if each.body[1] else outer, words)
         return False
 
-    def _break(self, file: str, each: Declaration, words: str, *, whole: bool = False) -> None:
-        key = file, each.start
-        self.broken[key] = whole or key in self.broken or not each.code[1]
-        self.causes.setdefault(key, words)
+    def _break(self, each: Declaration, words: str, *, whole: bool = False) -> None:
+        self.broken[each.place] = whole or each.place in self.broken or not each.code[1]
+        self.causes.setdefault(each.place, words)
 
-    def _break_type(self, file: str, chain: tuple[Declaration, ...], words: str) -> None:
+    def _break_type(self, chain: tuple[Declaration, ...], words: str) -> None:
         """Leave out the members of the innermost type that has a name: of those around it, it is a member."""
         types = [each for each in chain if each.code[1]] or chain[:1]
         where = f"{types[-1].title} (line {types[-1].first}) is left out, because a member does not compile"
-        self._break(file, types[-1], words if words.startswith(types[-1].title) else f"{where}: {words}")
+        self._break(types[-1], words if words.startswith(types[-1].title) else f"{where}: {words}")
 
     def _type_at(self, file: str, at: int) -> str:
         """The name at an offset with the names around it, and with "<" if it is that of a template."""
@@ -228,49 +228,40 @@ class DeviceProgram:
                     yield known, line, column, part.strip()
                     break
 
-    def all(self, some: Mapping[str, Iterable[Declaration]] | None = None) -> Iterator[tuple[str, Declaration]]:
-        """All declarations, or some, and those inside types, with their files."""
-        every = some or {file: split.declarations for file, split in self.splits.items()}
-        pending = [(file, each) for file, declarations in every.items() for each in declarations]
+    def all(self, some: Iterable[Declaration] | None = None) -> Iterator[Declaration]:
+        """All declarations, or some, and those inside types."""
+        every = [each for split in self.splits.values() for each in split.declarations]
+        pending = every if some is None else list(some)
         while pending:
-            file, each = pending.pop()
-            yield file, each
-            pending += [(file, it) for it in (self.splits[file].members(each) if each.body[1] else ())]
+            each = pending.pop()
+            yield each
+            pending += self.splits[each.file].members(each)
 
     @property
     def errors(self) -> dict[str, str]:
         """The first error of each name that is left out, with no other declaration of that name."""
-        whole = {
-            name
-            for file, every in self.reached().items()
-            for it in every
-            if (file, it.start) not in self.broken
-            for name in it.names
-        }
-        left_out = [(it, self.causes[file, it.start]) for file, it in self.all() if (file, it.start) in self.causes]
+        whole = {name for it in self.reached() if it.place not in self.broken for name in it.names}
+        left_out = [(it, self.causes[it.place]) for it in self.all() if it.place in self.causes]
         return {name: words for it, words in left_out for name in it.names - whole}
 
     def cause(self, name: str) -> str:
         """The error in what a name needs: of a function or type that was left out, not that its name is unknown."""
         errors, cause = dict(self.errors), ""
-        types = {name for _, each in self.all() if each.body[1] for name in each.names & errors.keys()}
+        types = {name for each in self.all() if each.body[1] for name in each.names & errors.keys()}
         while name in errors:
             cause = errors.pop(name)
             unknown = re.search(r'identifier "(?:\w+::)*(\w+)', cause)
-            needed = {
-                word for _, each in self.all() if name in each.names for word in each.uses & types & errors.keys()
-            }
+            needed = {word for each in self.all() if name in each.names for word in each.uses & types & errors.keys()}
             name = unknown[1] if unknown and unknown[1] in errors else min(needed, default="")
         return cause
 
     def dropped(self) -> tuple[str, ...]:
         """What of the file itself is left out, by title and line."""
-        split, reached = self.splits[self.name], self.reached()[self.name]
-        starts = {each.start for each in reached if not self.is_host(each)}
+        stays = {each.place for each in self.reached() if not self.is_host(each)}
         return tuple(
             f"{each.title} (line {each.first})"
-            for each in split.declarations
-            if each.start not in starts and each.names and not each.title.startswith("static_assert")
+            for each in self.splits[self.name].declarations
+            if each.place not in stays and each.names and not each.title.startswith("static_assert")
         )
 
     def uncalled(self, ptx: str, kernel: str) -> None:
@@ -284,12 +275,12 @@ class DeviceProgram:
             if "{" in bodies[symbol]:
                 pending += (set(re.findall(r"\w+", bodies[symbol])) & bodies.keys()) - called
         without = [symbol for symbol in called if bodies[symbol].startswith(".extern")]
-        for file, each in self.all():
+        for each in self.all():
             name = each.title.removesuffix("()")
             is_one = any(f"{len(name)}{name}" in symbol or symbol == name for symbol in without)
-            if is_one and ((file, each.start) in self.causes or self.is_host(each)):
-                words = _HOST if self.is_host(each) else self.cause(name) or self.causes[file, each.start]
-                raise CompileError(f"the kernel calls {each.title} ({file}, line {each.first}): {words}")
+            if is_one and (each.place in self.causes or self.is_host(each)):
+                words = _HOST if self.is_host(each) else self.cause(name) or self.causes[each.place]
+                raise CompileError(f"the kernel calls {each.title} ({each.file}, line {each.first}): {words}")
 
     def absent(self, ptx: str) -> Iterator[tuple[str, str, int]]:
         """The headers without a file that a compilation included, with the file and line of each #include."""
@@ -303,8 +294,8 @@ class DeviceProgram:
 
     def replaced(self) -> Iterator[tuple[str, str, int]]:
         """The functions of device code that are left out though another has their name: words, file and line."""
-        titles = {it.title for _, it in self.all(self.reached()) if it.is_function}
-        for file, each in self.all():
-            if self.broken.get((file, each.start)) and each.title in titles and each.head & self.marked:
-                words = self.causes[file, each.start]
-                yield f"this {each.title} is left out, and calls of it take another one: {words}", file, each.first
+        titles = {it.title for it in self.all(self.reached()) if it.is_function}
+        for each in self.all():
+            if self.broken.get(each.place) and each.title in titles and each.head & self.marked:
+                words = self.causes[each.place]
+                yield f"this {each.title} is left out, and calls of it take another one: {words}", each.file, each.first

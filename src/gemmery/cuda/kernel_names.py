@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gemmery.cuda import include
-from gemmery.cuda.declarations import device_words
 from gemmery.cuda.device_part import program_of
 from gemmery.errors import ArgumentError
 
@@ -26,11 +25,10 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     {'lab::g': ('lab::g',)}
     """
     program = program_of(text, name, (), folder, include.folders())
-    marks = device_words(program.macros, frozenset({"__global__"}))
     whole = program.splits[name]
     instances: dict[str, tuple[str, ...]] = {}
     for each in whole.declarations:
-        if not each.head & marks or "()" not in each.title:
+        if not each.head & program.kernel_marks or "()" not in each.title:
             continue
         name_alone = each.title.removesuffix("()")
         called = f"{each.scope}::{name_alone}" if each.scope else name_alone
@@ -76,15 +74,6 @@ _OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short",
 _BRACKETS = dict(zip(")]>}", "([<{", strict=True))
 
 
-def parameters_of(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> set[tuple[str, ...]]:
-    """The names of a kernel's parameters, as each definition of that name has them; "" for one that is not known.
-
-    >>> parameters_of("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add")
-    {('x', '', 'n')}
-    """
-    return {tuple(map(_parameter_name, each)) for each in declared(text, kernel, name, folder)}
-
-
 def declared(
     text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None
 ) -> tuple[tuple[str, ...], ...]:
@@ -94,17 +83,25 @@ def declared(
     (('const float* x', 'int n'),)
     """
     program = program_of(text, name, (), folder, include.folders())
-    marks = device_words(program.macros, frozenset({"__global__"}))
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
     definitions = dict[tuple[str, ...], None]()
     for each in program.splits[name].declarations:
-        if each.head & marks and each.title == f"{called}()":
+        if each.head & program.kernel_marks and each.title == f"{called}()":
             alone = _COMMENT.sub(" ", text[each.start : each.stop])
             start = re.search(rf"\b{re.escape(called)}\s*\(", alone)
             if start:
                 parts = (part.partition("=")[0] for part in _separated(alone[start.end() :]))
                 definitions[tuple(" ".join(part.split()) for part in parts)] = None
     return tuple(definitions)
+
+
+def names_of(definitions: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """The names of parameters in C, for each definition of a kernel; "" for one that is not known.
+
+    >>> names_of(declared("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add"))
+    {('x', '', 'n')}
+    """
+    return {tuple(map(_parameter_name, each)) for each in definitions}
 
 
 _NAMED = re.compile(

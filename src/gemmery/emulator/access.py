@@ -1,10 +1,11 @@
-"""Loads, stores and moves between registers: ld, ldu, st, mov, cvta, isspacep.
+"""Loads, stores and moves between registers: ld, ldu, st, mov, cvta, isspacep; cp.async, and the groups of copies.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,22 @@ import numpy as np
 from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from gemmery.emulator.modifiers import FETCHES, LENGTHS, ORDERED, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
-from gemmery.emulator.op import NUMPY, STORED, Mask
-from gemmery.emulator.ptx import Address, Instruction, Opcode, Operand, Register, Vector
-from gemmery.emulator.steps import Handler, LaneStep, Lowering, Step, refused
+from gemmery.emulator.op import (
+    FETCHES,
+    LENGTHS,
+    NUMPY,
+    ORDERED,
+    POLICY,
+    SCOPES,
+    SPACES,
+    STORED,
+    Kinds,
+    Mask,
+    sort_by_kind,
+)
+from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
+from gemmery.emulator.reach import Copies
+from gemmery.emulator.steps import Handler, LaneStep, Lower, Lowering, Read, Step, lane_step, only_constant, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
@@ -237,15 +250,8 @@ def _convert_address(lowering: Lowering, instruction: Instruction, index: int) -
     window = WINDOWS.get(SPACES[space], 0)
     read = lowering.read(instruction.operands[1], "u64", instruction)
     write = lowering.write(instruction.operands[0], "u64", instruction)
-    away = np.uint64(window)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        value = read(machine.registers)
-        if window:
-            value = value - away if to else value + away
-        write(machine.registers, mask, value)
-
-    return step
+    away = np.uint64(-window % (1 << 64) if to else window)  # modulo 2^64
+    return lane_step((lambda value: value + away) if window else (lambda value: value), [read], [write])
 
 
 def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -262,12 +268,77 @@ def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> St
         "local": (LOCAL_WINDOW, PARAMETER_WINDOW),
     }
     low, high = bounds[space]
+    return lane_step(lambda value: (value >= low) & (value < high), [read], [write])
+
+
+_MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
+
+
+def _read(opcode: Opcode) -> dict[str, str] | None:
+    """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
+
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> _read(opcode("cp.async.cg.shared.global.L2::128B"))
+    {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
+    """
+    spaces = [word for word in opcode.modifiers if word in SPACES]
+    words = sort_by_kind([word for word in opcode.modifiers if word != "global"], _MODIFIERS)
+    if words is None or opcode.types or "cache" not in words or spaces[1:] != ["global"] or "space" not in words:
+        return None
+    return words
+
+
+def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    return lambda machine, mask: machine.unit(Copies).commit(mask)
+
+
+def _wait_all(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    return lambda machine, mask: machine.unit(Copies).wait_all(mask)
+
+
+def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    pending = only_constant(instruction)
+    return lambda machine, mask: machine.unit(Copies).wait(mask, pending)
+
+
+def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """cp.async of 4, 8 or 16 bytes."""
+    words = _read(instruction.opcode)
+    if words is None:
+        raise refused(instruction)
+    match instruction.operands[: len(instruction.operands) - ("policy" in words)]:
+        case Address() as target, Address() as source, Immediate(width), *fourth if len(fourth) < 2:
+            pass
+        case _:
+            raise refused(instruction)
+    if width not in ((16,) if words["cache"] == "cg" else (4, 8, 16)):
+        raise refused(instruction, f"{width} bytes:")
+    to, out_of = lowering.address(target, instruction), lowering.address(source, instruction)
+    # The fourth operand is the number of bytes to read (the rest is zeros), or a predicate: true reads nothing.
+    extra: Read | None = None
+    ignored = False
+    match fourth:
+        case [Not() | Register(type="pred") as predicate]:
+            extra, ignored = lowering.read(predicate, "pred", instruction), True
+        case [Immediate(count)] if count > width:
+            raise refused(instruction, f"{count} of {width} bytes:")
+        case [Immediate() | Register() as size] if not (isinstance(size, Register) and STORED[size.type] != "u4"):
+            extra = lowering.read(size, "u32", instruction)
+        case [_]:
+            raise refused(instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
-        value = read(machine.registers)
-        write(machine.registers, mask, (value >= low) & (value < high))
+        registers = machine.registers
+        size = None
+        if extra is not None:
+            size = np.where(extra(registers), 0, width) if ignored else extra(registers).astype(np.int64)
+        reach.copy(machine, index, to(registers), out_of(registers), mask, width, size)
 
     return step
+
+
+def _group(step: Lower, name: str, operands: int) -> Handler:
+    return Handler(step=step, spelled=re.compile(re.escape(name)), operands=(operands,), kind=name, orders=True)
 
 
 TABLE = {
@@ -277,4 +348,8 @@ TABLE = {
     "mov": Handler(step=_move, operands=(2,), effect=False),
     "cvta": Handler(step=_convert_address, effect=False),
     "isspacep": Handler(step=_is_in_space, effect=False),
+    "cp.async": Handler(step=_copy, kind="cp.async", orders=True),
+    "cp.async.commit_group": _group(_commit, "cp.async.commit_group", 0),
+    "cp.async.wait_group": _group(_wait, "cp.async.wait_group", 1),
+    "cp.async.wait_all": _group(_wait_all, "cp.async.wait_all", 0),
 }

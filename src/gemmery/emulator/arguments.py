@@ -1,15 +1,18 @@
-"""Copy NumPy arrays to the memory of a launch, and pack a kernel's parameters."""
+"""Copy NumPy arrays to the memory of a launch, and pack a kernel's parameters.
+
+A tuple is a struct by value, which may hold pointers. A list is an array in device memory, passed as its address.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import nested, specials, symbols
+from gemmery.emulator import specials, symbols
 from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global, same_bytes
 from gemmery.emulator.op import NUMPY
@@ -84,7 +87,7 @@ def bound(
     parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError for an array with
     gaps.
     """
-    args = [nested.as_array(value) for value in args]
+    args = [as_array(value) for value in args]
     declared = kernel.parameters
     if len(args) != len(declared):
         listed = ", ".join(_described(parameter) for parameter in declared)
@@ -102,28 +105,29 @@ def bound(
         name: _name(name, array, arrays)
         for place, value in enumerate(args)
         if isinstance(value, tuple | list)
-        for name, array in nested.arrays(value, f"argument {place}")
+        for name, array in parts(value, f"argument {place}")
+        if isinstance(array, np.ndarray)
     }
-    lists = dict(each for place, value in enumerate(args) for each in nested.lists(value, f"argument {place}"))
+    lists = dict(each for place, value in enumerate(args) for each in lists_inside(value, f"argument {place}"))
     maps = {
         f"descriptor of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
         if isinstance(value, TensorMap | Texture) and _is_pointer(parameter)
     }
     _check_elements(kernel, args)
-    tables = {name: len(nested.content(elements, name, lambda _: 0)) for name, elements in lists.items()}
+    tables = {name: len(content(elements, name, lambda _: 0)) for name, elements in lists.items()}
     memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
     def address_of(name: str) -> int:
         return memory.address(inside.get(name, name))
 
     for name, elements in lists.items():
-        memory.bytes(name)[:] = np.frombuffer(nested.content(elements, name, address_of), np.uint8)
+        memory.bytes(name)[:] = np.frombuffer(content(elements, name, address_of), np.uint8)
     parameters = bytearray(max((parameter.offset + parameter.size for parameter in declared), default=0))
     for place, (value, parameter) in enumerate(zip(args, declared, strict=True)):
         argument, address = value, memory.address(names[place]) if place in names else None
         if isinstance(value, tuple):
-            argument = nested.struct(value, f"argument {place}", address_of)[0]
+            argument = struct(value, f"argument {place}", address_of)[0]
         elif isinstance(value, list):
             address = memory.address(f"argument {place}")
         if isinstance(value, TensorMap | Texture) and address is not None:
@@ -241,7 +245,8 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         return bytes(value)
     if address is not None or value is None:
         if not _is_pointer(parameter):
-            described = "None" if value is None else f"{_kind(value)}, which is passed as its address"
+            kind_of = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+            described = "None" if value is None else f"{kind_of}, which is passed as its address"
             raise _mismatch(place, described, parameter, _way_out(kind, size))
         return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
@@ -258,10 +263,6 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
             return np.array(value, kind).tobytes()
     described = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
     raise _mismatch(place, f"{described}{type(value).__name__}", parameter, _way_out(kind, size))
-
-
-def _kind(value: Any) -> str:
-    return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _way_out(kind: np.dtype[Any], size: int) -> str:
@@ -281,3 +282,81 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the memory of a contiguous array as bytes, in its order."""
     flat = array.reshape(-1, order="C" if array.flags.c_contiguous else "F")
     return flat.view(np.uint8)
+
+
+AddressOf = Callable[[str], int]  # of a name
+POINTER = 8  # bytes
+
+
+def as_array(value: Any) -> Any:
+    """Return an object that shares its memory through `__array_interface__` as an array, and others unchanged."""
+    if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array_interface__"):
+        if isinstance(value, tuple | list):
+            return type(value)(map(as_array, value)) if type(value) in (tuple, list) else value
+        return value
+    return np.asarray(value)
+
+
+def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values inside a tuple or list, at any depth; the value itself if it is neither.
+
+    >>> list(parts((1, [2, 3]), "argument 0"))
+    [('argument 0.0', 1), ('argument 0.1[0]', 2), ('argument 0.1[1]', 3)]
+    """
+    if not isinstance(value, tuple | list):
+        yield name, value
+        return
+    for place, part in enumerate(value):
+        yield from parts(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
+
+
+def lists_inside(value: Any, name: str) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the lists of a value, at any depth, with their names."""
+    if isinstance(value, list):
+        yield name, value
+    if isinstance(value, tuple | list):
+        for place, part in enumerate(value):
+            yield from lists_inside(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
+
+
+def content(value: list[Any], name: str, address: AddressOf) -> bytes:
+    """Return the bytes of an array whose elements are pointers or structs of one size."""
+    for place, part in enumerate(value):
+        if not (part is None or isinstance(part, np.ndarray | tuple | list)):
+            raise ArgumentError(
+                f"{name}[{place}] is {part!r}: a list is an array of pointers or structs, so pass arrays and tuples in "
+                "it, or instead of it a NumPy array of numbers"
+            )
+    elements = [_member(part, f"{name}[{place}]", address)[0] for place, part in enumerate(value)]
+    if len({len(element) for element in elements}) > 1:
+        sizes = ", ".join(str(len(element)) for element in elements)
+        raise ArgumentError(f"{name} is a list whose elements have {sizes} bytes: pass elements of one type")
+    return b"".join(elements)
+
+
+def struct(value: tuple[Any, ...], name: str, address: AddressOf) -> tuple[bytes, int]:
+    """Return the bytes of a struct, its members where a C++ compiler puts them, and its alignment."""
+    packed, most = bytearray(), 1
+    for place, part in enumerate(value):
+        member, alignment = _member(part, f"{name}.{place}", address)
+        packed += bytes(-len(packed) % alignment) + member
+        most = max(most, alignment)
+    return bytes(packed) + bytes(-len(packed) % most), most
+
+
+def _member(value: Any, name: str, address: AddressOf) -> tuple[bytes, int]:
+    """Return the bytes and the alignment of a member of a struct or of an element."""
+    if isinstance(value, tuple):
+        return struct(value, name, address)
+    if value is None:
+        return bytes(POINTER), POINTER
+    if isinstance(value, np.ndarray | list):
+        return address(name).to_bytes(POINTER, "little"), POINTER
+    if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.kind != "U":
+        return value.tobytes(), value.dtype.alignment
+    if isinstance(value, bytes | bytearray):
+        return bytes(value), 1
+    raise ArgumentError(
+        f"{name} is {value!r}, whose size and alignment in a struct are not known: pass a NumPy scalar, such as "
+        "numpy.int32(4), an array or a list for a pointer, a tuple for a struct, or bytes"
+    )

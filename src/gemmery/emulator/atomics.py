@@ -15,8 +15,7 @@ from gemmery.dtypes import Array
 from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
-from gemmery.emulator.modifiers import LENGTHS, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
-from gemmery.emulator.op import NUMPY, Mask
+from gemmery.emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
 from gemmery.emulator.ops import half
 from gemmery.emulator.ptx import Address, Instruction, Opcode
 from gemmery.emulator.steps import Handler, Lowering, Step, Write, drop, refused

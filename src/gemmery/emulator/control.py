@@ -1,15 +1,20 @@
-"""Instructions that end a basic block, which the machine itself executes: branches, ends of threads, barriers.
+"""Branches, ends of threads and barriers, which the machine itself executes; fences, and hints that change no value.
 
-PTX ISA 9.0, "Control Flow Instructions", "bar", "barrier", "bar.warp.sync".
+PTX ISA 9.0, "Control Flow Instructions", "bar", "barrier", "bar.warp.sync", "membar/fence", "prefetch", "createpolicy",
+"nanosleep". Caches are not modelled, and lock step keeps the order.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from gemmery.emulator.op import STORED, Traits
+import numpy as np
+
+from gemmery.emulator.machine import Machine
+from gemmery.emulator.op import SCOPES, STORED, Mask, Traits
 from gemmery.emulator.ptx import Immediate, Instruction, Register
-from gemmery.emulator.steps import Lowering, Read, Write, drop, refused
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, Write, drop, lane_step, no_step, refused
 
 WARP_SYNC = "bar.warp.sync"
 WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
@@ -87,6 +92,48 @@ def lowered_barrier(lowering: Lowering, instruction: Instruction, barrier: Barri
     return LoweredBarrier(barrier.arrives, first, count[0] if count else None, None, reduction)
 
 
+_EVICTED = r"\.L2::evict_(?:last|normal|first|unchanged)"
+_ORDERED_IN = rf"\.(?:{'|'.join(SCOPES)})"
+_POLICIES = re.compile(
+    rf"createpolicy\.(?:fractional{_EVICTED}|range(?:\.global)?{_EVICTED})(?:\.L2::evict_(?:first|unchanged))?\.b64"
+    r"|createpolicy\.cvt\.L2\.b64"
+)
+_WITHOUT_EFFECT = re.compile(
+    r"prefetch(?:\.global|\.local)?\.L[12]|prefetch\.global\.L2::evict_(?:last|normal)|prefetchu\.L1"
+    r"|prefetch(?:\.const|\.param)?\.tensormap|applypriority(?:\.global)?\.L2::evict_normal"
+    r"|griddepcontrol\.(?:launch_dependents|wait)|nanosleep\.u32|pmevent(?:\.mask)?"
+)
+_FENCES = re.compile(
+    rf"membar\.(?:cta|gl|sys)|fence(?:\.(?:sc|acq_rel|acquire|release))?{_ORDERED_IN}"
+    r"|fence\.mbarrier_init\.release\.cluster"
+    r"|fence\.proxy\.alias|fence\.proxy\.async(?:\.global|\.shared::cta|\.shared::cluster)?"
+    rf"|fence\.proxy\.tensormap::generic\.(?:acquire|release){_ORDERED_IN}"
+    r"|fence(?:\.proxy\.async::generic)?"
+    r"\.(?:acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
+)
+_ELSEWHERE = frozenset(("alias", "tensormap::generic", "mbarrier_init"))  # fences that are not for shared memory
+
+
+def _policy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """createpolicy: caches are not modelled, so every policy is 0."""
+    write = lowering.write(instruction.operands[0], "b64", instruction)
+    return lane_step(lambda: np.uint64(0), [], [write])
+
+
+def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """Fences, which do nothing here: lock step keeps the order. Observers are told of those for shared memory."""
+    words = instruction.opcode.modifiers
+    if not _ELSEWHERE.isdisjoint(words) or words == ("proxy", "async", "global"):
+        return no_step(lowering, instruction, index)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        for observer in machine.observers:
+            observer.fenced(machine, index, mask)
+
+    return step
+
+
+_HINTS = ("prefetch", "prefetchu", "applypriority", "pmevent", "griddepcontrol")
 BARRIERS = _barriers()
 TABLE: dict[str, Traits] = {
     "bra": End(way="branch"),
@@ -95,4 +142,9 @@ TABLE: dict[str, Traits] = {
     "exit": End(way="exit", kind="ret"),
     "trap": End(way="trap"),
     **BARRIERS,
+    "createpolicy": Handler(step=_policy, spelled=_POLICIES, effect=False),
+    **{name: Handler(step=no_step, spelled=_WITHOUT_EFFECT) for name in _HINTS},
+    "nanosleep": Handler(step=no_step, spelled=_WITHOUT_EFFECT, writes=False),
+    "membar": Handler(step=_fence, spelled=_FENCES, orders=True),
+    "fence": Handler(step=_fence, spelled=_FENCES, orders=True),
 }

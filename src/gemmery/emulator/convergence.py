@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.discarded import stores, used
-from gemmery.emulator.instructions import find
+from gemmery.emulator.instructions import find, stores, used
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.warp import LANES, sources
@@ -67,18 +66,14 @@ class Spread:
     stores: frozenset[int]
 
 
-class SpreadValues(dict[int, Spread]):
+def spread_values(machine: Machine) -> dict[int, Spread]:
     """The shuffles of undefined values, by their instruction, to the end of the launch."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__()
+    return {}
 
 
-class UndefinedValues(dict[int, Undefined]):
+def undefined_values(machine: Machine) -> dict[int, Undefined]:
     """The undefined values that shuffles gave, by their instruction."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__()
+    return {}
 
 
 def names_lanes(instruction: Instruction) -> bool:
@@ -138,7 +133,7 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
 
     def run(machine: Machine, mask: Mask) -> None:
         members = read_members(machine.registers)
-        machine.unit(UndefinedValues).pop(index, None)
+        machine.unit(undefined_values).pop(index, None)
         if machine.observers and (members.ndim or members != FULL or not _in_whole_warps(mask)):
             at = _Lanes(machine, index, mask, members, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
@@ -259,13 +254,13 @@ class _Lanes:
         certain, selections = used(machine.kernel, self._index)
         if certain:
             return self._report(bad, what)
-        machine.unit(UndefinedValues)[self._index] = Undefined(bad.reshape(-1), what, selections)
+        machine.unit(undefined_values)[self._index] = Undefined(bad.reshape(-1), what, selections)
         self._spread(bad, what)
         return False
 
     def _spread(self, bad: Flags, message: str) -> None:
         """Remember the warps that read undefined values, for the stores of what is computed of them."""
-        known = self._machine.unit(SpreadValues)
+        known = self._machine.unit(spread_values)
         old = known.get(self._index)
         warps: Flags = np.atleast_1d(bad.any(axis=1))
         if old is None:
@@ -280,7 +275,7 @@ def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: S
     predicate = lowering.read(instruction.operands[3], "pred", instruction)
 
     def run(machine: Machine, mask: Mask) -> None:
-        for shuffle, undefined in machine.unit(UndefinedValues).items():
+        for shuffle, undefined in machine.unit(undefined_values).items():
             if index in undefined.selections:
                 bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
                 threads = np.flatnonzero(bad if mask is None else bad & mask)
@@ -297,7 +292,7 @@ def _storing(lowering: Lowering, instruction: Instruction, index: int, step: Ste
     reads = [lowering.read(operand, kind, instruction) for operand in lowering.flat(instruction.operands[1:])]
 
     def run(machine: Machine, mask: Mask) -> None:
-        spread = machine.unit(SpreadValues)
+        spread = machine.unit(spread_values)
         for shuffle in [place for place, values in spread.items() if index in values.stores]:
             nan = np.zeros(machine.threads, bool)
             for read in reads:

@@ -17,10 +17,9 @@ from gemmery.banks import WARP
 from gemmery.emulator import specials
 from gemmery.emulator.blocks import Block
 from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import LaunchConfig, Machine, Observer, UnitState, report_misuse
+from gemmery.emulator.machine import LaunchConfig, Machine, Observer, Places, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
-from gemmery.emulator.places import Places
 from gemmery.emulator.spinning import LIMIT, Spinning
 from gemmery.emulator.waiting import Waiting
 

@@ -109,21 +109,15 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
                 raise refused(end, "a barrier or a switch under a guard:")
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
         elif entry.way == "switch":
-            guard = (
-                lowering.read(end.operands[0], "u32", end) if end.opcode.spelling != SWITCH else _case(lowering, end)
-            )
+            through = end.opcode.spelling == SWITCH  # by the address of a function: its place in the call's table
+            read = lowering.read(end.operands[0], "u64" if through else "u32", end)
+            guard = (lambda registers: case(read(registers))) if through else read
         if isinstance(entry, Barrier):
             barrier = lowered_barrier(lowering, end, entry)
     waits = find(inside[0].opcode).waits
     gathering = convergence.gathering(lowering, first, last)
     way = "" if entry is None else entry.way
     return Block(first, last, steps, way, guard, targets, waits, barrier, gathering)
-
-
-def _case(lowering: Lowering, end: Instruction) -> Read:
-    """The place in a call's table of the function whose address a thread calls."""
-    read = lowering.read(end.operands[0], "u64", end)
-    return lambda registers: case(read(registers))
 
 
 def _step(lowering: Lowering, index: int) -> Step:

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Flags, Indices, Mask, Values
-from gemmery.emulator.places import Places
 from gemmery.emulator.ptx import Line, PtxKernel
+
+
+class Places:
+    """The basic blocks of a chunk's threads: one number while all are together, else one per thread."""
+
+    def __init__(self, threads: int, stop: int) -> None:
+        self.at = 0  # the block of the latest step; of all threads while `each` is None
+        self.each: NDArray[np.int32] | None = None
+        self.stop = stop  # the block of threads that have ended
+        self._threads = threads
+
+    def part(self) -> NDArray[np.int32]:
+        """The blocks of all threads, as an array from now on."""
+        if self.each is None:
+            self.each = np.full(self._threads, self.at, np.int32)
+        return self.each
+
+    def go(self, mask: Mask, block: int) -> None:
+        """Send threads to a block."""
+        if mask is None and self.each is None:
+            self.at = block
+        else:
+            self.part()[slice(None) if mask is None else mask] = block
+
+    def running(self) -> Flags:
+        """The threads that have not ended."""
+        if self.each is None:
+            return np.full(self._threads, self.at != self.stop)
+        return self.each < self.stop
+
 
 Dims = tuple[int, int, int]
 UnitState = TypeVar("UnitState")
@@ -115,6 +144,43 @@ class CopyEvent:
     size: int  # bytes of an element
     coordinates: Indices  # (copies, dimensions) from the innermost
     swizzle: int  # bytes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Arrays with one row for each thread, copy or arrival, in the fields that `row_fields` names."""
+
+    row_fields: ClassVar[tuple[str, ...]]
+
+    def only(self, some: Flags) -> Self:
+        """Return the selected rows."""
+        return replace(self, **{name: _selected(getattr(self, name), some) for name in self.row_fields})
+
+
+SomeRows = TypeVar("SomeRows", bound=Rows)
+
+
+def landed(
+    under_way: list[SomeRows], ready: Callable[[SomeRows], Flags], land: Callable[[SomeRows], None]
+) -> list[SomeRows]:
+    """Land the rows that are ready, one instruction after the other, and return those that are not."""
+    remaining = []
+    for each in under_way:
+        some = ready(each)
+        if some.any():
+            land(each if some.all() else each.only(some))
+        if not some.all():
+            remaining.append(each.only(~some) if some.any() else each)
+    return remaining
+
+
+def _selected(rows: Any, some: Flags) -> Any:
+    """The rows of an array, of several, or of what has rows itself; a number stands for all rows."""
+    if isinstance(rows, tuple):
+        return tuple(_selected(each, some) for each in rows)
+    if isinstance(rows, int):
+        return rows
+    return rows.only(some) if isinstance(rows, Rows) else rows[some]
 
 
 # What bulk copies access in global memory: their threads, an address for each, and the bytes at each address.

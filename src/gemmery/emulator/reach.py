@@ -1,19 +1,84 @@
-"""Memory accesses of threads: loads, stores and copies of checked addresses, in any state space."""
+"""Memory accesses of threads: loads, stores and copies of checked addresses, in any state space.
+
+Copies of cp.async are under way by thread and group; one lands when its thread waits for it (PTX ISA 9.0,
+"Data Movement and Conversion Instructions: Non-bulk copy").
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.lifetime import Lifetimes
-from gemmery.emulator.machine import Access, Machine, report_access
+from gemmery.emulator.hopper.cluster import Lifetimes
+from gemmery.emulator.machine import Access, Machine, Rows, landed, report_access
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Flags, Mask, Values, highest, lowest
 from gemmery.errors import EmulationError
+
+
+@dataclass(frozen=True)
+class Copy(Rows):
+    """The copies of one instruction, for the threads that executed it."""
+
+    row_fields = ("rows", "addresses", "data", "threads", "group")
+    index: int  # of the instruction
+    rows: NDArray[np.int64]  # places in the chunk's shared memory, in rows of `data`
+    addresses: NDArray[np.int64]  # the same as byte offsets in the block's part
+    data: NDArray[Any]  # (copies, width) bytes
+    threads: NDArray[np.int64]
+    group: Any  # group of each copy's thread, from 0; an int while all agree
+
+
+class Copies:
+    """The copies under way of a chunk of blocks."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.committed: Any = 0  # groups of each thread; an int while all agree
+        self.bytes = 0  # of data that has not landed
+        self._under_way: list[Copy] = []
+
+    def add(self, copy: Copy) -> None:
+        """Start copies; they belong to the group that their threads commit next."""
+        group = self.committed if isinstance(self.committed, int) else self.committed[copy.threads]
+        self._under_way.append(replace(copy, group=group))
+        self.bytes += copy.data.nbytes
+
+    def commit(self, mask: Mask) -> None:
+        """Close the group of these threads."""
+        if mask is None:
+            self.committed = self.committed + 1
+            return
+        if isinstance(self.committed, int):
+            self.committed = np.full(self._machine.threads, self.committed, np.int64)
+        self.committed = self.committed + mask
+
+    def wait(self, mask: Mask, pending: int) -> None:
+        """Land all groups of these threads except the latest `pending` ones."""
+        newest = self.committed - 1 - pending
+
+        def ready(copy: Copy) -> Flags:
+            ended = copy.group <= (newest if isinstance(newest, int) else newest[copy.threads])
+            return np.asarray(ended if mask is None else ended & mask[copy.threads])
+
+        self._under_way = landed(self._under_way, ready, self._land)
+        self.bytes = sum(copy.data.nbytes for copy in self._under_way)
+
+    def wait_all(self, mask: Mask) -> None:
+        """Land all copies of these threads."""
+        self.commit(mask)
+        self.wait(mask, 0)
+
+    def _land(self, copy: Copy) -> None:
+        machine = self._machine
+        for observer in machine.observers:
+            observer.landed(machine, copy.index, copy.addresses, copy.threads)
+        machine.shared.view("u1", copy.data.shape[1])[copy.rows] = copy.data
+
 
 IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most
 PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)

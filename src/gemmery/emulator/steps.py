@@ -197,7 +197,7 @@ class Lowering:
         if op.complement is not None and len(results) == 2:
             meaning = pair(meaning, op.complement)
         several = len(result_kinds) > 1
-        step = _lane_step(meaning, reads, writes, several)
+        step = lane_step(meaning, reads, writes, several)
         if op.carry:
             return step
         operands_read, written = zip(sources, kinds, strict=True), zip(results, result_kinds, strict=False)
@@ -244,7 +244,8 @@ def only_constant(instruction: Instruction) -> int:
     return operand.bits
 
 
-def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write], several: bool) -> Step:
+def lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write], several: bool = False) -> Step:
+    """Return a step that writes what a function makes of what is read: one result, or a tuple of several."""
     first = writes[0]
     if several:
 

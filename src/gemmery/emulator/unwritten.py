@@ -87,19 +87,19 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     passes, spelled = not find(opcode).effect, access.read(opcode) if local else None
     place = next((each for each in operands if isinstance(each, Address)), None)
     address = lowering.address(place, instruction) if spelled and place else None
-    values: list[Read] = []
-    if opcode.name == "selp" or (opcode.name in ("and", "or") and opcode.type == "pred"):
+    values: list[Read] = []  # that decide whether what comes from nowhere matters
+    if opcode.name == WGMMA:
+        values = [lowering.read(each, "pred", instruction) for each in operands[3:4]]
+    elif opcode.name == "selp" or (opcode.name in ("and", "or") and opcode.type == "pred"):
         values = [lowering.read(each, "pred", instruction) for each in operands[3 if opcode.name == "selp" else 1 :]]
-    adds = lowering.read(operands[3], "pred", instruction) if opcode.name == WGMMA and len(operands) > 3 else None
     sides = [list(each_bit(slots_of(lowering, [each]) & lowering.followed)) for each in operands[1:3]]
 
     def run(machine: Machine, mask: Mask) -> None:
         unit, accessed = machine.unit(Unwritten), None
         bad, first = unit.read(index, reads)
         if values and bad.any():
-            bad = _selected(opcode.name, values, [unit.read(index, side)[0] for side in sides], bad, machine)
-        if adds is not None:
-            bad = bad & adds(machine.registers)
+            known = [read(machine.registers) for read in values]
+            bad = _selected(opcode.name, known, [unit.read(index, side)[0] for side in sides], bad)
         if address is not None and spelled is not None:
             accessed = unit.places(spelled, address(machine.registers), mask)
         if not passes and bad.any() and (opcode.name != "st" or accessed is None):
@@ -114,14 +114,14 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     return run
 
 
-def _selected(name: str, values: list[Read], sides: list[Any], bad: Any, machine: Machine) -> Any:
-    """Return the threads whose selection, or conjunction of predicates, depends on a value from nowhere."""
-    first, second = sides
+def _selected(name: str, known: list[Any], sides: list[Any], bad: Any) -> Any:
+    """Return the threads whose selection, conjunction or product depends on a value from nowhere."""
+    if name == WGMMA:  # a product that does not add to its sums
+        return bad & known[0]
     if name == "selp":
-        return np.where(values[0](machine.registers), first, second)
-    decides = name == "or"  # the value of one operand that alone gives the result
-    known = [(read(machine.registers) == decides) & ~side for read, side in zip(values, sides, strict=True)]
-    return bad & ~(known[0] | known[1])
+        return np.where(known[0], *sides)
+    decides = [(value == (name == "or")) & ~side for value, side in zip(known, sides, strict=True)]
+    return bad & ~(decides[0] | decides[1])  # the value of one operand alone gives the result
 
 
 def _accessed(lowering: Lowering, instruction: Instruction) -> tuple[int, int]:

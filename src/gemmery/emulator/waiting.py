@@ -18,7 +18,6 @@ from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Opcode
 
 
 class Waiting:
@@ -269,7 +268,8 @@ class AtBarriers:
         first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
         apart = leave & (self._at != np.repeat(first, group))
         for place in np.unique(self._at[apart]).tolist():
-            if _from_anywhere(machine.kernel.instructions[place].opcode):
+            opcode = machine.kernel.instructions[place].opcode
+            if opcode.family == "barrier" and "aligned" not in opcode.modifiers:  # which may stand at several places
                 apart &= self._at != place
         for observer in machine.observers:
             if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
@@ -317,8 +317,3 @@ class AtBarriers:
         values = barrier.number(self._machine.registers).astype(np.int32)
         active = values[mask] if values.ndim and mask is not None else values
         return active[0] if active.ndim and (active == active[0]).all() else values
-
-
-def _from_anywhere(opcode: Opcode) -> bool:
-    """Whether threads may meet from several places in the text: barrier.sync without .aligned."""
-    return opcode.family == "barrier" and "aligned" not in opcode.modifiers

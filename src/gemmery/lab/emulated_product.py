@@ -20,7 +20,7 @@ from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.cuda.launch import as_taken, is_transposed, mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
-from gemmery.emulator import exact, sums
+from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.hopper import tensormap
 from gemmery.emulator.lower import LoweredKernel, lowered
@@ -220,7 +220,7 @@ def faster() -> Mapping[Arithmetic, Arithmetic]:
     pairs: tuple[tuple[Arithmetic, Arithmetic | None], ...] = (
         (exact.fma, fused.fma()),
         (exact.chain, fused.chain()),
-        (sums.added, tensor_sums.added()),
+        (exact.added, tensor_sums.added()),
     )
     return {slow: fast for slow, fast in pairs if fast is not None}
 

@@ -17,7 +17,7 @@ from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
-from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant, parameters_of
+from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.lower import LoweredKernel
@@ -103,7 +103,8 @@ def emulate(
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
     program, left_out, made_from, warnings = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
-    clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
+    compiled_for = program.kernel.limits.get("reqnctapercluster", (1,))
+    clustered = _dims("cluster", compiled_for if cluster is None else cluster)
     launch = LaunchConfig(*dims, b"", shared, clustered)
     reason = _refusal(program.kernel, launch, capability)
     if reason:
@@ -235,11 +236,15 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
     raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
 
 
+def _is_ptx(text: str) -> bool:
+    return re.search(r"^\s*\.version\s", text, re.MULTILINE) is not None
+
+
 def compiled_kernel(
     text: str, name: str, folder: Path | None, kernel: str, arch: str, options: tuple[str, ...] = ()
 ) -> CompiledKernel:
     """Compile a kernel of CUDA C++ or read one of PTX."""
-    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+    if _is_ptx(text):
         return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
     headers = "#include" in re.sub(r"[ \t]", "", text)
     toolkit = include.folders() if headers else ()
@@ -359,11 +364,6 @@ def _dims(name: str, value: Sides) -> Dims:
     return _sides(tuple(whole))
 
 
-def _own_cluster(kernel: PtxKernel) -> Dims:
-    """Return the cluster size that a kernel was compiled for."""
-    return _dims("cluster", kernel.limits.get("reqnctapercluster", (1,)))
-
-
 def _refusal(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
     """Return why a driver would refuse a launch; "" if it would not."""
     return (
@@ -432,7 +432,7 @@ def only_kernel(source: str | Path) -> str:
     Raises ArgumentError, which lists them, if there are none or several.
     """
     text, name, folder = read_source(source)
-    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+    if _is_ptx(text):
         names = list(parsed(text, NO_WRAPPERS).kernels)
     else:
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
@@ -442,15 +442,11 @@ def only_kernel(source: str | Path) -> str:
     return names[0]
 
 
-def written_launch(source: str | Path, kernel: str) -> tuple[tuple[str, ...], Any, Any, tuple[Any, ...]]:
-    """Return a kernel's parameters in C, and the grid, block and arguments of its launch, None for what is unknown."""
+def written_launch(source: str | Path, kernel: str) -> tuple[tuple[tuple[str, ...], ...], Any, Any, tuple[Any, ...]]:
+    """Return a kernel's parameters in C, for each definition of that name; the grid, block and arguments of its launch,
+    None for what is unknown. PTX has no names and no launches.
+    """
     text, name, folder = read_source(source)
-    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+    if _is_ptx(text):
         return (), None, None, ()
-    return next(iter(declared(text, kernel, name, folder)), ()), *launch_of(text, kernel)
-
-
-def parameter_names(source: str | Path, kernel: str) -> set[tuple[str, ...]]:
-    """Return the names of a kernel's parameters, for each definition of that name; none for PTX, which has no names."""
-    text, name, folder = read_source(source)
-    return set() if re.search(r"^\s*\.version\s", text, re.MULTILINE) else parameters_of(text, kernel, name, folder)
+    return declared(text, kernel, name, folder), *launch_of(text, kernel)

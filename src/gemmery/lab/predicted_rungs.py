@@ -21,7 +21,7 @@ from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.dtypes import Array
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.pace import Paced
+from gemmery.emulator.pace.multiprocessor import Paced
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked

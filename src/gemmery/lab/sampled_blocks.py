@@ -15,7 +15,7 @@ from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import Indices
-from gemmery.emulator.pace import Pace, Paced
+from gemmery.emulator.pace.multiprocessor import Pace, Paced
 from gemmery.errors import EmulationError
 from gemmery.ladder.prediction import LaunchShape
 

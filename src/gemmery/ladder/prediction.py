@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
 from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of
-from gemmery.emulator.pace import KINDS, UNITS, Paced, shares
+from gemmery.emulator.pace.demand import KINDS
+from gemmery.emulator.pace.multiprocessor import UNITS, Paced, shares
 from gemmery.emulator.ptx import Line
 
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden

@@ -39,8 +39,9 @@ def machine() -> str:
     for name, kind in atomics.CHANGES:
         kinds.setdefault(name, []).append(kind)
     changes = "; ".join(f"`{name}` of {', '.join(types)}" for name, types in kinds.items())
-    ends = _spans(sorted(control.TABLE.keys() - control.BARRIERS.keys()))
-    others = _spans(sorted(OTHERS.keys() - control.TABLE.keys() - {"call"}))
+    of_blocks = {name for name, entry in control.TABLE.items() if isinstance(entry, control.End)}
+    ends = _spans(sorted(of_blocks - control.BARRIERS.keys()))
+    others = _spans(sorted(OTHERS.keys() - of_blocks - {"call"}))
     read = map(opcode, control.BARRIERS)
     barriers = {barrier.spelling for barrier in read if not {"cta", "aligned"} & {*barrier.modifiers}}
     lines = (

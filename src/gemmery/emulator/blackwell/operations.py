@@ -2,37 +2,44 @@
 
 PTX ISA 9.0, "TensorCore 5th Generation: Memory Consistency Model". The operations of one thread happen in their order.
 Each reads shared memory as late as possible, so that a missing wait is found.
+
+A product, tcgen05.mma, is of tiles in shared or tensor memory, and added to tensor memory (": Instruction descriptor",
+": Data path layout organization"). Sums are rounded by the rule of exact.py with 25 bits, as Hopper's of f16; no sums
+of a Blackwell device are on record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
+from gemmery.dtypes import Array
+from gemmery.emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
+from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.bulk import PIECE, Bulk
-from gemmery.emulator.hopper.mbarrier import Mbarriers
-from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.hopper.bulk import Bulk
+from gemmery.emulator.hopper.descriptors import DEPTH, PieceReaders, SharedTile, pieces_of_chunk
+from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
+from gemmery.emulator.hopper.products import added_whole, multiplied
+from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices
+from gemmery.emulator.ops.mma import DECODED
 
 
-class OperationWork(Protocol):
+class OperationWork(Rows):
     """What an operation does, for all threads that started it together."""
-
-    def only(self, some: Flags) -> OperationWork:
-        """Return the part of the selected threads."""
 
     def run(self, machine: Machine) -> None:
         """Do it."""
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operation(Rows):
     """An operation under way."""
 
+    row_fields = ("threads", "work", "pieces", "blocks", "places")
     index: int
     threads: Indices
     work: OperationWork
@@ -41,28 +48,17 @@ class Operation:
     places: Indices  # of this tensor memory: (threads, places)
     number: int = 0
 
-    def only(self, some: Flags) -> Operation:
-        """Return the selected threads."""
-        pieces = tuple(each[some] for each in self.pieces)
-        threads, work = self.threads[some], self.work.only(some)
-        return replace(
-            self, threads=threads, work=work, pieces=pieces, blocks=self.blocks[some], places=self.places[some]
-        )
-
 
 @dataclass(frozen=True)
-class Commit:
+class Commit(Rows):
     """Arrivals at mbarriers that wait for the operations before a number."""
 
+    row_fields = ("threads", "there", "barriers")
     index: int
     threads: Indices  # that committed
     there: Indices  # threads in the mbarriers' blocks
     barriers: Indices
     number: int
-
-    def only(self, some: Flags) -> Commit:
-        """Return the selected arrivals."""
-        return replace(self, threads=self.threads[some], there=self.there[some], barriers=self.barriers[some])
 
 
 class Operations:
@@ -75,15 +71,14 @@ class Operations:
         self._under_way: list[Operation] = []
         self._commits: list[Commit] = []
         self._started = 0
-        # The number of operations under way that read each piece of shared memory.
-        self._readers = np.zeros(-(-machine.shared.data.size // PIECE), np.int32)
+        self._readers = PieceReaders(machine)
 
     def start(self, operation: Operation) -> None:
         """Start an operation."""
         self._under_way.append(replace(operation, number=self._started))
         self._started += 1
         for pieces in operation.pieces:
-            np.add.at(self._readers, pieces, 1)
+            self._readers.begin(pieces)
         self._report(operation, "begins")
 
     def commit(self, commit: Commit) -> None:
@@ -93,17 +88,9 @@ class Operations:
         self._commits.append(replace(commit, number=self._started))
         self._machine.changes += 1  # threads that sleep on the mbarrier may continue now
 
-    def _land_for(self, barriers: Indices) -> None:
-        """Complete what commits to these mbarriers wait for, one commit after the other, until their phase ends."""
-        before = self._mbarriers.phases(barriers)
-        pending = []
-        for commit in self._commits:
-            needed = np.isin(commit.barriers, barriers[self._mbarriers.phases(barriers) == before])
-            if needed.any():
-                self._complete(commit if needed.all() else commit.only(needed))
-            if not needed.all():
-                pending.append(commit.only(~needed) if needed.any() else commit)
-        self._commits = pending
+    def _land_for(self, needed: Needed) -> None:
+        """Complete what commits to mbarriers wait for, until their phase ends."""
+        self._commits = landed(self._commits, lambda commit: needed(commit.barriers), self._complete)
 
     def _complete(self, commit: Commit) -> None:
         self._run(lambda operation: np.isin(operation.threads, commit.threads) & (operation.number < commit.number))
@@ -112,18 +99,13 @@ class Operations:
         self._mbarriers.arrive(commit.index, commit.there, commit.barriers, counts)
 
     def _run(self, completes: Callable[[Operation], Flags]) -> None:
-        remaining = []
-        for operation in self._under_way:
-            some = completes(operation)
-            if some.any():
-                done = operation if some.all() else operation.only(some)
-                for pieces in done.pieces:
-                    np.subtract.at(self._readers, pieces, 1)
-                self._report(done, "lands")
-                done.work.run(self._machine)
-            if not some.all():
-                remaining.append(operation.only(~some) if some.any() else operation)
-        self._under_way = remaining
+        self._under_way = landed(self._under_way, completes, self._land)
+
+    def _land(self, operation: Operation) -> None:
+        for pieces in operation.pieces:
+            self._readers.end(pieces)
+        self._report(operation, "lands")
+        operation.work.run(self._machine)
 
     def _finish(self) -> None:
         """Report and complete the operations for which no thread has waited, when all threads have ended."""
@@ -134,16 +116,7 @@ class Operations:
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory an operation reads, and its instruction."""
-        read = self._readers[places // PIECE] > 0
-        if not read.any():
-            return None
-        first = int(read.argmax())
-        piece = places[first] // PIECE
-        return first, next(
-            operation.index
-            for operation in self._under_way
-            if any((piece == pieces).any() for pieces in operation.pieces)
-        )
+        return self._readers.reader(places, ((operation.index, operation.pieces) for operation in self._under_way))
 
     def writer(self, blocks: Indices, first: Indices, last: Indices) -> tuple[Flags, int]:
         """Return which of these columns of tensor memory an operation may still write, and its instruction."""
@@ -167,31 +140,147 @@ class Operations:
                 )
 
 
-def shared_pieces(machine: Machine, index: int, threads: Indices, offsets: Indices, blocks: Indices) -> Indices:
-    """Report that threads' operations read pieces of their blocks' shared memory, and return these in the chunk's.
+# The types of each kind, by the numbers in an instruction descriptor.
+SUMS = {"tf32": {1: "f32"}, "f16": {0: "f16", 1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "i8": {2: "s32"}}
+SIDES = {
+    "tf32": {2: "tf32"},
+    "f16": {0: "f16", 1: "bf16"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_SIZES = {"tf32": 4, "f16": 2, "f8f6f4": 1, "i8": 1}
+NARROW = {3: "e2m3", 4: "e3m2", 5: "e2m1"}  # of f8f6f4, not modelled
 
-    Pieces outside of shared memory are reported, and the first one takes their place.
+
+@dataclass(frozen=True)
+class TensorShape:
+    """What an instruction descriptor says."""
+
+    m: int
+    n: int
+    a: str
+    b: str
+    sums: str
+    size: int  # bytes of an element of A or B
+    by_rows: tuple[bool, bool]  # A is M-major, B is N-major
+    negative: bool
+    saturates: bool
+    pair: bool  # two blocks multiply together
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that multiply together."""
+        return 2 if self.pair else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of A in each block."""
+        return self.m // self.blocks
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory that the sums take in each block."""
+        return self.n // 2 if self.pair and self.m == 128 else self.n
+
+    @property
+    def halves(self) -> Indices:
+        """The halves of quarters of the lanes that hold sums, relative to the address."""
+        return np.arange(0, 8, 2) if self.m == 64 else np.arange(8)
+
+    @property
+    def rule(self) -> SumRule:
+        """How floating-point sums are rounded."""
+        return SumRule(DEPTH // self.size, NORMAL[self.a], NORMAL[self.b], halves=self.sums == "f16")
+
+    def sums_at(self) -> tuple[Indices, Indices]:
+        """The lanes and columns of a block's sums, relative to the address: (rows, n)."""
+        row, column = np.indices((self.rows, self.n))
+        if self.m == 64:
+            return row // HALF * 32 + row % HALF, column
+        return row + column // self.columns * 64, column % self.columns
+
+    def a_at(self) -> Indices:
+        """The lanes of A in tensor memory."""
+        row = np.arange(self.rows)
+        return row // HALF * 32 + row % HALF if self.m == 64 else row
+
+
+def shape_of(kind: str, pair: bool, bits: int) -> TensorShape | str:
+    """Read an instruction descriptor; returns what is wrong with it.
+
+    >>> shape = shape_of("f16", False, 1 << 4 | 128 // 8 << 17 | 128 // 16 << 24)
+    >>> shape.m, shape.n, shape.a, shape.sums
+    (128, 128, 'f16', 'f32')
     """
-    offsets = offsets.reshape(len(threads), -1)
-    bad = offsets + PIECE > machine.shared.size
-    if bad.any():
-        far = int(offsets.max()) + PIECE
-        what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
-        report_misuse(machine, index, threads[bad.any(axis=1)], what)
-        offsets = np.where(bad, 0, offsets)
-    there = blocks * machine.block_threads + threads % machine.block_threads
-    for observer in machine.observers:
-        observer.bulk(machine, index, there, offsets, "reads")
-    places: Indices = (offsets + (blocks * machine.shared.stride)[:, None]) // PIECE
-    return places
+    m, n, sums = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8, bits >> 4 & 3
+    a, b = bits >> 7 & 7, bits >> 10 & 7
+    if bits >> 2 & 1:
+        return "with a sparse A, which is not modelled"
+    if kind == "f8f6f4" and (a in NARROW or b in NARROW):
+        return f"of {NARROW.get(a) or NARROW[b]}, which is not modelled"
+    if a not in SIDES[kind] or b not in SIDES[kind] or sums not in SUMS[kind]:
+        return f"with types {a} and {b} and sums {sums}, which .kind::{kind} does not have"
+    if kind == "f16" and a != b:
+        return "with f16 and bf16"
+    if kind == "f16" and SUMS[kind][sums] == "f16" and a == 1:
+        return "of bf16 with sums in f16"
+    sides = (128, 256) if pair else (64, 128)
+    step = 32 if pair else 16 if m == 128 else 8
+    if m not in sides or not step <= n <= 256 or n % step:
+        return f"of {m} x {n}: {sides[0]} or {sides[1]} rows, and columns a multiple of {step} from {step} to 256"
+    by_rows = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
+    negative = bool((bits >> 13 ^ bits >> 14) & 1)
+    types = SIDES[kind][a], SIDES[kind][b], SUMS[kind][sums], _SIZES[kind]
+    return TensorShape(m, n, *types, by_rows, negative, bool(bits >> 3 & 1), pair)
 
 
-def compare_swizzle(machine: Machine, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
-    """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
-    bad, copy, swizzle = machine.unit(Bulk).otherwise(places, swizzles[:, None])
-    if bad.any():
-        some = bad.any(axis=1)
-        at = machine.kernel.instructions[copy].line
-        what = f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for"
-        way_out = f"{swizzles[some][0]}: use the same for it and the tensor map of the copy at {at}"
-        report_misuse(machine, index, threads[some], f"{what} {way_out}")
+@dataclass(frozen=True)
+class TensorProduct(OperationWork):
+    """A product that threads have started, each for its block or pair of blocks."""
+
+    row_fields = ("threads", "blocks", "a", "b", "sums", "adds")
+    index: int
+    threads: Indices
+    blocks: Indices  # (threads, 1 or 2)
+    shape: TensorShape
+    a: SharedTile | Indices  # descriptors, or addresses in tensor memory
+    b: SharedTile
+    sums: Indices  # addresses in tensor memory
+    adds: Flags
+    core: Added  # sums.added, or a faster function with the same bits
+
+    def run(self, machine: Machine) -> None:
+        """Add the product to tensor memory."""
+        memory, shape = machine.unit(TensorMemory).data, self.shape
+        b = np.concatenate([self._shared(machine, self.b, shape.b, block) for block in self.blocks.T], axis=1)
+        lanes, columns = shape.sums_at()
+        first, lane = (self.sums & 0xFFFF)[:, None, None], (self.sums >> LANE_AT)[:, None, None]
+        for block in self.blocks.T:
+            if isinstance(self.a, SharedTile):
+                a = self._shared(machine, self.a, shape.a, block)
+            else:
+                words = memory[
+                    block[:, None, None],
+                    (self.a >> LANE_AT)[:, None, None] + shape.a_at()[:, None],
+                    (self.a & 0xFFFF)[:, None, None] + np.arange(DEPTH // 4),
+                ]
+                a = DECODED[shape.a](np.ascontiguousarray(words))
+            place = block[:, None, None], lane + lanes, first + columns
+            memory[place] = self._added(memory[place], a, b)
+
+    def _shared(self, machine: Machine, tile: SharedTile, kind: str, blocks: Indices) -> Array:
+        """The elements of a tile of these blocks: (threads, rows, k)."""
+        places = pieces_of_chunk(machine, tile.pieces(), blocks)
+        machine.unit(Bulk).compare(self.index, self.threads, places, tile.swizzles())
+        return DECODED[kind](tile.words(machine.shared.view("c16", 1).take(places)))
+
+    def _added(self, before: Array, a: Array, b: Array) -> Array:
+        """The words of the sums after adding A (threads, rows, k) times the transpose of B (threads, n, k)."""
+        shape, adds = self.shape, self.adds[:, None, None]
+        if shape.sums == "s32":
+            return added_whole(multiplied(a, b), before, adds, shape.saturates)
+        halves = shape.sums == "f16"
+        start = (before & 0xFFFF).astype("u2").view("f2").astype("f4") if halves else before.view("f4")
+        start = np.ascontiguousarray(np.where(adds, start, np.float32(0)))
+        sums = chained(self.core, start, -a if shape.negative else a, b, shape.rule)
+        return sums.astype("f2").view("u2").astype("u4") if halves else sums.astype("f4").view("u4")

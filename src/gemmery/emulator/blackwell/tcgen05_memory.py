@@ -6,14 +6,14 @@ PTX ISA 9.0, "TensorCore 5th Generation Instructions: Tensor Memory Allocation",
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.blackwell.layouts import SHAPES, fragment
 from gemmery.emulator.blackwell.operations import Operations
-from gemmery.emulator.blackwell.tensor_memory import TensorMemory
+from gemmery.emulator.blackwell.tensor_memory import SHAPES, TensorMemory, fragment
 from gemmery.emulator.hopper.mbarrier import active, of
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
@@ -129,48 +129,55 @@ def _moved(instruction: Instruction) -> _Moved:
     return _Moved(kind, shape, repeats, packs, split.bits, address, registers)  # type: ignore[arg-type]
 
 
-def _load(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """tcgen05.ld and tcgen05.st."""
     moved = _moved(instruction)
     where = lowering.address(moved.address, instruction)
-    writes = [lowering.write(register, "b32", instruction) for register in moved.registers]
     part = fragment(moved.shape, moved.repeats, moved.split, moved.packs)
+    run = (_loading if moved.kind == "ld" else _storing)(lowering, instruction, moved)
 
     def step(machine: Machine, mask: Mask) -> None:
         memory, threads = machine.unit(TensorMemory), _first_lanes(machine, mask)
         addresses = of(where(machine.registers), threads)
         good, places = memory.places(index, threads, addresses, part)
+        threads = threads[good]
+        if len(threads):
+            memory.accesses(moved.kind, index, threads, addresses[good], part)
+        run(machine, mask, threads, places)
+
+    return step
+
+
+# The active threads, the first threads of the warps that may access their places, and these.
+_Run = Callable[[Machine, Mask, Indices, tuple[Indices, Indices, Indices]], None]
+
+
+def _loading(lowering: Lowering, instruction: Instruction, moved: _Moved) -> _Run:
+    writes = [lowering.write(register, "b32", instruction) for register in moved.registers]
+
+    def run(machine: Machine, mask: Mask, threads: Indices, places: tuple[Indices, Indices, Indices]) -> None:
         values = np.zeros((machine.warps, 32, len(writes)), np.uint32)
-        if good.any():
-            memory.accesses("ld", index, threads[good], addresses[good], part)
-            words: Array = memory.data[places]
-            if moved.packs:
-                words = words[..., ::2] & 0xFFFF | words[..., 1::2] << 16
-            values[threads[good] // 32] = words
+        words: Array = machine.unit(TensorMemory).data[places]
+        if moved.packs:
+            words = words[..., ::2] & 0xFFFF | words[..., 1::2] << 16
+        values[threads // 32] = words
         for place, write in enumerate(writes):
             write(machine.registers, mask, np.ascontiguousarray(values[..., place]).reshape(-1))
 
-    return step
+    return run
 
 
-def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    moved = _moved(instruction)
-    where = lowering.address(moved.address, instruction)
+def _storing(lowering: Lowering, instruction: Instruction, moved: _Moved) -> _Run:
     reads = [lowering.read(register, "b32", instruction) for register in moved.registers]
-    part = fragment(moved.shape, moved.repeats, moved.split, moved.packs)
 
-    def step(machine: Machine, mask: Mask) -> None:
-        memory, threads = machine.unit(TensorMemory), _first_lanes(machine, mask)
-        addresses = of(where(machine.registers), threads)
-        good, places = memory.places(index, threads, addresses, part)
-        if good.any():
-            memory.accesses("st", index, threads[good], addresses[good], part)
-            lanes = threads[good][:, None] + np.arange(32)
-            words = np.stack([machine.spread(read(machine.registers))[lanes] for read in reads], axis=2)
-            if moved.packs:
-                words = np.stack([words & 0xFFFF, words >> 16], axis=3).reshape(*words.shape[:2], -1)
-            memory.data[places] = words
+    def run(machine: Machine, mask: Mask, threads: Indices, places: tuple[Indices, Indices, Indices]) -> None:
+        lanes = threads[:, None] + np.arange(32)
+        words = np.stack([machine.spread(read(machine.registers))[lanes] for read in reads], axis=2)
+        if moved.packs:
+            words = np.stack([words & 0xFFFF, words >> 16], axis=3).reshape(*words.shape[:2], 2 * len(reads))
+        machine.unit(TensorMemory).data[places] = words
 
-    return step
+    return run
 
 
 def _of_warp(step: Lower, spelled: str | re.Pattern[str], writes: bool = False) -> Handler:
@@ -185,8 +192,8 @@ TABLE = {
     "tcgen05.relinquish_alloc_permit": _of_warp(
         _relinquish, rf"tcgen05\.relinquish_alloc_permit\.{_GROUP}\.sync\.aligned"
     ),
-    "tcgen05.ld": _of_warp(_load, _MOVED, writes=True),
-    "tcgen05.st": _of_warp(_store, _MOVED),
+    "tcgen05.ld": _of_warp(_move, _MOVED, writes=True),
+    "tcgen05.st": _of_warp(_move, _MOVED),
     **{f"tcgen05.wait::{kind}": _of_warp(_wait, rf"tcgen05\.wait::{kind}\.sync\.aligned") for kind in ("ld", "st")},
     **{
         f"tcgen05.fence::{when}_thread_sync": Handler(

@@ -6,23 +6,22 @@ PTX ISA 9.0, "TensorCore 5th Generation Instructions: tcgen05.mma", ": tcgen05.c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from gemmery.emulator.blackwell.layouts import DEPTH, LANE_AT, PIECE, SharedTile
-from gemmery.emulator.blackwell.operations import Commit, Operation, Operations, shared_pieces
-from gemmery.emulator.blackwell.tensor_memory import TensorMemory, columns_of
-from gemmery.emulator.blackwell.tensor_products import TensorProduct, shape_of
+from gemmery.emulator.blackwell.operations import Commit, Operation, Operations, OperationWork, TensorProduct, shape_of
+from gemmery.emulator.blackwell.tensor_memory import LANE_AT, TensorMemory, columns_of
+from gemmery.emulator.exact import added as tensor_sums
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.lifetime import Lifetimes
+from gemmery.emulator.hopper.cluster import Lifetimes
+from gemmery.emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk, read_pieces
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction, Vector
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
-from gemmery.emulator.sums import added as tensor_sums
 from gemmery.errors import EmulationError
 
 _GROUP = r"cta_group::([12])"
@@ -144,7 +143,7 @@ def _start(machine: Machine, product: TensorProduct) -> None:
             memory.report(index, there[product.adds], places[product.adds], "reads")
         for tile in (product.a, product.b):
             if isinstance(tile, SharedTile):
-                pieces.append(shared_pieces(machine, index, threads, tile.pieces(), block))
+                pieces.append(read_pieces(machine, index, threads, tile.pieces(), block))
             else:
                 columns = tile & 0xFFFF
                 memory.meets(index, threads, block, columns, columns + DEPTH // 4)
@@ -154,24 +153,19 @@ def _start(machine: Machine, product: TensorProduct) -> None:
 
 
 @dataclass(frozen=True)
-class _TileCopy:
+class _TileCopy(OperationWork):
     """Copies of tiles from shared to tensor memory."""
 
+    row_fields = ("blocks", "tile", "addresses")
     blocks: Indices
     tile: SharedTile
     addresses: Indices
     times: int  # how often the rows are repeated along the lanes
 
-    def only(self, some: Flags) -> _TileCopy:
-        tile = replace(self.tile, descriptors=self.tile.descriptors[some])
-        return replace(self, blocks=self.blocks[some], tile=tile, addresses=self.addresses[some])
-
     def run(self, machine: Machine) -> None:
-        offsets = self.tile.pieces()
-        offsets = np.where(offsets + PIECE > machine.shared.size, 0, offsets)
         lanes, columns = np.arange(128)[:, None], np.arange(self.tile.depth // 4)
         for block in self.blocks.T:
-            places = (offsets + (block * machine.shared.stride)[:, None, None]) // PIECE
+            places = pieces_of_chunk(machine, self.tile.pieces(), block)
             words = self.tile.words(machine.shared.view("c16", 1).take(places))
             first = (self.addresses & 0xFFFF)[:, None, None]
             machine.unit(TensorMemory).data[block[:, None, None], lanes, first + columns] = np.tile(
@@ -204,7 +198,7 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         pieces = []
         for block in blocks.T:
             memory.meets(index, threads, block, first, first + depth // 4)
-            pieces.append(shared_pieces(machine, index, threads, work.tile.pieces(), block))
+            pieces.append(read_pieces(machine, index, threads, work.tile.pieces(), block))
         places = columns_of(first, np.arange(8), depth // 4)
         machine.unit(Operations).start(Operation(index, threads, work, tuple(pieces), blocks, places))
 
@@ -222,13 +216,9 @@ def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         threads, size, each = _starting(machine, index, mask), cluster.size(machine), machine.block_threads
         addresses = of(where(machine.registers), threads) - window
-        if mask_of is None:
-            blocks = cluster.resolved(addresses, threads // each, size)
-        else:
-            copies, rank = np.nonzero(of(mask_of(machine.registers), threads)[:, None] >> np.arange(size) & 1)
-            threads, addresses = threads[copies], addresses[copies]
-            own = threads // each
-            blocks = own - own % size + rank
+        ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
+        copies, blocks = cluster.destinations(machine, threads, addresses, ranks)
+        threads, addresses = threads[copies], addresses[copies]
         there = blocks * each + threads % each
         mbarriers = machine.unit(Mbarriers)
         reached, barriers = mbarriers.places(index, there, addresses & cluster.OFFSET)

@@ -1,40 +1,76 @@
 """Tensor memory: 128 lanes of 512 columns of 32 bits for each block, which it allocates by columns.
 
 PTX ISA 9.0, "TensorCore 5th Generation: Tensor Memory". A multiprocessor has one such memory for all of its blocks;
-here each block has its own, so that an allocation never waits for another block.
+here each block has its own, so that an allocation never waits for another block. `fragment` tells which lanes and
+columns the registers of a warp are (": Data Movement Shape").
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.blackwell.layouts import LANE_AT, RegisterPlaces
-from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.machine import Machine, Rows, report_misuse
 from gemmery.emulator.op import Flags, Indices
 
 LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches a quarter of the lanes
 COUNTS = (32, 64, 128, 256, 512)  # columns that can be allocated
 HALF = 16  # lanes: accesses are followed by halves of quarters
 FREE = -1
+LANE_AT = 16  # an address: the lane above its column
 UNWRITTEN = 0xFFFFFFFF  # a NaN
+# Registers of one repetition of a shape, and its most repetitions.
+SHAPES = {"32x32b": (1, 128), "16x64b": (1, 128), "16x128b": (2, 64), "16x256b": (4, 32), "16x32bx2": (1, 128)}
 
 
 @dataclass(frozen=True)
-class Unwaited:
+class RegisterPlaces:
+    """The lanes and columns of a warp's registers, from the address of the instruction: (32, registers)."""
+
+    lanes: Indices
+    columns: Indices
+
+
+@lru_cache(maxsize=64)
+def fragment(shape: str, repeats: int, split: int = 0, packs: bool = False) -> RegisterPlaces:
+    """Return where the registers of a shape are; the second half of 16x32bx2 is `split` columns further.
+
+    If a register packs 16 bits of two columns, there are two places of each.
+
+    >>> fragment("16x128b", 1).lanes[5].tolist(), fragment("16x128b", 1).columns[5].tolist()
+    ([1, 9], [1, 1])
+    """
+    lane, register = np.indices((32, repeats * SHAPES[shape][0]))
+    lanes, columns = {
+        "32x32b": (lane, register),
+        "16x32bx2": (lane % 16, register),
+        "16x64b": (lane % 2 * 8 + lane // 4, lane // 2 % 2 + 2 * register),
+        "16x128b": (lane // 4 + register % 2 * 8, lane % 4 + register // 2 * 4),
+        "16x256b": (lane // 4 + register // 2 % 2 * 8, lane % 4 * 2 + register % 2 + register // 4 * 8),
+    }[shape]
+    if packs:
+        lanes, columns = (
+            np.repeat(lanes, 2, axis=1),
+            np.repeat(2 * columns, 2, axis=1) + np.arange(2 * len(lanes[0])) % 2,
+        )
+    if shape == "16x32bx2":
+        columns = columns + np.arange(32)[:, None] // 16 * split
+    return RegisterPlaces(lanes, columns)
+
+
+@dataclass(frozen=True)
+class Unwaited(Rows):
     """Loads or stores of warps that have not waited for them: the columns first ... last - 1 of their blocks."""
 
+    row_fields = ("threads", "first", "last")
     kind: str  # "ld" or "st"
     index: int
     threads: Indices  # the first of each warp
     first: Indices
     last: Indices
-
-    def only(self, some: Flags) -> Unwaited:
-        """Return the selected warps."""
-        return Unwaited(self.kind, self.index, self.threads[some], self.first[some], self.last[some])
 
 
 class TensorMemory:
@@ -150,23 +186,17 @@ class TensorMemory:
             quarter = warp % 4 * QUARTER
             report_misuse(machine, index, threads[bad], f"{what} the lanes {quarter} to {quarter + QUARTER - 1}")
         good = ~bad & self.allocated(index, threads, blocks, columns, int(part.columns.max()) + 1)
-        some = good, blocks[good][:, None, None]
-        return good, (
-            some[1],
-            lanes[good][:, None, None] + part.lanes,
-            columns[good][:, None, None] + part.columns,
-        )
+        block, lane, column = (each[good][:, None, None] for each in (blocks, lanes, columns))
+        return good, (block, lane + part.lanes, column + part.columns)
 
     def accesses(self, kind: str, index: int, threads: Indices, addresses: Indices, part: RegisterPlaces) -> None:
         """Warps load or store: report it, and remember it until they wait."""
         columns = addresses & 0xFFFF
-        self.meets(
-            index, threads, threads // self._machine.block_threads, columns, columns + int(part.columns.max()) + 1, kind
-        )
+        last = columns + int(part.columns.max()) + 1
+        self.meets(index, threads, threads // self._machine.block_threads, columns, last, kind)
         halves = np.unique(part.lanes // HALF * COLUMNS + part.columns)
         places = (addresses >> LANE_AT)[:, None] // HALF * COLUMNS + columns[:, None] + halves
         self.report(index, threads, places, "reads" if kind == "ld" else "writes")
-        last = columns + int(part.columns.max()) + 1
         self._unwaited.append(Unwaited(kind, index, threads, columns, last))
 
     def wait(self, kind: str, threads: Indices) -> None:

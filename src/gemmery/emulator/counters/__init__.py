@@ -16,8 +16,7 @@ import numpy as np
 
 from gemmery import banks
 from gemmery.emulator.counters.counts import FIELDS, Banked, CountKey, Counts, Frames, Traffic, of
-from gemmery.emulator.counters.merging import Merge
-from gemmery.emulator.counters.predication import predicated
+from gemmery.emulator.counters.merging import Merge, predicated
 from gemmery.emulator.hopper import products
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Access, Machine, Observer

@@ -42,6 +42,16 @@ class Traffic(_Sum):
         return self.used / self.sectors if self.sectors else 0.0
 
 
+class _OfTotal:
+    """A count of all kinds of accesses together."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, traffic: Any, owner: type) -> int:
+        return getattr(traffic.total, self._name)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class MemoryTraffic(_Sum):
     """Loads, stores and atomics of global (or local) memory; cp.async counts as a load."""
@@ -56,21 +66,7 @@ class MemoryTraffic(_Sum):
         """The sum of all kinds."""
         return self.loads + self.stores + self.atomics + self.bulk
 
-    @property
-    def requests(self) -> int:
-        return self.total.requests
-
-    @property
-    def sectors(self) -> int:
-        return self.total.sectors
-
-    @property
-    def bytes(self) -> int:
-        return self.total.bytes
-
-    @property
-    def used(self) -> int:
-        return self.total.used
+    requests, sectors, bytes, used = _OfTotal(), _OfTotal(), _OfTotal(), _OfTotal()
 
 
 @dataclass(frozen=True)
@@ -96,21 +92,7 @@ class SharedTraffic(_Sum):
         """The sum of all kinds."""
         return self.loads + self.stores + self.atomics
 
-    @property
-    def requests(self) -> int:
-        return self.total.requests
-
-    @property
-    def wavefronts(self) -> int:
-        return self.total.wavefronts
-
-    @property
-    def wavefronts_ideal(self) -> int:
-        return self.total.wavefronts_ideal
-
-    @property
-    def bank_conflicts(self) -> int:
-        return self.total.bank_conflicts
+    requests, wavefronts, wavefronts_ideal, bank_conflicts = _OfTotal(), _OfTotal(), _OfTotal(), _OfTotal()
 
 
 class Lines(dict[Line, "Counts"]):
@@ -168,7 +150,7 @@ def of(frames: Mapping[Frames, Mapping[CountKey, int]]) -> Counts:
     return replace(
         _of(everything),
         lines=Lines({line: _of(lines[line]) for line in sorted(lines, key=_place)}),
-        frames={place: _of(frames[place]) for place in sorted(frames, key=_places)},
+        frames={place: _of(frames[place]) for place in sorted(frames, key=lambda frames: [*map(_place, frames)])},
     )
 
 
@@ -189,10 +171,6 @@ def _of(sums: Mapping[CountKey, int]) -> Counts:
 
 def _place(line: Line) -> tuple[str, int]:
     return line.file, line.number
-
-
-def _places(frames: Frames) -> list[tuple[str, int]]:
-    return [_place(line) for line in frames]
 
 
 FIELDS: Mapping[type, tuple[str, ...]] = {

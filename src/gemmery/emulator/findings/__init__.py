@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from gemmery.banks import WARP
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.convergence import WAY_OUT, exists, ranges
-from gemmery.emulator.findings import cluster_races, messages, peer_races
-from gemmery.emulator.findings.cluster_races import ClusterRaces
-from gemmery.emulator.findings.finding import LATE, SKIPPED, Collection, Finding
-from gemmery.emulator.findings.global_races import GlobalRaces
+from gemmery.emulator.findings import messages
+from gemmery.emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
+from gemmery.emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
+from gemmery.emulator.findings.messages import LATE, SKIPPED, Collection, Finding
 from gemmery.emulator.findings.orders import orders
-from gemmery.emulator.findings.peer_races import PeerRaces
-from gemmery.emulator.findings.read_only import ReadOnlyLoads
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
@@ -57,10 +55,9 @@ class Findings(Observer):
             self._read_only = ReadOnlyLoads(machine, self._global.reach, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
         self._global.start(machine, self._shared.clocks)
-        follows = cluster_races.followed(machine, self._orders)
-        self._cluster = ClusterRaces(machine, self._collection) if follows else None
+        self._cluster = ClusterRaces(machine, self._collection) if may_copy(machine, self._orders) else None
         self._peers: PeerRaces | None = None
-        if self._cluster is not None and peer_races.followed(machine, self._orders):
+        if self._cluster is not None and may_access(machine, self._orders):
             self._peers = PeerRaces(machine, self._cluster.clocks, self._collection)
         self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
 

@@ -1,31 +1,35 @@
-"""Bulk copies into another block's shared memory, which its readers have to allow first.
+"""Races in shared memory between blocks of a cluster: bulk copies, loads, stores and atomics of one in another.
 
 Blocks of a cluster run in step here, and races.py counts the threads of one number in all of them as one. So the reads
 of each block are followed here with the clocks of all warps of the cluster: the thread that starts a copy must have
 seen the reads of every block that it copies into, through an mbarrier or a barrier of the cluster.
+
+Of loads, stores and atomics, each granule remembers the last thread that wrote it, and two that read it, of different
+blocks if possible; the same clocks tell what orders warps of different blocks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from gemmery.banks import WARP
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.clocks import Clocks, Words
-from gemmery.emulator.findings.finding import Collection
-from gemmery.emulator.findings.orders import Orders
+from gemmery.emulator.findings.messages import Collection
+from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.bulk import PIECE
+from gemmery.emulator.hopper.descriptors import PIECE
 from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine
 from gemmery.emulator.op import Flags, Mask
 
 READS = frozenset(("ld", "ldmatrix"))
-# A stamp: bits 0-9 the warp in its cluster, 10-31 the instruction, from 32 on the clock.
-WARP_IN_CLUSTER, INDEX_AT, INDEX, CLOCK_AT = 1023, 10, (1 << 22) - 1, 32
+# A stamp: bits 0-15 the warp or the thread in its cluster, 16-37 the instruction, from 38 on the clock.
+WHO, INDEX_AT, INDEX, CLOCK_AT = (1 << 16) - 1, 16, (1 << 22) - 1, 38
 
 
-def followed(machine: Machine, orders: Orders) -> bool:
+def may_copy(machine: Machine, orders: Orders) -> bool:
     """Whether blocks of a cluster may copy into each other.
 
     What threads hand over in global memory, and what tcgen05 reads, is not followed.
@@ -66,12 +70,7 @@ class ClusterRaces:
         warps = threads // WARP
         stamps = self.clocks.clock.reshape(-1)[warps] << CLOCK_AT | index << INDEX_AT
         stamps |= warps % (self._size * self._warps)
-        before = self._read[places]
-        self._read[places] = stamps
-        last = self._read[places]
-        for candidates in (before, stamps):
-            other = ((candidates ^ last) & WARP_IN_CLUSTER != 0) & (candidates != 0)
-            self._read_too[places[other]] = candidates[other]
+        _keep_two(self._read, self._read_too, places, stamps, np.not_equal)
 
     def copied(self, event: CopyEvent) -> None:
         """Threads start copies: those into other blocks need their readers' leave."""
@@ -87,8 +86,8 @@ class ClusterRaces:
         addresses = event.addresses[copy]
         places = block * self._pieces + addresses // PIECE
         for read in (self._read[places], self._read_too[places]):
-            unseen = read >> CLOCK_AT > self.clocks.known[at, warp, read & WARP_IN_CLUSTER]
-            unseen &= read & WARP_IN_CLUSTER != warp
+            unseen = read >> CLOCK_AT > self.clocks.known[at, warp, read & WHO]
+            unseen &= read & WHO != warp
             if unseen.any():
                 first = int(unseen.argmax())
                 other = int(read[first] >> INDEX_AT & INDEX)
@@ -170,3 +169,108 @@ class ClusterRaces:
             return np.ones(self.clocks.clock.shape, np.bool_)
         warps: Flags = np.any(mask.reshape(*self.clocks.clock.shape, WARP), axis=2)
         return warps
+
+
+WRITES = UPDATES | {"st", "stmatrix"}
+KINDS = WRITES | {"ld", "ldmatrix"}
+_WAY_OUT = (
+    "nothing orders the two: let the cluster meet in between (barrier.cluster.arrive and .wait), or let one block wait "
+    "for an mbarrier at which the other arrives"
+)
+
+
+def may_access(machine: Machine, orders: Orders) -> bool:
+    """Whether threads may access shared memory of other blocks, which barriers and mbarriers alone order.
+
+    What is handed over by atomics in shared memory is not followed.
+    """
+    opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
+    accesses = any(
+        opcode.family in ("ld", "st", *UPDATES) and opcode.space in ("", cluster.SPACE)
+        for opcode in opcodes
+        if opcode.type
+    )
+    hands_over = orders.with_fences.any() or ((orders.releases | orders.acquires) & orders.atomic).any()
+    relaxed = any(opcode.name == "barrier.cluster.arrive" and "relaxed" in opcode.modifiers for opcode in opcodes)
+    return accesses and not hands_over and not (relaxed and any(map(is_fence, opcodes)))
+
+
+class PeerRaces:
+    """The accesses of a chunk to shared memory that other blocks of the cluster may access, too."""
+
+    def __init__(self, machine: Machine, clocks: Clocks, collection: Collection) -> None:
+        self._machine, self._clocks, self._collection = machine, clocks, collection
+        self._barrier = machine.unit(cluster.ClusterBarrier)
+        self._threads = cluster.size(machine) * machine.block_threads  # of a cluster
+        opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
+        narrow = any(opcode.family in KINDS and opcode.type.endswith(("8", "b16", "u16", "s16")) for opcode in opcodes)
+        self._granule = 1 if narrow else 4
+        self._each = -(-machine.shared.size // self._granule)
+        self._written, self._read, self._read_too = np.zeros((3, machine.blocks * self._each), np.int64)
+        self._updates = np.array([opcode.name in UPDATES for opcode in opcodes])
+
+    def access(self, event: Access) -> None:
+        """Threads access shared memory, of their own block or of another."""
+        if event.kind not in KINDS:
+            return
+        machine = self._machine
+        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        addresses = machine.spread(event.addresses)[threads]
+        blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
+        count = max(event.width // self._granule, 1)
+        places = blocks * self._each + (addresses & cluster.OFFSET) // self._granule
+        places = (places[:, None] + np.arange(count)).ravel()
+        threads = np.repeat(threads, count)
+        stamps = self._clocks.clock.reshape(-1)[threads // WARP] << CLOCK_AT | event.index << INDEX_AT
+        stamps |= threads % self._threads
+        self._check(event.index, threads, places, self._written[places])
+        if event.kind not in WRITES:
+            _keep_two(self._read, self._read_too, places, stamps, self._apart)
+            return
+        self._check(event.index, threads, places, self._read[places])
+        self._check(event.index, threads, places, self._read_too[places])
+        self._written[places] = stamps
+        self._check(event.index, threads, places, self._written[places])  # blocks that write together
+
+    def _apart(self, threads: Words, others: Words) -> Flags:
+        """Whether threads, numbered in their clusters, are of different blocks."""
+        each = self._machine.block_threads
+        apart: Flags = threads // each != others // each
+        return apart
+
+    def _check(self, index: int, threads: Words, places: Words, others: Words) -> None:
+        own, then = threads % self._threads, others >> INDEX_AT & INDEX
+        racing = (others != 0) & self._apart(own, others & WHO) & ~(self._updates[index] & self._updates[then])
+        # Before its first barrier of the cluster, a use of another block's memory is a misuse (cluster.py).
+        racing &= self._barrier.waited[threads] > 0
+        if not racing.any():
+            return
+        known = self._clocks.known[threads // self._threads, own // WARP, (others & WHO) // WARP]
+        racing &= others >> CLOCK_AT > known
+        for other in np.unique(then[racing]).tolist():
+            these = racing & (then == other)
+            self._report(index, other, these, threads, places, others)
+
+    def _report(self, index: int, other: int, these: Flags, threads: Words, places: Words, others: Words) -> None:
+        machine, first = self._machine, int(these.argmax())
+        thread, place = int(threads[first]), int(places[first])
+        second = thread - thread % self._threads + (int(others[first]) & WHO)
+        where = messages.address(machine, "shared", place % self._each * self._granule)
+        text = (
+            f"{messages.thread(machine, thread)} {messages.does(machine, index)} {where} of "
+            f"{messages.block(machine, place // self._each)}, which {messages.thread(machine, second)} "
+            f"{messages.does(machine, other)} at {messages.line_of(machine, other)}; {_WAY_OUT}"
+        )
+        self._collection.add(machine, "race", index, thread, int(these.sum()), text, other)
+
+
+def _keep_two(
+    read: Words, read_too: Words, places: Words, stamps: Words, apart: Callable[[Words, Words], Flags]
+) -> None:
+    """Keep two readers of each place that are apart: whoever else writes it differs from one of them."""
+    before = read[places]
+    read[places] = stamps
+    last = read[places]
+    for candidates in (before, stamps):
+        other = apart(candidates & WHO, last & WHO) & (candidates != 0)
+        read_too[places[other]] = candidates[other]

@@ -1,4 +1,8 @@
-"""Races in global memory, within a block and between blocks, reported as findings."""
+"""Races in global memory, reported as findings, and loads by way of the read-only cache of what was stored before.
+
+PTX ISA 9.0, "ld.global.nc": the cache is not coherent, so the load may return the value from before the store, whatever
+orders the two. `__ldg()` and pointers that are `const __restrict__` compile to it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ from functools import partial
 import numpy as np
 
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.clocks import Clocks, Words
-from gemmery.emulator.findings.finding import EQUAL, UNWRITTEN, Collection
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.orders import UPDATES, Orders
+from gemmery.emulator.findings.messages import EQUAL, UNWRITTEN, Collection
+from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words
 from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.machine import Access, Machine, Pieces
 from gemmery.emulator.op import Flags, Indices
+from gemmery.emulator.ptx import Opcode
 
 
 class GlobalRaces:
@@ -152,18 +156,14 @@ class GlobalRaces:
 
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
         """Report the first conflict with each other instruction that the grid found."""
-        machine, fields = self._machine, self._grid.fields
-        then = fields.instructions(others)
-        second, number = fields.threads(others), fields.blocks(others) - self._grid.first
-        block, own = np.divmod(threads, machine.block_threads)
-        one_block = block == number
-        one_warp = one_block & (own >> 5 == second >> 5)
+        then, second, number, one_warp, one_block = self._pairs(threads, others)
         racing = ~self._orders.pairs(index, then, one_warp, one_block)
         if self._handover.knows_any:  # an update that the block has observed by an atomic
             flags = (self._orders.atomic | self._orders.volatile)[then]
+            blocks = threads // self._machine.block_threads
             for at in np.flatnonzero(racing & flags & ~one_block):
                 number_there = int(number[at]) + self._grid.first
-                racing[at] = not self._handover.observed(int(block[at]), int(addresses[at]), number_there)
+                racing[at] = not self._handover.observed(int(blocks[at]), int(addresses[at]), number_there)
         if self._event is not None and self._event.kind == "st" and racing.any():
             equal = self._orders.stores[then] & self._same(threads, addresses, number, second, together)
             self._first_of_each(EQUAL, index, threads, addresses, others, racing & equal)
@@ -174,12 +174,8 @@ class GlobalRaces:
         self, kind: str, index: int, threads: Words, addresses: Words, others: Words, racing: Flags
     ) -> None:
         """Report the first conflict with each other instruction, of two blocks or two warps if there are any."""
-        machine, fields = self._machine, self._grid.fields
-        then = fields.instructions(others)
-        second, number = fields.threads(others), fields.blocks(others) - self._grid.first
-        block, own = np.divmod(threads, machine.block_threads)
-        one_block = block == number
-        one_warp = one_block & (own >> 5 == second >> 5)
+        machine = self._machine
+        then, second, number, one_warp, one_block = self._pairs(threads, others)
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
             pairs = (these, these & ~one_warp, these & ~one_block)
@@ -190,6 +186,14 @@ class GlobalRaces:
             thread, address = int(threads[first]), int(addresses[first])
             message = partial(messages.grid_race, machine, index, thread, address, other, place, equal=kind == EQUAL)
             self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
+
+    def _pairs(self, threads: Words, others: Words) -> tuple[Words, Words, Words, Flags, Flags]:
+        """Of other accesses the instructions, threads and blocks, and whether they are of the same warps and blocks."""
+        fields = self._grid.fields
+        second, number = fields.threads(others), fields.blocks(others) - self._grid.first
+        block, own = np.divmod(threads, self._machine.block_threads)
+        one_block: Flags = block == number
+        return fields.instructions(others), second, number, one_block & (own >> 5 == second >> 5), one_block
 
     def _block_id(self, number: int) -> int:
         """The block with a number in the launch, from 0."""
@@ -223,3 +227,71 @@ def _checked(reach: Reach, atomic: Flags) -> tuple[bool, ...]:
         follows and (names is None or not plain.isdisjoint(names))
         for names, follows in zip(reach.arrays, reach.followed, strict=True)
     )
+
+
+_WAY_OUT = (
+    "it may get the value from before the store: load it plainly, without __ldg(), and without const __restrict__ at a "
+    "pointer to what the kernel writes"
+)
+
+
+class ReadOnlyLoads:
+    """The last store to each granule of global memory, in kernels that may load it by way of the read-only cache."""
+
+    def __init__(self, machine: Machine, reach: Reach, collection: Collection) -> None:
+        self._collection = collection
+        kernel = machine.kernel
+        stores = [
+            index
+            for index, instruction in enumerate(kernel.instructions)
+            if reach.followed[index] and _stores(instruction.opcode)
+        ]
+        self._loads = {
+            index
+            for index, instruction in enumerate(kernel.instructions)
+            if reach.followed[index] and instruction.opcode.name == "ld" and "nc" in instruction.opcode.modifiers
+        }
+        self._stores = stores if self._loads else []
+        self._number = {index: number for number, index in enumerate(self._stores, 1)}
+        widths = [kernel.instructions[index].opcode.type for index in (*self._stores, *self._loads)]
+        self._granule = 1 if any(kind.endswith(("8", "16")) for kind in widths) else 4
+        size = machine.memory.data.size // self._granule + 1 if self._loads else 0
+        self._stored = np.zeros(size, np.min_scalar_type(len(self._stores)))  # numbers of stores; 0 for none
+
+    def access(self, machine: Machine, event: Access) -> None:
+        """Threads access global memory."""
+        if event.kind == "bulk":
+            return
+        if event.index in self._number:
+            _, places = self._places(machine, event)
+            self._stored[places] = self._number[event.index]
+        elif event.index in self._loads:
+            threads, places = self._places(machine, event)
+            stored = self._stored[places].max(axis=1)
+            for number in np.unique(stored[stored > 0]).tolist():
+                these, other = np.flatnonzero(stored == number), self._stores[number - 1]
+                thread, first = int(threads[these[0]]), places[these[0]]
+                where = int(first[self._stored[first].argmax()]) * self._granule
+                text = (
+                    f"{messages.thread(machine, thread)} reads {messages.address(machine, 'global', where)} by way of "
+                    f"the read-only cache, after the store at {messages.line_of(machine, other)}; {_WAY_OUT}"
+                )
+                self._collection.add(machine, "misuse", event.index, thread, len(these), text, other)
+
+    def transferred(self, index: int, pieces: Callable[[], Pieces]) -> None:
+        """Bulk copies write global memory."""
+        if index in self._number:
+            _, addresses, width = pieces()
+            places = addresses[:, None] // self._granule + np.arange(max(width // self._granule, 1))
+            self._stored[places] = self._number[index]
+
+    def _places(self, machine: Machine, event: Access) -> tuple[Words, Words]:
+        """The threads of an access, and the granules of each."""
+        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        first = machine.spread(event.addresses)[threads] // self._granule
+        return threads, first[:, None] + np.arange(max(event.width // self._granule, 1))
+
+
+def _stores(opcode: Opcode) -> bool:
+    """Whether it writes global memory: a store, an atomic, or a bulk copy out of shared memory."""
+    return opcode.name == "st" or opcode.family in UPDATES or (opcode.is_bulk and "bulk_group" in opcode.modifiers)

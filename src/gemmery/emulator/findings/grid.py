@@ -8,16 +8,15 @@ atomics order accesses, with fences on both sides or with release and acquire; h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.latest_reads import LatestReads, ReadPlaces
-from gemmery.emulator.findings.stamps import Stamps
+from gemmery.emulator.findings.orders import Clocks, Words
+from gemmery.emulator.findings.stamps import LatestReads, ReadPlaces, Stamps
 from gemmery.emulator.op import Flags, highest, lowest
 
 
@@ -66,6 +65,14 @@ class StampFields:
 
 # The instruction, its threads, the byte addresses, the stamps of the other accesses, and whether both are one event.
 ReportGridConflict = Callable[[int, Words, Words, Words, bool], None]
+
+
+@dataclass(frozen=True)
+class Touch(ReadPlaces):
+    """Threads of a chunk access places, one element for each place of each thread."""
+
+    index: int  # of the instruction
+    threads: Words
 
 
 class Two:
@@ -127,19 +134,15 @@ class Two:
             replaced &= (other == 0) | (other & fields.atomic != 0) | (atomic == 0)
         table[places[replaced]] = candidates[replaced]
 
-    def halve(self) -> None:
-        """Split each place in two."""
-        self.last, self.other = self.last.halved(), self.other.halved()
-
-    def widen(self) -> None:
-        """Make room for stamps of 8 bytes."""
-        self.last, self.other = self.last.widened(), self.other.widened()
+    def move(self, times: int, narrow: bool) -> None:
+        """Split each place in `times`; stamps have 8 bytes if they are not narrow."""
+        self.last, self.other = self.last.moved(times, narrow), self.other.moved(times, narrow)
 
 
 class GridHistory:
     """The accesses of a launch to global memory of `size` bytes.
 
-    The stamp of a plain write with the atomic flag stands also for the read before it, which latest_reads.py knows.
+    The stamp of a plain write with the atomic flag stands also for the read before it, which stamps.py knows.
     """
 
     def __init__(self, size: int, fields: StampFields, report: ReportGridConflict) -> None:
@@ -188,7 +191,8 @@ class GridHistory:
             latest = int(clocks.max())
             self._full = latest > self.fields.last_clock
             if self._narrow and latest > self.fields.narrow_clock:
-                self._widen()
+                self._narrow = False
+                self._move(1)
         return self._stamps
 
     def unwritten(self, start: int, stop: int) -> int:
@@ -200,35 +204,33 @@ class GridHistory:
 
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads of the chunk load `width` bytes each."""
-        places, threads, stamps = self._places(index, addresses, threads, width, atomic)
+        read = self._touch(index, addresses, threads, width, atomic)
         if self._full:
             return
-        low, high = lowest(places), highest(places)
-        self._check_written(index, places, threads, stamps, low, high, writes=False)
-        read = ReadPlaces(self._access[index], places, stamps, low, high)
+        self._check_written(read, writes=False)
         if atomic:
-            self._latest.settle(low, high)
+            self._latest.settle(read.low, read.high)
             self._keep_read(read)
             return
-        self._check_two(index, places, threads, stamps, self._updates, low, high)
+        self._check_two(read, self._updates)
         self._latest.add(read)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads store, or update atomically."""
-        places, threads, stamps = self._places(index, addresses, threads, width, atomic)
+        write = self._touch(index, addresses, threads, width, atomic)
         if self._full:
             return
-        low, high = lowest(places), highest(places)
-        some, reads = self._check_written(index, places, threads, stamps, low, high, writes=True)
-        read = None if atomic else self._read_before(ReadPlaces(self._access[index], places, stamps, low, high))
+        some, reads = self._check_written(write, writes=True)
+        read = None if atomic else self._read_before(write)
         flag = 0 if read is None else self.fields.atomic
-        self._latest.settle(low, high, read)
+        self._latest.settle(write.low, write.high, read)
         if atomic:
-            self._check_two(index, places, threads, stamps, self._reads, low, high)
-            self._updates = self._keep(self._updates, places, stamps, low, high)
+            self._check_two(write, self._reads)
+            self._updates = self._keep(self._updates, write)
             return
-        self._check_two(index, places, threads, stamps, self._updates, low, high)
-        table = self._written.written_at(places, low, high)
+        self._check_two(write, self._updates)
+        places, stamps = write.places, write.stamps
+        table = self._written.written_at(places, write.low, write.high)
         table[places] = stamps | flag
         last = table[places]
         lost = (last != stamps | flag).nonzero()[0]
@@ -236,10 +238,10 @@ class GridHistory:
         if lost.size:
             self._latest.settle_all()  # one thread writes what another one has read
             table[places] = last ^ flag
-            self._emit(index, lost, places, threads, last.astype(np.int64) ^ flag, together=True)
+            self._emit(write, lost, last.astype(np.int64) ^ flag, together=True)
         if read is not None:
             self._latest.drop(read)
-        self._check_two(index, places, threads, stamps, self._reads, low, high)
+        self._check_two(write, self._reads)
         if flag:  # a later read of the same thread takes the place of its read before
             apart = (reads ^ stamps[some]) & self._someone != 0
             some, reads = some[apart], reads[apart]
@@ -255,85 +257,69 @@ class GridHistory:
         return read if read is not None and self._reads_before[write.access] == read.access else None
 
     def _keep_read(self, read: ReadPlaces) -> None:
-        self._reads = self._keep(self._reads, read.places, read.stamps, read.low, read.high)
+        self._reads = self._keep(self._reads, read)
 
-    def _places(
-        self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
-    ) -> tuple[Words, Words, Words]:
+    def _touch(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> Touch:
         while width < 1 << self._shift:
-            self._halve()
-        stamps = self._own()[threads] | (self._access[index] | (self.fields.atomic if atomic else 0))
+            self._shift -= 1
+            self._move(2)
+        access = self._access[index]
+        stamps = self._own()[threads] | (access | (self.fields.atomic if atomic else 0))
         places, count = addresses >> self._shift, width >> self._shift
-        if count == 1:
-            return places, threads, stamps
-        places = (places[:, None] + np.arange(count)).ravel()
-        return places, np.repeat(threads, count), np.repeat(stamps, count)
+        if count > 1:
+            places = (places[:, None] + np.arange(count)).ravel()
+            threads, stamps = np.repeat(threads, count), np.repeat(stamps, count)
+        return Touch(access, places, stamps, lowest(places), highest(places), index, threads)
 
-    def _halve(self) -> None:
+    def _move(self, times: int) -> None:
+        """Move all stamps to tables where each granule is `times` granules."""
         self._latest.settle_all()
-        self._shift -= 1
-        self._written = self._written.halved()
+        self._written = self._written.moved(times, self._narrow)
         for two in (self._reads, self._updates):
             if two is not None:
-                two.halve()
+                two.move(times, self._narrow)
 
-    def _widen(self) -> None:
-        self._latest.settle_all()
-        self._narrow = False
-        self._written = self._written.widened()
-        for two in (self._reads, self._updates):
-            if two is not None:
-                two.widen()
-
-    def _keep(self, two: Two | None, places: Words, stamps: Words, low: int, high: int) -> Two:
+    def _keep(self, two: Two | None, touch: ReadPlaces) -> Two:
         two = two or Two(self._written.size, self.fields, self._narrow)
-        two.keep(places, stamps, low, high)
+        two.keep(touch.places, touch.stamps, touch.low, touch.high)
         return two
 
-    def _check_two(
-        self, index: int, places: Words, threads: Words, stamps: Words, two: Two | None, low: int, high: int
-    ) -> None:
-        if two is not None:
-            self._check_table(index, places, threads, stamps, two.last, low, high)
-            self._check_table(index, places, threads, stamps, two.other, low, high)
+    def _check_two(self, touch: Touch, two: Two | None) -> None:
+        for table in (two.last, two.other) if two is not None else ():
+            if table.touches(touch.low, touch.high):
+                then = table.at(touch.places, touch.low, touch.high)[touch.places].astype(np.int64, copy=False)
+                self._check(touch, then)
 
-    def _check_written(
-        self, index: int, places: Words, threads: Words, stamps: Words, low: int, high: int, *, writes: bool
-    ) -> tuple[Words, Words]:
+    def _check_written(self, touch: Touch, *, writes: bool) -> tuple[Words, Words]:
         """Check the latest writes, and for an access that `writes` the reads that they stand for.
 
         Returns which of the places have such reads, and their stamps.
         """
         none = np.zeros(0, np.int64)
-        if not self._written.touches(low, high):
+        if not self._written.touches(touch.low, touch.high):
             return none, none
-        then = self._written.at(places, low, high)[places].astype(np.int64, copy=False)
+        then = self._written.at(touch.places, touch.low, touch.high)[touch.places].astype(np.int64, copy=False)
         flags = then & self.fields.atomic
         then ^= flags
-        self._check(index, places, threads, stamps, then)
+        self._check(touch, then)
         if not writes or not np.count_nonzero(flags):
             return none, none
         some = flags.nonzero()[0]
         reads = then[some] & -self.fields.atomic | self._reads_before[then[some] & self.fields.atomic - 1]
-        self._check(index, places[some], threads[some], stamps[some], reads)
+        places, stamps, threads = (each[some] for each in (touch.places, touch.stamps, touch.threads))
+        self._check(replace(touch, places=places, stamps=stamps, threads=threads), reads)
         return some, reads
 
-    def _check_table(
-        self, index: int, places: Words, threads: Words, stamps: Words, table: Stamps, low: int, high: int
-    ) -> None:
-        if table.touches(low, high):
-            then = table.at(places, low, high)[places].astype(np.int64, copy=False)
-            self._check(index, places, threads, stamps, then)
-
-    def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
+    def _check(self, touch: Touch, then: Words) -> None:
         """Report earlier accesses of other threads that nothing orders before these."""
+        threads, stamps = touch.threads, touch.stamps
         differs = ((then ^ stamps) & self._someone != 0) & (then != 0) & (then & stamps & self.fields.atomic == 0)
         if not np.count_nonzero(differs):
             return
         some = np.flatnonzero(differs)
         some = some[self._unordered(threads[some], stamps[some], then[some])]
         if some.size:
-            self._emit(index, some, places, threads, then, together=False)
+            self._emit(touch, some, then, together=False)
 
     def _unordered(self, threads: Words, stamps: Words, then: Words) -> Flags:
         fields, warps = self.fields, self._threads // 32
@@ -355,8 +341,9 @@ class GridHistory:
             unordered[some] = ~self._handover.known(own_block[some], numbers, other[some], clock[some], warps)
         return unordered
 
-    def _emit(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
-        self._report(index, threads[some], places[some] << self._shift, others[some], together)
+    def _emit(self, touch: Touch, some: Words, others: Words, together: bool) -> None:
+        addresses = touch.places[some] << self._shift
+        self._report(touch.index, touch.threads[some], addresses, others[some], together)
 
 
 def stored(event: Any, machine: Any, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmery.emulator.findings.clocks import Words
+from gemmery.emulator.findings.orders import Words
 from gemmery.emulator.op import Flags, Indices
 
 LogKey = tuple[int, int]  # an address, and the number of a block; -1 for all blocks

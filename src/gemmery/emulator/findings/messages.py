@@ -1,12 +1,16 @@
-"""The texts of findings: "thread 3 of block 0", "byte 132 of shared memory", the causes of races."""
+"""Faults of a kernel, each with its line, its thread and a remedy; the collection of those found in a run, and their
+texts: "thread 3 of block 0", "byte 132 of shared memory", the causes of races.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.machine import Dims, Machine
-from gemmery.emulator.memory import PAGE, Allocation
+from gemmery.emulator.memory import PAGE
 from gemmery.emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
@@ -219,18 +223,14 @@ def does(machine: Machine, index: int, atomic: bool = False) -> str:
 def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:
     """`reached` holds the arrays that the address is computed from; None if they are not known."""
     arrays = [array for array in machine.memory.allocations if reached is None or array.name in reached]
-    array = min(arrays, key=lambda array: _far(array, at, width), default=None)
+    # By the distance of the access before an array, or the bytes that it reaches beyond it.
+    array = min(arrays, key=lambda each: each.start - at if at < each.start else at + width - each.stop, default=None)
     if null or array is None or (reached is None and 0 <= at < PAGE and at < array.start - at):
         return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or check the pointer"
     if at < array.start:
         return f"address {at:#x}, {array.start - at} bytes before {array.name}; bound the index"
     far = f"ending {at + width - array.stop} bytes beyond the {array.size} of {array.name}"
     return f"address {at:#x}, {far}; bound the index, or allocate more"
-
-
-def _far(array: Allocation, at: int, width: int) -> int:
-    """The distance of an access before an array, or the bytes that it reaches beyond it."""
-    return array.start - at if at < array.start else at + width - array.stop
 
 
 def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
@@ -266,3 +266,97 @@ def _unravel(index: int, shape: Dims) -> Dims:
 def _short(place: Dims, shape: Dims) -> str:
     """A place as a number if the shape has one dimension, else as (x, y, z)."""
     return str(place[0]) if shape[1] == shape[2] == 1 else str(place)
+
+
+EQUAL, SKIPPED, UNWRITTEN = WARNINGS = ("equal stores", "skipped barrier", "unwritten")
+LATE = "misuse at the end"  # a misuse that is seen when all threads have ended, which other faults may lead to
+# Causes come first, and what may follow from them after them.
+ORDER = ("out of bounds", "misaligned", "deadlock", "divergent barrier", "warp mask", "misuse", "not landed", "race")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault at one line, or between two lines, with the first thread that committed it.
+
+    `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
+    "deadlock", "warp mask" or "misuse"; of a warning "equal stores", "skipped barrier",
+    "unwritten" or "source".
+
+    >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
+    sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
+    """
+
+    kind: str
+    line: Line
+    message: str
+    block: Dims
+    thread: Dims
+    other: Line | None = None  # of a race: the access it races with; of a copy: where it starts
+    count: int = 1  # occurrences over all threads and blocks
+    inner: Line | None = None  # the inlined line, when `line` is the one that it was inlined into
+
+    def __str__(self) -> str:
+        return f"{lines(self.line, self.inner)}: {self.kind}: {self.message}"
+
+
+class Collection:
+    """The findings of a run, one for each kind and pair of lines."""
+
+    def __init__(self) -> None:
+        self._findings: dict[tuple[str, str, str], Finding] = {}  # by kind and both lines
+        self._strengths: dict[tuple[str, str, str], int] = {}
+        self._lines: dict[int, str] = {}  # of instructions
+
+    def sorted(self) -> tuple[Finding, ...]:
+        """All findings so far, causes first; warnings are not among them."""
+        return self._sorted(lambda key: key[0] not in WARNINGS)
+
+    def warnings(self) -> tuple[Finding, ...]:
+        """What need not be a fault; equal stores between lines that have no race of another kind."""
+        racing = {frozenset(lines) for kind, *lines in self._findings if kind == "race"}
+        return self._sorted(
+            lambda key: key[0] in (SKIPPED, UNWRITTEN) or (key[0] == EQUAL and frozenset(key[1:]) not in racing)
+        )
+
+    def _sorted(self, selects: Callable[[tuple[str, str, str]], bool]) -> tuple[Finding, ...]:
+        ranks = {kind: rank for rank, kind in enumerate(ORDER)} | {LATE: len(ORDER) + 1}
+        some = [(ranks.get(key[0], len(ORDER)), finding) for key, finding in self._findings.items() if selects(key)]
+        some.sort(key=lambda it: (it[0], it[1].line.file, it[1].line.number, it[1].kind))
+        return tuple(finding for _, finding in some)
+
+    def add(
+        self,
+        machine: Machine,
+        kind: str,
+        index: int,
+        thread: int,
+        count: int,
+        message: str | Callable[[], str],
+        other: int | None = None,
+        strength: int = 0,
+    ) -> None:
+        """Add a finding at an instruction, or count it if it is known: a kernel may have the same race many times.
+
+        Of a race the pair is told that needs the strongest order: 1 of two warps, 2 of two blocks, 3 of a unit that
+        reads for itself.
+        """
+        key = kind, self.line(machine, index), "" if other is None else self.line(machine, other)
+        known = self._findings.get(key)
+        if known is not None:
+            count += known.count
+            if strength <= self._strengths[key]:
+                self._findings[key] = replace(known, count=count)
+                return
+        self._strengths[key] = strength
+        instruction = machine.kernel.instructions[index]
+        second = None if other is None else machine.kernel.instructions[other].line
+        text = message if isinstance(message, str) else message()
+        block_and_thread, inner = indices(machine, thread), done_at(instruction)
+        kind = "misuse" if kind == LATE else kind
+        self._findings[key] = Finding(kind, instruction.line, text, *block_and_thread, second, count, inner)
+
+    def line(self, machine: Machine, index: int) -> str:
+        """The line of an instruction, with the inlined line."""
+        if index not in self._lines:
+            self._lines[index] = line_of(machine, index)
+        return self._lines[index]

@@ -1,13 +1,21 @@
-"""Which instructions order memory, and for which threads: atomics and fences."""
+"""Which instructions order memory, and for which threads; and the vector clocks of warps.
+
+The clocks tell which accesses each warp has seen, through barriers, mbarriers, atomics and fences. A warp's clock
+counts the times at which it has passed something on. __syncwarp() and barriers order the lanes of a warp; lock step
+does not, which PTX has not guaranteed since sm_70.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gemmery.banks import WARP
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.op import Flags
 from gemmery.emulator.ptx import Opcode, PtxKernel
@@ -110,3 +118,159 @@ def orders(kernel: PtxKernel) -> Orders:
 
 def _flags(values: Iterable[bool]) -> Flags:
     return np.array(list(values), np.bool_)
+
+
+Words = NDArray[np.int64]
+
+
+class Clocks:
+    """The clocks of the warps of some blocks: `clock` (blocks, warps), and `known` (blocks, warps, others).
+
+    `known` is the latest clock of every warp of the block that each warp has seen.
+    """
+
+    def __init__(self, blocks: int, warps: int) -> None:
+        self.blocks = blocks
+        self.clock = np.ones((blocks, warps), np.int64)
+        self.known = np.zeros((blocks, warps, warps), np.int64)
+        self.before: list[Callable[[], None]] = []  # called before what is known changes,
+        self.meeting: list[Callable[[], None]] = []  # or these, if all warps meet
+        self.ticks = 0  # how often a clock or what is known has changed
+        # The latest clock of each lane that a fence.proxy.async has seen: (blocks, warps, lanes).
+        self.fenced = np.zeros((blocks, warps, WARP), np.int64)
+        self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
+        # The latest clock at which each lane has met each other one of its warp while others stayed away:
+        # (blocks, warps, lanes, others); None until some lanes of a warp meet.
+        self.lanes: Words | None = None
+        # For each warp: the clocks known at its last fence, and those that its atomics have received since.
+        self._at_fence, self._received = np.zeros((2, blocks, warps, warps), np.int64)
+
+    def settle(self) -> None:
+        """Let the histories check what they have left for later."""
+        for check in self.before:
+            check()
+
+    def vouched(self) -> Words:
+        """`known` with each warp's own clock: what a release passes on."""
+        own = np.eye(self.clock.shape[1], dtype=np.int64)
+        vouched: Words = np.maximum(self.known, self.clock[:, :, None] * own)
+        return vouched
+
+    def spread(self, blocks: int) -> None:
+        """Follow each block from now on, and not one for all."""
+        self.blocks = blocks
+        self.clock, self.fenced = np.tile(self.clock, (blocks, 1)), np.tile(self.fenced, (blocks, 1, 1))
+        self.known, self._at_fence, self._received = (
+            np.tile(clocks, (blocks, 1, 1)) for clocks in (self.known, self._at_fence, self._received)
+        )
+        self._released = {key: np.tile(clocks, (blocks, 1)) for key, clocks in self._released.items()}
+        self.lanes = None if self.lanes is None else np.tile(self.lanes, (blocks, 1, 1, 1))
+        self.ticks += 1
+
+    def meets(self, warps: Flags) -> None:
+        """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
+        if warps.all():
+            for note in self.meeting:
+                note()
+            self.known[:] = self.clock[:, None, :]
+        else:
+            self.settle()
+            self.known = np.where(warps[:, :, None], self._together(warps)[:, None, :], self.known)
+        self._advance(warps)
+
+    def meets_itself(self, warps: Flags) -> None:
+        """The lanes of each of these warps meet: __syncwarp()."""
+        self.settle()
+        block, warp = np.nonzero(warps)
+        self.known[block, warp, warp] = self.clock[block, warp]
+        self._advance(warps)
+
+    def lanes_meet(self, lanes: Flags) -> None:
+        """Some lanes (blocks, warps, 32) of each warp meet: __syncwarp() with a mask of these."""
+        self.settle()
+        if self.lanes is None:
+            self.lanes = np.zeros((*lanes.shape, lanes.shape[-1]), np.int64)
+        latest = np.where(lanes[..., None], self.lanes, 0).max(axis=2)
+        latest = np.maximum(latest, np.where(lanes, self.clock[..., None], 0))
+        self.lanes = np.where(lanes[..., None], latest[:, :, None, :], self.lanes)
+        warps: Flags = np.any(lanes, axis=2)
+        self._advance(warps)
+
+    def lanes_have_met(self, threads: Words, others: Words, clocks: Words) -> Flags:
+        """Whether lanes have met others of their warp since they accessed something at these clocks.
+
+        `threads` are numbered through the blocks, `others` in their block.
+        """
+        assert self.lanes is not None
+        warps = self.lanes.reshape(-1, *self.lanes.shape[2:])
+        since: Flags = warps[threads >> 5, threads & 31, others & 31] >= clocks
+        since &= (threads >> 5) % self.clock.shape[1] == others >> 5
+        return since
+
+    def fences(self, lanes: Flags) -> None:
+        """Asynchronous units see everything that these lanes (blocks, warps, 32) have seen: fence.proxy.async.
+
+        It orders a thread's own accesses alone: lanes do not see each other's by it, as they do by __syncwarp().
+        """
+        self.settle()
+        warps: Flags = np.any(lanes, axis=2)
+        known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
+        self.fenced = np.maximum(self.fenced, np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0)))
+        if self.lanes is not None:
+            self.fenced = np.maximum(self.fenced, np.where(lanes[..., None], self.lanes, 0).max(axis=2))
+        self._advance(warps)
+
+    def release(self, warps: Flags, key: Any) -> None:
+        """Warps that later acquire the key in the same block see what these warps did, as with an mbarrier."""
+        self.settle()
+        self._pass_on(key, self._together(warps))
+        self.meets_itself(warps)
+
+    def acquire(self, warps: Flags, key: Any) -> None:
+        """These warps see what was released to the key."""
+        if (released := self._released.get(key)) is not None:
+            self.settle()
+            self.known = np.where(warps[:, :, None], np.maximum(self.known, released[:, None, :]), self.known)
+            self.ticks += 1
+
+    def orders(self, warps: Flags) -> None:
+        """A fence between threads: earlier atomics acquire, later ones release, for each warp."""
+        self.settle()
+        some = warps[:, :, None]
+        self.known = np.where(some, np.maximum(self.known, self._received), self.known)
+        self._at_fence = np.where(some, self.vouched(), self._at_fence)
+        self._advance(warps)
+
+    def publish(self, warps: Flags, key: Any, at_fence: bool) -> None:
+        """These warps write atomically and pass on what they did, or what they did before their last fence."""
+        self.settle()
+        if at_fence:
+            self._pass_on(key, np.where(warps[:, :, None], self._at_fence, 0).max(axis=1))
+        else:
+            self._pass_on(key, self._together(warps))
+            self._advance(warps)
+
+    def has_released(self, warps: Flags) -> None:
+        """What these warps (blocks, warps) do from now on is not part of what they have released to other blocks."""
+        self.settle()
+        any_block: Flags = np.any(warps, axis=0, keepdims=True)  # where one block stands for all
+        self._advance(warps if len(warps) == len(self.clock) else any_block)
+
+    def receive(self, warps: Flags, key: Any) -> None:
+        """These warps read atomically: after their next fence they see what was released to the key."""
+        if (released := self._released.get(key)) is not None:
+            received = np.maximum(self._received, released[:, None, :])
+            self._received = np.where(warps[:, :, None], received, self._received)
+
+    def _pass_on(self, key: Any, clocks: Words) -> None:
+        self._released[key] = np.maximum(self._released.get(key, 0), clocks)
+
+    def _together(self, warps: Flags) -> Words:
+        """The latest clocks that any of these warps has seen, its own included: (blocks, warps)."""
+        known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
+        together: Words = np.maximum(known, np.where(warps, self.clock, 0))
+        return together
+
+    def _advance(self, warps: Flags) -> None:
+        self.clock += warps
+        self.ticks += 1

@@ -16,7 +16,7 @@ from gemmery.emulator.instructions import written
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
-from gemmery.emulator.ptx.variables import SIZES
+from gemmery.emulator.ptx.scopes import SIZES
 from gemmery.errors import EmulationError
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
@@ -150,7 +150,7 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
 def _origins(kernel: PtxKernel) -> Mapping[str, Origins]:
     """The origins of each 64-bit register."""
     offsets = {parameter.name: parameter.offset for parameter in kernel.parameters}
-    wide = [instruction for instruction in kernel.instructions if _makes_wide(instruction)]
+    wide = [each for each in kernel.instructions if any(STORED.get(target.type) == "u8" for target in written(each))]
     origins: dict[str, Origins] = {}
     grown = True
     while grown:
@@ -198,16 +198,13 @@ def _advanced(origins: Origins, name: str, sources: Sequence[Operand]) -> Origin
     """Origins after an instruction with these sources: the address of a parameter moves with what is added to it."""
     if name in ("mov", "cvta") or not any(isinstance(origin, tuple) and origin[0] == "parameter" for origin in origins):
         return origins
-    steps = [_signed(source.bits) for source in sources if isinstance(source, Immediate)]
+    bits = (source.bits for source in sources if isinstance(source, Immediate))
+    steps = [(each + (1 << 63)) % (1 << 64) - (1 << 63) for each in bits]  # with their signs
     if name != "add" or len(steps) != 1 or len(origins) > 1:
         return frozenset((ANYWHERE,))
     ((kind, offset),) = ((origin[0], origin[1]) for origin in origins if isinstance(origin, tuple))
     moved = offset + steps[0]
     return frozenset(((kind, moved),)) if abs(moved) <= _MOST else frozenset((ANYWHERE,))
-
-
-def _signed(bits: int) -> int:
-    return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _parameter(place: Operand, known: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
@@ -220,10 +217,6 @@ def _parameter(place: Operand, known: Mapping[str, Origins], offsets: Mapping[st
         if isinstance(origin, tuple) and origin[0] == "parameter":
             return frozenset((("pointer", origin[1] + place.offset),))
     return frozenset((ANYWHERE,)) if of else frozenset()
-
-
-def _makes_wide(instruction: Instruction) -> bool:
-    return any(STORED.get(register.type) == "u8" for register in written(instruction))
 
 
 # ---- reads of an update ----

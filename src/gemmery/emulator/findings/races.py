@@ -1,7 +1,7 @@
 """Races in shared memory: accesses that no barrier orders.
 
 Each granule of shared memory remembers its last write and its last two readers, each as the clock of the warp, the
-thread and the instruction in one integer; clocks.py tells what each warp has seen. This is FastTrack (Flanagan and
+thread and the instruction in one integer; orders.py tells what each warp has seen. This is FastTrack (Flanagan and
 Freund, PLDI 2009) with warps instead of threads.
 
 While all blocks of a chunk do the same, one of them stands for all.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gemmery.emulator.findings.clocks import Clocks, Words
+from gemmery.emulator.findings.orders import Clocks, Words
 from gemmery.emulator.findings.together import READ, UPDATE, WRITE, Contents, Joined, Later, numbered
 from gemmery.emulator.machine import Access
 from gemmery.emulator.op import Flags
@@ -256,8 +256,7 @@ class History:
             written = self._written[places]
             fenced = self._clocks.fenced.reshape(-1)[threads // self._threads * self._threads + (written & THREAD)]
             unfenced = stores[written >> INDEX_AT & INDEX] & (written >> CLOCK_AT > fenced) & (written & UNDER_WAY == 0)
-            if unfenced.any():
-                self._emit("unfenced", index, unfenced, places, threads, written)
+            self._emit("unfenced", index, unfenced, places, threads, written)
         self._check_read(index, places, threads, stamps)
         self._keep_read(places, stamps)
 
@@ -268,21 +267,18 @@ class History:
         self._written[places] = stamps | UNDER_WAY if asynchronous else stamps
         last = self._written[places]
         lost = ((last ^ stamps) & THREAD) != 0
-        if lost.any():
-            self._emit("clash", index, lost, places, threads, last & ~UNDER_WAY)
+        self._emit("clash", index, lost, places, threads, last)
 
     def _update_now(self, index: int, addresses: Words, threads: Words, width: int) -> None:
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT | ATOMIC
         written = self._written[places]
-        if not written.min():
-            self._emit("uninitialised", index, written == 0, places, threads, written)
+        self._emit("uninitialised", index, written == 0, places, threads, written)
         self._check_write(index, places, threads, stamps)
         stored = np.where(written & ATOMIC != 0, self._stored[places], 0)
         if stored.max(initial=0) >= self._new:
             race = self._unordered(stored, threads, stamps) & (stored != 0)
-            if race.any():
-                self._emit("race", index, race, places, threads, stored & ~UNDER_WAY)
+            self._emit("race", index, race, places, threads, stored)
         self._stored[places] = np.where(written & ATOMIC != 0, stored, written)
         self._keep_read(places, stamps)
         self._written[places] = stamps
@@ -353,21 +349,17 @@ class History:
         never, under_way = written == 0, written & UNDER_WAY != 0
         race = self._unordered(written, threads, stamps) & ~under_way
         for kind, faulty in (("uninitialised", never), ("not landed", under_way), ("race", race)):
-            if faulty.any():
-                self._emit(kind, index, faulty, places, threads, written & ~UNDER_WAY)
+            self._emit(kind, index, faulty, places, threads, written)
 
     def _check_write(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
         written = self._written[places]
         if written.max() >= self._new:
             race = self._racing(written, threads, stamps)
             race |= written & UNDER_WAY != 0  # the thread's own copy may land later, too
-            if race.any():
-                self._emit("race", index, race, places, threads, written & ~UNDER_WAY)
+            self._emit("race", index, race, places, threads, written)
         for read in (self._read[places], self._read_too[places]):
             if read.max() >= self._new:
-                race = self._racing(read, threads, stamps)
-                if race.any():
-                    self._emit("race", index, race, places, threads, read)
+                self._emit("race", index, self._racing(read, threads, stamps), places, threads, read)
 
     def _keep_read(self, places: Words, stamps: Words) -> None:
         """Keep two threads that read a place: a thread that writes it differs from at least one of them."""
@@ -380,4 +372,8 @@ class History:
         self._read_too[places[lost]] = stamps[lost]
 
     def _emit(self, kind: str, index: int, faulty: Flags, places: Words, threads: Words, others: Words) -> None:
-        self._report(kind, index, threads[faulty], places[faulty] % self._granules << self._shift, others[faulty])
+        """Report accesses that are faulty, if there are any."""
+        if not faulty.any():
+            return
+        others = others[faulty] & ~UNDER_WAY
+        self._report(kind, index, threads[faulty], places[faulty] % self._granules << self._shift, others)

@@ -4,6 +4,9 @@ A stamp has 8 bytes, or 4 while all fit in them, and there may be one for each b
 places in turn: in a row of places the stamps then differ by the same steps as in many other rows. Such a row is kept as
 its greatest stamp and the number of its pattern; its page of memory goes back to the system until the row is accessed
 again. Irregular rows stay as they are.
+
+The latest plain reads are in no table yet, because a write of the same threads may follow: a thread that reads places
+and then writes them, as in `x[i] *= 2`, needs one stamp for both. What races with the read races with the write too.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.clocks import Words
+from gemmery.emulator.findings.orders import Words
 from gemmery.emulator.op import Flags
 
 ROW = max(512, mmap.PAGESIZE // 8)  # places: a page of memory; twice as many in a narrow table
@@ -79,19 +83,12 @@ class Stamps:
         """How many places from `low` to before `high` have no stamp; 0 for a table that packs rows."""
         return 0 if self._packs else int(np.count_nonzero(self._data[low:high] == 0))
 
-    def halved(self) -> Stamps:
-        """The same stamps with each place split in two."""
-        split = Stamps(2 * self.size, self._narrow)
+    def moved(self, times: int, narrow: bool) -> Stamps:
+        """The same stamps in a table where each place is `times` places."""
+        other = Stamps(times * self.size, narrow)
         if self.high >= 0:
-            self._move(split, 2)
-        return split
-
-    def widened(self) -> Stamps:
-        """The same stamps in a table that is not narrow."""
-        wide = Stamps(self.size)
-        if self.high >= 0:
-            self._move(wide, 1)
-        return wide
+            self._move(other, times)
+        return other
 
     def _move(self, other: Stamps, times: int) -> None:
         """Move the stamps to an empty table with `times` as many places, each row to two of it."""
@@ -214,3 +211,61 @@ _FACTORS = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, 2 * ROW) * 2 +
 
 def _batches(rows: Words) -> Iterator[Words]:
     return (rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE))
+
+
+MOST = 2  # reads: one of a chunk takes some MiB
+
+
+@dataclass(frozen=True)
+class ReadPlaces:
+    """Threads of a chunk have read places, from `low` to `high`."""
+
+    access: int
+    places: Words
+    stamps: Words
+    low: int
+    high: int
+
+    def touches(self, low: int, high: int) -> bool:
+        """Whether it may have read a place from `low` to `high`."""
+        return self.low <= high and low <= self.high
+
+
+class LatestReads:
+    """The reads in turn; `keep` puts one into a table."""
+
+    def __init__(self, keep: Callable[[ReadPlaces], None]) -> None:
+        self._keep = keep
+        self._reads: list[ReadPlaces] = []
+
+    def add(self, read: ReadPlaces) -> None:
+        """Threads read."""
+        self._reads.append(read)
+        if len(self._reads) > MOST:
+            self._keep(self._reads.pop(0))
+
+    def before(self, write: ReadPlaces, thread_at: int) -> ReadPlaces | None:
+        """The read of what the same threads now write, if it is the latest one there and at the same clocks."""
+        for read in reversed(self._reads):
+            if read.touches(write.low, write.high):
+                same = np.array_equal(read.places, write.places)
+                return read if same and not np.count_nonzero((read.stamps ^ write.stamps) >> thread_at) else None
+        return None
+
+    def settle(self, low: int, high: int, spared: ReadPlaces | None = None) -> None:
+        """Keep the reads up to the last one from `low` to `high`, but for one that is later than these."""
+        touched = (number for number, read in enumerate(self._reads, 1) if read.touches(low, high))
+        count = max((number for number in touched if self._reads[number - 1] is not spared), default=0)
+        reads, self._reads = self._reads[:count], self._reads[count:]
+        for read in reads:
+            self._keep(read)
+
+    def settle_all(self) -> None:
+        """Keep all reads."""
+        reads, self._reads = self._reads, []
+        for read in reads:
+            self._keep(read)
+
+    def drop(self, read: ReadPlaces) -> None:
+        """Forget a read."""
+        self._reads = [each for each in self._reads if each is not read]

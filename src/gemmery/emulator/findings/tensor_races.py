@@ -9,11 +9,10 @@ import numpy as np
 
 from gemmery.emulator.blackwell.tensor_memory import COLUMNS, HALF, LANES
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.clocks import Words
-from gemmery.emulator.findings.finding import Collection
-from gemmery.emulator.findings.followed import Followed
-from gemmery.emulator.findings.orders import Orders
+from gemmery.emulator.findings.messages import Collection
+from gemmery.emulator.findings.orders import Orders, Words
 from gemmery.emulator.findings.races import INDEX, INDEX_AT, THREAD, History
+from gemmery.emulator.findings.shared_races import Followed
 from gemmery.emulator.machine import Machine
 
 WORD = 4

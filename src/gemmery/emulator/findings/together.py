@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmery.emulator.findings.clocks import Words
+from gemmery.emulator.findings.orders import Words
 from gemmery.emulator.machine import Access, Machine
 from gemmery.emulator.memory import Bytes, Space
 from gemmery.emulator.op import Flags

@@ -17,20 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.hopper import cluster, tensormap
-from gemmery.emulator.hopper.mbarrier import Mbarriers
+from gemmery.emulator.hopper.descriptors import PIECE, PieceReaders
+from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Machine, Pieces, report_misuse, report_transfer
+from gemmery.emulator.machine import Machine, Pieces, Rows, landed, report_misuse, report_transfer
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
 
-PIECE = 16  # bytes: the alignment of addresses and sizes
-
 
 @dataclass(frozen=True)
-class Load:
+class Load(Rows):
     """The loads of one instruction, one row for each copy; under way until the phase of their mbarrier needs them."""
 
+    row_fields = ("threads", "places", "data", "barriers")
     index: int  # of the instruction
     threads: Indices  # threads in the destination block with the numbers of the issuing threads
     places: Indices  # (copies, pieces) in the chunk's shared memory
@@ -38,25 +38,21 @@ class Load:
     barriers: Indices
     swizzle: int  # bytes
 
-    def only(self, some: Flags) -> Load:
-        """Return the selected copies."""
-        rest = (self.threads[some], self.places[some], self.data[some], self.barriers[some])
-        return Load(self.index, *rest, self.swizzle)
-
 
 @dataclass(frozen=True)
-class Store:
+class Store(Rows):
     """The stores of one instruction to global memory, which happen when its thread waits."""
 
+    row_fields = ("threads", "places", "write", "groups")
     index: int
     threads: Indices
     places: Indices  # (copies, pieces) in the chunk's shared memory
-    write: Any  # the copies in `places`, and their data
+    write: Any  # the copies in `places`, and their data: rows, too
     groups: Indices
 
 
 @dataclass(frozen=True)
-class Unseen:
+class Unseen(Rows):
     """Stores that have read their data and written it, which no thread may rely on yet."""
 
     index: int
@@ -65,7 +61,6 @@ class Unseen:
     places: Callable[[], Pieces]  # what they have written
 
     def only(self, some: Flags) -> Unseen:
-        """Return the selected stores."""
         threads = self.threads[some]
 
         def places() -> Pieces:
@@ -86,8 +81,7 @@ class Bulk:
         self._loads: list[Load] = []
         self._stores: list[Store] = []
         self._unseen: list[Unseen] = []
-        # The number of stores under way that read each piece of shared memory; empty until there is one.
-        self._readers = np.zeros(0, np.int32)
+        self._readers = PieceReaders(machine)
         self._committed = np.zeros(machine.threads, np.int64)
         self._tensors: dict[int, DecodedMap] = {}
         # For pieces of shared memory: the instruction and the swizzle that wrote them (0: none), and their contents.
@@ -108,17 +102,9 @@ class Bulk:
         self._loads.append(load)
         self._machine.changes += 1  # threads that sleep on the mbarrier may continue now
 
-    def _land_for(self, barriers: Indices) -> None:
-        """Land the loads under way to these mbarriers, one instruction after the other, until their phase ends."""
-        before = self._mbarriers.phases(barriers)
-        pending = []
-        for load in self._loads:
-            needed = np.isin(load.barriers, barriers[self._mbarriers.phases(barriers) == before])
-            if needed.any():
-                self._land(load if needed.all() else load.only(needed))
-            if not needed.all():
-                pending.append(load.only(~needed) if needed.any() else load)
-        self._loads = pending
+    def _land_for(self, needed: Needed) -> None:
+        """Land the loads under way to mbarriers until their phase ends."""
+        self._loads = landed(self._loads, lambda load: needed(load.barriers), self._land)
 
     def _land(self, load: Load) -> None:
         self.report(load.index, load.threads, load.places, "lands")
@@ -135,42 +121,39 @@ class Bulk:
         marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
         brought[load.places] = load.data
 
-    def otherwise(self, places: Indices, swizzles: Indices) -> tuple[Flags, int, int]:
-        """Return the pieces that were written by another swizzle, and not overwritten since.
+    def compare(self, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
+        """Report tiles whose pieces (threads, ...) were copied with another swizzle, and not overwritten since.
 
-        The result includes the instruction that wrote the first of them, and its swizzle.
+        One that was copied without a swizzle may be swizzled already.
         """
         if self._swizzled is None:
-            return np.zeros(places.shape, np.bool_), 0, 0
+            return
         marks, brought = self._swizzled
         swizzlings = marks[places]
-        bad: Flags = (swizzlings != 0) & (swizzlings & 255 != swizzles)
+        bad: Flags = (swizzlings != 0) & (swizzlings & 255 != swizzles[:, None, None])
         if bad.any():
             now, then = self._shared[places[bad]], brought[places[bad]]
             bad[bad] = (now.view("u8") == then.view("u8")).reshape(-1, 2).all(axis=1)
-        first = int(swizzlings[bad][0]) if bad.any() else 0
-        return bad, first >> 8, first & 255
+        if bad.any():
+            some = bad.any(axis=(1, 2))
+            copy, swizzle = divmod(int(swizzlings[bad][0]), 256)
+            at = self._machine.kernel.instructions[copy].line
+            what = f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for"
+            way_out = f"{swizzles[some][0]}: use the same for it and the tensor map of the copy at {at}"
+            report_misuse(self._machine, index, threads[some], f"{what} {way_out}")
 
     # ---- out of shared memory ----
 
     def store(self, store: Store) -> None:
         """Start stores; they belong to the group that their threads commit next."""
-        self._report_reads(store, np.ones(len(store.threads), bool))
+        self._report_reads(store)
         self._stores.append(replace(store, groups=self._committed[store.threads]))
-        if not self._readers.size:
-            self._readers = np.zeros(self._shared.size, np.int32)
-        np.add.at(self._readers, store.places, 1)
+        self._readers.begin(store.places)
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory a store under way reads, and its instruction."""
-        if not self._stores:
-            return None
-        read = self._readers[places // PIECE] > 0
-        if not read.any():
-            return None
-        first = int(read.argmax())
-        piece = places[first] // PIECE
-        return first, next(store.index for store in self._stores if (store.places == piece).any())
+        under_way = ((store.index, [store.places]) for store in self._stores)
+        return self._readers.reader(places, under_way) if self._stores else None
 
     def commit(self, mask: Mask) -> None:
         """Close the group of these threads."""
@@ -178,54 +161,37 @@ class Bulk:
 
     def wait(self, mask: Mask, pending: int, *, reads_only: bool = False) -> None:
         """Complete all groups of these threads except the latest `pending` ones, or only their reads."""
-        remaining = []
-        for store in self._stores:
-            ready = store.groups < self._committed[store.threads] - pending
-            if mask is not None:
-                ready &= mask[store.threads]
-            self._write(store, ready)
-            if not ready.all():
-                rest = ~ready
-                threads, places, groups = store.threads[rest], store.places[rest], store.groups[rest]
-                write = store.write.only(rest)
-                remaining.append(replace(store, threads=threads, places=places, groups=groups, write=write))
-        self._stores = remaining
+        self._stores = landed(self._stores, lambda store: self._ready(store, mask, pending), self._write)
         if not reads_only:
-            self._show(mask, pending)
+            self._unseen = landed(self._unseen, lambda unseen: self._ready(unseen, mask, pending), self._show)
 
-    def _show(self, mask: Mask, pending: int) -> None:
-        """Report the writes of all groups of these threads except the latest `pending` ones."""
-        remaining = []
-        for unseen in self._unseen:
-            ready = unseen.groups < self._committed[unseen.threads] - pending
-            if mask is not None:
-                ready &= mask[unseen.threads]
-            if ready.any():
-                report_transfer(self._machine, unseen.index, (unseen if ready.all() else unseen.only(ready)).places)
-            if not ready.all():
-                remaining.append(unseen.only(~ready))
-        self._unseen = remaining
+    def _ready(self, copies: Store | Unseen, mask: Mask, pending: int) -> Flags:
+        """Which copies are of these threads, and not of the latest `pending` groups."""
+        ready: Flags = copies.groups < self._committed[copies.threads] - pending
+        return ready if mask is None else ready & mask[copies.threads]
+
+    def _show(self, unseen: Unseen) -> None:
+        report_transfer(self._machine, unseen.index, unseen.places)
 
     def _finish(self) -> None:
         """Complete the stores for which no thread has waited, when all threads have ended."""
         for store in self._stores:
             what = "ends while its bulk copy may still read shared memory: cp.async.bulk.wait_group.read before the end"
             report_misuse(self._machine, store.index, store.threads, what)
-            self._write(store, np.ones(len(store.threads), bool))
+            self._write(store)
         for unseen in self._unseen:
-            report_transfer(self._machine, unseen.index, unseen.places)
+            self._show(unseen)
         self._stores, self._unseen = [], []
 
-    def _write(self, store: Store, some: Flags) -> None:
-        if some.any():
-            np.subtract.at(self._readers, store.places[some], 1)
-            self._report_reads(store, some)
-            places = store.write.only(some).put(self._machine, self._shared[store.places[some]])
-            self._unseen.append(Unseen(store.index, store.threads[some], store.groups[some], places))
+    def _write(self, store: Store) -> None:
+        self._readers.end(store.places)
+        self._report_reads(store)
+        places = store.write.put(self._machine, self._shared[store.places])
+        self._unseen.append(Unseen(store.index, store.threads, store.groups, places))
 
-    def _report_reads(self, store: Store, some: Flags) -> None:
+    def _report_reads(self, store: Store) -> None:
         """Report the pieces that stores read; one inside the tensor takes the place of those beyond it."""
-        threads, places, inside = store.threads[some], store.places[some], store.write.only(some).inside
+        threads, places, inside = store.threads, store.places, store.write.inside
         if inside is not None:
             within = inside.any(axis=1)
             first = np.take_along_axis(places, inside.argmax(axis=1)[:, None], axis=1)

@@ -1,8 +1,12 @@
-"""Clusters: their blocks, the addresses of another block's shared memory, and the cluster's barrier.
+"""Clusters: their blocks, the addresses and the lifetime of another block's shared memory, and the cluster's barrier.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions" (mapa, getctarank, isspacep) and "barrier.cluster". In a chunk
 the blocks of a cluster are adjacent, in the order of their ranks. A shared::cluster address holds the rank plus one
 above the offset, so that a plain shared address means the block's own memory in both windows.
+
+A block may use an mbarrier of another one after a barrier of the cluster that follows its mbarrier.init, and other
+shared memory after any barrier of the cluster. Afterwards the owner has to see the use before it ends: at the mbarrier
+itself, or at a later barrier of the cluster.
 """
 
 from __future__ import annotations
@@ -11,12 +15,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gemmery.emulator.machine import LaunchConfig, Machine
+from gemmery.emulator.machine import LaunchConfig, Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.modifiers import Kinds, sort_by_kind
-from gemmery.emulator.op import Flags, Indices, Mask, Values
+from gemmery.emulator.op import Flags, Indices, Kinds, Mask, Values, sort_by_kind
 from gemmery.emulator.ptx import Instruction
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, lane_step, refused
 from gemmery.errors import EmulationError
 
 SPACE = "shared::cluster"
@@ -127,6 +130,20 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
     return blocks
 
 
+def destinations(
+    machine: Machine, threads: Indices, addresses: Indices, ranks_of: Indices | None
+) -> tuple[Indices, Indices]:
+    """Return copies by threads and the block of each: that of its address, or those whose bits are set in `ranks_of`.
+
+    Copies are numbered by their threads, of which each may send several.
+    """
+    own, count = threads // machine.block_threads, size(machine)
+    if ranks_of is None:
+        return np.arange(len(threads)), resolved(addresses, own, count)
+    copies, rank = np.nonzero(ranks_of[:, None] >> np.arange(count) & 1)
+    return copies, own[copies] - own[copies] % count + rank
+
+
 def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """mapa: map an address to the shared memory of the block with a rank."""
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
@@ -137,13 +154,12 @@ def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> St
     write = lowering.write(target, kind, instruction)
     window = 0 if space else SHARED_WINDOW
 
-    def step(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        offset = read(registers).astype(np.int64) - window & OFFSET
-        mapped = (its_rank(registers).astype(np.int64) + 1 << RANK_AT) + offset + window
-        write(registers, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
+    def mapped(address: Values, rank: Values) -> Values:
+        offset = address.astype(np.int64) - window & OFFSET
+        place = (rank.astype(np.int64) + 1 << RANK_AT) + offset + window
+        return place.astype(np.uint32 if kind == "u32" else np.uint64)
 
-    return step
+    return lane_step(mapped, [read, its_rank], [write])
 
 
 def _rank_of(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -212,3 +228,92 @@ TABLE = {
     "barrier.cluster.arrive": Handler(step=_barrier, kind="barrier.cluster", orders=True),
     "barrier.cluster.wait": Handler(step=_barrier, kind="barrier.cluster", orders=True, waits=True),
 }
+
+
+_NOT_BEGUN = "another block, which may not have {}: let the cluster meet first (barrier.cluster.arrive and .wait)"
+_ENDED = (
+    "uses shared memory of another block, which may have ended: let the cluster meet before its blocks end "
+    "(barrier.cluster.arrive and .wait), or let that block wait for this"
+)
+
+
+class Uses:
+    """The latest use by another block of each mbarrier, or of the memory of each block; instruction 0 for none."""
+
+    def __init__(self, count: int) -> None:
+        self.instruction, self.thread, self.arrived, self.phase = np.zeros((4, count), np.int64)
+        self.any = np.zeros(count, bool)
+
+    def note(self, places: Indices, index: int, threads: Indices, arrived: Indices, phase: Indices) -> None:
+        """Another block's threads use these places, after so many arrivals at the barrier of the cluster."""
+        self.instruction[places], self.thread[places], self.any[places] = index, threads, True
+        self.arrived[places] = np.maximum(self.arrived[places], arrived)
+        self.phase[places] = np.maximum(self.phase[places], phase)
+
+
+class Lifetimes:
+    """What blocks of a chunk use of each other, with what the cluster's barriers say about it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self.clustered = machine, size(machine) > 1
+        if not self.clustered:
+            return
+        self._granules = machine.shared.stride // 8
+        count = self._granules * machine.blocks
+        self._barrier = machine.unit(ClusterBarrier)
+        self._since, self._seen = np.zeros((2, count), np.int64)  # arrivals before its init; phases its block has seen
+        self._barriers, self._blocks = Uses(count), Uses(machine.blocks)
+        machine.at_end.append(self._finish)
+
+    def initialises(self, threads: Indices, places: Indices) -> None:
+        """Threads initialise mbarriers."""
+        if self.clustered:
+            self._since[places] = self._barrier.arrived[threads]
+
+    def passes(self, places: Indices, phases: Indices) -> None:
+        """Threads pass mbarriers of their own blocks, of which so many phases have ended."""
+        if self.clustered:
+            np.maximum.at(self._seen, places, phases)
+
+    def arrives(self, index: int, threads: Indices, places: Indices, phases: Indices) -> None:
+        """Threads arrive at mbarriers, or start copies that do; only those of other blocks count."""
+        own, owners = threads // self._machine.block_threads, places // max(self._granules, 1)
+        remote = own != owners
+        if not remote.any():
+            return
+        threads, places, own = threads[remote], places[remote], own[remote]
+        early = self._barriers_passed()[own] <= self._since[places]
+        if early.any():
+            what = "uses an mbarrier of " + _NOT_BEGUN.format("initialised it yet")
+            report_misuse(self._machine, index, threads[early], what)
+        self._blocks.any[owners[remote]] = False  # a wait for this arrival may cover what came before
+        self._barriers.note(places, index, threads, self._barrier.arrived[threads], phases[remote])
+
+    def accesses(self, index: int, threads: Indices, blocks: Indices) -> None:
+        """Threads load from the shared memory of these blocks, or store to it."""
+        own = threads // self._machine.block_threads
+        remote = own != blocks
+        if not remote.any():
+            return
+        threads, blocks, own = threads[remote], blocks[remote], own[remote]
+        early = self._barriers_passed()[own] == 0
+        if early.any():
+            what = "uses shared memory of " + _NOT_BEGUN.format("begun")
+            report_misuse(self._machine, index, threads[early], what)
+        self._blocks.note(blocks, index, threads, self._barrier.arrived[threads], np.zeros_like(blocks))
+
+    def _barriers_passed(self) -> Indices:
+        """For each block the barriers of the cluster that a thread of it has passed."""
+        passed: Indices = self._barrier.waited.reshape(self._machine.blocks, -1).max(axis=1)
+        return passed
+
+    def _finish(self) -> None:
+        """Report what the owner may not have seen when it ended."""
+        passed, barriers = self._barriers_passed(), self._barriers
+        unseen = barriers.any & (barriers.phase >= self._seen)
+        self._report(barriers, unseen & (np.repeat(passed, self._granules) <= barriers.arrived))
+        self._report(self._blocks, self._blocks.any & (passed <= self._blocks.arrived))
+
+    def _report(self, uses: Uses, bad: Flags) -> None:
+        for index in np.unique(uses.instruction[bad]).tolist():
+            report_misuse(self._machine, index, uses.thread[bad & (uses.instruction == index)], _ENDED)

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.lifetime import Lifetimes
+from gemmery.emulator.hopper.cluster import Lifetimes
 from gemmery.emulator.machine import BarrierEvent, Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.modifiers import Kinds, sort_by_kind
-from gemmery.emulator.op import Flags, Indices, Mask
+from gemmery.emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
 from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Handler, Lowering, Step, drop, refused
+from gemmery.emulator.reach import Copies
+from gemmery.emulator.steps import Handler, Lowering, Step, drop, lane_step, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
 PENDING_AT = 32  # the state that arrive returns: the phase in the low bits, the pending arrivals above
+Needed = Callable[[Indices], Flags]
 ByKind = Mapping[str, str]  # the modifiers of an opcode
 
 
@@ -38,7 +38,7 @@ class Mbarriers:
         self._live = np.zeros(count, bool)
         self._phase, self._pending, self._expected, self._bytes = np.zeros((4, count), np.int64)
         self._awaited = np.zeros(machine.threads, np.int64)  # where each thread has waited in vain
-        self.landing: list[Callable[[Indices], None]] = []  # each completes what arrives at these mbarriers
+        self.landing: list[Callable[[Needed], None]] = []  # each completes what arrives at mbarriers that need it
 
     # ---- which barrier ----
 
@@ -152,9 +152,14 @@ class Mbarriers:
         waits: Flags = self._phase[places] & 1 == phase & 1
         for land in self.landing:
             if waits.any():
-                land(_distinct(places[waits], len(self._phase)))
+                land(self._needed(_distinct(places[waits], len(self._phase))))
                 waits = self._phase[places] & 1 == phase & 1
         return waits
+
+    def _needed(self, barriers: Indices) -> Needed:
+        """Return which of some places are these mbarriers, as long as their present phase has not ended."""
+        before = self._phase[barriers]
+        return lambda places: np.isin(places, barriers[self._phase[barriers] == before])
 
 
 def _distinct(places: Indices, count: int) -> Indices:
@@ -320,11 +325,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
 def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     read = lowering.read(instruction.operands[1], "b64", instruction)
     write = lowering.write(instruction.operands[0], "u32", instruction)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        write(machine.registers, mask, (read(machine.registers) >> np.uint64(PENDING_AT)).astype(np.uint32))
-
-    return step
+    return lane_step(lambda state: (state >> np.uint64(PENDING_AT)).astype(np.uint32), [read], [write])
 
 
 def _copies_arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:

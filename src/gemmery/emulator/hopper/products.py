@@ -1,7 +1,7 @@
 """Products of warpgroups under way: their sums reach the registers when a thread waits for them.
 
-PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Sums are rounded as sums.py says, those of integers are
-exact; the instructions before one wait are computed together.
+PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Sums are rounded as exact.py says, those of integers
+not at all; the instructions before one wait are computed together.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import Array
+from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery.emulator.hopper.bulk import Bulk
-from gemmery.emulator.hopper.descriptors import PIECE, ROWS, WgmmaOperand
-from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.hopper.descriptors import (
+    DEPTH,
+    ROWS,
+    PieceReaders,
+    RegisterMatrix,
+    SharedTile,
+    pieces_of_chunk,
+    read_pieces,
+)
+from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
-from gemmery.emulator.sums import NORMAL, Added, SumRule, chained
 
 THREADS = 128  # of a warpgroup
-DEPTH = 32  # bytes along k in one instruction
 EXACT = 256  # products of bytes whose sum is exact in f32: 256 * 255 * 255 < 2**24
 
 _SPELLED = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)(\.satfinite)?")
@@ -85,24 +92,25 @@ def shape_of(opcode: Opcode) -> WgmmaShape | None:
 
 
 @dataclass(frozen=True)
-class WarpgroupProduct:
+class WarpgroupProduct(Rows):
     """One wgmma.mma_async, for the warpgroups that executed it together."""
 
+    row_fields = ("groups", "a", "b", "adds", "batch")
     index: int
     shape: WgmmaShape
     slots: tuple[int, ...]  # of the registers of its sums
     groups: Indices  # warpgroups, by their first thread
-    a: WgmmaOperand
-    b: WgmmaOperand
+    a: SharedTile | RegisterMatrix
+    b: SharedTile
     adds: Flags  # for each warpgroup: whether it adds to the registers
     sign: int
     batch: Indices  # the commit group, for each warpgroup
     core: Added  # sums.added, or a faster function with the same bits
 
-    def only(self, some: Flags) -> WarpgroupProduct:
-        """Return the selected warpgroups."""
-        parts = (self.groups[some], self.a.only(some), self.b.only(some), self.adds[some], self.batch[some])
-        return replace(self, groups=parts[0], a=parts[1], b=parts[2], adds=parts[3], batch=parts[4])
+    @property
+    def slots_of_a(self) -> tuple[int, ...]:
+        """The registers of A."""
+        return self.a.slots if isinstance(self.a, RegisterMatrix) else ()
 
 
 class Products:
@@ -113,9 +121,7 @@ class Products:
         self._under_way: list[WarpgroupProduct] = []
         self._committed = np.zeros(machine.threads, np.int64)  # of a warpgroup, at its first thread
         self._fenced = np.zeros(machine.threads, bool)
-        self._readers = np.zeros(
-            -(-machine.shared.data.size // PIECE), np.int32
-        )  # number of products under way that read each piece
+        self._readers = PieceReaders(machine)
         self._latest: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # the registers after the last wait
         machine.at_end.append(self._forgotten)
 
@@ -149,10 +155,10 @@ class Products:
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
-        self.used(dict.fromkeys((*product.slots, *product.a.slots), product.index), None, product)
+        self.used(dict.fromkeys((*product.slots, *product.slots_of_a), product.index), None, product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
-            np.add.at(self._readers, places, 1)
+            self._readers.begin(places)
         for observer in self._machine.observers:
             observer.multiplied(self._machine, product.index, product.groups)
 
@@ -188,24 +194,14 @@ class Products:
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory a product under way reads, and its instruction."""
-        if not self._under_way:
-            return None
-        read = self._readers[places // PIECE] > 0
-        if not read.any():
-            return None
-        first = int(read.argmax())
-        piece = places[first] // PIECE
-        readers = (
-            product.index for product in self._under_way if any((piece == each).any() for each in self._reads(product))
-        )
-        return first, next(readers)
+        under_way = ((product.index, self._reads(product)) for product in self._under_way)
+        return self._readers.reader(places, under_way) if self._under_way else None
 
     def _reads(self, product: WarpgroupProduct) -> list[Indices]:
         """Return the pieces of the chunk's shared memory that a product reads, for each operand in shared memory."""
-        machine = self._machine
-        base = (product.groups // machine.block_threads * machine.shared.stride)[:, None, None]
-        offsets = [side.pieces() for side in (product.a, product.b) if side.descriptors is not None]
-        return [(np.where(pieces + PIECE > machine.shared.size, 0, pieces) + base) // PIECE for pieces in offsets]
+        machine, sides = self._machine, (product.a, product.b)
+        blocks = product.groups // machine.block_threads
+        return [pieces_of_chunk(machine, side.pieces(), blocks) for side in sides if isinstance(side, SharedTile)]
 
     def commit(self, groups: Indices) -> None:
         """wgmma.commit_group."""
@@ -213,18 +209,14 @@ class Products:
 
     def wait(self, index: int, groups: Indices, pending: int) -> None:
         """wgmma.wait_group: all groups except the latest ones reach their registers."""
-        ready, remaining = [], []
+        ready: list[WarpgroupProduct] = []
         waits = np.zeros(self._machine.threads, bool)
         waits[groups] = True
-        for product in self._under_way:
-            now = (product.batch < self._committed[product.groups] - pending) & waits[product.groups]
-            if now.all():
-                ready.append(product)
-            else:
-                remaining.append(product if not now.any() else product.only(~now))
-                if now.any():
-                    ready.append(product.only(now))
-        self._under_way = remaining
+
+        def completes(product: WarpgroupProduct) -> Flags:
+            return (product.batch < self._committed[product.groups] - pending) & waits[product.groups]
+
+        self._under_way = landed(self._under_way, completes, ready.append)
         while ready:
             first, run = ready[0], [ready.pop(0)]
             while ready and _joins(first, ready[0], len(run)):
@@ -238,26 +230,23 @@ class Products:
 
     def _finish(self, run: list[WarpgroupProduct]) -> None:
         """Compute several instructions that add to the same registers as one product."""
-        machine, first = self._machine, run[0]
-        base = (first.groups // machine.block_threads * machine.shared.stride)[:, None, None]
-        shared = machine.shared.view("c16", 1)
+        first = run[0]
         sides: tuple[list[Array], list[Array]] = ([], [])
         for product in run:
             self._still_there(product)
             for places in self._reads(product):
-                np.subtract.at(self._readers, places, 1)
-            for side, decoded in zip((product.a, product.b), sides, strict=True):
-                pieces = None
-                if side.descriptors is not None:
-                    pieces = self._read(product, side.pieces(), base)
-                    self._compare(product, side, pieces)
-                decoded.append(DECODED[side.type](side.words(shared, pieces)))
+                self._readers.end(places)
+            kinds = product.shape.a, product.shape.b
+            for side, kind, decoded in zip((product.a, product.b), kinds, sides, strict=True):
+                decoded.append(DECODED[kind](self._words(product, side)))
         a, b = (decoded[0] if len(run) == 1 else np.concatenate(decoded, axis=2) for decoded in sides)
         self._write(first, multiplied(a, b) if first.shape.sums == "s32" else self._rounded(first, a, b))
 
     def _still_there(self, product: WarpgroupProduct) -> None:
         """Report registers of A whose bits have changed since the product began."""
         machine, lanes = self._machine, lanes_of(product.groups)
+        if not isinstance(product.a, RegisterMatrix):
+            return
         for slot, began in zip(product.a.slots, product.a.registers, strict=True):
             now = np.asarray(machine.spread(machine.registers[slot])[lanes])
             bad = (now.view("u4") != began.view("u4")).any(axis=1)
@@ -268,33 +257,14 @@ class Products:
                 report_misuse(machine, product.index, product.groups[bad], what)
                 return
 
-    def _read(self, product: WarpgroupProduct, offsets: Indices, base: Indices) -> Indices:
-        """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""
-        machine = self._machine
-        bad = offsets + PIECE > machine.shared.size
-        if bad.any():
-            threads = product.groups[bad.any(axis=(1, 2))]
-            far = int(offsets.max()) + PIECE
-            what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
-            report_misuse(machine, product.index, threads, what)
-            offsets = np.where(bad, 0, offsets)
-        for observer in machine.observers:
-            observer.bulk(machine, product.index, product.groups, offsets.reshape(len(offsets), -1), "reads")
-        places: Indices = (offsets + base) // PIECE
-        return places
-
-    def _compare(self, product: WarpgroupProduct, side: WgmmaOperand, places: Indices) -> None:
-        """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
-        machine, swizzles = self._machine, side.swizzles()
-        bad, index, swizzle = machine.unit(Bulk).otherwise(places, swizzles[:, None, None])
-        if bad.any():
-            some = bad.any(axis=(1, 2))
-            what = (
-                f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for "
-                f"{swizzles[some][0]}: "
-                f"use the same for it and the tensor map of the copy at {machine.kernel.instructions[index].line}"
-            )
-            report_misuse(machine, product.index, product.groups[some], what)
+    def _words(self, product: WarpgroupProduct, side: SharedTile | RegisterMatrix) -> Array:
+        """The words of A or B; report what is read of shared memory."""
+        if isinstance(side, RegisterMatrix):
+            return side.words()
+        machine, groups = self._machine, product.groups
+        places = read_pieces(machine, product.index, groups, side.pieces(), groups // machine.block_threads)
+        machine.unit(Bulk).compare(product.index, groups, places, side.swizzles())
+        return side.words(machine.shared.view("c16", 1).take(places))
 
     def _rounded(self, product: WarpgroupProduct, a: Array, b: Array) -> Array:
         """Return the registers' sums after one or several instructions that add to them."""
@@ -325,15 +295,17 @@ class Products:
         elif product.shape.sums == "f32":
             whole[:, lanes] = parts.view("u4")
         else:
-            whole[:, lanes] = _s32(product, parts, whole[:, lanes])
+            adds, saturates = product.adds[:, None], product.shape.saturates
+            whole[:, lanes] = added_whole(parts, whole[:, lanes], adds, saturates)
         for slot, row, register in zip(product.slots, whole, registers, strict=True):
             machine.registers[slot] = row.view(register.dtype)
         self._latest[product.slots] = product.groups, [machine.registers[slot] for slot in product.slots]
 
 
-def _s32(product: WarpgroupProduct, sums: Array, before: Array) -> Array:
-    whole = sums.astype("i8") + np.where(product.adds[:, None], before.view("i4"), 0)
-    if product.shape.saturates:
+def added_whole(sums: Array, before: Array, adds: Flags, saturates: bool) -> Array:
+    """Return the words of sums in s32, added where `adds` to the ones before."""
+    whole = sums.astype("i8") + np.where(adds, before.view("i4"), 0)
+    if saturates:
         whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
     return whole.astype("i4").view("u4")
 

@@ -191,8 +191,10 @@ class DecodedMap:
         An H200 writes whole pieces of 16 bytes, also behind the end of a row of other lengths.
         """
         addresses, inside, width = self.pieces(coordinates, whole=not adds)
-        if adds:
-            addresses, inside, width = self._by_element(addresses, inside, width)
+        if adds:  # element by element
+            size, pieces = self.dtype.itemsize, addresses
+            addresses = (pieces[:, :, None] + np.arange(0, width, size)).reshape(len(pieces), -1)
+            inside, width = None if inside is None else np.repeat(inside, width // size, axis=1), size
         view = memory.view(self.dtype.char if adds else _PIECES[width], 1)
         values = np.ascontiguousarray(boxes).view(view.dtype)
         places = addresses >> width.bit_length() - 1
@@ -203,12 +205,6 @@ class DecodedMap:
         else:
             view[places] = values
         return values.nbytes
-
-    def _by_element(self, addresses: Indices, inside: Flags | None, width: int) -> tuple[Indices, Flags | None, int]:
-        size = self.dtype.itemsize
-        many = width // size
-        apart = (addresses[:, :, None] + np.arange(0, width, size)).reshape(len(addresses), -1)
-        return apart, None if inside is None else np.repeat(inside, many, axis=1), size
 
 
 def add_in_turn(view: NDArray[Any], places: Indices, values: NDArray[Any], bfloat16: bool) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster, tensormap
-from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
-from gemmery.emulator.hopper.lifetime import Lifetimes
+from gemmery.emulator.hopper.bulk import Bulk, Load, Store
+from gemmery.emulator.hopper.cluster import Lifetimes
+from gemmery.emulator.hopper.descriptors import PIECE
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
 from gemmery.emulator.machine import (
@@ -24,11 +24,12 @@ from gemmery.emulator.machine import (
     CopyEvent,
     Machine,
     Pieces,
+    Rows,
     report_access,
     report_misuse,
     report_transfer,
 )
-from gemmery.emulator.op import NUMPY, Flags, Indices, Mask
+from gemmery.emulator.op import NUMPY, POLICY, Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
 from gemmery.errors import EmulationError
@@ -65,7 +66,7 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     opcode, spelling = instruction.opcode, str(instruction.opcode)
     stores = any(pattern.fullmatch(spelling) for pattern in (_STORED, _ADDED, _ADDED_ROW))
     sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
-    hinted = modifiers.POLICY in opcode.modifiers
+    hinted = POLICY in opcode.modifiers
     if not (stores or sends or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
         raise refused(instruction)
     tensor = opcode.name in ("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
@@ -124,9 +125,10 @@ class _Ends:
 
 
 @dataclass(frozen=True)
-class _Boxes:
+class _Boxes(Rows):
     """Boxes of a tensor in global memory, one for each copy."""
 
+    row_fields = ("threads", "coordinates")
     index: int
     threads: Indices
     tensor: DecodedMap
@@ -151,9 +153,6 @@ class _Boxes:
         """Which pieces of each box lie in the tensor; None for all."""
         return self.tensor.pieces(self.coordinates, whole=True)[1]
 
-    def only(self, some: Flags) -> _Boxes:
-        return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
-
     def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
         report_transfer(machine, self.index, partial(self._touched, whole=False))
         data, moved = self.tensor.fetch(machine.memory, self.coordinates)
@@ -173,9 +172,10 @@ class _Boxes:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Row(Rows):
     """Contiguous bytes in global memory, one row for each copy."""
 
+    row_fields = ("threads", "addresses")
     index: int
     threads: Indices
     addresses: Indices
@@ -186,9 +186,6 @@ class _Row:
 
     def described(self, copies: Indices) -> tuple[int, tuple[int, ...], int, Indices]:
         return int(self.addresses[0]), (self.bytes,), 1, np.zeros((len(copies), 1), np.int64)
-
-    def only(self, some: Flags) -> _Row:
-        return replace(self, threads=self.threads[some], addresses=self.addresses[some])
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         inside, places = self._checked(machine)
@@ -304,69 +301,40 @@ def _checked(ends: _Ends, machine: Machine, index: int, mask: Mask) -> Iterator[
 
 
 def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
-    """Copy from global to shared memory, of one block or of several of the cluster."""
+    """Copy from global to shared memory, of one block or of several of the cluster.
+
+    The mbarrier is at the same offset in the destination block.
+    """
     assert ends.barrier is not None
     barrier = ends.barrier
 
     def step(machine: Machine, mask: Mask) -> None:
-        for end, every, addresses in _checked(ends, machine, index, mask):
-            inside, data = end.get(machine)
-            some = np.isin(every, inside.threads)
-            threads = every[some]
+        size, each = cluster.size(machine), machine.block_threads
+        for outside, every, at in _checked(ends, machine, index, mask):
+            end, data = outside.get(machine)
+            some = np.isin(every, end.threads)
+            threads, addresses = every[some], at[some]
             marks = of(barrier(machine.registers), threads)
             ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
-            _begin(machine, index, inside, threads, addresses[some], marks, data, ranks)
+            copies, blocks = cluster.destinations(machine, threads, addresses, ranks)
+            there = threads[copies] % each + blocks * each
+            order = np.lexsort((addresses[copies], there))
+            there, blocks, copies = there[order], blocks[order], copies[order]
+            mbarriers = machine.unit(Mbarriers)
+            barriers = mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
+            if len(barriers) == len(there):
+                if size > 1:
+                    machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
+                places = _pieces(machine, blocks, addresses[copies], end)
+                offsets = places * PIECE - (blocks * machine.shared.stride)[:, None]
+                own, which = marks[copies] & cluster.OFFSET, threads[copies]
+                source, box, element, where = end.described(copies)
+                event = CopyEvent(index, which, blocks, offsets, own, source, box, element, where, end.swizzle)
+                for observer in machine.observers:
+                    observer.copied(machine, event)
+                machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
     return step
-
-
-def _begin(
-    machine: Machine,
-    index: int,
-    end: Any,
-    threads: Indices,
-    addresses: Indices,
-    marks: Indices,
-    data: Chunks,
-    ranks_of: Indices | None,
-) -> None:
-    """Send each copy to its block, or to the blocks of its cluster whose bits are set in `wanted`.
-
-    The mbarrier is at the same offset in the destination block.
-    """
-    size, each = cluster.size(machine), machine.block_threads
-    if ranks_of is None:
-        copies = np.arange(len(threads))
-        blocks = cluster.resolved(addresses, threads // each, size)
-    else:
-        copies, ranks = np.nonzero(ranks_of[:, None] >> np.arange(size) & 1)
-        own = threads[copies] // each
-        blocks = own - own % size + ranks
-    there = threads[copies] % each + blocks * each
-    order = np.lexsort((addresses[copies], there))
-    there, blocks, copies = there[order], blocks[order], copies[order]
-    mbarriers = machine.unit(Mbarriers)
-    barriers = mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
-    if len(barriers) == len(there):
-        if size > 1:
-            machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
-        places = _pieces(machine, blocks, addresses[copies], end)
-        source, box, element, coordinates = end.described(copies)
-        event = CopyEvent(
-            index,
-            threads[copies],
-            blocks,
-            places * PIECE - (blocks * machine.shared.stride)[:, None],
-            marks[copies] & cluster.OFFSET,
-            source,
-            box,
-            element,
-            coordinates,
-            end.swizzle,
-        )
-        for observer in machine.observers:
-            observer.copied(machine, event)
-        machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gemmery.emulator.hopper.descriptors import ROWS, WgmmaOperand
+from gemmery.emulator.exact import added as tensor_sums
+from gemmery.emulator.hopper.descriptors import ROWS, RegisterMatrix, SharedTile
 from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector, names_of
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
-from gemmery.emulator.sums import added as tensor_sums
 
 
 def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -65,12 +65,12 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
             return
         registers = machine.registers
         lanes = lanes_of(groups)
+        side_a: SharedTile | RegisterMatrix
         if read_a is not None:
-            side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], machine.spread(read_a(registers))[groups])
+            side_a = SharedTile(machine.spread(read_a(registers))[groups], ROWS, by_rows=by_rows[0])
         else:
-            values = tuple(machine.spread(read(registers))[lanes] for read in reads)
-            side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], registers=values, slots=slots_a)
-        side_b = WgmmaOperand(shape.b, shape.n, by_rows[1], machine.spread(read_b(registers))[groups])
+            side_a = RegisterMatrix(tuple(machine.spread(read(registers))[lanes] for read in reads), slots_a)
+        side_b = SharedTile(machine.spread(read_b(registers))[groups], shape.n, by_rows=by_rows[1])
         added = np.asarray(machine.spread(adds(registers))[groups])
         batch = np.zeros(0, np.int64)
         product = WarpgroupProduct(index, shape, tuple(slots), groups, side_a, side_b, added, signs, batch, core)

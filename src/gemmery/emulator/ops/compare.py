@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gemmery.emulator.op import NUMPY, Meaning, Op, Values, pair
-from gemmery.emulator.ops.half import from_bf16
+from gemmery.emulator.ops import floating, half
 from gemmery.emulator.ops.integer import choose
 
 EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
@@ -28,7 +28,7 @@ BOOLEAN: dict[str, np.ufunc | None] = {"": None, ".and": np.bitwise_and, ".or": 
 INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
 FLOATS = ("f16", "bf16", "f32", "f64")
 PAIRS = ("f16x2", "bf16x2")
-SUBNORMAL = {"f16": np.float16(2.0**-14), "f32": np.float32(2.0**-126)}  # smaller numbers are flushed by .ftz
+FLUSHED: dict[str, Meaning] = {"f16": half.flushed, "f32": floating.flushed}  # by .ftz
 
 
 def negated(meaning: Meaning) -> Meaning:
@@ -69,17 +69,12 @@ def comparisons(kind: str) -> dict[str, Meaning]:
     return FLOAT
 
 
-def flushed(kind: str) -> Meaning:
-    """Replace subnormal numbers by zero."""
-    return lambda x: choose(np.abs(x) < SUBNORMAL[kind], x.dtype.type(0), x)
-
-
 def read_as(convert: Meaning | None, meaning: Meaning) -> Meaning:
     """Apply a meaning to converted operands."""
     return meaning if convert is None else lambda a, b: meaning(convert(a), convert(b))
 
 
-def half(which: int, kind: str) -> Meaning:
+def part(which: int, kind: str) -> Meaning:
     """Return the lower or upper value of a packed pair."""
     return lambda x: (x >> 16 * which).astype(np.uint16).view(NUMPY[kind])
 
@@ -91,8 +86,8 @@ def joined(compare: Meaning, join: np.ufunc | None) -> Meaning:
 
 def scalar_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
     """Yield for one type "lt.ftz" without Boolean operator, its comparison and the opposite one."""
-    for ftz in ("", ".ftz") if kind in SUBNORMAL else ("",):
-        convert = flushed(kind) if ftz else from_bf16 if kind == "bf16" else None
+    for ftz in ("", ".ftz") if kind in FLUSHED else ("",):
+        convert = FLUSHED[kind] if ftz else half.from_bf16 if kind == "bf16" else None
         for name, compare in comparisons(kind).items():
             opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
             yield name + ftz, read_as(convert, compare), read_as(convert, opposite)
@@ -107,7 +102,7 @@ def spelled(compare: str, boolean: str) -> str:
 def packed_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
     """Yield for f16x2 or bf16x2 a comparison of the lower and one of the upper values."""
     for name, compare, _ in scalar_comparisons(kind[:-2]):
-        yield name, read_as(half(0, kind[:-2]), compare), read_as(half(1, kind[:-2]), compare)
+        yield name, read_as(part(0, kind[:-2]), compare), read_as(part(1, kind[:-2]), compare)
 
 
 def combinations(kind: str) -> Iterator[tuple[str, tuple[str, ...], Meaning, Meaning]]:
@@ -193,11 +188,6 @@ def slct(a: Values, b: Values, c: Values) -> Values:
     return choose(c >= 0, a, b)
 
 
-def slct_flushed(a: Values, b: Values, c: Values) -> Values:
-    """slct that treats a subnormal `c` as zero."""
-    return slct(a, b, flushed("f32")(c))
-
-
 SELECTED = (*INTEGERS, "f32", "f64")
 
 TABLE: dict[str, Op] = {
@@ -205,5 +195,8 @@ TABLE: dict[str, Op] = {
     **set_(),
     **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
     **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},
-    **{f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), slct_flushed, kind="slct") for t in SELECTED},
+    **{
+        f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), lambda a, b, c: slct(a, b, floating.flushed(c)), kind="slct")
+        for t in SELECTED
+    },
 }

@@ -123,7 +123,7 @@ def _from_integers() -> dict[str, Op]:
         elif to in ("f32", "f64") and mode == "rn":
             meaning = _cast(to)
         else:
-            meaning = _chain(_odd_of_integer, _to_float(to, mode))
+            meaning = _chain(lambda x: exact.odd_sum(*_halves(x)), _to_float(to, mode))
         table[f"cvt.{mode}.{to}.{of}"] = _op(to, of, meaning)
     return table
 
@@ -134,10 +134,6 @@ def _halves(x: Values) -> tuple[Values, Values]:
         return x.astype(np.float64), np.float64(0)
     kind = x.dtype.type
     return (x >> kind(32)) * np.float64(2**32), (x & kind(0xFFFFFFFF)).astype(np.float64)
-
-
-def _odd_of_integer(x: Values) -> Values:
-    return exact.odd_sum(*_halves(x))
 
 
 def _wide_to_f64(mode: str) -> Meaning:
@@ -269,7 +265,7 @@ def _tf32() -> dict[str, Op]:
 # 8-bit floats
 
 
-def _decoded(type_: str) -> Any:
+def decoded(type_: str) -> Any:
     """The float16 of each of the 256 codes: e5m2 is half a float16, e4m3 has no infinity and 7 below the bias of 15."""
     codes = np.arange(256, dtype=np.uint16)
     if type_ == "e5m2":
@@ -284,7 +280,7 @@ def _decoded(type_: str) -> Any:
 
 def _to_8_bits(type_: str) -> Meaning:
     """Return the codes of the nearest 8-bit floats, ties to even, clamped to the largest."""
-    values = _decoded(type_)[:128].astype(np.float64)
+    values = decoded(type_)[:128].astype(np.float64)
     values = values[np.isfinite(values)]
     middles = (values[1:] + values[:-1]) / 2
 
@@ -320,7 +316,7 @@ def _8_bits() -> dict[str, Op]:
     """Pairs of e4m3 and e5m2: from two f32 and from f16x2, and to f16x2."""
     table = {}
     for type_, relu in product(("e4m3", "e5m2"), ("", ".relu")):
-        codes, values = f"{type_}x2", _decoded(type_)
+        codes, values = f"{type_}x2", decoded(type_)
         two = _two_codes(_chain(_relu if relu else None, _to_8_bits(type_)))
         table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", two, 2)
         table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", _codes_of_pair(two))

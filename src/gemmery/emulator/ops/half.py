@@ -16,7 +16,8 @@ import numpy as np
 from gemmery.emulator import exact
 from gemmery.emulator.exact import where
 from gemmery.emulator.op import Meaning, Op, Values
-from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, flushed, modified, with_ftz
+from gemmery.emulator.ops import floating
+from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, modified, with_ftz
 
 BF16_NAN = np.uint16(0x7FFF)
 
@@ -87,14 +88,14 @@ def _of_pairs(meaning: Meaning, kind: str) -> Meaning:
     return lambda *operands: packed(meaning(*(unpacked(x).view(kind) for x in operands)))
 
 
-def _flushed(x: Values) -> Values:
+def flushed(x: Values) -> Values:
     """Replace subnormal float16 by zeros with their sign."""
     return where(np.abs(x) < np.float16(2.0**-14), np.copysign(np.float16(0), x), x)
 
 
 def _modified(meaning: Meaning, modifiers: str) -> Meaning:
     """Add .ftz and .sat to a meaning for float16."""
-    return modified(meaning, modifiers, _flushed)
+    return modified(meaning, modifiers, flushed)
 
 
 def _rectified(meaning: Meaning) -> Meaning:
@@ -178,7 +179,7 @@ def _functions() -> dict[str, Op]:
 
 def _exp2_of_bf16(bits: Values) -> Values:
     """Replace subnormal operands and results by zero."""
-    return to_bf16(flushed(from_bf16(to_bf16(np.exp2(np.float64(1) * flushed(from_bf16(bits)))))))
+    return to_bf16(floating.flushed(from_bf16(to_bf16(np.exp2(np.float64(1) * floating.flushed(from_bf16(bits)))))))
 
 
 TABLE: dict[str, Op] = _arithmetic() | _functions()

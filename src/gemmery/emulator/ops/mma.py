@@ -1,7 +1,7 @@
 """Matrix instructions: mma.sync and wmma.mma.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions". Sums of integers are exact, those of f64
-are chains of fused multiply-adds, and the others are rounded as sums.py says: all bits are those of an H200. `issues`
+are chains of fused multiply-adds, and the others are rounded as exact.py says: all bits are those of an H200. `issues`
 says how many machine instructions ptxas makes for sm_90.
 """
 
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator import exact, sums
+from gemmery.emulator import exact
+from gemmery.emulator.exact import NORMAL, Added, SumRule
 from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
 from gemmery.emulator.op import Meaning, Op
-from gemmery.emulator.sums import NORMAL, Added, SumRule
+from gemmery.emulator.ops.convert import decoded
 
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
@@ -27,15 +28,7 @@ _HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % faster th
 _E5M2 = _HALF[:: 1 << 8].copy()  # the upper byte of an f16
 
 
-def _e4m3() -> Array:
-    """Return all 256 values of e4m3: bias 7, no infinity, one NaN of each sign."""
-    bits = np.arange(256)
-    exponent, mantissa = bits >> 3 & 15, bits & 7
-    size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) * 2.0 ** (exponent - 10))
-    return np.where(bits & 127 == 127, np.nan, np.where(bits >= 128, -size, size)).astype("f4")
-
-
-_E4M3 = _e4m3()
+_E4M3 = decoded("e4m3").astype("f4")
 
 # The elements of registers (warps, rows, words), exact, in the type of the sums.
 DECODED: dict[str, Callable[[Array], Array]] = {
@@ -96,7 +89,7 @@ def _rounded(a: Side, b: Side, c_type: str, d_type: str, rule: SumRule, transpos
     by_halves = a.type in EIGHT_BITS
     order = np.argsort(np.arange(a.depth) % 4 // 2, kind="stable")
 
-    def meaning(_active: Array, *operands: Array, core: Added = sums.added) -> tuple[Array, ...]:
+    def meaning(_active: Array, *operands: Array, core: Added = exact.added) -> tuple[Array, ...]:
         rows, columns = _elements(a, b, operands, transposed)
         if by_halves:
             rows, columns = rows[:, :, order], columns[:, :, order]
@@ -107,9 +100,9 @@ def _rounded(a: Side, b: Side, c_type: str, d_type: str, rule: SumRule, transpos
             patterns[:, pattern, :, 0], patterns[:, pattern, :, 1] = pair
         c: Array = patterns.reshape(-1, rows.shape[1], 8)
         rows = rows if n == 8 else np.repeat(rows, n // 8, axis=0)
-        total = sums.chained(core, np.zeros_like(c) if by_halves else c, rows, columns.reshape(-1, 8, k), rule)
+        total = exact.chained(core, np.zeros_like(c) if by_halves else c, rows, columns.reshape(-1, 8, k), rule)
         if by_halves:
-            total = sums.usual(total + c)
+            total = exact.usual(total + c)
         parts = total.reshape(warps, -1, 32, 2)
         if d_type == "f16":
             packed = parts.astype("f2").view("u4")
@@ -145,7 +138,7 @@ def _meaning(
     by_halves = a.type in EIGHT_BITS
     normal = NORMAL["f16" if by_halves else a.type]
     rule = SumRule(depth or (a.depth // 2 if by_halves else a.depth), normal, normal, halves=c == d == "f16")
-    return _rounded(a, b, c, d, rule, transposed), sums.added
+    return _rounded(a, b, c, d, rule, transposed), exact.added
 
 
 def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = False, depth: int = 0) -> Op:

@@ -84,10 +84,6 @@ _VOTES: dict[str, Callable[[Array, Array, Array], Array]] = {
 }
 
 
-def _activemask(active: Array) -> Array:
-    return np.broadcast_to(_bits(active), active.shape)
-
-
 def _elect(active: Array, mask: Array) -> tuple[Array, Array]:
     """The lowest participating lane."""
     members = _bits(active) & mask
@@ -156,7 +152,9 @@ TABLE: dict[str, Op] = {
     **{f"shfl.sync.{mode}.b32": _op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "shfl") for mode in _SHUFFLES},
     **{f"vote.sync.{name}.pred": _op(("pred",), ("pred", "b32"), meaning, "vote") for name, meaning in _VOTES.items()},
     "vote.sync.ballot.b32": _op(("b32",), ("pred", "b32"), _ballot, "vote"),
-    "activemask.b32": Op(("b32",), (), _activemask, "warp", kind="vote"),
+    "activemask.b32": Op(
+        *(("b32",), (), lambda active: np.broadcast_to(_bits(active), active.shape), "warp"), kind="vote"
+    ),
     "elect.sync": _op(("b32", "pred"), ("b32",), _elect, "elect"),
     **{f"match.any.sync.{kind}": _op(("b32",), (kind, "b32"), _match_any, "match") for kind in ("b32", "b64")},
     **{f"match.all.sync.{kind}": _op(("b32", "pred"), (kind, "b32"), _match_all, "match") for kind in ("b32", "b64")},

@@ -14,8 +14,7 @@ import numpy as np
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Opcode, Operand, Register, Vector
 from gemmery.emulator.ptx.indirect import prototype, through
 from gemmery.emulator.ptx.opcodes import opcode
-from gemmery.emulator.ptx.scopes import Scope, free_name, parts
-from gemmery.emulator.ptx.variables import REGISTERS, variable
+from gemmery.emulator.ptx.scopes import REGISTERS, Scope, free_name, parts, variable
 from gemmery.errors import EmulationError
 
 _STATEMENT = re.compile(

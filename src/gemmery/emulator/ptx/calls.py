@@ -15,7 +15,7 @@ from gemmery.emulator.ptx import Address, Instruction, Label, Opcode, Operand, R
 from gemmery.emulator.ptx.body import Body
 from gemmery.emulator.ptx.indirect import NAME, SWITCH, case, reachable, signature
 from gemmery.emulator.ptx.opcodes import opcode
-from gemmery.emulator.ptx.variables import SIZES
+from gemmery.emulator.ptx.scopes import SIZES
 from gemmery.errors import EmulationError
 
 DEEPEST = 64  # nested calls

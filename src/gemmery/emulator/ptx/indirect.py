@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.emulator.ptx import Opcode, Variable
-from gemmery.emulator.ptx.variables import SIZES, variable
+from gemmery.emulator.ptx.scopes import SIZES, variable
 from gemmery.errors import EmulationError
 
 FIRST = 1 << 43  # the address of the first function; there is no memory there

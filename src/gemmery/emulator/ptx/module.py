@@ -13,8 +13,7 @@ from gemmery.emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symb
 from gemmery.emulator.ptx.body import Body, place
 from gemmery.emulator.ptx.calls import DeviceFunction, Functions, expand
 from gemmery.emulator.ptx.indirect import address, with_functions
-from gemmery.emulator.ptx.scopes import Scope
-from gemmery.emulator.ptx.variables import REGISTERS, laid_out, variable
+from gemmery.emulator.ptx.scopes import REGISTERS, Scope, laid_out, variable
 from gemmery.errors import EmulationError
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.instructions import COMPUTED, OTHERS
-from gemmery.emulator.modifiers import SPACES
+from gemmery.emulator.op import SPACES
 from gemmery.emulator.ptx import Opcode
 
 # Words that must come before all others: mul.lo, shf.l, cp.async.bulk.

@@ -16,7 +16,7 @@ from gemmery.emulator.instructions import written
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.ptx import Instruction, Line, PtxKernel, Register, Vector
-from gemmery.emulator.ptx.variables import SIZES
+from gemmery.emulator.ptx.scopes import SIZES
 
 MOST = 64  # largest number of stretches kept after a branch
 ActiveLanes = tuple[bool, ...]

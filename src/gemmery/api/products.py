@@ -116,9 +116,9 @@ def matmul(
     """
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     if plain and scale_a is None and scale_b is None and batch_invariant is False and not options:
-        paths = quick.FAST_PATHS.get(type(a))
-        if paths is not None:
-            done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
+        path = quick.FAST_PATHS.get(type(a))
+        if path is not None:
+            done = path(a, b, out, "matmul", None)
             if done is not None:
                 return done
         return multiply(a, b, out)
@@ -155,9 +155,9 @@ def _matmul(
     out = spellings.single(out)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
-    paths = quick.FAST_PATHS.get(type(a))
-    if paths is not None and plain:
-        done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
+    fast = quick.FAST_PATHS.get(type(a))
+    if fast is not None and plain:
+        done = fast(a, b, out, "matmul", None)
         if done is not None:
             return done
     options = NO_OPTIONS

@@ -17,8 +17,9 @@ from gemmery.api.device_types import SERVED, check_capability, located, types, u
 from gemmery.api.options import (
     NO_OPTIONS,
     Options,
-    added,
     check_activation,
+    check_added,
+    check_beta,
     check_bias,
     dtype_name,
     invariance,
@@ -31,7 +32,7 @@ from gemmery.api.scales import NO_SCALES, OperandScales, scales
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
-from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, brief
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
@@ -69,9 +70,8 @@ def product(
     known = options.old is out or (options.old is None and result == x.dtype)
     short = plain or (name != "matmul" and requested is None and known)
     shape = result_shape(x.shape, y.shape)
-    if old is not None and old.shape != shape:
-        what = added(name)
-        raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
+    if old is not None:
+        check_added(name, old, shape)
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
@@ -178,9 +178,7 @@ def _types(
         result = promoted(common, old.dtype)
     precision = resolved(options.precision, common, result, x.device)
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
-    if beta != 0 and old is None:
-        array = added(name)
-        raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
+    check_beta(name, beta, old)
     if result == "int32" and (alpha != 1 or beta != 0 or options.bias is not None):
         raise DTypeError(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "

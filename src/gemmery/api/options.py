@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays, config, dtypes
 from gemmery.api.promote import can_cast
-from gemmery.arrange import result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
@@ -58,6 +58,20 @@ def dtype_name(dtype: Any) -> str:
 def added(function: str) -> str:
     """Return the name of the parameter of gemm or gemv that beta multiplies."""
     return "y" if function == "gemv" else "c"
+
+
+def check_added(function: str, old: View, shape: Ints) -> None:
+    """Raise ShapeError unless what beta multiplies has the shape of the product."""
+    if old.shape != shape:
+        what = added(function)
+        raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
+
+
+def check_beta(function: str, beta: complex, old: View | None) -> None:
+    """Raise ArgumentError if there is nothing that beta could multiply."""
+    if beta != 0 and old is None:
+        what = added(function)
+        raise ArgumentError(f"beta={brief(beta)} needs {what}, which beta multiplies; pass {what}, or beta=0")
 
 
 def scalar(name: str, value: Any, dtype: str) -> complex:

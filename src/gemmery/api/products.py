@@ -10,14 +10,25 @@ from gemmery import arrays, config
 from gemmery.api import opaque, quick, spellings
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
-from gemmery.api.options import NO_OPTIONS, Options, added, dtype_name, epilogue, only_on_devices, scalar, thread_count
+from gemmery.api.options import (
+    NO_OPTIONS,
+    Options,
+    added,
+    check_added,
+    check_beta,
+    dtype_name,
+    epilogue,
+    only_on_devices,
+    scalar,
+    thread_count,
+)
 from gemmery.api.promote import promoted, widened
 from gemmery.api.spellings import viewed
 from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, ShapeError, brief
+from gemmery.errors import ShapeError
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -198,6 +209,59 @@ _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's error
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
 
 
+@opaque.opaque
+def _gemm(
+    alpha: complex,
+    a: Any,
+    b: Any = ...,
+    beta: complex = 0.0,
+    c: Any = None,
+    *,
+    out: Any = None,
+    threads: int | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+) -> Any:
+    """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
+
+    >>> import numpy as np, gemmery as gm
+    >>> a, c = np.ones((2, 3)), np.full((2, 2), 10.0)
+    >>> gm.gemm(2.0, a, a.T, -1.0, c)
+    array([[-4., -4.],
+           [-4., -4.]])
+
+    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). For a transposed operand pass `a.T`: views are not copied.
+    The element type of the result is the one to which a, b and c promote. As in BLAS, c is not read when beta is 0 (it
+    may contain NaN, or be None), and a and b are not read when alpha is 0. alpha and beta of integer products must be
+    integers. CUDA arrays, `threads` and `precision` are as in `matmul`.
+
+    Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
+    """
+    out = spellings.single(out)
+    if b is ...:
+        raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
+    if opaque.waiting and opaque.settle():
+        return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
+    if (c is out or c is None) and threads is None and precision is None:
+        done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
+        if done is not None:
+            return done
+    options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
+    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
+        from gemmery.api import splitting
+
+        return splitting.product("gemm", a, b, out, options)
+    x, y = viewed("a", a), viewed("b", b)
+    if len(x.shape) < 2 or len(y.shape) < 2:
+        raise ShapeError(
+            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
+        )
+    return _scaled("gemm", a, b, x, y, out, options)
+
+
+_gemm.__name__ = _gemm.__qualname__ = "gemm"
+_gemm_entry: Callable[..., Any] = _gemm
+
+
 if TYPE_CHECKING:
 
     @overload
@@ -226,88 +290,13 @@ if TYPE_CHECKING:
 
 
 @opaque.opaque
-def gemm(
-    alpha: complex,
-    a: Any,
-    b: Any = ...,
-    beta: complex = 0.0,
-    c: Any = None,
-    *,
-    out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-) -> Any:
-    """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
-
-    >>> import numpy as np, gemmery as gm
-    >>> a, c = np.ones((2, 3)), np.full((2, 2), 10.0)
-    >>> gm.gemm(2.0, a, a.T, -1.0, c)
-    array([[-4., -4.],
-           [-4., -4.]])
-
-    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). For a transposed operand pass `a.T`: views are not copied.
-    The element type of the result is the one to which a, b and c promote. As in BLAS, c is not read when beta is 0 (it
-    may contain NaN, or be None), and a and b are not read when alpha is 0. alpha and beta of integer products must be
-    integers. CUDA arrays, `threads` and `precision` are as in `matmul`.
-
-    Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
-    """
-    return _gemm_entry(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
+@functools.wraps(_gemm)
+def gemm(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of _gemm
+    return _gemm_entry(*arguments, **options)
 
 
 @opaque.opaque
-def _gemm(
-    alpha: complex,
-    a: Any,
-    b: Any = ...,
-    beta: complex = 0.0,
-    c: Any = None,
-    *,
-    out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-) -> Any:
-    """Compute a gemm that the compiled entry does not know yet."""
-    out = spellings.single(out)
-    if b is ...:
-        raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
-    if opaque.waiting and opaque.settle():
-        return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
-    if (c is out or c is None) and threads is None and precision is None:
-        done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
-        if done is not None:
-            return done
-    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
-        from gemmery.api import splitting
-
-        options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
-        return splitting.product("gemm", a, b, out, options)
-    x, y = viewed("a", a), viewed("b", b)
-    if len(x.shape) < 2 or len(y.shape) < 2:
-        raise ShapeError(
-            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
-        )
-    return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
-
-
-_gemm.__name__ = _gemm.__qualname__ = "gemm"
-_gemm_entry: Callable[..., Any] = _gemm
-
-
-if TYPE_CHECKING:
-
-    @overload
-    def gemv(a: Plain, x: Plain, y: Plain | None = None, **options: Unpack[GemvOptions]) -> NDArray[Any]: ...
-    @overload
-    def gemv(a: Foreign, x: Foreign, y: Any = None, **options: Unpack[GemvOptions]) -> Foreign: ...
-    @overload
-    def gemv(a: Any, x: Any, y: Any = None, *, out: Out, **options: Unpack[GemvOptions]) -> Out: ...
-    @overload
-    def gemv(a: Any, x: Any, y: Any = None, *, out: Any = None, **options: Unpack[GemvOptions]) -> Any: ...
-
-
-@opaque.opaque
-def gemv(
+def _gemv(
     a: Any,
     x: Any,
     y: Any = None,
@@ -328,22 +317,6 @@ def gemv(
 
     Raises the errors of `gemm`.
     """
-    return _gemv_entry(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
-
-
-@opaque.opaque
-def _gemv(
-    a: Any,
-    x: Any,
-    y: Any = None,
-    *,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
-    out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-) -> Any:
-    """Compute a gemv that the compiled entry does not know yet."""
     out = spellings.single(out)
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
@@ -357,11 +330,30 @@ def _gemv(
             f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
             "other shapes"
         )
-    return _scaled("gemv", alpha, a, x, matrix, vector, beta, y, out, threads, precision)
+    options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=y)
+    return _scaled("gemv", a, x, matrix, vector, out, options)
 
 
 _gemv.__name__ = _gemv.__qualname__ = "gemv"
 _gemv_entry: Callable[..., Any] = _gemv
+
+
+if TYPE_CHECKING:
+
+    @overload
+    def gemv(a: Plain, x: Plain, y: Plain | None = None, **options: Unpack[GemvOptions]) -> NDArray[Any]: ...
+    @overload
+    def gemv(a: Foreign, x: Foreign, y: Any = None, **options: Unpack[GemvOptions]) -> Foreign: ...
+    @overload
+    def gemv(a: Any, x: Any, y: Any = None, *, out: Out, **options: Unpack[GemvOptions]) -> Out: ...
+    @overload
+    def gemv(a: Any, x: Any, y: Any = None, *, out: Any = None, **options: Unpack[GemvOptions]) -> Any: ...
+
+
+@opaque.opaque
+@functools.wraps(_gemv)
+def gemv(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of _gemv
+    return _gemv_entry(*arguments, **options)
 
 
 @functools.cache
@@ -415,41 +407,23 @@ def get_num_threads() -> int:
     return cpu_threads.get()
 
 
-def _scaled(
-    name: str,
-    alpha: complex,
-    a: Any,
-    b: Any,
-    x: View,
-    y: View,
-    beta: complex,
-    c: Any,
-    out: Any,
-    threads: int | None,
-    precision: str | None,
-) -> Any:
+def _scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
     """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
         return on_device.product(name, a, b, x, y, out, options)
-    only_on_devices(precision)
+    only_on_devices(options.precision)
     common = result = promoted(x.dtype, y.dtype)
-    old = None if c is None else viewed(added(name), c)
+    old = None if options.old is None else viewed(added(name), options.old)
     if old is not None:
         arrays.together(a=x, b=y, c=old)
-        shape = result_shape(x.shape, y.shape)
-        if old.shape != shape:
-            what = added(name)
-            raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
+        check_added(name, old, result_shape(x.shape, y.shape))
         result = promoted(common, old.dtype)
-    alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
+    alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
+    check_beta(name, beta, old)
     if beta == 0:
         old = None
-    elif old is None:
-        array = added(name)
-        raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
-    terms = Terms(alpha, beta, old, threads=thread_count(threads), widens=old is None and result != common)
+    terms = Terms(alpha, beta, old, threads=thread_count(options.threads), widens=old is None and result != common)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)

@@ -70,7 +70,7 @@ _FRESH: dict[tuple[Any, int], Fresh] = {}  # by a library's element type and the
 
 def _serve(dtype: Any, ordinal: int, x: View) -> None:
     """Let new products of this element type be prepared here, if its general kernel is there."""
-    from gemmery.api import fresh
+    from gemmery.api import prepared
     from gemmery.api.precision import get_float32_precision
     from gemmery.cuda import images
 
@@ -78,7 +78,7 @@ def _serve(dtype: Any, ordinal: int, x: View) -> None:
         return  # general kernels are plain float32
     present = images.present(x.dtype, ordinal)
     if present is not None:
-        _FRESH[dtype, ordinal] = partial(fresh.prepare, present)
+        _FRESH[dtype, ordinal] = partial(prepared.prepare_new, present)
 
 
 def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
@@ -146,7 +146,7 @@ def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> 
 def _new_of_tensors(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
 ) -> KnownProduct | None:
-    """Prepare and remember the product of two tensors, if api/fresh.py prepares it."""
+    """Prepare and remember the product of two tensors, if `prepare_new` prepares it."""
     prepare = _FRESH.get((a.dtype, a.get_device()))
     if prepare is None or b.dtype is not a.dtype or b.get_device() != a.get_device() or (scalars and scalars[1]):
         return None
@@ -225,7 +225,7 @@ def _torch_path(torch: Any) -> FastPath:
 
 
 def _known(torch: Any) -> Callable[..., KnownProduct | None]:
-    """Return the look-up of a product of tensors, which prepares products that api/fresh.py prepares."""
+    """Return the look-up of a product of tensors, which prepares products that `prepare_new` prepares."""
     products, recording, strided, make = _TENSORS, torch.is_grad_enabled, torch.strided, arrays.comparer(torch)
 
     def note(repeated: dict[int, Repeated], name: str, product: KnownProduct, tensors: tuple[Any, ...]) -> None:
@@ -270,7 +270,7 @@ def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> t
 def _new_of_arrays(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
 ) -> KnownProduct | None:
-    """Prepare and remember the product of two arrays, if api/fresh.py prepares it."""
+    """Prepare and remember the product of two arrays, if `prepare_new` prepares it."""
     prepare = _FRESH.get((a.dtype, a.device.id))
     if prepare is None or b.dtype != a.dtype or b.device.id != a.device.id or (scalars and scalars[1]):
         return None

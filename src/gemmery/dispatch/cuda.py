@@ -8,7 +8,7 @@ from functools import lru_cache
 from gemmery.cuda import driver, geometry, hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
-from gemmery.dispatch.candidate import Candidate
+from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_bounds, float32_parts, float64_residues
 from gemmery.ladder.cuda import CUDA

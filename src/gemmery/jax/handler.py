@@ -1,4 +1,7 @@
-"""The handler of this process: its registration with JAX, and the table of jobs that it reads."""
+"""The handlers of this process: their registration with JAX, and the table of jobs that the CPU's reads.
+
+The handler for CUDA devices is Python, which puts the launches of a product on XLA's stream, as `gemmery.matmul` does.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,23 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from gemmery import tiers
 from gemmery.api.cpu_call import Prepared
+from gemmery.api.precision import get_float32_precision
 from gemmery.cpu import jit, pool, threads, workspace, xla
 from gemmery.cpu.target import host
+from gemmery.cuda import ordered
 from gemmery.errors import DeviceError
-from gemmery.jax import device_handler, frame, static
+from gemmery.jax import frame as frames
+from gemmery.jax import static
 from gemmery.jax.static import StaticProduct
+
+if TYPE_CHECKING:
+    from gemmery.api.prepared import TieredLaunch
 
 TARGET = "gemmery_matmul"
 
@@ -51,11 +61,11 @@ def _registered() -> int:
     messages = [ctypes.create_string_buffer(text) for text in _MESSAGES]
     for message in messages:
         workspace.forever(message)
-    head = (frame.minor_version(), _address(_prepare), pool.entries()["run"], *map(ctypes.addressof, messages))
+    head = (frames.minor_version(), _address(_prepare), pool.entries()["run"], *map(ctypes.addressof, messages))
     ctypes.memmove(table, struct.pack(f"<{len(head)}q", *head), 8 * len(head))
     address = jit.load(host(), "xla", lambda: xla.module(host()), table)["handle"]
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(device_handler.handle)), platform="CUDA")
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(handle)), platform="CUDA")
     threads.at_change.append(_forget)
     return table
 
@@ -122,7 +132,55 @@ def _forget() -> None:
 def _prepare(address: int) -> int:
     """Prepare the product of a call that the handler does not know; 0 where that fails."""
     try:
-        return know(frame.product(address))
+        return know(frames.product(address))
     except BaseException:  # nothing may be raised into XLA
         traceback.print_exc()
         return 0
+
+
+_MOST = 4096
+# By key, device, alignment of the addresses, and default precision.
+_launches: dict[tuple[Any, ...], TieredLaunch | None] = {}
+
+
+def handle(frame: int) -> int:
+    """Launch the product of a call; return 0, or the address of an error of XLA."""
+    try:
+        if not frames.answered(frame):
+            _launch(frame)
+    except BaseException as error:  # nothing may be raised into XLA
+        return frames.failed(frame, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _launch(frame: int) -> None:
+    """Put the launches of a call on its stream.
+
+    A product of memory like that of an earlier call is looked up: its views and its plan, made anew each time, would
+    take longer than the launch. XLA lets no result overlap an operand.
+    """
+    stream, (a, b, c) = frames.stream(frame), frames.addresses(frame)
+    low, ordinal = (a & 15) << 8 | (b & 15) << 4 | c & 15, ordered.where(c)
+    known = frames.key(frame), ordinal, low, get_float32_precision()
+    served = _launches.get(known)
+    if served is None:
+        if len(_launches) >= _MOST:
+            _launches.clear()
+        _launches[known] = _write(frame, (a, b, c), ordinal, stream)
+        return
+    run = served.next(stream)
+    scratch = ordered.Scratch(run.workspace, stream, ordinal) if run.workspace else None
+    for first, second, third in served.form.offsets():
+        run(a + first, b + second, c + third, stream, 0, 0 if scratch is None else scratch.pointer)
+
+
+def _write(frame: int, addresses: tuple[int, int, int], ordinal: int, stream: int) -> TieredLaunch | None:
+    """Launch the product of a call; return what ran."""
+    from gemmery.api import on_device  # for the first product on a device
+
+    product = frames.product(frame)
+    x, y, target = (
+        z._replace(pointer=address, device=f"cuda:{ordinal}", stream=stream)
+        for z, address in zip(product.operands(), addresses, strict=True)
+    )
+    return on_device.write(x, y, target, product.precision or None)

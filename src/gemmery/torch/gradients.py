@@ -1,4 +1,7 @@
-"""The gradients of the operators, which are products too: of transposed views, without a copy."""
+"""The gradients of the operators, which are products too: of transposed views, without a copy; and tangents.
+
+The tangent of a product is a sum of products with the tangents of its operands.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from gemmery.torch import tangents
+from gemmery.torch.batching import activated, check_weight
 from gemmery.torch.eager import multiply
 from gemmery.tuples import NamedTuple
+
+Forward = Callable[[Any, tuple[Any, ...]], Any]  # (operator, its inputs, of which some have a tangent) -> the result
 
 
 class Formula(NamedTuple):
@@ -18,7 +24,7 @@ class Formula(NamedTuple):
 
     setup_context: Callable[..., None]
     backward: Callable[..., tuple[Any, ...]]
-    forward: tangents.Forward
+    forward: Forward
 
 
 def rows(x: Any) -> Any:
@@ -89,5 +95,33 @@ def before_activation(ctx: Any, grad: Any, output: Any, product: Callable[[], An
     return grad * gate * (1 + before * (1 - gate))
 
 
-MATMUL = Formula(_keep_operands, _matmul_backward, tangents.bilinear)
-LINEAR = Formula(_keep_layer, _linear_backward, tangents.layer)
+_unpack: Any = forward_ad.unpack_dual
+_make: Any = forward_ad.make_dual
+
+
+def have_tangents(inputs: tuple[Any, ...]) -> bool:
+    """Return True if an input has a tangent."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(x, torch.Tensor) and _unpack(x).tangent is not None for x in inputs)
+
+
+def bilinear(operator: Any, inputs: tuple[Any, ...]) -> Any:
+    """Return the result of an operator that is linear in each of its first two operands."""
+    (a, of_a), (b, of_b), *rest = (_unpack(inputs[0]), _unpack(inputs[1]), *inputs[2:])
+    terms = [] if of_a is None else [operator(of_a, b, *rest)]
+    terms += [] if of_b is None else [operator(a, of_b, *rest)]
+    return _make(operator(a, b, *rest), sum(terms[1:], terms[0]))
+
+
+def _layer_with_tangents(operator: Any, inputs: tuple[Any, ...]) -> Any:
+    """Return the result of `gemmery::linear`."""
+    x, weight, bias, activation, precision = (*inputs, None, None, None)[:5]
+    check_weight(weight.shape)
+    result = torch.ops.gemmery.matmul(x, weight.mT, precision)
+    result = result if bias is None else result + bias
+    return activated(result, activation)
+
+
+MATMUL = Formula(_keep_operands, _matmul_backward, bilinear)
+LINEAR = Formula(_keep_layer, _linear_backward, _layer_with_tangents)

@@ -15,7 +15,7 @@ import torch
 from gemmery import api
 from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, DTypeError
-from gemmery.torch import autocast, batching, gradients, recording
+from gemmery.torch import batching, gradients, recording
 from gemmery.torch.batching import check_weight
 from gemmery.torch.gradients import Formula
 
@@ -45,7 +45,7 @@ def define(
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)
     recording.register(library, name, formula)
     torch.library.register_vmap(f"gemmery::{name}", rule, lib=library)
-    autocast.register(library, name)
+    _convert_in_autocast(name)
     return getattr(torch.ops.gemmery, name).default
 
 
@@ -134,6 +134,34 @@ def _fake_linear(
     check_weight(weight.shape)
     shape = _symbolic_shape(input.shape, weight.t().shape)
     return input.new_empty(shape, dtype=result_type(input))
+
+
+_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
+
+def _convert_in_autocast(name: str) -> None:
+    """Convert the floating-point tensors among an operator's arguments inside torch.autocast."""
+    operator = getattr(torch.ops.gemmery, name).default
+    for device, key in _AUTOCAST.items():
+        library.impl(name, _converting(operator, device, key), key.name)
+
+
+def _converting(operator: Any, device: str, key: Any) -> Any:
+    keys = torch._C.DispatchKeySet(key)
+
+    def kernel(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operator(*(_converted(x, dtype) for x in arguments))
+
+    return kernel
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor in the type of autocast; float64 and 8-bit types stay, as in PyTorch's own operators."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype.itemsize not in (2, 4):
+        return x
+    return x.to(dtype)
 
 
 matmul = define(

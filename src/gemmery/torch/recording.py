@@ -12,8 +12,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
-from gemmery.torch import tangents
-from gemmery.torch.gradients import Formula
+from gemmery.torch.gradients import Formula, have_tangents
 
 _C: Any = torch._C
 
@@ -46,7 +45,7 @@ def register(library: Any, name: str, formula: Formula) -> None:
 
     def kernel(keys: Any, *inputs: Any) -> Any:
         keys &= _C._after_autograd_keyset
-        if tangents.present(inputs):
+        if have_tangents(inputs):
             return formula.forward(operator, inputs)
         if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
             missing = count - len(inputs)  # the dispatcher leaves out arguments that have their default, None

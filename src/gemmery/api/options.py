@@ -168,7 +168,7 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     """
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
     n = y.shape[-1] if len(y.shape) > 1 else 1
-    parts, bias_view, row = [], None, None
+    bias_view, row = None, None
     if bias is not None:
         if result == "bool":
             raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
@@ -178,11 +178,14 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
         row = arrays.converted(bias_view, dtypes.get(result).accumulator)
         step = 0 if bias_view.shape in ((), (1,)) else row.strides[0]
         row = row._replace(shape=(n,), strides=(step,))
-        parts.append("bias")
     if activation is not None:
         check_activation(activation, result)
-        parts.append(activation)
-    return "+".join(parts), bias_view, row
+    return epilogue_name(bias, activation), bias_view, row
+
+
+def epilogue_name(bias: Any, activation: str | None) -> str:
+    """Return the name in a Problem of what follows the product."""
+    return "+".join(part for part in ("" if bias is None else "bias", activation or "") if part)
 
 
 def check_bias(bias: View, n: int, result: str) -> None:

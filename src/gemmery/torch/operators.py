@@ -118,18 +118,12 @@ def _symbolic_shape(a: Any, b: Any) -> Any:
     return result_shape(tuple(map(int, a)), tuple(map(int, b)))
 
 
-def _fake_matmul(a: Any, b: Any, precision: str | None = None) -> Any:
+def _fake_matmul(a: Any, b: Any, *_: Any) -> Any:
     check_types(a, b)
     return a.new_empty(_symbolic_shape(a.shape, b.shape), dtype=result_type(a))
 
 
-def _fake_linear(
-    input: Any,  # noqa: A002
-    weight: Any,
-    bias: Any = None,
-    activation: str | None = None,
-    precision: str | None = None,
-) -> Any:
+def _fake_linear(input: Any, weight: Any, *_: Any) -> Any:  # noqa: A002
     check_types(input, weight)
     check_weight(weight.shape)
     shape = _symbolic_shape(input.shape, weight.t().shape)

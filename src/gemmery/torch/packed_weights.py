@@ -13,6 +13,7 @@ import torch
 
 from gemmery import api
 from gemmery.api import quantized
+from gemmery.api.options import epilogue_name
 from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
@@ -108,7 +109,7 @@ def _prepare(
         View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
         View(0, (rows, n), (2 * n, 2), dtype, where),
         bits,
-        "+".join(part for part in ("" if bias is None else "bias", activation or "") if part),
+        epilogue_name(bias, activation),
     )
     return run if isinstance(run, str) else (run, (*x.shape[:-1], n))
 
@@ -158,18 +159,11 @@ def quantized_layer(
     return result
 
 
-def _fake(
-    input: Any,  # noqa: A002
-    packed: Any,
-    scales: Any,
-    bias: Any = None,
-    activation: str | None = None,
-    precision: str | None = None,
-) -> Any:
+def _fake(input: Any, packed: Any, scales: Any, *options: Any) -> Any:  # noqa: A002
     bits, _ = weight_format(packed, scales)
     check_input(input.dtype)
     weight = input.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
-    return linear(input, weight, bias, activation, precision)
+    return linear(input, weight, *options)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

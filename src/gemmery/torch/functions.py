@@ -14,7 +14,6 @@ from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.gradients import LINEAR, MATMUL, Formula
 from gemmery.torch.quantization import dequantize
-from gemmery.torch.recording import compiled_key
 
 
 def check_tensors(function: str, **arguments: Any) -> None:
@@ -41,7 +40,7 @@ def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any
         return result
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(formula.backward)}
-    methods["_compiled_autograd_key"] = staticmethod(compiled_key)
+    methods["_compiled_autograd_key"] = staticmethod(operators.compiled_key)
     function: Any = type(compute.__name__, (_SingleLevelFunction,), methods)
     applied: Callable[..., Any] = function.apply
     return applied

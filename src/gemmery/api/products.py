@@ -37,22 +37,9 @@ if TYPE_CHECKING:
 
     from gemmery.api.types import Foreign, GemmOptions, GemvOptions, MatmulOptions, Out, Plain
 
-if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
-
-    @overload
-    def matmul(a: Plain, b: Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
-    @overload
-    def matmul(a: Plain, b: Foreign, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
-    @overload
-    def matmul(a: Foreign, b: Foreign | Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
-    @overload
-    def matmul(a: Any, b: Any, /, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
-    @overload
-    def matmul(a: Any, b: Any, /, out: Any = None, **options: Unpack[MatmulOptions]) -> Any: ...
-
 
 @opaque.opaque
-def matmul(
+def _matmul(
     a: Any,
     b: Any,
     /,
@@ -125,44 +112,12 @@ def matmul(
     LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different
     devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
-    plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    if plain and scale_a is None and scale_b is None and batch_invariant is False and not options:
-        path = quick.FAST_PATHS.get(type(a))
-        if path is not None:
-            done = path(a, b, out, "matmul", None)
-            if done is not None:
-                return done
-        return multiply(a, b, out)
-    return _matmul(
-        a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
-    )  # fmt: skip
-
-
-@opaque.opaque
-def _matmul(
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    *,
-    dtype: Any = None,
-    bias: Any = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    batch_invariant: bool = False,
-    **numpys: Any,
-) -> Any:
-    """Compute a product that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
         return _matmul(
             a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **numpys,
+            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
         )  # fmt: skip
-    spellings.check("matmul", numpys)
+    spellings.check("matmul", options)
     out = spellings.single(out)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
@@ -171,23 +126,23 @@ def _matmul(
         done = fast(a, b, out, "matmul", None)
         if done is not None:
             return done
-    options = NO_OPTIONS
+    asked = NO_OPTIONS
     if not plain:
-        options = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
+        asked = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
     path = quick.OPTION_PATHS.get(type(a))
     if path is not None:
-        done = path(a, b, out, options)
+        done = path(a, b, out, asked)
         if done is not None:
             return done
     if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
         from gemmery.api import splitting
 
-        return splitting.product("matmul", a, b, out, options)
+        return splitting.product("matmul", a, b, out, asked)
     x, y = viewed("a", a), viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product("matmul", a, b, x, y, out, options)
+        return on_device.product("matmul", a, b, x, y, out, asked)
     only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))
@@ -207,6 +162,32 @@ def _matmul(
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
+
+
+if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
+
+    @overload
+    def matmul(a: Plain, b: Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
+    @overload
+    def matmul(a: Plain, b: Foreign, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
+    @overload
+    def matmul(a: Foreign, b: Foreign | Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
+    @overload
+    def matmul(a: Any, b: Any, /, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
+    @overload
+    def matmul(a: Any, b: Any, /, out: Any = None, **options: Unpack[MatmulOptions]) -> Any: ...
+
+
+@opaque.opaque
+@functools.wraps(_matmul)
+def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: D103 # it has that of _matmul
+    if not options:
+        path = quick.FAST_PATHS.get(type(a))
+        if path is not None:
+            done = path(a, b, out, "matmul", None)
+            if done is not None:
+                return done
+    return multiply(a, b, out, **options)
 
 
 @opaque.opaque

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -21,6 +20,7 @@ from gemmery.cpu.ukernel import SHORT, Product, register_tile, vector_room
 from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
+    from gemmery.cpu.ir import Module
     from gemmery.cpu.streamed import Streams
 
 
@@ -135,14 +135,15 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
 
-def _image(name: str, module: str, function: str, *arguments: object) -> Image:
-    """Return the image that a function of a module of this folder generates, which is imported where it must be."""
-    return name, lambda: getattr(import_module(f"gemmery.cpu.{module}"), function)(*arguments)
-
-
 def packed_image(target: Target, types: Product) -> Image:
     """Return the image of the packed product of these types."""
-    return _image(f"packed_{types.name}", "loops", "packed", target, types)
+
+    def generate() -> Module:
+        from gemmery.cpu import loops
+
+        return loops.packed(target, types)
+
+    return f"packed_{types.name}", generate
 
 
 def packed_panels(problem: Problem, config: Config) -> Launch:
@@ -233,7 +234,13 @@ def general(dtype: str, least: int) -> Launch:
 
 def direct_image(target: Target, dtype: str) -> Image:
     """Return the image of the kernel without packing for every shape."""
-    return _image(f"direct_{dtype}", "direct", "general", target, dtype)
+
+    def generate() -> Module:
+        from gemmery.cpu import direct as unpacked
+
+        return unpacked.general(target, dtype)
+
+    return f"direct_{dtype}", generate
 
 
 _ROWS = 4  # in which threads divide the rows of C; each then chooses tiles of nearly equal height
@@ -266,7 +273,13 @@ def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, r
 
 def gemv_image(target: Target, types: Product, columns: int) -> Image:
     """Return the image of the products with a vector of these types."""
-    return _image(f"gemv{columns}_{types.name}", "gemv", "gemv", target, types, columns)
+
+    def generate() -> Module:
+        from gemmery.cpu import gemv as vectors
+
+        return vectors.gemv(target, types, columns)
+
+    return f"gemv{columns}_{types.name}", generate
 
 
 COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
@@ -303,4 +316,10 @@ def streamed(problem: Problem, config: Config) -> Launch:
 
 def streamed_image(target: Target, shape: Streams) -> Image:
     """Return the image of the kernel for few rows."""
-    return _image(shape.name, "streamed", "streamed", target, shape)
+
+    def generate() -> Module:
+        from gemmery.cpu import streamed as streams
+
+        return streams.streamed(target, shape)
+
+    return shape.name, generate

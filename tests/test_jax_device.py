@@ -16,7 +16,7 @@ from gemmery.cuda import ordered
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
-from gemmery.jax import frame, handler  # after the skip
+from gemmery.jax import handler  # after the skip
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
@@ -30,7 +30,7 @@ class Frame:
         self.owners += [create, get]
         functions = [ctypes.cast(function, ctypes.c_void_p).value for function in (create, get)]
         api = self.words(*[0] * 6, functions[0], 0, 0, 0, functions[1])
-        codes = {name: code for code, name in frame.DTYPES.items()}
+        codes = {name: code for code, name in handler.DTYPES.items()}
         operands = [
             self.words(48, 0, codes[name], address, len(shape), self.words(*shape))
             for address, shape, name in (a, b, c)
@@ -154,4 +154,4 @@ def test_a_question_about_the_handler_is_answered_with_the_version_of_the_header
     extension = (ctypes.c_int64 * 4)(32, 1, 0, ctypes.addressof(metadata))
     question = (ctypes.c_int64 * 22)(168, ctypes.addressof(extension))
     assert handler.handle(ctypes.addressof(question)) == 0
-    assert metadata[3] == frame.minor_version() << 32
+    assert metadata[3] == handler.minor_version() << 32

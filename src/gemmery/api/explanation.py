@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque
-from gemmery.api.compute import prepare
+from gemmery.api.compute import prepared_for
 from gemmery.api.options import Options, dtype_name, epilogue, only_on_devices, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import Ints, result_shape
@@ -159,10 +159,8 @@ def explain(
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
-    strides = arrays.contiguous(shape, dtypes.get(out).size)
-    prepared = prepare(
-        source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False, bool(batch_invariant)
-    )
+    target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
+    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(batch_invariant))
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.bench.limits import attainable
 

@@ -21,7 +21,7 @@ from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmery.api.schemes import Float32Scheme
+    from gemmery.api.splitting import Float32Scheme
     from gemmery.bench.limits import Bound
     from gemmery.dispatch import Plan
 
@@ -197,7 +197,7 @@ _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung m
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
-    from gemmery.api import on_device, schemes
+    from gemmery.api import on_device, splitting
     from gemmery.bench.limits import attainable
     from gemmery.cuda.driver import find
 
@@ -213,7 +213,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     peak /= products
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    scheme = None if copies else schemes.scheme(x, y, prepared)
+    scheme = None if copies else splitting.scheme(x, y, prepared)
     halved = getattr(run, "halves", False) and x.pointer == y.pointer
     return _explanation(
         plan, problem, (peak, bandwidth, limit), runs=form.runs, copies=copies, threads=0, kernel=_tiles(plan, problem),

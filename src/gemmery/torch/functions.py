@@ -9,9 +9,8 @@ import torch
 
 from gemmery.errors import ArgumentError, brief
 from gemmery.torch import grouping, operators, packed_weights, sharding
-from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
-from gemmery.torch.gradients import LINEAR, MATMUL, Formula
+from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, Formula
 from gemmery.torch.quantization import dequantize
 
 

@@ -18,9 +18,8 @@ from torch.autograd.function import _SingleLevelFunction
 from gemmery import api
 from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, DTypeError
-from gemmery.torch import batching, gradients
-from gemmery.torch.batching import check_weight
-from gemmery.torch.gradients import Formula, have_tangents
+from gemmery.torch import gradients
+from gemmery.torch.gradients import Formula, check_weight, have_tangents
 
 _torch: Any = torch  # parts of PyTorch have no types
 library = _torch.library.Library("gemmery", "DEF")  # lives as long as the process: without it the operators go
@@ -223,12 +222,12 @@ matmul = define(
     product,
     _fake_matmul,
     gradients.MATMUL,
-    batching.matmul,
+    gradients.batched_matmul,
 )
 linear = define(
     "linear(Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, str? precision=None) -> Tensor",
     layer,
     _fake_linear,
     gradients.LINEAR,
-    batching.linear,
+    gradients.batched_linear,
 )

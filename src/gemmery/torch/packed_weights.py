@@ -18,9 +18,8 @@ from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
 from gemmery.ladder.gemv_quantized import MOST_ROWS, step
-from gemmery.torch import batching
 from gemmery.torch.eager import multiply
-from gemmery.torch.gradients import Formula, before_activation, rows
+from gemmery.torch.gradients import Formula, batched_linear, before_activation, rows
 from gemmery.torch.operators import define, layer, linear
 from gemmery.torch.quantization import check_input, dequantize
 
@@ -215,7 +214,7 @@ def _batch(
         packed = packed.expand(scales.shape[0], *packed.shape)
     dim = None if of_packed is None and of_scales is None else 0
     weight = unpacked(packed, scales, input.dtype)
-    return batching.linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
+    return batched_linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
 
 
 def _forward(operator: Any, inputs: tuple[Any, ...]) -> Any:

@@ -126,23 +126,25 @@ def _matmul(
         done = fast(a, b, out, "matmul", None)
         if done is not None:
             return done
-    asked = NO_OPTIONS
+    product_options = NO_OPTIONS
     if not plain:
-        asked = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
+        product_options = Options(
+            dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant
+        )
     path = quick.OPTION_PATHS.get(type(a))
     if path is not None:
-        done = path(a, b, out, asked)
+        done = path(a, b, out, product_options)
         if done is not None:
             return done
     if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
         from gemmery.api import splitting
 
-        return splitting.product("matmul", a, b, out, asked)
+        return splitting.product("matmul", a, b, out, product_options)
     x, y = viewed("a", a), viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product("matmul", a, b, x, y, out, asked)
+        return on_device.product("matmul", a, b, x, y, out, product_options)
     only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))

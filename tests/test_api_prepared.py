@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from gemmery import tiers
-from gemmery.api import fresh, prepared, quick
+from gemmery.api import prepared, quick
 from gemmery.arrange import Arrangement
 from gemmery.arrays import contiguous
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import Geometry
-from gemmery.dispatch.candidate import Candidate
+from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import LayoutError
 from gemmery.problem import Problem
 
@@ -102,7 +102,7 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
         assert prepared.prepare("x", "y", "c", None, "", False, "", None, False).run == wanted
     prepared.prepare.cache_clear()
     images = Images()
-    assert fresh.prepare(images, "matmul", (2048, 2048), (2048, 1), (2048, 2048), (2048, 1), 0, 0, False) is None
+    assert prepared.prepare_new(images, "matmul", (2048, 2048), (2048, 1), (2048, 2048), (2048, 1), 0, 0, False) is None
 
 
 def test_a_product_made_for_its_shape_at_once_is_not_counted():
@@ -181,7 +181,7 @@ def test_new_shapes_of_types_with_shared_kernels_take_the_slow_path_where_those_
     images = Images()
     images.dtype = "bf16"
     served = {
-        side: fresh.prepare(images, "matmul", (side, side), (side, 1), (side, side), (side, 1), 0, 0, False)
+        side: prepared.prepare_new(images, "matmul", (side, side), (side, 1), (side, side), (side, 1), 0, 0, False)
         for side in (64, *sides)
     }
     assert [side for side, launch in served.items() if launch is not None] == ([64, 1000] if alike else [])
@@ -217,7 +217,7 @@ def test_strides_that_no_map_takes_are_planned_as_unaligned(monkeypatch):
 )
 def test_new_shapes_of_matrices_and_vectors_are_prepared_at_once(name, a, a_step, b, b_step, asked, shape):
     images = Images()
-    served, result, strides = fresh.prepare(images, name, a, a_step, b, b_step, 4096 + 8, 4096, False)
+    served, result, strides = prepared.prepare_new(images, name, a, a_step, b, b_step, 4096 + 8, 4096, False)
     assert images.asked == [(*asked, 4096 + 8)]
     assert (served.run, result) == ("general", shape)
     assert strides == contiguous(shape, 1)
@@ -240,7 +240,7 @@ def test_new_shapes_of_matrices_and_vectors_are_prepared_at_once(name, a, a_step
 )
 def test_other_products_are_left_to_the_slow_path(name, a, b):
     images = Images()
-    assert fresh.prepare(images, name, a, (1,) * len(a), b, (1,) * len(b), 0, 0, False) is None
+    assert prepared.prepare_new(images, name, a, (1,) * len(a), b, (1,) * len(b), 0, 0, False) is None
     assert images.asked == []
 
 
@@ -252,8 +252,8 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
         asked.append(terms)
         return prepared.PreparedLaunch(None, None, FORM, "specialised")
 
-    monkeypatch.setattr(fresh, "specialised", specialised)
-    served, _, _ = fresh.prepare(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
+    monkeypatch.setattr(prepared, "specialised", specialised)
+    served, _, _ = prepared.prepare_new(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
     served._swap()
     x, y, target, bias, epilogue, scaled, precision, scaling, invariant = asked[0]
     assert served.next() == "specialised"

@@ -22,7 +22,7 @@ class There(torch.Tensor):
 
 
 class Core:
-    """What the fast paths read of torch._C."""
+    """What the fast path read of torch._C."""
 
     _cuda_getCurrentRawStream = staticmethod(lambda _: 7)
 
@@ -40,13 +40,13 @@ class StandIn:
 
 
 @pytest.fixture
-def paths(monkeypatch):
-    """The fast paths for these tensors, without a product."""
+def path(monkeypatch):
+    """The fast path for these tensors, without a product."""
     for name in ("_TENSORS", "_FRESH", "_REPEATED", "_REPEATED_INTO"):
         monkeypatch.setattr(quick, name, {})
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    return quick._torch_paths(StandIn())
+    return quick._torch_path(StandIn())
 
 
 def keep(launches, a, b, out, name):
@@ -80,7 +80,7 @@ def contents(start):
     ]
 
 
-def test_a_repeated_product_is_the_one_that_a_look_up_gives(paths):
+def test_a_repeated_product_is_the_one_that_a_look_up_gives(path):
     draw, launches, served = random.Random(5), [], 0
     a, b, out = (torch.zeros(3, 3).as_subclass(There) for _ in range(3))
     sets = [contents(start) for start in (0, 256, 512)]
@@ -105,10 +105,7 @@ def test_a_repeated_product_is_the_one_that_a_look_up_gives(paths):
             wanted = torch.is_grad_enabled() and any(x.requires_grad for x in used)
             pointers = a.data_ptr(), b.data_ptr(), 0 if target is None else out.data_ptr()
             product = quick._TENSORS.get(quick._tensor_key(a, b, target, name, *pointers))
-            if target is None:
-                paths.new(a, b, name, None)
-            else:
-                paths.into(a, b, out, name, None)
+            path(a, b, target, name, None)
         got = list(launches)
         launches.clear()
         if product is not None and not wanted and not any(x.is_neg() for x in used):
@@ -120,28 +117,28 @@ def test_a_repeated_product_is_the_one_that_a_look_up_gives(paths):
     assert quick._REPEATED_INTO
 
 
-def test_an_out_that_overlaps_is_not_written_by_a_repeated_product(paths):
+def test_an_out_that_overlaps_is_not_written_by_a_repeated_product(path):
     memory, launches = torch.zeros(4096), []
     a, b, out = (memory[start : start + 9].view(3, 3).as_subclass(There) for start in (0, 256, 512))
     keep(launches, a, b, out, "matmul")
     for _ in range(3):
-        assert paths.into(a, b, out, "matmul", None) is out
+        assert path(a, b, out, "matmul", None) is out
     out.data = memory[4:13].view(3, 3)
-    assert paths.into(a, b, out, "matmul", None) is None
-    assert paths.into(a, b, b, "matmul", None) is None
+    assert path(a, b, out, "matmul", None) is None
+    assert path(a, b, b, "matmul", None) is None
     assert launches == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["nested", "sparse"])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_tensor_that_is_not_dense_in_place_of_a_repeated_one_is_left_to_the_slow_path(paths, kind, place):
+def test_a_tensor_that_is_not_dense_in_place_of_a_repeated_one_is_left_to_the_slow_path(path, kind, place):
     launches = []
     tensors = [torch.zeros(3, 3).as_subclass(There) for _ in range(3)]
     keep(launches, *tensors[:2], None, "matmul")
     keep(launches, *tensors, "matmul")
     for _ in range(3):
-        assert paths.new(*tensors[:2], "matmul", None) is not None
-        assert paths.into(*tensors, "matmul", None) is tensors[2]
+        assert path(*tensors[:2], None, "matmul", None) is not None
+        assert path(*tensors, "matmul", None) is tensors[2]
     if kind == "nested":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -149,20 +146,20 @@ def test_a_tensor_that_is_not_dense_in_place_of_a_repeated_one_is_left_to_the_sl
     else:  # a sparse tensor cannot become one of these, so its answer is put in place
         tensors[place].data_ptr = torch.eye(3).to_sparse().data_ptr
     if place < 2:
-        assert paths.new(*tensors[:2], "matmul", None) is None
-    assert paths.into(*tensors, "matmul", None) is None
+        assert path(*tensors[:2], None, "matmul", None) is None
+    assert path(*tensors, "matmul", None) is None
     assert launches == [0, 1] * 3
 
 
-def test_repeated_products_are_forgotten_with_the_others(paths):
+def test_repeated_products_are_forgotten_with_the_others(path):
     launches = []
     a, b, out = (torch.zeros(3, 3).as_subclass(There) for _ in range(3))
     for target in (None, out):
         keep(launches, a, b, target, "matmul")
-    paths.new(a, b, "matmul", None)
-    paths.into(a, b, out, "matmul", None)
+    path(a, b, None, "matmul", None)
+    path(a, b, out, "matmul", None)
     quick.forget()
-    assert paths.into(a, b, out, "matmul", None) is None
+    assert path(a, b, out, "matmul", None) is None
     assert quick._TENSORS == quick._REPEATED == quick._REPEATED_INTO == {}
 
 

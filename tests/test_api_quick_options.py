@@ -127,7 +127,7 @@ def test_matmul_asks_this_path_first(monkeypatch):
         return "result"
 
     monkeypatch.setitem(quick.OPTION_PATHS, OnDevice, path)
-    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, quick.FastPaths(lambda *_: None, lambda *_: None))
+    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, lambda *_: None)
     a, b = OnDevice(1024), OnDevice(2048)
     assert gm.matmul(a, b, scale_a=2.0, bias=b, batch_invariant=True) == "result"
     assert asked == [(a, b, None, Options(bias=b, scale_a=2.0, batch_invariant=True))]

@@ -12,7 +12,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import cache, cli
-from gemmery.api import warm, warm_cuda
+from gemmery.api import warm
 from gemmery.cpu import jit, pool
 from gemmery.cpu.target import host
 from gemmery.cuda import driver, nvrtc
@@ -208,7 +208,7 @@ def test_a_wrong_option_is_bad_usage(line, said, capsys):
 
 def test_without_a_gpu_one_is_to_be_named(monkeypatch):
     monkeypatch.setattr(driver, "missing", lambda: "no CUDA driver is installed")
-    warm_cuda.driver.find.cache_clear()
+    warm.driver.find.cache_clear()
     with pytest.raises(gm.DeviceError, match="name a card instead, such as h200"):
         gm.warm(device="cuda")
 
@@ -216,9 +216,9 @@ def test_without_a_gpu_one_is_to_be_named(monkeypatch):
 def test_kernels_of_a_gpu_are_made_without_one(monkeypatch, tmp_path):
     pytest.importorskip("cuda.bindings")
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(warm_cuda, "_SIDES", ())
-    monkeypatch.setattr(warm_cuda, "_LAYOUTS", ("row",))
-    monkeypatch.setattr(warm_cuda, "ACTIVATIONS", ())
+    monkeypatch.setattr(warm, "_SIDES", ())
+    monkeypatch.setattr(warm, "_LAYOUTS", ("row",))
+    monkeypatch.setattr(warm.options, "ACTIVATIONS", ())
     first = gm.warm("float64", "a100", threads=2)
     assert (first.compiled > 0, first.there) == (True, 0)
     assert {entry.version for entry in cache.listing(str(tmp_path))} <= nvrtc.versions()
@@ -229,11 +229,11 @@ def test_kernels_of_a_gpu_are_made_without_one(monkeypatch, tmp_path):
 def test_a_kernel_that_does_not_compile_in_a_process_of_its_own_says_why():
     pytest.importorskip("cuda.bindings")
     with pytest.raises(gm.CompileError, match="kernel nothing<int> of simt_naive"):
-        warm_cuda._in_a_process("simt_naive.cu", "nothing<int>", "sm_80")
+        warm._in_a_process("simt_naive.cu", "nothing<int>", "sm_80")
 
 
 def test_the_kernels_of_a_gpu_are_those_of_its_products():
-    names = [name for name, _, _ in warm_cuda.images(("bf16",), "a100")]
+    names = [name for name, _, _ in warm.images(("bf16",), "a100")]
     assert len(set(names)) == len(names)
     assert any(name.startswith("mma_pipelined<bf16, bf16, 0, Access<ROW, ROW") for name in names)
     assert any(name.startswith("gemv_") for name in names)
@@ -246,10 +246,10 @@ def test_the_kernels_of_a_gpu_are_those_of_its_products():
 
 
 def test_kernels_for_many_shapes_are_made_for_every_layout_and_type(monkeypatch):
-    monkeypatch.setattr(warm_cuda, "_MANY_SIDES", (64, 4096))
-    assert warm_cuda.types("a100") == ("f16", "bf16", "f32", "f64")
-    assert {"e4m3", "int8"} < set(warm_cuda.types("h200"))
-    names = [launch.kernel for launch in warm_cuda._shared(("bf16", "e4m3", "int8"), "h200")]
+    monkeypatch.setattr(warm, "_MANY_SIDES", (64, 4096))
+    assert warm.types("a100") == ("f16", "bf16", "f32", "f64")
+    assert {"e4m3", "int8"} < set(warm.types("h200"))
+    names = [launch.kernel for launch in warm._shared(("bf16", "e4m3", "int8"), "h200")]
     for layouts in ("ROW, COL", "ROW, ROW", "COL, COL", "COL, ROW"):
         for fused in (0, 2):  # plain, and with a bias
             tiles = {name for name in names if f"<bf16, bf16, {fused}, WgmmaTiles<bf16, {layouts}, 128" in name}
@@ -259,4 +259,4 @@ def test_kernels_for_many_shapes_are_made_for_every_layout_and_type(monkeypatch)
     assert any("<e4m3, bf16, 16, WgmmaTiles<e4m3, ROW, COL" in name for name in names)
     assert any("<i8, int, 0, WgmmaTiles<i8, ROW, COL" in name for name in names)
     assert any(name.startswith("wgmma_pack") for name in names)
-    assert list(warm_cuda._shared(("bf16",), "a100")) == []
+    assert list(warm._shared(("bf16",), "a100")) == []

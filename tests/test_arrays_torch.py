@@ -256,10 +256,10 @@ def fast_path(monkeypatch):
     product = quick.KnownProduct(SimpleNamespace(countdown=0, run=launch), (3, 3), (3, 1), -36, 36, -36, 36)
     for target in (None, out):
         quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), product)
-    paths = quick._torch_paths(stand_in)
+    path = quick._torch_path(stand_in)
 
     def multiply(a, b, out):
-        return paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
+        return path(a, b, out, "matmul", None)
 
     return multiply, (a, b, out), state, launches
 
@@ -308,8 +308,7 @@ def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):
     ],
 )
 def test_a_gemm_into_out_is_asked_for_on_the_fast_path(monkeypatch, alpha, beta, c, asked):
-    paths = quick.FastPaths(lambda *_: "new", lambda _a, _b, _out, *rest: rest)
-    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, paths)
+    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, lambda _a, _b, out, *rest: "new" if out is None else rest)
     a, out = OnDevice(1024), OnDevice(2048)
     assert quick.scaled(a, a, out if c else None, out, "gemm", alpha, beta) == asked
     if asked and not beta:

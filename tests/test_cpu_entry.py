@@ -17,7 +17,7 @@ from fences import survives
 from gemmery import tiers
 from gemmery.api import products
 from gemmery.cpu import entry, entry_layout
-from gemmery.cpu.entry_keys import ArrayKey, Class, Kind
+from gemmery.cpu.entry_layout import ArrayKey, Class, Kind
 
 FUNCTIONS = (products._matmul, products._gemm, products._gemv)
 DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]

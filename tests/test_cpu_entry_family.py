@@ -14,7 +14,7 @@ from gemmery.api import products
 from gemmery.arrays import View
 from gemmery.cpu import entry, entry_layout
 from gemmery.cpu.build import packed
-from gemmery.cpu.entry_keys import Class, Member
+from gemmery.cpu.entry_layout import Class, Member
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.problem import Problem
 

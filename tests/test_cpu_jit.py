@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -261,7 +262,7 @@ def test_a_thread_waits_for_a_module_that_another_compiles():
 def test_missing_modules_are_made_together_and_an_error_is_that_of_its_module():
     calls = []
     images = [counted(f"test_all_{i}", calls) for i in range(5)]
-    jit.load_all(host(), images)
+    jit.at_once([partial(jit.load, host(), *image) for image in images])
     jit.load_together(host(), images[0], lambda: 1 / 0)  # nothing is missing
     assert sorted(calls) == [name for name, _ in images]
 
@@ -269,7 +270,9 @@ def test_missing_modules_are_made_together_and_an_error_is_that_of_its_module():
         raise CompileError("test_none")
 
     with pytest.raises(CompileError, match="test_none"):
-        jit.load_all(host(), [("test_none", broken), counted("test_all_6", calls)])
+        jit.at_once(
+            [partial(jit.load, host(), "test_none", broken), partial(jit.load, host(), *counted("test_all_6", calls))]
+        )
     jit.load_together(host(), counted("test_all_7", calls), lambda: [counted("test_all_8", calls)])
     assert {"test_all_7", "test_all_8"} < set(calls)
     assert not jit._active

@@ -24,8 +24,20 @@ def shapes(draw, count):
         yield tuple(int(x) for x in 2 ** draw.uniform(0, most))
 
 
+def has(family, m, n, k, batch=1):
+    """Return True for a product that the family serves, as the compiled entry decides it."""
+    return (
+        family.m[0] <= m <= family.m[1]
+        and family.n[0] <= n <= family.n[1]
+        and family.k[0] <= k <= family.k[1]
+        and k * n <= family.b_elements
+        and m * n <= family.c_elements
+        and m * n * k * batch <= family.work
+    )
+
+
 def first(found, *shape):
-    return next((family for family in found if family.has(*shape)), None)
+    return next((family for family in found if has(family, *shape)), None)
 
 
 def same(family, m, n, k):

@@ -10,7 +10,7 @@ import pytest
 
 import tensor_sums
 from gemmery.bench.work import Work, operands
-from gemmery.cpu import tensor_sums as compiled
+from gemmery.cpu import fused as compiled
 from gemmery.emulator import exact
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.lab import measurements

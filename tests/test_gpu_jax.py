@@ -20,7 +20,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would tak
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
-from gemmery.jax import device_handler, matmul, traced  # noqa: E402 # after the skip
+from gemmery.jax import handler, matmul, traced  # noqa: E402 # after the skip
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED  # noqa: E402 # after the skip
 
 pytestmark = [
@@ -209,7 +209,7 @@ def test_an_error_in_the_handler_is_raised_and_later_calls_run(monkeypatch):
 
     product = jax.jit(matmul)
     with monkeypatch.context() as patched:
-        patched.setattr(device_handler, "_launch", fail)
+        patched.setattr(handler, "_launch", fail)
         with pytest.raises(Exception, match="MemoryError: no room for this product"):
             product(a, b).block_until_ready()
     assert np.array_equal(product(a, b), np.asarray(a) @ np.asarray(b))

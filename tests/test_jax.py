@@ -28,7 +28,7 @@ jnp = jax.numpy
 
 from jax.extend.core import jaxprs_in_params  # noqa: E402 # after the skip
 
-from gemmery.jax import frame, handler, matmul, static, traced  # noqa: E402 # after the skip
+from gemmery.jax import handler, matmul, static, traced  # noqa: E402 # after the skip
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct  # noqa: E402
 
 NAMES = ("f64", "f32", "f16", "bf16", "complex64", "int8", "int32", "uint16")
@@ -405,7 +405,7 @@ def test_the_offsets_are_those_of_the_header():
     ]  # fmt: skip
     codes = dict(re.findall(r"XLA_FFI_DataType_(\w+) = (\d+)", text))
     spelled = {"complex": "C", "uint": "U", "int": "S", "bf": "BF", "f": "F"}
-    for code, name in frame.DTYPES.items():
+    for code, name in handler.DTYPES.items():
         kind = name.rstrip("0123456789")
         assert int(codes[spelled[kind] + name.removeprefix(kind)]) == code
 

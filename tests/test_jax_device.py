@@ -16,7 +16,7 @@ from gemmery.cuda import ordered
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
-from gemmery.jax import device_handler, frame  # after the skip
+from gemmery.jax import handler  # after the skip
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
@@ -30,7 +30,7 @@ class Frame:
         self.owners += [create, get]
         functions = [ctypes.cast(function, ctypes.c_void_p).value for function in (create, get)]
         api = self.words(*[0] * 6, functions[0], 0, 0, 0, functions[1])
-        codes = {name: code for code, name in frame.DTYPES.items()}
+        codes = {name: code for code, name in handler.DTYPES.items()}
         operands = [
             self.words(48, 0, codes[name], address, len(shape), self.words(*shape))
             for address, shape, name in (a, b, c)
@@ -61,7 +61,7 @@ class Frame:
 
 @pytest.fixture(autouse=True)
 def _no_launch_known_from_other_tests(monkeypatch):
-    monkeypatch.setattr(device_handler, "_launches", {})
+    monkeypatch.setattr(handler, "_launches", {})
 
 
 def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
@@ -69,7 +69,7 @@ def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
     monkeypatch.setattr(ordered, "where", lambda pointer: 3)
     monkeypatch.setattr(on_device, "write", lambda *views: launched.append(views))
     call = Frame((4096, (2, 7, 5), "bf16"), (8192, (7, 4), "bf16"), (16384, (2, 5, 4), "f32"), A_TRANSPOSED)
-    assert device_handler.handle(call.address) == 0
+    assert handler.handle(call.address) == 0
     ((x, y, c, precision),) = launched
     assert [z.pointer for z in (x, y, c)] == [4096, 8192, 16384]
     assert (x.shape, x.strides, x.dtype) == ((2, 5, 7), (70, 2, 10), "bf16")
@@ -82,7 +82,7 @@ def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
 def test_the_handler_of_devices_returns_errors_to_xla(monkeypatch):
     monkeypatch.setattr(ordered, "where", lambda pointer: 0)
     call = Frame((4096, (2, 2), "int32"), (8192, (2, 2), "int32"), (16384, (2, 2), "int32"))
-    assert device_handler.handle(call.address) == 4242
+    assert handler.handle(call.address) == 4242
     ((message, code),) = call.errors
     assert "DTypeError: int32 on cuda:0: devices multiply float64" in message
     assert code == 13
@@ -96,7 +96,7 @@ def test_the_handler_of_devices_computes_with_the_precision_of_the_call(monkeypa
     monkeypatch.setattr(on_device, "write", lambda *views: launched.append(views))
     name = "f64" if precision == "f64_normwise" else "f32"
     call = Frame((4096, (5, 5), name), (8192, (5, 5), name), (16384, (5, 5), name), transposed, precision)
-    assert device_handler.handle(call.address) == 0, call.errors
+    assert handler.handle(call.address) == 0, call.errors
     ((x, y, _, requested),) = launched
     assert requested == (precision or None)
     assert [z.strides[0] == dtypes.get(name).size for z in (x, y)] == [bool(transposed & 1), bool(transposed & 2)]
@@ -127,7 +127,7 @@ def test_products_on_an_emulated_card(card, dtype, out, transposed):
     y = card.put(b.swapaxes(-1, -2) if transposed & B_TRANSPOSED else b, dtype)
     c = card.empty((2, 3, 16, 8), out)
     call = Frame(*((z.memory.pointer, z.memory.shape, z.dtype) for z in (x, y, c)), transposed)
-    assert device_handler.handle(call.address) == 0, call.errors
+    assert handler.handle(call.address) == 0, call.errors
     assert np.array_equal(c.numbers, a @ b)
     assert card.launched
     assert card.findings == []
@@ -144,7 +144,7 @@ def test_a_known_product_is_launched_again_without_a_plan(card, monkeypatch):
         for _ in range(3):
             c = card.empty((count, 16, 8), "f32")
             call = Frame(*((z.memory.pointer, z.memory.shape, z.dtype) for z in (x, y, c)))
-            assert device_handler.handle(call.address) == 0, call.errors
+            assert handler.handle(call.address) == 0, call.errors
             assert np.array_equal(c.numbers, a @ b)
     assert len(written) == 2
 
@@ -153,5 +153,5 @@ def test_a_question_about_the_handler_is_answered_with_the_version_of_the_header
     metadata = (ctypes.c_int64 * 6)()
     extension = (ctypes.c_int64 * 4)(32, 1, 0, ctypes.addressof(metadata))
     question = (ctypes.c_int64 * 22)(168, ctypes.addressof(extension))
-    assert device_handler.handle(ctypes.addressof(question)) == 0
-    assert metadata[3] == frame.minor_version() << 32
+    assert handler.handle(ctypes.addressof(question)) == 0
+    assert metadata[3] == handler.minor_version() << 32

@@ -119,19 +119,27 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
         x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
     x = x if x.dtype == source else arrays.converted(x, source)
     y = y if y.dtype == source else arrays.converted(y, source)
-    prepared = _prepared(source, kernel_out, x, y, target, terms)
+    scaled = terms.alpha != 1 or terms.beta != 0
+    prepared = prepared_for(source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant)
     if prepared is None:
         _compute_aside(call, target, out)
         return
     _launch(call, prepared, x, y, target, out)
 
 
-def _prepared(source: str, out: str, x: View, y: View, target: View, terms: Terms) -> Prepared | None:
-    scaled = terms.alpha != 1 or terms.beta != 0
-    return prepare(
-        source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, terms.epilogue, scaled,
-        terms.invariant,
-    )  # fmt: skip
+def prepared_for(
+    source: str,
+    out: str,
+    x: View,
+    y: View,
+    target: View,
+    epilogue: str = "",
+    scaled: bool = False,
+    invariant: bool = False,
+) -> Prepared | None:
+    """Return `prepare` of these views."""
+    terms = epilogue, scaled, invariant
+    return prepare(source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, *terms)
 
 
 def _compute_aside(call: Call, target: View, out: Any) -> None:

@@ -1,7 +1,6 @@
 """tensordot, vecdot and einsum: contractions of two arrays that are one batch of products."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial, reduce
@@ -415,26 +414,15 @@ def _numpy(labels: Labels, a: Any, b: Any) -> Any:
     """Compute a contraction of two arrays of NumPy of one type; None for others."""
     if a.dtype is not b.dtype:
         return None
-    left, right, shape, memory, result = _turns(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
-    x, y = _turned(a, left), _turned(b, right)
-    if memory is None:
+    shape, form, lengths, inverse = _form(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
+    x, y = _turned(a, form.a), _turned(b, form.b)
+    if not (form.c.moves or inverse):
         product = products.multiply(x, y)
         return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
-    array = np.empty(shape, a.dtype)
-    products.multiply(x, y, _turned(array, memory))
-    return array if result is None else array.transpose(result)
-
-
-@lru_cache(maxsize=4096)
-def _turns(
-    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int
-) -> tuple[Turn, Turn, Ints, Turn | None, Ints | None]:
-    """Return what `_numpy` needs: how operands turn, the shape to allocate, how that turns, and becomes the result."""
-    shape, form, memory = _form(labels, a_shape, a_strides, b_shape, b_strides, size)
-    if not memory:
-        return form.a, form.b, shape, form.c if form.c.moves else None, None
-    turn = form.c._replace(axes=tuple(memory.index(axis) for axis in form.c.axes), moves=True)
-    return form.a, form.b, tuple(shape[place] for place in memory), turn, _inverse(memory)
+    array = np.empty(lengths, a.dtype)
+    array = array.transpose(inverse) if inverse else array
+    products.multiply(x, y, _turned(array, form.c))
+    return array
 
 
 def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:
@@ -446,17 +434,20 @@ def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] |
 @lru_cache(maxsize=4096)
 def _form(
     labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int, out: Ints | None = None
-) -> tuple[Ints, OneProduct, Ints]:
-    """Return the shape of a result, the products that it is, and the order of its dimensions in memory (`innermost`).
+) -> tuple[Ints, OneProduct, Ints, Ints]:
+    """Return the shape of a result, the products that it is, the shape to allocate, and how that becomes the result.
 
-    `size` is that of the operands' elements in bytes, or 0 if it is two, and `out` the strides of the caller's array.
+    The last is () where the result's dimensions lie in memory in their order: see `innermost`. `size` is that of the
+    operands' elements in bytes, or 0 if it is two, and `out` the strides of the caller's array.
     """
     shape = shape_of(labels, a_shape, b_shape)
     memory = innermost(labels, a_strides, b_strides, size, shape) if out is None and size else ()
+    lengths = tuple(shape[place] for place in memory) or shape
+    inverse = tuple(memory.index(place) for place in range(len(memory)))
     if memory:
-        steps = [size * math.prod(shape[after] for after in memory[place + 1 :]) for place in range(len(memory))]
-        out = tuple(steps[place] for place in _inverse(memory))
-    return shape, one_product(labels, a_shape, a_strides, b_shape, b_strides, shape, out), memory
+        steps = arrays.contiguous(lengths, size)
+        out = tuple(steps[place] for place in inverse)
+    return shape, one_product(labels, a_shape, a_strides, b_shape, b_strides, shape, out), lengths, inverse
 
 
 def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, options: Wanted) -> Any:
@@ -471,12 +462,10 @@ def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, optio
         _check_out(target, shape_of(labels, x.shape, y.shape))
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
     size = get(x.dtype).size if x.dtype == y.dtype and options.dtype is None else 0
-    shape, form, memory = _form(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
-    if array is None and (form.c.moves or memory):
-        like_this = like if own else None
-        lengths = tuple(shape[place] for place in memory) if memory else shape
-        array = arrays.empty(like_this, lengths, _result(x, y, options.dtype))[0]
-        array = elementwise.transposed(array, _inverse(memory)) if memory else array
+    shape, form, lengths, inverse = _form(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
+    if array is None and (form.c.moves or inverse):
+        array = arrays.empty(like if own else None, lengths, _result(x, y, options.dtype))[0]
+        array = elementwise.transposed(array, inverse) if inverse else array
     product = products.matmul(
         _turned(_with_transposes(a, x, own), form.a),
         _turned(_with_transposes(b, y, own), form.b),
@@ -488,10 +477,6 @@ def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, optio
     if out is not None:
         return out
     return arrays.wrap(like, product.reshape(shape) if array is None else array)
-
-
-def _inverse(places: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(places.index(place) for place in range(len(places)))
 
 
 def _check_out(target: View, shape: tuple[int, ...]) -> None:

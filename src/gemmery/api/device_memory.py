@@ -56,6 +56,14 @@ def scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
     return memory, View(memory.pointer, (size,), (1,), "uint8", x.device, stream)
 
 
+def number(value: Any, dtype: str, a: Any, x: View, owners: list[object]) -> View:
+    """Return a number of the host in scratch memory, where the stream of x writes it."""
+    owner, memory = scratch(a, dtypes.get(dtype).size, x, x.stream)
+    owners.append(owner)
+    ordered.put(float(value), dtype, memory.pointer, x.stream, ordinal(x))
+    return memory._replace(dtype=dtype)
+
+
 def ordinal(z: View) -> int:
     """Return the number of the device of a view."""
     return int(z.device.partition(":")[2])

@@ -2,16 +2,16 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque
-from gemmery.api.compute import prepare
+from gemmery.api.compute import prepared_for
 from gemmery.api.options import Options, dtype_name, epilogue, only_on_devices, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
-from gemmery.arrange import result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.split import worth_half
@@ -21,7 +21,7 @@ from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmery.api.schemes import Float32Scheme
+    from gemmery.api.splitting import Float32Scheme
     from gemmery.bench.limits import Bound
     from gemmery.dispatch import Plan
 
@@ -151,9 +151,7 @@ def explain(
     only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))
-    shape = result_shape(x.shape, y.shape)
-    if 0 in shape or x.shape[-1] == 0:
-        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
+    shape = _shape(x, y)
     count = thread_count(threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
@@ -161,21 +159,21 @@ def explain(
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
-    strides = arrays.contiguous(shape, dtypes.get(out).size)
-    prepared = prepare(
-        source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False, bool(batch_invariant)
-    )
+    target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
+    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(batch_invariant))
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.bench.limits import attainable
 
     plan, problem, form = prepared
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
-    kernel = _which(problem)
-    explanation = _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit), kernel, load)
     square = form.m == form.n and form.a == (form.b[0], form.b[2], form.b[1]) and worth_half(form.n, form.k)
     own = x.pointer == y.pointer and x.dtype == view(a).dtype == view(b).dtype and bias is None
-    return replace(explanation, halved=square and own and plan.rung.name != "batched")
+    halved = square and own and plan.rung.name != "batched"
+    return _explanation(
+        plan, problem, (peak, bandwidth, limit), runs=form.runs, copies=copies, threads=count, kernel=_which(problem),
+        load=load, halved=halved,
+    )  # fmt: skip
 
 
 def _which(problem: Problem) -> str:
@@ -199,13 +197,11 @@ _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung m
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
-    from gemmery.api import on_device, schemes
+    from gemmery.api import on_device, splitting
     from gemmery.bench.limits import attainable
     from gemmery.cuda.driver import find
 
-    shape = result_shape(x.shape, y.shape)
-    if 0 in shape or x.shape[-1] == 0:
-        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
+    _shape(x, y)
     prepared = on_device.planned(x, y, options)
     plan, problem, form, run = prepared
     dtype, products = problem.precision or problem.dtype, 1
@@ -217,11 +213,12 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     peak /= products
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    scheme = None if copies else schemes.scheme(x, y, prepared)
-    limits = peak, bandwidth, limit
+    scheme = None if copies else splitting.scheme(x, y, prepared)
     halved = getattr(run, "halves", False) and x.pointer == y.pointer
-    explanation = _explanation(plan, problem, form.runs, copies, 0, limits, _tiles(plan, problem))
-    return replace(explanation, scheme=scheme, halved=halved)
+    return _explanation(
+        plan, problem, (peak, bandwidth, limit), runs=form.runs, copies=copies, threads=0, kernel=_tiles(plan, problem),
+        scheme=scheme, halved=halved,
+    )  # fmt: skip
 
 
 def _tiles(plan: "Plan", problem: Problem) -> str:
@@ -250,16 +247,7 @@ def _tiles(plan: "Plan", problem: Problem) -> str:
     )
 
 
-def _explanation(
-    plan: "Plan",
-    problem: Problem,
-    runs: int,
-    copies: tuple[str, ...],
-    threads: int,
-    limits: tuple[float, float, "Bound"],
-    kernel: str = "",
-    load: float = 0.0,
-) -> Explanation:
+def _explanation(plan: "Plan", problem: Problem, limits: tuple[float, float, "Bound"], **facts: Any) -> Explanation:
     peak, bandwidth, limit = limits
     return Explanation(
         rung=plan.rung.name,
@@ -267,16 +255,20 @@ def _explanation(
         config=dict(plan.config),
         reason=plan.reason,
         problem=problem,
-        runs=runs,
-        copies=copies,
-        threads=threads,
         peak_gflops=peak,
         bandwidth_gbs=bandwidth,
         attainable_gflops=limit.gflops,
         bound=limit.by,
-        kernel=kernel,
-        load=load,
+        **facts,
     )
+
+
+def _shape(x: View, y: View) -> Ints:
+    """Return the shape of a product. Raises ShapeError for one without a multiplication."""
+    shape = result_shape(x.shape, y.shape)
+    if 0 in shape or x.shape[-1] == 0:
+        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
+    return shape
 
 
 def _copies(x: View, y: View, source: str) -> tuple[str, ...]:

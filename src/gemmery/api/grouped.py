@@ -102,17 +102,9 @@ def grouped_matmul(
     """
     if opaque.waiting and opaque.settle():
         return grouped_matmul(
-            a,
-            b,
-            offsets=offsets,
-            out=out,
-            dtype=dtype,
-            bias=bias,
-            activation=activation,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            batch_invariant=batch_invariant,
-        )
+            a, b, offsets=offsets, out=out, dtype=dtype, bias=bias, activation=activation, scale_a=scale_a,
+            scale_b=scale_b, batch_invariant=batch_invariant,
+        )  # fmt: skip
     terms = GroupTerms(dtype, bias, activation, scale_a, scale_b, batch_invariant)
     if offsets is None:
         return _listed(a, b, out, terms)

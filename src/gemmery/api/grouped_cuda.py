@@ -12,7 +12,7 @@ from gemmery.api import device_memory
 from gemmery.api.compute import writable
 from gemmery.api.device_types import check_capability, located, types
 from gemmery.api.groups import GroupTerms, check_group_bias, host_ends, multiply_groups
-from gemmery.api.options import check_activation, dtype_name, invariance
+from gemmery.api.options import check_activation, dtype_name, epilogue_name, invariance
 from gemmery.api.prepared import limiting_steps
 from gemmery.api.scales import check_scaled, read_scale
 from gemmery.arrange import Ints, layout
@@ -113,10 +113,7 @@ def _bias(bias: Any, a: Any, x: View, groups: int, n: int, result: str, owners: 
     """Return accumulators on the device, one for each column of each group; the stream writes a number there."""
     shape, accumulator = (groups, n), dtypes.get(result).accumulator
     if isinstance(bias, _NUMBER):
-        owner, place = device_memory.scratch(a, dtypes.get(accumulator).size, x, x.stream)
-        owners.append(owner)
-        ordered.put(float(bias), accumulator, place.pointer, x.stream, device_memory.ordinal(x))
-        return place._replace(shape=shape, strides=(0, 0), dtype=accumulator)
+        return device_memory.number(bias, accumulator, a, x, owners)._replace(shape=shape, strides=(0, 0))
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
     check_group_bias(rows, groups, n, result)
@@ -218,7 +215,7 @@ def _terms(inputs: GroupInputs, target: View, terms: GroupTerms) -> tuple[Any, .
     """Return the arguments of `prepared`: what a launch must know before it has addresses."""
     bare = tuple(View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (*inputs[:2], target))
     steps = tuple(None if z is None else z.strides for z in inputs[2:5])
-    epilogue = "+".join(part for part in ("bias" if inputs.bias is not None else "", terms.activation or "") if part)
+    epilogue = epilogue_name(inputs.bias, terms.activation)
     return *bare, steps, epilogue, inputs.factor != 1, invariance(terms.batch_invariant)
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from gemmery.arrange import Arrangement
 from gemmery.arrays import View
+from gemmery.cuda.geometry import Geometry, instance
 from gemmery.cuda.launch import CudaLaunch, Ready
-from gemmery.cuda.mirroring import mirroring
 from gemmery.errors import LayoutError, RefusedError
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
     from gemmery.dispatch import Plan
@@ -109,3 +109,20 @@ def halved(run: Ready, plan: Plan, form: Arrangement, problem: Problem) -> Ready
     plain = problem.c_layout == "row" and "bias" not in problem.epilogue and not problem.scales and not problem.split
     worth = square and plain and (_is_large(form) or plan.rung.one_sided)
     return Halved(run, plan, form, problem) if worth else run
+
+
+_SIDE, _ROWS = 32, 8  # of a tile; rows of a block's threads
+
+
+def mirroring(problem: Problem, c: View) -> Ready:
+    """Return a function that mirrors square matrices of the shape and strides of C, at any address."""
+    batch, n, _ = c.shape
+    bare = Problem(n, n, 0, problem.dtype, problem.out, batch, c_layout=problem.c_layout, device=problem.device)
+    a, b = (View(0, (batch, *sides), (0, 0, 0), problem.dtype) for sides in ((n, 0), (0, n)))
+    return CudaLaunch(bare, {}, _geometry).ready(a, b, c)
+
+
+def _geometry(problem: Problem, _: Config) -> Geometry:
+    tiles = -(-problem.n // _SIDE)
+    grid = tiles * (tiles + 1) // 2, problem.batch, 1
+    return Geometry("mirror.cu", instance("mirror", problem, _SIDE), grid, (_SIDE, _ROWS, 1))

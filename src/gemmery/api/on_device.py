@@ -17,10 +17,12 @@ from gemmery.api.device_types import SERVED, check_capability, located, types, u
 from gemmery.api.options import (
     NO_OPTIONS,
     Options,
-    added,
     check_activation,
+    check_added,
+    check_beta,
     check_bias,
     dtype_name,
+    epilogue_name,
     invariance,
     scalar,
 )
@@ -31,7 +33,7 @@ from gemmery.api.scales import NO_SCALES, OperandScales, scales
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
-from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, brief
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
@@ -69,9 +71,8 @@ def product(
     known = options.old is out or (options.old is None and result == x.dtype)
     short = plain or (name != "matmul" and requested is None and known)
     shape = result_shape(x.shape, y.shape)
-    if old is not None and old.shape != shape:
-        what = added(name)
-        raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
+    if old is not None:
+        check_added(name, old, shape)
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
@@ -138,9 +139,8 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
         for z in (x, y)
     )
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    epilogue = "+".join(part for part in ("bias" if options.bias is not None else "", options.activation or "") if part)
-    scaled, precision = factors.factor != 1, options.precision or ""
-    terms = step, epilogue, scaled, precision, factors.scaling, options.batch_invariant
+    epilogue, scaled = epilogue_name(options.bias, options.activation), factors.factor != 1
+    terms = step, epilogue, scaled, options.precision or "", factors.scaling, options.batch_invariant
     return specialised(_bare(x), _bare(y), target, *terms)
 
 
@@ -178,9 +178,7 @@ def _types(
         result = promoted(common, old.dtype)
     precision = resolved(options.precision, common, result, x.device)
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
-    if beta != 0 and old is None:
-        array = added(name)
-        raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
+    check_beta(name, beta, old)
     if result == "int32" and (alpha != 1 or beta != 0 or options.bias is not None):
         raise DTypeError(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
@@ -203,24 +201,17 @@ def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, option
     if y.dtype != common:
         owners.append(arrays.astype(b, common))
         y = view(owners[-1])
-    bias, parts = None, []
-    if options.bias is not None:
-        bias = _bias(options.bias, a, x, y, result, owners)
-        parts.append("bias")
+    bias = None if options.bias is None else _bias(options.bias, a, x, y, result, owners)
     if options.activation is not None:
         check_activation(options.activation, result)
-        parts.append(options.activation)
-    return Inputs(x, y, bias, "+".join(parts), owners)
+    return Inputs(x, y, bias, epilogue_name(bias, options.activation), owners)
 
 
 def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]) -> View:
     """Return n accumulators on the device, or one with stride 0; the stream writes a number of the host there."""
     n, accumulator = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
     if isinstance(bias, _NUMBER):
-        owner, memory = device_memory.scratch(a, dtypes.get(accumulator).size, x, x.stream)
-        owners.append(owner)
-        ordered.put(float(bias), accumulator, memory.pointer, x.stream, device_memory.ordinal(x))
-        return memory._replace(shape=(n,), strides=(0,), dtype=accumulator)
+        return device_memory.number(bias, accumulator, a, x, owners)._replace(shape=(n,), strides=(0,))
     row = located(view(bias))
     arrays.together(a=x, bias=row)
     check_bias(row, n, result)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays, config, dtypes
 from gemmery.api.promote import can_cast
-from gemmery.arrange import result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
@@ -58,6 +58,20 @@ def dtype_name(dtype: Any) -> str:
 def added(function: str) -> str:
     """Return the name of the parameter of gemm or gemv that beta multiplies."""
     return "y" if function == "gemv" else "c"
+
+
+def check_added(function: str, old: View, shape: Ints) -> None:
+    """Raise ShapeError unless what beta multiplies has the shape of the product."""
+    if old.shape != shape:
+        what = added(function)
+        raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
+
+
+def check_beta(function: str, beta: complex, old: View | None) -> None:
+    """Raise ArgumentError if there is nothing that beta could multiply."""
+    if beta != 0 and old is None:
+        what = added(function)
+        raise ArgumentError(f"beta={brief(beta)} needs {what}, which beta multiplies; pass {what}, or beta=0")
 
 
 def scalar(name: str, value: Any, dtype: str) -> complex:
@@ -154,7 +168,7 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     """
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
     n = y.shape[-1] if len(y.shape) > 1 else 1
-    parts, bias_view, row = [], None, None
+    bias_view, row = None, None
     if bias is not None:
         if result == "bool":
             raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
@@ -164,11 +178,14 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
         row = arrays.converted(bias_view, dtypes.get(result).accumulator)
         step = 0 if bias_view.shape in ((), (1,)) else row.strides[0]
         row = row._replace(shape=(n,), strides=(step,))
-        parts.append("bias")
     if activation is not None:
         check_activation(activation, result)
-        parts.append(activation)
-    return "+".join(parts), bias_view, row
+    return epilogue_name(bias, activation), bias_view, row
+
+
+def epilogue_name(bias: Any, activation: str | None) -> str:
+    """Return the name in a Problem of what follows the product."""
+    return "+".join(part for part in ("" if bias is None else "bias", activation or "") if part)
 
 
 def check_bias(bias: View, n: int, result: str) -> None:

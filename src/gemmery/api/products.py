@@ -10,14 +10,25 @@ from gemmery import arrays, config
 from gemmery.api import opaque, quick, spellings
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
-from gemmery.api.options import NO_OPTIONS, Options, added, dtype_name, epilogue, only_on_devices, scalar, thread_count
+from gemmery.api.options import (
+    NO_OPTIONS,
+    Options,
+    added,
+    check_added,
+    check_beta,
+    dtype_name,
+    epilogue,
+    only_on_devices,
+    scalar,
+    thread_count,
+)
 from gemmery.api.promote import promoted, widened
 from gemmery.api.spellings import viewed
 from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, ShapeError, brief
+from gemmery.errors import ShapeError
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -26,22 +37,9 @@ if TYPE_CHECKING:
 
     from gemmery.api.types import Foreign, GemmOptions, GemvOptions, MatmulOptions, Out, Plain
 
-if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
-
-    @overload
-    def matmul(a: Plain, b: Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
-    @overload
-    def matmul(a: Plain, b: Foreign, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
-    @overload
-    def matmul(a: Foreign, b: Foreign | Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
-    @overload
-    def matmul(a: Any, b: Any, /, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
-    @overload
-    def matmul(a: Any, b: Any, /, out: Any = None, **options: Unpack[MatmulOptions]) -> Any: ...
-
 
 @opaque.opaque
-def matmul(
+def _matmul(
     a: Any,
     b: Any,
     /,
@@ -114,69 +112,39 @@ def matmul(
     LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different
     devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
-    plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    if plain and scale_a is None and scale_b is None and batch_invariant is False and not options:
-        paths = quick.FAST_PATHS.get(type(a))
-        if paths is not None:
-            done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
-            if done is not None:
-                return done
-        return multiply(a, b, out)
-    return _matmul(
-        a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
-    )  # fmt: skip
-
-
-@opaque.opaque
-def _matmul(
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    *,
-    dtype: Any = None,
-    bias: Any = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    batch_invariant: bool = False,
-    **numpys: Any,
-) -> Any:
-    """Compute a product that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
         return _matmul(
             a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **numpys,
+            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
         )  # fmt: skip
-    spellings.check("matmul", numpys)
+    spellings.check("matmul", options)
     out = spellings.single(out)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
-    paths = quick.FAST_PATHS.get(type(a))
-    if paths is not None and plain:
-        done = paths.new(a, b, "matmul", None) if out is None else paths.into(a, b, out, "matmul", None)
+    fast = quick.FAST_PATHS.get(type(a))
+    if fast is not None and plain:
+        done = fast(a, b, out, "matmul", None)
         if done is not None:
             return done
-    options = NO_OPTIONS
+    product_options = NO_OPTIONS
     if not plain:
-        options = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
+        product_options = Options(
+            dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant
+        )
     path = quick.OPTION_PATHS.get(type(a))
     if path is not None:
-        done = path(a, b, out, options)
+        done = path(a, b, out, product_options)
         if done is not None:
             return done
     if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
         from gemmery.api import splitting
 
-        return splitting.product("matmul", a, b, out, options)
+        return splitting.product("matmul", a, b, out, product_options)
     x, y = viewed("a", a), viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product("matmul", a, b, x, y, out, options)
+        return on_device.product("matmul", a, b, x, y, out, product_options)
     only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))
@@ -196,6 +164,85 @@ def _matmul(
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
+
+
+if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
+
+    @overload
+    def matmul(a: Plain, b: Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
+    @overload
+    def matmul(a: Plain, b: Foreign, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
+    @overload
+    def matmul(a: Foreign, b: Foreign | Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
+    @overload
+    def matmul(a: Any, b: Any, /, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
+    @overload
+    def matmul(a: Any, b: Any, /, out: Any = None, **options: Unpack[MatmulOptions]) -> Any: ...
+
+
+@opaque.opaque
+@functools.wraps(_matmul)
+def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: D103 # it has that of _matmul
+    if not options:
+        path = quick.FAST_PATHS.get(type(a))
+        if path is not None:
+            done = path(a, b, out, "matmul", None)
+            if done is not None:
+                return done
+    return multiply(a, b, out, **options)
+
+
+@opaque.opaque
+def _gemm(
+    alpha: complex,
+    a: Any,
+    b: Any = ...,
+    beta: complex = 0.0,
+    c: Any = None,
+    *,
+    out: Any = None,
+    threads: int | None = None,
+    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+) -> Any:
+    """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
+
+    >>> import numpy as np, gemmery as gm
+    >>> a, c = np.ones((2, 3)), np.full((2, 2), 10.0)
+    >>> gm.gemm(2.0, a, a.T, -1.0, c)
+    array([[-4., -4.],
+           [-4., -4.]])
+
+    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). For a transposed operand pass `a.T`: views are not copied.
+    The element type of the result is the one to which a, b and c promote. As in BLAS, c is not read when beta is 0 (it
+    may contain NaN, or be None), and a and b are not read when alpha is 0. alpha and beta of integer products must be
+    integers. CUDA arrays, `threads` and `precision` are as in `matmul`.
+
+    Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
+    """
+    out = spellings.single(out)
+    if b is ...:
+        raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
+    if opaque.waiting and opaque.settle():
+        return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
+    if (c is out or c is None) and threads is None and precision is None:
+        done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
+        if done is not None:
+            return done
+    options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
+    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
+        from gemmery.api import splitting
+
+        return splitting.product("gemm", a, b, out, options)
+    x, y = viewed("a", a), viewed("b", b)
+    if len(x.shape) < 2 or len(y.shape) < 2:
+        raise ShapeError(
+            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
+        )
+    return _scaled("gemm", a, b, x, y, out, options)
+
+
+_gemm.__name__ = _gemm.__qualname__ = "gemm"
+_gemm_entry: Callable[..., Any] = _gemm
 
 
 if TYPE_CHECKING:
@@ -226,88 +273,13 @@ if TYPE_CHECKING:
 
 
 @opaque.opaque
-def gemm(
-    alpha: complex,
-    a: Any,
-    b: Any = ...,
-    beta: complex = 0.0,
-    c: Any = None,
-    *,
-    out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-) -> Any:
-    """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
-
-    >>> import numpy as np, gemmery as gm
-    >>> a, c = np.ones((2, 3)), np.full((2, 2), 10.0)
-    >>> gm.gemm(2.0, a, a.T, -1.0, c)
-    array([[-4., -4.],
-           [-4., -4.]])
-
-    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). For a transposed operand pass `a.T`: views are not copied.
-    The element type of the result is the one to which a, b and c promote. As in BLAS, c is not read when beta is 0 (it
-    may contain NaN, or be None), and a and b are not read when alpha is 0. alpha and beta of integer products must be
-    integers. CUDA arrays, `threads` and `precision` are as in `matmul`.
-
-    Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
-    """
-    return _gemm_entry(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
+@functools.wraps(_gemm)
+def gemm(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of _gemm
+    return _gemm_entry(*arguments, **options)
 
 
 @opaque.opaque
-def _gemm(
-    alpha: complex,
-    a: Any,
-    b: Any = ...,
-    beta: complex = 0.0,
-    c: Any = None,
-    *,
-    out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-) -> Any:
-    """Compute a gemm that the compiled entry does not know yet."""
-    out = spellings.single(out)
-    if b is ...:
-        raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
-    if opaque.waiting and opaque.settle():
-        return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
-    if (c is out or c is None) and threads is None and precision is None:
-        done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
-        if done is not None:
-            return done
-    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
-        from gemmery.api import splitting
-
-        options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
-        return splitting.product("gemm", a, b, out, options)
-    x, y = viewed("a", a), viewed("b", b)
-    if len(x.shape) < 2 or len(y.shape) < 2:
-        raise ShapeError(
-            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
-        )
-    return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
-
-
-_gemm.__name__ = _gemm.__qualname__ = "gemm"
-_gemm_entry: Callable[..., Any] = _gemm
-
-
-if TYPE_CHECKING:
-
-    @overload
-    def gemv(a: Plain, x: Plain, y: Plain | None = None, **options: Unpack[GemvOptions]) -> NDArray[Any]: ...
-    @overload
-    def gemv(a: Foreign, x: Foreign, y: Any = None, **options: Unpack[GemvOptions]) -> Foreign: ...
-    @overload
-    def gemv(a: Any, x: Any, y: Any = None, *, out: Out, **options: Unpack[GemvOptions]) -> Out: ...
-    @overload
-    def gemv(a: Any, x: Any, y: Any = None, *, out: Any = None, **options: Unpack[GemvOptions]) -> Any: ...
-
-
-@opaque.opaque
-def gemv(
+def _gemv(
     a: Any,
     x: Any,
     y: Any = None,
@@ -328,22 +300,6 @@ def gemv(
 
     Raises the errors of `gemm`.
     """
-    return _gemv_entry(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
-
-
-@opaque.opaque
-def _gemv(
-    a: Any,
-    x: Any,
-    y: Any = None,
-    *,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
-    out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-) -> Any:
-    """Compute a gemv that the compiled entry does not know yet."""
     out = spellings.single(out)
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
@@ -357,11 +313,30 @@ def _gemv(
             f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
             "other shapes"
         )
-    return _scaled("gemv", alpha, a, x, matrix, vector, beta, y, out, threads, precision)
+    options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=y)
+    return _scaled("gemv", a, x, matrix, vector, out, options)
 
 
 _gemv.__name__ = _gemv.__qualname__ = "gemv"
 _gemv_entry: Callable[..., Any] = _gemv
+
+
+if TYPE_CHECKING:
+
+    @overload
+    def gemv(a: Plain, x: Plain, y: Plain | None = None, **options: Unpack[GemvOptions]) -> NDArray[Any]: ...
+    @overload
+    def gemv(a: Foreign, x: Foreign, y: Any = None, **options: Unpack[GemvOptions]) -> Foreign: ...
+    @overload
+    def gemv(a: Any, x: Any, y: Any = None, *, out: Out, **options: Unpack[GemvOptions]) -> Out: ...
+    @overload
+    def gemv(a: Any, x: Any, y: Any = None, *, out: Any = None, **options: Unpack[GemvOptions]) -> Any: ...
+
+
+@opaque.opaque
+@functools.wraps(_gemv)
+def gemv(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of _gemv
+    return _gemv_entry(*arguments, **options)
 
 
 @functools.cache
@@ -415,41 +390,23 @@ def get_num_threads() -> int:
     return cpu_threads.get()
 
 
-def _scaled(
-    name: str,
-    alpha: complex,
-    a: Any,
-    b: Any,
-    x: View,
-    y: View,
-    beta: complex,
-    c: Any,
-    out: Any,
-    threads: int | None,
-    precision: str | None,
-) -> Any:
+def _scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
     """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
         return on_device.product(name, a, b, x, y, out, options)
-    only_on_devices(precision)
+    only_on_devices(options.precision)
     common = result = promoted(x.dtype, y.dtype)
-    old = None if c is None else viewed(added(name), c)
+    old = None if options.old is None else viewed(added(name), options.old)
     if old is not None:
         arrays.together(a=x, b=y, c=old)
-        shape = result_shape(x.shape, y.shape)
-        if old.shape != shape:
-            what = added(name)
-            raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
+        check_added(name, old, result_shape(x.shape, y.shape))
         result = promoted(common, old.dtype)
-    alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
+    alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
+    check_beta(name, beta, old)
     if beta == 0:
         old = None
-    elif old is None:
-        array = added(name)
-        raise ArgumentError(f"beta={brief(beta)} needs {array}, which beta multiplies; pass {array}, or beta=0")
-    terms = Terms(alpha, beta, old, threads=thread_count(threads), widens=old is None and result != common)
+    terms = Terms(alpha, beta, old, threads=thread_count(options.threads), widens=old is None and result != common)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)

@@ -6,11 +6,11 @@ from functools import lru_cache
 
 from gemmery import arrays, dtypes
 from gemmery.arrays import View
+from gemmery.cuda.geometry import Geometry, instance
 from gemmery.cuda.launch import CudaLaunch, Ready
-from gemmery.cuda.unpacking import PIECE, unpacking
 from gemmery.dispatch.cuda import quantized
 from gemmery.errors import RefusedError
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 
 @lru_cache(maxsize=1024)
@@ -76,3 +76,26 @@ def unpacked(packed: View, scales: View, dtype: str, bits: int) -> Ready | str:
         return f"groups of {group}: a kernel unpacks {PIECE} columns at a time, with one factor"
     w = View(0, (1, n, k), (0, k * dtypes.get(dtype).size, dtypes.get(dtype).size), dtype)
     return unpacking(n, k, dtype, bits, group, packed.device).ready(w, w, w)
+
+
+PIECE = 8  # elements that a thread writes at a time, of one group
+_THREADS, _EACH = 256, 4  # threads of a block, pieces of a thread
+
+
+def unpacking(rows: int, columns: int, dtype: str, bits: int, group: int, device: str) -> CudaLaunch:
+    """Return a function that writes the (rows, columns) matrix C of packed B, whose factors lie in scratch memory.
+
+    Arrays are contiguous and begin at multiples of 16 bytes, and `group` is a multiple of PIECE columns.
+    """
+    problem = Problem(rows, columns, 0, dtype, dtype, device=device, bits=bits, group=group)
+    return CudaLaunch(problem, {}, _geometry)
+
+
+def _geometry(problem: Problem, _: Config) -> Geometry:
+    pieces = problem.m * problem.n // PIECE
+    return Geometry(
+        "unpack.cu",
+        instance("unpack", problem, problem.bits, problem.group, _EACH),
+        (-(-pieces // (_THREADS * _EACH)), 1, 1),
+        (_THREADS, 1, 1),
+    )

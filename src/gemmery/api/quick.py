@@ -19,9 +19,8 @@ from gemmery.tuples import NamedTuple
 if TYPE_CHECKING:
     from gemmery.api.prepared import TieredLaunch
 
-# (a, b, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
-NewPath = Callable[[Any, Any, str, tuple[float, float] | None], Any]
-IntoPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]  # the same with out after b
+# (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
+FastPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
 OptionPath = Callable[..., Any]  # a, b, out, options, and addresses of parts of operands that were split -> as those
 OPTION_PATHS: dict[type, OptionPath] = {}  # those of quick_options.py, for other products than those of FAST_PATHS
 # (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a product
@@ -29,14 +28,7 @@ Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[TieredLau
 _MOST = 4096  # products kept for each library
 
 
-class FastPaths(NamedTuple):
-    """The fast path of a library's products into new arrays, and that of products into `out`."""
-
-    new: NewPath
-    into: IntoPath
-
-
-FAST_PATHS: dict[type, FastPaths] = {}  # by the type of a
+FAST_PATHS: dict[type, FastPath] = {}  # by the type of a
 SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 
 
@@ -62,11 +54,11 @@ def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View]
     if torch is not None and type(a) in tensor_types(torch) and type(b) in tensor_types(torch):
         if out is None or type(out) in tensor_types(torch):
             if torch.Tensor not in FAST_PATHS:
-                FAST_PATHS.update(dict.fromkeys(tensor_types(torch), _torch_paths(torch)))
+                FAST_PATHS.update(dict.fromkeys(tensor_types(torch), _torch_path(torch)))
             _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
             _serve(a.dtype, a.get_device(), x)
     elif cupy is not None and type(a) is type(b) is cupy.ndarray and type(out) in (cupy.ndarray, type(None)):
-        FAST_PATHS.setdefault(cupy.ndarray, _cupy_paths(cupy))
+        FAST_PATHS.setdefault(cupy.ndarray, _cupy_path(cupy))
         _keep(_ARRAYS, _array_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
         _serve(a.dtype, a.device.id, x)
 
@@ -78,7 +70,7 @@ _FRESH: dict[tuple[Any, int], Fresh] = {}  # by a library's element type and the
 
 def _serve(dtype: Any, ordinal: int, x: View) -> None:
     """Let new products of this element type be prepared here, if its general kernel is there."""
-    from gemmery.api import fresh
+    from gemmery.api import prepared
     from gemmery.api.precision import get_float32_precision
     from gemmery.cuda import images
 
@@ -86,15 +78,15 @@ def _serve(dtype: Any, ordinal: int, x: View) -> None:
         return  # general kernels are plain float32
     present = images.present(x.dtype, ordinal)
     if present is not None:
-        _FRESH[dtype, ordinal] = partial(fresh.prepare, present)
+        _FRESH[dtype, ordinal] = partial(prepared.prepare_new, present)
 
 
 def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
     """alpha a b + beta c by the fast path, where c is out or None, for scalars exact in float32; None for others and
     for unseen products.
     """
-    paths = FAST_PATHS.get(type(a))
-    if paths is None or type(alpha) is not float or type(beta) is not float:
+    path = FAST_PATHS.get(type(a))
+    if path is None or type(alpha) is not float or type(beta) is not float:
         return None
     scalars = None
     if alpha != 1 or beta != 0:
@@ -103,7 +95,7 @@ def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -
         scalars = alpha, beta
     else:
         name = PLAIN[name]
-    return paths.new(a, b, name, scalars) if out is None else paths.into(a, b, out, name, scalars)
+    return path(a, b, out, name, scalars)
 
 
 PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the keys when alpha is 1 and beta 0
@@ -154,7 +146,7 @@ def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> 
 def _new_of_tensors(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
 ) -> KnownProduct | None:
-    """Prepare and remember the product of two tensors, if api/fresh.py prepares it."""
+    """Prepare and remember the product of two tensors, if `prepare_new` prepares it."""
     prepare = _FRESH.get((a.dtype, a.get_device()))
     if prepare is None or b.dtype is not a.dtype or b.get_device() != a.get_device() or (scalars and scalars[1]):
         return None
@@ -180,11 +172,61 @@ class Repeated(NamedTuple):
 _REPEATED: dict[int, Repeated] = {}  # into new arrays
 _REPEATED_INTO: dict[int, Repeated] = {}
 
-Note = Callable[[dict[int, Repeated], str, KnownProduct, tuple[Any, ...]], None]
+
+def _torch_path(torch: Any) -> FastPath:
+    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
+    tensors, byte, new, into = tensor_types(torch), torch.uint8, _REPEATED, _REPEATED_INTO
+    tracing, modes, transforms = arrays.recorders(torch)
+    forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
+    known = _known(torch)
+    empty, current = arrays.device_allocator(torch)
+
+    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+        ordinal = a.get_device()
+        if ordinal < 0 or type(b) not in tensors or (out is not None and type(out) not in tensors):
+            return None
+        if modes() or tracing() or transforms() or forward._current_level >= 0:  # the slow path raises the error
+            return None
+        try:
+            p, q, r = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
+        except RuntimeError:  # a sparse tensor: the slow path raises the error
+            return None
+        if not p or not q or (out is not None and not r):
+            return None
+        last, product = (new if out is None else into).get(id(b)), None
+        aligned = not (p | q | r) & 15
+        if last is not None and aligned and not (a.is_nested or b.is_nested or (out is not None and out.is_nested)):
+            called, alike, product, tracked = last
+            same = called is name and (alike(a, b) if out is None else alike(a, b, out))
+            if not same or (tracked and recording()):
+                product = None
+        if product is None:
+            product = known(a, b, out, p, q, r, name, scalars)
+            if product is None:
+                return None
+        served, shape, strides, a_low, a_high, b_low, b_high = product
+        if out is not None:
+            if a_low < r - p < a_high or b_low < r - q < b_high:
+                return None
+            result = out
+        elif empty is not None and current() == ordinal:
+            result = empty(shape, strides, a.dtype)
+        else:
+            result = a.new_empty_strided(shape, strides)  # new_empty takes 0.5 us longer
+        stream = stream_of(ordinal)
+        run = served.next(stream) if served.countdown else served.run
+        scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
+        run(p, q, r or result.data_ptr(), stream, 0, 0 if scratch is None else scratch.data_ptr(), scalars)
+        if out is not None:
+            written((out,))
+        return result
+
+    return multiply
 
 
-def _torch_paths(torch: Any) -> FastPaths:
-    make = arrays.comparer(torch)
+def _known(torch: Any) -> Callable[..., KnownProduct | None]:
+    """Return the look-up of a product of tensors, which prepares products that `prepare_new` prepares."""
+    products, recording, strided, make = _TENSORS, torch.is_grad_enabled, torch.strided, arrays.comparer(torch)
 
     def note(repeated: dict[int, Repeated], name: str, product: KnownProduct, tensors: tuple[Any, ...]) -> None:
         if make is None or len({*map(id, tensors)}) < len(tensors):
@@ -194,128 +236,26 @@ def _torch_paths(torch: Any) -> FastPaths:
         tracked = any(x.requires_grad for x in tensors)
         repeated[id(tensors[1])] = Repeated(name, make(*tensors), product, tracked)
 
-    return FastPaths(_torch_new(torch, note), _torch_into(torch, note))
-
-
-def _torch_new(torch: Any, note: Note) -> NewPath:
-    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-    tensors = tensor_types(torch)
-    tracing, modes, transforms = arrays.recorders(torch)
-    forward, byte, repeated = torch.autograd.forward_ad, torch.uint8, _REPEATED
-    known = _known_new(torch, note)
-    empty, current = arrays.device_allocator(torch)
-
-    def multiply(a: Any, b: Any, name: str, scalars: tuple[float, float] | None) -> Any:
-        ordinal = a.get_device()
-        if ordinal < 0 or type(b) not in tensors:
-            return None
-        if modes() or tracing() or transforms() or forward._current_level >= 0:  # the slow path raises the error
-            return None
+    def known(
+        a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, scalars: tuple[float, float] | None
+    ) -> KnownProduct | None:
         try:
-            p, q = a.data_ptr(), b.data_ptr()
-        except RuntimeError:  # a sparse tensor: the slow path raises the error
-            return None
-        if not p or not q:
-            return None
-        last, product = repeated.get(id(b)), None
-        if last is not None and not (p | q) & 15 and not (a.is_nested or b.is_nested):
-            called, alike, product, tracked = last
-            if called is not name or not alike(a, b) or (tracked and recording()):
-                product = None
-        if product is None:
-            product = known(a, b, p, q, name, scalars)
-            if product is None:
-                return None
-        served, shape, strides, *_ = product
-        if empty is not None and current() == ordinal:
-            result = empty(shape, strides, a.dtype)
-        else:
-            result = a.new_empty_strided(shape, strides)  # new_empty takes 0.5 us longer
-        stream = stream_of(ordinal)
-        run = served.next(stream) if served.countdown else served.run
-        scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
-        run(p, q, result.data_ptr(), stream, 0, 0 if scratch is None else scratch.data_ptr(), scalars)
-        return result
-
-    return multiply
-
-
-def _known_new(torch: Any, note: Note) -> Callable[..., KnownProduct | None]:
-    """Return the look-up of a product into a new tensor, which prepares products that api/fresh.py prepares."""
-    products, recording, strided = _TENSORS, torch.is_grad_enabled, torch.strided
-
-    def known(a: Any, b: Any, p: int, q: int, name: str, scalars: tuple[float, float] | None) -> KnownProduct | None:
-        try:
-            key = _tensor_key(a, b, None, name, p, q, 0)
+            key = _tensor_key(a, b, out, name, p, q, r)
         except RuntimeError:  # a nested tensor has no shape: the slow path raises the error
             return None
         product = products.get(key)
         if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
             return None
+        if out is not None and ((out.requires_grad and recording()) or out.is_neg()):
+            return None
         if product is None:
-            return _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
-        if not (p | q) & 15:
-            note(_REPEATED, name, product, (a, b))
-        return product
-
-    return known
-
-
-def _torch_into(torch: Any, note: Note) -> IntoPath:
-    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-    tensors, byte, repeated = tensor_types(torch), torch.uint8, _REPEATED_INTO
-    tracing, modes, transforms = arrays.recorders(torch)
-    forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
-    known = _known_into(torch, note)
-
-    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
-        ordinal = a.get_device()
-        if ordinal < 0 or type(b) not in tensors or type(out) not in tensors:
-            return None
-        if modes() or tracing() or transforms() or forward._current_level >= 0:
-            return None
-        try:
-            p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
-        except RuntimeError:
-            return None
-        if not p or not q or not r:
-            return None
-        last, product = repeated.get(id(b)), None
-        if last is not None and not (p | q | r) & 15 and not (a.is_nested or b.is_nested or out.is_nested):
-            called, alike, product, tracked = last
-            if called is not name or not alike(a, b, out) or (tracked and recording()):
-                product = None
-        if product is None:
-            product = known(a, b, out, p, q, r, name)
-            if product is None:
-                return None
-        served, _, _, a_low, a_high, b_low, b_high = product
-        if a_low < r - p < a_high or b_low < r - q < b_high:
-            return None
-        stream = stream_of(ordinal)
-        run = served.next(stream) if served.countdown else served.run
-        scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
-        run(p, q, r, stream, 0, 0 if scratch is None else scratch.data_ptr(), scalars)
-        written((out,))
-        return out
-
-    return multiply
-
-
-def _known_into(torch: Any, note: Note) -> Callable[..., KnownProduct | None]:
-    """Return the look-up of a product into a tensor that the caller passes."""
-    products, recording = _TENSORS, torch.is_grad_enabled
-
-    def known(a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str) -> KnownProduct | None:
-        try:
-            product = products.get(_tensor_key(a, b, out, name, p, q, r))
-        except RuntimeError:
-            return None
-        grad = recording()
-        if product is None or any(x.is_neg() or (grad and x.requires_grad) for x in (a, b, out)):
-            return None
+            fresh = out is None and a.layout is b.layout is strided
+            return _new_of_tensors(a, b, key, p, q, scalars) if fresh else None
         if not (p | q | r) & 15:
-            note(_REPEATED_INTO, name, product, (a, b, out))
+            if out is None:
+                note(_REPEATED, name, product, (a, b))
+            else:
+                note(_REPEATED_INTO, name, product, (a, b, out))
         return product
 
     return known
@@ -330,7 +270,7 @@ def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> t
 def _new_of_arrays(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
 ) -> KnownProduct | None:
-    """Prepare and remember the product of two arrays, if api/fresh.py prepares it."""
+    """Prepare and remember the product of two arrays, if `prepare_new` prepares it."""
     prepare = _FRESH.get((a.dtype, a.device.id))
     if prepare is None or b.dtype != a.dtype or b.device.id != a.device.id or (scalars and scalars[1]):
         return None
@@ -346,53 +286,29 @@ def _new_of_arrays(
     return product
 
 
-def _cupy_paths(cupy: Any) -> FastPaths:
-    return FastPaths(_cupy_new(cupy), _cupy_into(cupy))
-
-
-def _cupy_new(cupy: Any) -> NewPath:
-    stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray
-    products = _ARRAYS
-
-    def multiply(a: Any, b: Any, name: str, scalars: tuple[float, float] | None) -> Any:
-        if type(b) is not ndarray:
-            return None
-        p, q = a.data.ptr, b.data.ptr
-        if not p or not q or a.device.id != current():
-            return None
-        key = _array_key(a, b, None, name, p, q, 0)
-        product = products.get(key) or _new_of_arrays(a, b, key, p, q, scalars)
-        if product is None:
-            return None
-        result = ndarray(product.shape, a.dtype)
-        served, stream = product.served, stream_of(a.device.id).ptr
-        run = served.next(stream) if served.countdown else served.run
-        scratch = ndarray((run.workspace,), "u1") if run.workspace else None
-        run(p, q, result.data.ptr, stream, 0, 0 if scratch is None else scratch.data.ptr, scalars)
-        return result
-
-    return multiply
-
-
-def _cupy_into(cupy: Any) -> IntoPath:
+def _cupy_path(cupy: Any) -> FastPath:
     stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray
     products = _ARRAYS
 
     def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
-        if type(b) is not ndarray or type(out) is not ndarray:
+        if type(b) is not ndarray or (out is not None and type(out) is not ndarray):
             return None
-        p, q, r = a.data.ptr, b.data.ptr, out.data.ptr
-        if not p or not q or not r:
+        p, q, r = a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr
+        if not p or not q or (out is not None and not r) or (out is None and a.device.id != current()):
             return None
-        product = products.get(_array_key(a, b, out, name, p, q, r))
-        if product is None or product.a_low < r - p < product.a_high or product.b_low < r - q < product.b_high:
+        key = _array_key(a, b, out, name, p, q, r)
+        product = products.get(key) or (_new_of_arrays(a, b, key, p, q, scalars) if out is None else None)
+        if product is None:
+            return None
+        if out is not None and (product.a_low < r - p < product.a_high or product.b_low < r - q < product.b_high):
             return None
         served, stream = product.served, stream_of(a.device.id).ptr
         run = served.next(stream) if served.countdown else served.run
-        if run.workspace and a.device.id != current():
+        if run.workspace and out is not None and a.device.id != current():
             return None
+        result = ndarray(product.shape, a.dtype) if out is None else out
         scratch = ndarray((run.workspace,), "u1") if run.workspace else None
-        run(p, q, r, stream, 0, 0 if scratch is None else scratch.data.ptr, scalars)
-        return out
+        run(p, q, result.data.ptr, stream, 0, 0 if scratch is None else scratch.data.ptr, scalars)
+        return result
 
     return multiply

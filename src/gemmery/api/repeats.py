@@ -13,7 +13,7 @@ from gemmery.api.cpu_call import Call, Prepared
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob
+from gemmery.cpu.entry_layout import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.dispatch import cpu

@@ -56,8 +56,8 @@ class GemmOptions(TypedDict, total=False):
     precision: Precision | None
 
 
-class MatmulOptions(GemmOptions, total=False):
-    """Options of matmul."""
+class GroupedOptions(TypedDict, total=False):
+    """Options of grouped_matmul."""
 
     dtype: DTypeLike | None
     bias: Any
@@ -65,6 +65,10 @@ class MatmulOptions(GemmOptions, total=False):
     scale_a: Any
     scale_b: Any
     batch_invariant: bool
+
+
+class MatmulOptions(GemmOptions, GroupedOptions, total=False):
+    """Options of matmul."""
 
 
 class ContractionOptions(GemmOptions, total=False):
@@ -92,14 +96,3 @@ class GemvOptions(GemmOptions, total=False):
 
     alpha: complex
     beta: complex
-
-
-class GroupedOptions(TypedDict, total=False):
-    """Options of grouped_matmul."""
-
-    dtype: DTypeLike | None
-    bias: Any
-    activation: Activation | None
-    scale_a: Any
-    scale_b: Any
-    batch_invariant: bool

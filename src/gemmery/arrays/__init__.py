@@ -18,23 +18,20 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
 """
 
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from gemmery import dtypes
+from gemmery.arrays import pytorch
 from gemmery.arrays.pytorch import comparer, device_allocator, recorders, version_bump
-from gemmery.arrays.reading import unchanged, view
-from gemmery.arrays.results import (
-    allocates,
-    as_numpy,
-    assign,
-    astype,
-    converted,
-    empty,
-    kind,
-    numpy_dtype,
-    scratch,
-    store,
-    wrap,
-    written,
-)
+from gemmery.arrays.reading import SHORT, unchanged, view
 from gemmery.arrays.views import View, alignment, contiguous, library, overlap, reach, repeats, same, together
+from gemmery.dtypes import Array
+from gemmery.errors import DTypeError, ShapeError
 
 __all__ = [
     "View",
@@ -65,3 +62,181 @@ __all__ = [
     "wrap",
     "written",
 ]
+
+
+def kind(*operands: object) -> object:
+    """Return the operand whose kind the result has: the first that is neither a plain NumPy array nor a list."""
+    for obj in operands:
+        if type(obj) is not np.ndarray and not isinstance(obj, list | tuple):
+            return obj
+    return operands[0]
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
+    """Return an uninitialised C-contiguous array for a result like `like`, and its View; `wrap` finishes the array."""
+    torch = library(like, "torch", "Tensor")
+    if torch is not None:
+        return pytorch.empty(shape, dtype, like, torch)
+    cupy = library(like, "cupy", "ndarray")
+    if cupy is not None:
+        with like.device:
+            array = cupy.empty(shape, numpy_dtype(dtype))
+        return array, view(array)
+    own = like.dtype if isinstance(like, np.ndarray) else None
+    if SHORT.get(own) != dtype:
+        own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
+    array = _memory(shape, own)
+    return array, view(array)
+
+
+def _memory(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Uninitialised memory; NumPy raises MemoryError or, for more bytes or dimensions than it can count, ValueError."""
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:
+        raise ShapeError(f"a result of shape {shape} is too large for an array: {error}") from error
+
+
+def allocates(like: object) -> bool:
+    """Return True if `empty` can allocate on the device of `like`: for PyTorch and CuPy."""
+    return (library(like, "torch", "Tensor") or library(like, "cupy", "ndarray")) is not None
+
+
+def scratch(shape: tuple[int, ...], dtype: str) -> View:
+    """Return uninitialised C-contiguous memory for intermediate results."""
+    memory = _memory(shape, np.uint16 if dtype == "bf16" else dtypes.get(dtype).numpy)
+    return View(memory.ctypes.data, shape, memory.strides, dtype, owner=memory)
+
+
+def wrap(like: object, result: Any) -> Any:
+    """Convert an array from `empty` to the kind of `like`; a NumPy array without dimensions becomes a scalar."""
+    if type(result) is not np.ndarray:
+        return result
+    if type(like) is not np.ndarray:
+        if isinstance(like, np.ndarray):
+            return _wrapped(like, result)
+        if isinstance(like, memoryview):
+            return memoryview(result)  # type: ignore[arg-type]
+        if hasattr(like, "__dlpack__") and hasattr(like, "__array_namespace__"):
+            return like.__array_namespace__().from_dlpack(_exporter(result))
+    return result if result.ndim else result[()]
+
+
+def _wrapped(like: Array, result: Array) -> Any:
+    """What `__array_wrap__` makes of a result; before NumPy 2 it took the array alone."""
+    try:
+        return like.__array_wrap__(result, None, result.ndim == 0)
+    except TypeError:
+        return like.__array_wrap__(result)
+
+
+def _exporter(result: Array) -> Any:
+    """Return an object that exports a result by DLPack, which NumPy does not in bfloat16."""
+    if result.dtype.kind != "V":
+        return result
+    from gemmery.arrays import dlpack
+
+    return dlpack.Exported(view(result))
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's element type for gemmery's `name`; for bfloat16 ml_dtypes must have been imported."""
+    if name != "bf16":
+        return np.dtype(dtypes.get(name).numpy)
+    bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)
+    if bfloat16 is None:
+        raise DTypeError("NumPy has no bfloat16: import ml_dtypes, or pass dtype='float32'")
+    result: np.dtype[Any] = np.dtype(bfloat16)
+    return result
+
+
+def converted(source: View, dtype: str) -> View:
+    """Copy to C-contiguous memory of another element type, rounding to nearest, ties to even."""
+    try:
+        values = np.ascontiguousarray(_cast(source, dtype))
+    except ValueError as error:  # more bytes or dimensions than NumPy can count
+        raise ShapeError(f"an operand of shape {source.shape} is too large to be converted: {error}") from error
+    return View(values.ctypes.data, source.shape, values.strides, dtype, owner=values)
+
+
+def astype(obj: Any, dtype: str) -> Any:
+    """Convert an array on a device by its own library, on that library's stream.
+
+    Raises DTypeError if the array's library is neither PyTorch nor CuPy.
+    """
+    if allocates(obj):
+        if hasattr(obj, "to"):
+            return obj.to(getattr(sys.modules["torch"], dtypes.get(dtype).numpy))
+        with obj.device:
+            return obj.astype(numpy_dtype(dtype))
+    raise DTypeError(
+        f"a {type(obj).__name__} must be converted to {dtypes.get(dtype).numpy} first: gemmery converts arrays on a "
+        "device only for PyTorch and CuPy"
+    )
+
+
+def assign(target: Any, source: Any) -> None:
+    """Copy an array on a device into another of any element type; both must be of one library."""
+    if hasattr(target, "copy_"):
+        target.copy_(source)
+    else:
+        with target.device:
+            target[...] = source
+
+
+def written(obj: object) -> None:
+    """Tell PyTorch that the memory of a tensor was written; do nothing for other arrays."""
+    torch = library(obj, "torch", "Tensor")
+    if torch is not None:
+        pytorch.written(obj, torch)
+
+
+def store(source: View, target: View) -> None:
+    """Copy `source` into the memory of `target`, of the same shape and any element type."""
+    _raw(target)[...] = _cast(source, target.dtype)
+
+
+def as_numpy(obj: object, its_view: View) -> Array:
+    """Return a NumPy array of the memory of an array on the CPU, without a copy; `obj` itself if it is one.
+
+    Raises DTypeError for bfloat16 unless ml_dtypes has been imported.
+    """
+    if type(obj) is np.ndarray:
+        return obj
+    return _raw(its_view).view(numpy_dtype(its_view.dtype))
+
+
+class _Memory:
+    """A View that NumPy can read through `__array_interface__`."""
+
+    def __init__(self, source: View, typestr: str) -> None:
+        self.owner = source.owner
+        self.__array_interface__ = {
+            "data": (source.pointer, False),
+            "shape": source.shape,
+            "strides": source.strides,
+            "typestr": typestr,
+            "version": 3,
+        }
+
+
+def _raw(source: View) -> Array:
+    """Return the memory of `source` as a NumPy array without a copy; bfloat16 as uint16."""
+    stored = "uint16" if source.dtype == "bf16" else dtypes.get(source.dtype).numpy
+    return np.asarray(_Memory(source, np.dtype(stored).str))
+
+
+def _cast(source: View, dtype: str) -> Array:
+    """Return the elements of `source` converted to `dtype`; bfloat16, the upper half of a float32, as uint16."""
+    values = _raw(source)
+    if source.dtype == dtype:
+        return values
+    with np.errstate(all="ignore"):
+        if source.dtype == "bf16":
+            values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        if dtype != "bf16":
+            return values.astype(np.dtype(dtypes.get(dtype).numpy))
+        single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(single), (bits >> np.uint32(16)) | np.uint32(0x40), nearest).astype(np.uint16)

@@ -30,7 +30,7 @@ import numpy as np
 
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
-from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
+from gemmery.cpu.entry_layout import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import host

@@ -142,11 +142,6 @@ def postpone(task: Callable[[], object]) -> None:
     _postponed.append(task)
 
 
-def load_all(target: Target, images: Iterable[Image]) -> None:
-    """Load modules, and compile those that are missing on all cores that this process may use."""
-    at_once([functools.partial(load, target, *image) for image in images if (target, image[0]) not in _loaded])
-
-
 def at_once(tasks: Sequence[Callable[[], object]]) -> None:
     """Run tasks that compile on all cores that this process may use; those that fail in a helper run again here."""
     queue = list(reversed(tasks))

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from gemmery import config
 from gemmery.dispatch import cpu
-from gemmery.dispatch.candidate import Candidate
+from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Kernel, Rung
 from gemmery.problem import Config, Problem

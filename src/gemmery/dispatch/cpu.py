@@ -6,11 +6,20 @@ from collections.abc import Iterator
 
 from gemmery import dtypes
 from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
-from gemmery.dispatch.candidate import Candidate
 from gemmery.ladder.cpu import CPU
-from gemmery.problem import Problem
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config, Problem
+from gemmery.tuples import NamedTuple
 
 _RUNGS = {rung.name: rung for rung in CPU}
+
+
+class Candidate(NamedTuple):
+    """A rung with a config, and the reason for it."""
+
+    rung: Rung
+    config: Config
+    reason: str
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from gemmery.cuda import driver, geometry, hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
-from gemmery.dispatch.candidate import Candidate
+from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_bounds, float32_parts, float64_residues
 from gemmery.ladder.cuda import CUDA
@@ -71,21 +71,19 @@ def copies_tensors(device: str) -> bool:
 
 def grouped(problem: Problem) -> Candidate:
     """Return the rung that multiplies groups of rows in one launch. Raises RefusedError with the reason if none can."""
-    rung = _RUNGS["wgmma_grouped"]
-    candidate = Candidate(rung, rung.default, "groups of rows: one launch reads where they end")
-    reason = refusal(problem, candidate)
-    if reason:
-        raise RefusedError(f"{rung.name}: {reason}")
-    return candidate
+    return _only("wgmma_grouped", problem, "groups of rows: one launch reads where they end")
 
 
 def quantized(problem: Problem) -> Candidate:
     """Return the rung that multiplies packed weights. Raises RefusedError with the reason if none can."""
-    rung = _RUNGS["gemv_quantized"]
-    candidate = Candidate(rung, rung.default, "few rows and packed weights: mma takes them as they are unpacked")
-    reason = refusal(problem, candidate)
-    if reason:
-        raise RefusedError(f"{rung.name}: {reason}")
+    return _only("gemv_quantized", problem, "few rows and packed weights: mma takes them as they are unpacked")
+
+
+def _only(name: str, problem: Problem, reason: str) -> Candidate:
+    candidate = Candidate(_RUNGS[name], _RUNGS[name].default, reason)
+    refused = refusal(problem, candidate)
+    if refused:
+        raise RefusedError(f"{name}: {refused}")
     return candidate
 
 

@@ -42,17 +42,6 @@ class Family(NamedTuple):
     c_elements: int  # most m * n
     work: int  # most m * n * k * batch
 
-    def has(self, m: int, n: int, k: int, batch: int = 1) -> bool:
-        """Return True for a product that the family serves."""
-        return (
-            self.m[0] <= m <= self.m[1]
-            and self.n[0] <= n <= self.n[1]
-            and self.k[0] <= k <= self.k[1]
-            and k * n <= self.b_elements
-            and m * n <= self.c_elements
-            and m * n * k * batch <= self.work
-        )
-
 
 def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, threads: int) -> tuple[Family, ...]:
     """Return the families of an element type and an epilogue, in the order in which they are to be tried.

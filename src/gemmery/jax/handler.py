@@ -1,23 +1,36 @@
-"""The handler of this process: its registration with JAX, and the table of jobs that it reads."""
+"""The handlers of this process: their registration with JAX, and the table of jobs that the CPU's reads.
+
+The handler for CUDA devices is Python, which puts the launches of a product on XLA's stream, as `gemmery.matmul` does.
+The frame that XLA passes to a handler is read here too; the offsets are those of `cpu/xla.py`.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import re
 import struct
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from gemmery import tiers
 from gemmery.api.cpu_call import Prepared
+from gemmery.api.precision import get_float32_precision
 from gemmery.cpu import jit, pool, threads, workspace, xla
 from gemmery.cpu.target import host
+from gemmery.cuda import ordered
 from gemmery.errors import DeviceError
-from gemmery.jax import device_handler, frame, static
+from gemmery.jax import static
 from gemmery.jax.static import StaticProduct
+
+if TYPE_CHECKING:
+    from gemmery.api.prepared import TieredLaunch
 
 TARGET = "gemmery_matmul"
 
@@ -51,11 +64,11 @@ def _registered() -> int:
     messages = [ctypes.create_string_buffer(text) for text in _MESSAGES]
     for message in messages:
         workspace.forever(message)
-    head = (frame.minor_version(), _address(_prepare), pool.entries()["run"], *map(ctypes.addressof, messages))
+    head = (minor_version(), _address(_prepare), pool.entries()["run"], *map(ctypes.addressof, messages))
     ctypes.memmove(table, struct.pack(f"<{len(head)}q", *head), 8 * len(head))
     address = jit.load(host(), "xla", lambda: xla.module(host()), table)["handle"]
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(device_handler.handle)), platform="CUDA")
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(handle)), platform="CUDA")
     threads.at_change.append(_forget)
     return table
 
@@ -122,7 +135,141 @@ def _forget() -> None:
 def _prepare(address: int) -> int:
     """Prepare the product of a call that the handler does not know; 0 where that fails."""
     try:
-        return know(frame.product(address))
+        return know(_product_of(address))
     except BaseException:  # nothing may be raised into XLA
         traceback.print_exc()
         return 0
+
+
+_MOST = 4096
+# By key, device, alignment of the addresses, and default precision.
+_launches: dict[tuple[Any, ...], TieredLaunch | None] = {}
+
+
+def handle(frame: int) -> int:
+    """Launch the product of a call; return 0, or the address of an error of XLA."""
+    try:
+        if not _answered(frame):
+            _launch(frame)
+    except BaseException as error:  # nothing may be raised into XLA
+        return _failed(frame, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _launch(frame: int) -> None:
+    """Put the launches of a call on its stream.
+
+    A product of memory like that of an earlier call is looked up: its views and its plan, made anew each time, would
+    take longer than the launch. XLA lets no result overlap an operand.
+    """
+    stream, (a, b, c) = _stream_of(frame), _addresses_of(frame)
+    low, ordinal = (a & 15) << 8 | (b & 15) << 4 | c & 15, ordered.where(c)
+    known = _key_of(frame), ordinal, low, get_float32_precision()
+    served = _launches.get(known)
+    if served is None:
+        if len(_launches) >= _MOST:
+            _launches.clear()
+        _launches[known] = _write(frame, (a, b, c), ordinal, stream)
+        return
+    run = served.next(stream)
+    scratch = ordered.Scratch(run.workspace, stream, ordinal) if run.workspace else None
+    for first, second, third in served.form.offsets():
+        run(a + first, b + second, c + third, stream, 0, 0 if scratch is None else scratch.pointer)
+
+
+def _write(frame: int, addresses: tuple[int, int, int], ordinal: int, stream: int) -> TieredLaunch | None:
+    """Launch the product of a call; return what ran."""
+    from gemmery.api import on_device  # for the first product on a device
+
+    product = _product_of(frame)
+    x, y, target = (
+        z._replace(pointer=address, device=f"cuda:{ordinal}", stream=stream)
+        for z, address in zip(product.operands(), addresses, strict=True)
+    )
+    return on_device.write(x, y, target, product.precision or None)
+
+
+DTYPES = {  # XLA_FFI_DataType -> gemmery's name
+    2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
+    10: "f16", 11: "f32", 12: "f64", 15: "complex64", 16: "bf16", 18: "complex128",
+}  # fmt: skip
+_CONTEXT = 24
+_STREAM_GET, _STREAM_BYTES, _STREAM = 80, 32, 24
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+
+def _word(at: int) -> int:
+    return ctypes.c_int64.from_address(at).value
+
+
+@functools.cache
+def minor_version() -> int:
+    """Return the minor version of the interface of this JAX, whose major version is 0.
+
+    Raises DeviceError for another major version.
+    """
+    text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
+    major, minor = (int(re.findall(rf"#define XLA_FFI_API_{name} (\d+)", text)[0]) for name in ("MAJOR", "MINOR"))
+    if major:
+        raise DeviceError(f"version {major}.{minor} of XLA's interface is not supported: gemmery.jax knows version 0")
+    return minor
+
+
+def _answered(frame: int) -> bool:
+    """Answer a question about the handler's version; return False if the frame is a call."""
+    extension = _word(frame + xla.EXTENSION)
+    if not extension or ctypes.c_int32.from_address(extension + xla.EXTENSION_TYPE).value != xla.METADATA_TYPE:
+        return False
+    metadata = _word(extension + xla.METADATA)
+    ctypes.c_int32.from_address(metadata + xla.MAJOR).value = 0
+    ctypes.c_int32.from_address(metadata + xla.MINOR).value = minor_version()
+    return True
+
+
+def _key_of(frame: int) -> int:
+    """Return the key of the product that a call is for."""
+    return _word(_word(_word(_word(frame + xla.ATTRIBUTES)) + xla.SCALAR_VALUE))
+
+
+def _product_of(frame: int) -> StaticProduct:
+    """Return the product that a call is for."""
+    a, b, c = _buffers(frame)
+    attributes = _word(frame + xla.ATTRIBUTES)
+    form = _word(_word(_word(attributes + 8) + xla.SCALAR_VALUE))
+    return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), 0).of_form(form)
+
+
+def _addresses_of(frame: int) -> tuple[int, int, int]:
+    """Return the addresses of A, B and C."""
+    a, b, c = (_word(buffer + xla.BUFFER_DATA) for buffer in _buffers(frame))
+    return a, b, c
+
+
+def _stream_of(frame: int) -> int:
+    """Return the CUDA stream of a call. Raises DeviceError where XLA has none."""
+    arguments = (ctypes.c_int64 * (_STREAM_BYTES // 8))(_STREAM_BYTES, 0, _word(frame + _CONTEXT))
+    if _FUNCTION(_word(_word(frame + xla.API) + _STREAM_GET))(ctypes.addressof(arguments)):
+        raise DeviceError("XLA has no stream for a product on a CUDA device")
+    return arguments[_STREAM // 8]
+
+
+def _failed(frame: int, message: str) -> int:
+    """Return an error of XLA."""
+    text = ctypes.create_string_buffer(message.encode())
+    arguments = (ctypes.c_int64 * 4)(xla.ERROR_BYTES, 0, ctypes.addressof(text), xla.INTERNAL)
+    error: int = _FUNCTION(_word(_word(frame + xla.API) + xla.ERROR_CREATE))(ctypes.addressof(arguments)) or 0
+    return error
+
+
+def _buffers(frame: int) -> tuple[int, int, int]:
+    operands, results = _word(frame + xla.ARGS), _word(frame + xla.RESULTS)
+    return _word(operands), _word(operands + 8), _word(results)
+
+
+def _dims(buffer: int) -> tuple[int, ...]:
+    at = _word(buffer + xla.BUFFER_DIMS)
+    return tuple(_word(at + 8 * i) for i in range(_word(buffer + xla.BUFFER_RANK)))
+
+
+def _element(buffer: int) -> str:
+    return DTYPES[ctypes.c_int32.from_address(buffer + xla.BUFFER_DTYPE).value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from gemmery import dispatch, dtypes
-from gemmery.api.compute import prepare
+from gemmery.api.compute import prepared_for
 from gemmery.api.cpu_call import Prepared
 from gemmery.api.options import PRECISIONS, only_on_devices
 from gemmery.arrange import Ints, result_shape
@@ -76,19 +76,7 @@ def prepared(product: StaticProduct) -> Prepared:
     Raises ArgumentError for a precision, which only products on a CUDA device have.
     """
     only_on_devices(product.precision or None)
-    x, y, target = product.operands()
-    done = prepare(
-        product.dtype,
-        product.out,
-        x.shape,
-        x.strides,
-        y.shape,
-        y.strides,
-        target.shape,
-        target.strides,
-        epilogue="",
-        scaled=False,
-    )
+    done = prepared_for(product.dtype, product.out, *product.operands())
     assert done is not None  # C is contiguous
     return done
 

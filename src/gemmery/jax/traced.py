@@ -1,4 +1,8 @@
-"""matmul for JAX: its types and shapes, its gradients, and its batches."""
+"""matmul for JAX: its types and shapes, its gradients, its batches, and operands that several devices share.
+
+A product has sides m, n and k and one for each batch dimension. An axis of devices that cuts m, n or the batch cuts the
+result too, without communication. One that cuts k leaves each device a part of the sums, which are then added.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gemmery import dtypes
 from gemmery.api.options import only_on_devices
 from gemmery.api.precision import checked
 from gemmery.api.promote import can_cast, kernel_types
-from gemmery.arrange import result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
-from gemmery.jax import handler, sharded
+from gemmery.jax import handler
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
@@ -62,7 +68,7 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None, precision: str
     checked(precision, source, out)
     if jax.default_backend() == "cpu":
         only_on_devices(precision)
-    operands = sharded.together(rows.astype(kind), columns.astype(kind))
+    operands = _of_one_kind(rows.astype(kind), columns.astype(kind))
     return _product(*operands, 0, out, precision or "").reshape(shape)
 
 
@@ -147,12 +153,12 @@ def _backward(
         da = product(c, y, B_TRANSPOSED * (not b_turned))
     if b_turned:
         db = product(c, x, A_TRANSPOSED | B_TRANSPOSED * a_turned)
-    elif b.ndim == 2 and not a_turned and (a.ndim == 2 or not sharded.explicit(a)):  # the batch is more rows
+    elif b.ndim == 2 and not a_turned and (a.ndim == 2 or not _explicit(a)):  # the batch is more rows
         rows = math.prod(x.shape[:-1])  # not -1, which has no value where a side is 0
         db = product(x.reshape(rows, x.shape[-1]), c.reshape(rows, c.shape[-1]), A_TRANSPOSED)
     else:
         db = product(x, c, A_TRANSPOSED * (not a_turned))
-    return sharded.like(_summed(da, a), a), sharded.like(_summed(db, b), b)
+    return _cut_like(_summed(da, a), a), _cut_like(_summed(db, b), b)
 
 
 _product.defvjp(_forward, _backward)
@@ -174,8 +180,8 @@ def _batchable(transposed: int, out: str, precision: str) -> Callable[[jax.Array
         wide = "f32" if axes and out in ("f16", "bf16") else out  # so that the sum of sums is rounded once
         return jax.lax.psum(_called(a, b, transposed, wide, precision), axes).astype(_numpy(out))
 
-    partitioned = sharded.partitioned(added, transposed)
-    whole = functools.partial(sharded.typed, partitioned, transposed=transposed)
+    partitioned = _partitionable(added, transposed)
+    whole = functools.partial(_typed, partitioned, transposed=transposed)
     product = jax.custom_batching.custom_vmap(whole)
 
     def batched(_: int, which: list[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
@@ -196,7 +202,7 @@ def _aligned(array: jax.Array, count: int) -> jax.Array:
 def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str) -> jax.Array:
     """Return the result of the custom call."""
     product = StaticProduct(a.shape, b.shape, _name(a.dtype), out, transposed, precision)
-    shape, dtype, axes = product.shape, _numpy(out), tuple(sharded.varying(a))
+    shape, dtype, axes = product.shape, _numpy(out), tuple(_varying(a))
     if 0 in (*a.shape, *b.shape):
         return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying")
     source, kernel_out = kernel_types(product.dtype, out)
@@ -208,3 +214,98 @@ def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: st
     key = product._replace(out=kernel_out).key
     result: jax.Array = call(a, b, key=np.int64(key), transposed=np.int64(product.form))  # by their names' order
     return jax.lax.pcast(result, axes, to="varying")
+
+
+MeshAxes = tuple[str, ...]
+Cuts = tuple[PartitionSpec, PartitionSpec, PartitionSpec, MeshAxes]  # of A, B and C, and the axes that cut k
+
+
+def _sides(transposed: int, shapes: Any) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of the sides of A, B and C. A dimension that is repeated along the batch has its own name."""
+    a, b, c = shapes
+
+    def letters_of(letter: str, shape: Ints, matrix: str) -> list[str]:
+        first = len(c) - len(shape)
+        batch = (f"batch{i}" if shape[i - first] == c[i] else f"{letter}{i}" for i in range(first, len(c) - 2))
+        return [*batch, *matrix]
+
+    a_matrix, b_matrix = "km" if transposed & A_TRANSPOSED else "mk", "nk" if transposed & B_TRANSPOSED else "kn"
+    return letters_of("a", a, a_matrix), letters_of("b", b, b_matrix), letters_of("c", c, "mn")
+
+
+def _cuts(transposed: int, mesh: Any, shapes: Any, specs: Any) -> Cuts:
+    """Return how A, B and C are cut, given how they would be: each axis cuts one side, which it divides.
+
+    Axes that cut k of both operands come first: to add the sums moves one C, and to gather both operands moves more,
+    for example in the gradient of a layer's weight, whose k are the rows of the input.
+    """
+    names = _sides(transposed, shapes)
+    sizes = {
+        name: size for each, shape in zip(names, shapes, strict=True) for name, size in zip(each, shape, strict=True)
+    }
+    a, b, c = (dict(zip(each, spec, strict=False)) for each, spec in zip(names, specs, strict=True))
+    cut: dict[str, MeshAxes] = {}
+    for wish in ({"k": a.get("k") if a.get("k") == b.get("k") else None}, c, a, b):
+        for name, spec in wish.items():
+            axes = (spec,) if isinstance(spec, str) else tuple(spec or ())
+            free = name not in cut and not any(axis in each for each in cut.values() for axis in axes)
+            if axes and free and sizes[name] % math.prod(mesh.shape[axis] for axis in axes) == 0:
+                cut[name] = axes
+    of_a, of_b, of_c = (PartitionSpec(*map(cut.get, each)) for each in names)
+    return of_a, of_b, of_c, cut.get("k", ())
+
+
+def _partitionable(multiply: Callable[..., jax.Array], transposed: int) -> Any:
+    """Return `multiply(a, b, axes)`, which adds sums over axes, as a function of operands that XLA may have cut."""
+    product = custom_partitioning(lambda a, b: multiply(a, b, ()))
+
+    def rule(_: Any, operands: Any, results: Any) -> tuple[str, dict[str, MeshAxes]]:
+        a, b, c = map(" ".join, _sides(transposed, [x.shape for x in (*operands, *results)]))
+        return f"{a}, {b} -> {c}", {"reduction_factors": ("k",)}
+
+    def partition(mesh: Any, operands: Any, result: Any) -> tuple[Any, ...]:
+        arrays = (*operands, result)
+        wishes = [getattr(x.sharding, "spec", ()) for x in arrays]  # none beside the axes of a shard_map
+        *specs, axes = _cuts(transposed, mesh, [x.shape for x in arrays], wishes)
+        a, b, c = (NamedSharding(mesh, spec) for spec in specs)
+        return mesh, lambda x, y: multiply(x, y, axes), c, (a, b)
+
+    product.def_partition(partition, lambda *arguments: partition(*arguments)[2], sharding_rule=rule)
+    return product
+
+
+def _typed(multiply: Callable[..., jax.Array], a: jax.Array, b: jax.Array, transposed: int) -> jax.Array:
+    """Return a product; where types say how the operands are cut (explicit axes), the type of the result does too."""
+    mesh = _explicit(a)
+    if mesh is None:
+        return multiply(a, b)
+    shape = StaticProduct(a.shape, b.shape, "", "", transposed).shape
+    spec = _cuts(transposed, mesh, (a.shape, b.shape, shape), (*(jax.typeof(x).sharding.spec for x in (a, b)), ()))[2]
+    return jax.sharding.auto_axes(multiply, out_sharding=NamedSharding(mesh, spec))(a, b)
+
+
+def _explicit(x: jax.Array) -> Any:
+    """Return the mesh by which the type of an array says how it is cut, or None."""
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh if mesh.explicit_axes else None
+
+
+def _cut_like(gradient: jax.Array, operand: jax.Array) -> jax.Array:
+    """Return a gradient cut as its operand is, where the type says that."""
+    return jax.sharding.reshard(gradient, jax.typeof(operand).sharding) if _explicit(operand) else gradient
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    """Return the axes of a shard_map along which an array differs."""
+    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return axes
+
+
+def _of_one_kind(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return operands with types of one kind. JAX adds the gradients of one that was the same on several devices."""
+    mesh = _explicit(a) or _explicit(b)
+    if mesh is not None:
+        a, b = (x if _explicit(x) else jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec())) for x in (a, b))
+    axes = _varying(a) | _varying(b)
+    a, b = (jax.lax.pcast(x, tuple(axes - _varying(x)), to="varying") for x in (a, b))
+    return a, b

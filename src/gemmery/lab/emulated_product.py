@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
-from gemmery.cpu import fused, tensor_sums
+from gemmery.cpu import fused
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
@@ -220,7 +220,7 @@ def faster() -> Mapping[Arithmetic, Arithmetic]:
     pairs: tuple[tuple[Arithmetic, Arithmetic | None], ...] = (
         (exact.fma, fused.fma()),
         (exact.chain, fused.chain()),
-        (exact.added, tensor_sums.added()),
+        (exact.added, fused.added()),
     )
     return {slow: fast for slow, fast in pairs if fast is not None}
 

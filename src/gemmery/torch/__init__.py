@@ -18,13 +18,13 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from gemmery.torch import flops, sharding
+from gemmery.torch import sharding
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
 from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
 from gemmery.torch.replacing import Replacement, replace_linear
 
-flops.register()
+sharding.register_flops()
 sharding.register()
 
 __all__ = [

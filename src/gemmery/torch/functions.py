@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch.autograd.function import _SingleLevelFunction
 
 from gemmery.errors import ArgumentError, brief
 from gemmery.torch import grouping, operators, packed_weights, sharding
-from gemmery.torch.batching import ACTIVATIONS
 from gemmery.torch.eager import PLAIN, is_compiling, watched
-from gemmery.torch.gradients import LINEAR, MATMUL, Formula
+from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, Formula
 from gemmery.torch.quantization import dequantize
-from gemmery.torch.recording import compiled_key
 
 
 def check_tensors(function: str, **arguments: Any) -> None:
@@ -32,7 +29,7 @@ def check_tensors(function: str, **arguments: Any) -> None:
 def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any]:
     """Return `compute` with gradients: as the operator's, but called by autograd without the dispatcher.
 
-    autograd.Function takes 1.5 us more than its base class, to look after torch.func, inside which this is not called.
+    Inside torch.func this is not called.
     """
 
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -40,10 +37,7 @@ def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any
         formula.setup_context(ctx, inputs, result)
         return result
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(formula.backward)}
-    methods["_compiled_autograd_key"] = staticmethod(compiled_key)
-    function: Any = type(compute.__name__, (_SingleLevelFunction,), methods)
-    applied: Callable[..., Any] = function.apply
+    applied: Callable[..., Any] = operators.recorded_function(compute.__name__, forward, formula.backward).apply
     return applied
 
 

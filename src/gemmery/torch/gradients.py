@@ -1,4 +1,8 @@
-"""The gradients of the operators, which are products too: of transposed views, without a copy."""
+"""The gradients of the operators, which are products too: of transposed views, without a copy; tangents; batches.
+
+The tangent of a product is a sum of products with the tangents of its operands. Under torch.func.vmap the elements of a
+batch are one product, not one for each.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.nn import functional
 
-from gemmery.torch import tangents
+from gemmery.api.options import check_activation
+from gemmery.errors import ShapeError
 from gemmery.torch.eager import multiply
 from gemmery.tuples import NamedTuple
+
+Forward = Callable[[Any, tuple[Any, ...]], Any]  # (operator, its inputs, of which some have a tangent) -> the result
 
 
 class Formula(NamedTuple):
@@ -18,7 +27,7 @@ class Formula(NamedTuple):
 
     setup_context: Callable[..., None]
     backward: Callable[..., tuple[Any, ...]]
-    forward: tangents.Forward
+    forward: Forward
 
 
 def rows(x: Any) -> Any:
@@ -89,5 +98,108 @@ def before_activation(ctx: Any, grad: Any, output: Any, product: Callable[[], An
     return grad * gate * (1 + before * (1 - gate))
 
 
-MATMUL = Formula(_keep_operands, _matmul_backward, tangents.bilinear)
-LINEAR = Formula(_keep_layer, _linear_backward, tangents.layer)
+_unpack: Any = forward_ad.unpack_dual
+_make: Any = forward_ad.make_dual
+
+
+def have_tangents(inputs: tuple[Any, ...]) -> bool:
+    """Return True if an input has a tangent."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(x, torch.Tensor) and _unpack(x).tangent is not None for x in inputs)
+
+
+def bilinear(operator: Any, inputs: tuple[Any, ...]) -> Any:
+    """Return the result of an operator that is linear in each of its first two operands."""
+    (a, of_a), (b, of_b), *rest = (_unpack(inputs[0]), _unpack(inputs[1]), *inputs[2:])
+    terms = [] if of_a is None else [operator(of_a, b, *rest)]
+    terms += [] if of_b is None else [operator(a, of_b, *rest)]
+    return _make(operator(a, b, *rest), sum(terms[1:], terms[0]))
+
+
+def _layer_with_tangents(operator: Any, inputs: tuple[Any, ...]) -> Any:
+    """Return the result of `gemmery::linear`."""
+    x, weight, bias, activation, precision = (*inputs, None, None, None)[:5]
+    check_weight(weight.shape)
+    result = torch.ops.gemmery.matmul(x, weight.mT, precision)
+    result = result if bias is None else result + bias
+    return activated(result, activation)
+
+
+MATMUL = Formula(_keep_operands, _matmul_backward, bilinear)
+LINEAR = Formula(_keep_layer, _linear_backward, _layer_with_tangents)
+
+
+ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+
+
+def activated(x: Any, activation: Any) -> Any:
+    """Return activation(x), or x where there is none. Raises ArgumentError for an unknown one."""
+    if activation is None:
+        return x
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        check_activation(activation, "f32")  # raises
+    return ACTIVATIONS[activation](x)
+
+
+def check_weight(shape: Any) -> None:
+    """Raise ShapeError unless the weight of a linear layer is a matrix."""
+    if len(shape) != 2:
+        raise ShapeError(
+            f"weight has shape {tuple(shape)}; a linear layer's is (out_features, in_features): use "
+            "gemmery.torch.matmul for batches of matrices"
+        )
+
+
+def batched_matmul(info: Any, dims: tuple[Any, ...], a: Any, b: Any, precision: str | None = None) -> tuple[Any, int]:
+    """Return the products of a batch, which is dimension 0 of the result."""
+    multiply = torch.ops.gemmery.matmul
+    in_a, in_b = dims[0], dims[1]
+    x = a if in_a is None else a.movedim(in_a, 0)
+    y = b if in_b is None else b.movedim(in_b, 0)
+    left, right = x.ndim - (in_a is not None), y.ndim - (in_b is not None)
+    if in_b is None and right <= 2:
+        return multiply(x, y, precision), 0  # all rows times one matrix or vector
+    if in_a is None and left == 2 and right == 1:
+        return multiply(y, x.mT, precision), 0  # a matrix times all vectors: (x y)^T = y^T x^T
+    if left == 1:
+        x = x.unsqueeze(-2)
+    if right == 1:
+        y = y.unsqueeze(-1)
+    most = max(left, right, 2)
+    result = multiply(_aligned(x, in_a, max(left, 2), most), _aligned(y, in_b, max(right, 2), most), precision)
+    if right == 1:
+        result = result.squeeze(-1)
+    if left == 1:
+        result = result.squeeze(-1 if right == 1 else -2)
+    return result, 0
+
+
+def _aligned(x: Any, dim: int | None, ndim: int, most: int) -> Any:
+    """Return an operand whose batch dimension, if it has one, lies before `most` others."""
+    return x if dim is None else x[(slice(None), *(None,) * (most - ndim))]
+
+
+def batched_linear(
+    info: Any,
+    dims: tuple[Any, ...],
+    input: Any,  # noqa: A002
+    weight: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> tuple[Any, int]:
+    """Return a batch of layers: fused where all have the same weight and bias."""
+    of_input, of_weight, of_bias = (*dims, None)[:3]  # arguments that have their default are left out
+    if of_weight is None and of_bias is None:
+        return torch.ops.gemmery.linear(input.movedim(of_input, 0), weight, bias, activation, precision), 0
+    if of_weight is not None:
+        weight, of_weight = weight.movedim(of_weight, 0), 0
+        check_weight(weight.shape[1:])
+    result = batched_matmul(info, (of_input, of_weight), input, weight.mT, precision)[0]
+    if of_bias is not None:
+        batched = of_input is not None or of_weight is not None
+        bias = _aligned(bias.movedim(of_bias, 0), 0, bias.ndim - 1, result.ndim - batched)
+    if bias is not None:
+        result = result + bias
+    return activated(result, activation), 0

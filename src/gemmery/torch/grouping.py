@@ -11,9 +11,8 @@ from gemmery import api
 from gemmery.api.grouped import grouped_matmul
 from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, ShapeError
-from gemmery.torch.gradients import Formula
+from gemmery.torch.gradients import Formula, bilinear
 from gemmery.torch.operators import check_types, define, result_type, without_memory
-from gemmery.torch.tangents import bilinear
 
 
 def products(a: Any, b: Any, offs: Any) -> Any:

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
 
 from gemmery import api
 from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, DTypeError
-from gemmery.torch import autocast, batching, gradients, recording
-from gemmery.torch.batching import check_weight
-from gemmery.torch.gradients import Formula
+from gemmery.torch import gradients
+from gemmery.torch.gradients import Formula, check_weight, have_tangents
 
 _torch: Any = torch  # parts of PyTorch have no types
 library = _torch.library.Library("gemmery", "DEF")  # lives as long as the process: without it the operators go
@@ -43,9 +45,9 @@ def define(
     library.impl(name, kernel, "CPU")
     library.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)
-    recording.register(library, name, formula)
+    _record(name, formula)
     torch.library.register_vmap(f"gemmery::{name}", rule, lib=library)
-    autocast.register(library, name)
+    _convert_in_autocast(name)
     return getattr(torch.ops.gemmery, name).default
 
 
@@ -118,22 +120,101 @@ def _symbolic_shape(a: Any, b: Any) -> Any:
     return result_shape(tuple(map(int, a)), tuple(map(int, b)))
 
 
-def _fake_matmul(a: Any, b: Any, precision: str | None = None) -> Any:
+def _fake_matmul(a: Any, b: Any, *_: Any) -> Any:
     check_types(a, b)
     return a.new_empty(_symbolic_shape(a.shape, b.shape), dtype=result_type(a))
 
 
-def _fake_linear(
-    input: Any,  # noqa: A002
-    weight: Any,
-    bias: Any = None,
-    activation: str | None = None,
-    precision: str | None = None,
-) -> Any:
+def _fake_linear(input: Any, weight: Any, *_: Any) -> Any:  # noqa: A002
     check_types(input, weight)
     check_weight(weight.shape)
     shape = _symbolic_shape(input.shape, weight.t().shape)
     return input.new_empty(shape, dtype=result_type(input))
+
+
+_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
+
+def _convert_in_autocast(name: str) -> None:
+    """Convert the floating-point tensors among an operator's arguments inside torch.autocast."""
+    operator = getattr(torch.ops.gemmery, name).default
+    for device, key in _AUTOCAST.items():
+        library.impl(name, _converting(operator, device, key), key.name)
+
+
+def _converting(operator: Any, device: str, key: Any) -> Any:
+    keys = torch._C.DispatchKeySet(key)
+
+    def kernel(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operator(*(_converted(x, dtype) for x in arguments))
+
+    return kernel
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor in the type of autocast; float64 and 8-bit types stay, as in PyTorch's own operators."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype.itemsize not in (2, 4):
+        return x
+    return x.to(dtype)
+
+
+_C: Any = torch._C
+
+
+def recorded_function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """Return a function that autograd records.
+
+    autograd.Function takes 1.5 us more than its base class, to look after torch.func.
+    """
+    methods = {"forward": forward, "backward": backward, "_compiled_autograd_key": _compiled_key}
+    return type(name, (_SingleLevelFunction,), {key: staticmethod(method) for key, method in methods.items()})
+
+
+def _compiled_key(ctx: Any) -> tuple[int]:
+    """Return what compiled autograd tells functions apart by: autograd.Function has this method, its base has not."""
+    return (ctx._autograd_function_id,)
+
+
+def _record(name: str, formula: Formula) -> None:
+    """Record calls of an operator whose arguments need gradients.
+
+    `torch.library.register_autograd` does the same, but refuses torch.func.grad inside torch.func.vmap, and takes
+    longer.
+    """
+    operator = getattr(torch.ops.gemmery, name).default
+    count = len(operator._schema.arguments)
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        *operands, keys = inputs
+        # Levels of torch.func below this one differentiate the product too; autograd.Function has switched that off.
+        levels = _C._are_functorch_transforms_active()
+        with torch.set_grad_enabled(levels), _set_fwd_grad_enabled(levels), _C._AutoDispatchBelowAutograd():
+            result = operator.redispatch(keys, *operands)
+            formula.setup_context(ctx, tuple(operands), result)
+        return result
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return *formula.backward(ctx, *grads), None
+
+    function = recorded_function(f"gemmery_{name}", forward, backward)
+
+    def kernel(keys: Any, *inputs: Any) -> Any:
+        keys &= _C._after_autograd_keyset
+        if have_tangents(inputs):
+            return formula.forward(operator, inputs)
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+            missing = count - len(inputs)  # the dispatcher leaves out arguments that have their default, None
+            inputs = (*inputs, *(None,) * missing, keys)
+            if not _C._are_functorch_transforms_active():
+                return function.apply(*inputs)
+            with enable_single_level_autograd_function():  # each level of torch.func gets here by itself
+                return function.apply(*inputs)
+        with _C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys, *inputs)
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
 
 
 matmul = define(
@@ -141,12 +222,12 @@ matmul = define(
     product,
     _fake_matmul,
     gradients.MATMUL,
-    batching.matmul,
+    gradients.batched_matmul,
 )
 linear = define(
     "linear(Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, str? precision=None) -> Tensor",
     layer,
     _fake_linear,
     gradients.LINEAR,
-    batching.linear,
+    gradients.batched_linear,
 )

@@ -13,13 +13,13 @@ import torch
 
 from gemmery import api
 from gemmery.api import quantized
+from gemmery.api.options import epilogue_name
 from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
 from gemmery.ladder.gemv_quantized import MOST_ROWS, step
-from gemmery.torch import batching
 from gemmery.torch.eager import multiply
-from gemmery.torch.gradients import Formula, before_activation, rows
+from gemmery.torch.gradients import Formula, batched_linear, before_activation, rows
 from gemmery.torch.operators import define, layer, linear
 from gemmery.torch.quantization import check_input, dequantize
 
@@ -108,7 +108,7 @@ def _prepare(
         View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
         View(0, (rows, n), (2 * n, 2), dtype, where),
         bits,
-        "+".join(part for part in ("" if bias is None else "bias", activation or "") if part),
+        epilogue_name(bias, activation),
     )
     return run if isinstance(run, str) else (run, (*x.shape[:-1], n))
 
@@ -158,18 +158,11 @@ def quantized_layer(
     return result
 
 
-def _fake(
-    input: Any,  # noqa: A002
-    packed: Any,
-    scales: Any,
-    bias: Any = None,
-    activation: str | None = None,
-    precision: str | None = None,
-) -> Any:
+def _fake(input: Any, packed: Any, scales: Any, *options: Any) -> Any:  # noqa: A002
     bits, _ = weight_format(packed, scales)
     check_input(input.dtype)
     weight = input.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
-    return linear(input, weight, bias, activation, precision)
+    return linear(input, weight, *options)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -221,7 +214,7 @@ def _batch(
         packed = packed.expand(scales.shape[0], *packed.shape)
     dim = None if of_packed is None and of_scales is None else 0
     weight = unpacked(packed, scales, input.dtype)
-    return batching.linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
+    return batched_linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
 
 
 def _forward(operator: Any, inputs: tuple[Any, ...]) -> Any:

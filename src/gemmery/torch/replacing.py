@@ -16,12 +16,11 @@ from torch.nn.utils import parametrize
 from gemmery import display
 from gemmery.errors import ArgumentError, brief
 from gemmery.torch.modules import Linear, become_linear, become_quantized, check_precision
-from gemmery.torch.quantization import check_format, quantize
+from gemmery.torch.quantization import DTYPES, check_format, quantize
 
 if TYPE_CHECKING:
     from gemmery.api.types import Precision
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",

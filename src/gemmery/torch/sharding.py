@@ -1,11 +1,18 @@
-"""The operators on DTensors: which operands each device needs a part of, for which part of the result."""
+"""What other parts of PyTorch ask of the operators.
+
+DTensor: which operands each device needs a part of, for which part of the result. FlopCounterMode: the operations, of
+which a multiplication and an addition count as two, as in PyTorch's own formulas; bias and activation count as nothing.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
-from gemmery.torch import operators
+import torch.utils.flop_counter
+
+from gemmery.torch import grouping, operators, packed_weights
 
 Placements = list[tuple[list[Any], list[Any]]]  # of the result, and of the arguments; for one side of a mesh
 _registered: list[bool] = []
@@ -65,3 +72,23 @@ def _linear(
     if activation is None:  # one device adds the bias: the others have zeros
         ways.append(([Partial()], [Shard(x.ndim - 1), Shard(1), Partial()]))
     return [(result, [*operands[: 2 if bias is None else 3], None, None]) for result, operands in ways]
+
+
+_counter: Any = torch.utils.flop_counter  # parts of PyTorch have no types
+_PRODUCTS = (operators.matmul, operators.linear, packed_weights.quantized_linear, grouping.grouped_mm)
+
+
+def register_flops() -> None:
+    """Let FlopCounterMode count the operators."""
+    _counter.register_flop_formula([operator.overloadpacket for operator in _PRODUCTS])(_of_product)
+    _counter.register_flop_formula(grouping.grouped_mm_weights.overloadpacket)(_of_gradient)
+
+
+def _of_product(a: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Return the operations of a product whose result has this shape: k = the last side of A for each element."""
+    return 2 * math.prod(out_shape) * a[-1]
+
+
+def _of_gradient(a: Any, grad: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of the gradients of all matrices of B: each row of A belongs to one of them."""
+    return 2 * math.prod(a) * grad[-1]

@@ -1,6 +1,7 @@
 """tensordot, vecdot and einsum: contractions of two arrays that are one batch of products."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial, reduce
@@ -27,7 +28,7 @@ from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.dtypes import get
-from gemmery.errors import ArgumentError, DeviceError, LayoutError, ShapeError, brief
+from gemmery.errors import ArgumentError, DeviceError, GemmeryError, LayoutError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -90,6 +91,13 @@ def tensordot(
     """
     if opaque.waiting and opaque.settle():
         return tensordot(a, b, axes, out=out, dtype=dtype, threads=threads, precision=precision)
+    if _is_plain(a, b, out, dtype, threads, precision):
+        try:
+            result = _at_once(_tensordot(_pair(axes), tuple(a.shape), tuple(b.shape)), a, b)
+            if result is not None:
+                return result
+        except GemmeryError:  # which the way below tells in words of the arguments
+            pass
     x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     labels = _tensordot(_pair(axes), x.shape, y.shape)
     return _contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(spellings.single(out), dtype, threads, precision))
@@ -144,17 +152,17 @@ def vecdot(
     Raises the errors of `matmul`; ShapeError for vectors of different lengths, and for an `axis` that an operand does
     not have.
     """
-    plain = out is None and dtype is None and threads is None and precision is None and not options
-    if plain and axis == -1 and keepdims is False and type(a) is np.ndarray and type(b) is np.ndarray:
-        try:
-            if a.dtype.kind != "c":
-                return _rows_of(a, b)
-        except ShapeError:  # which the labels say in other words
-            pass
     if opaque.waiting and opaque.settle():
         return vecdot(
             a, b, out, axis=axis, keepdims=keepdims, dtype=dtype, threads=threads, precision=precision, **options
         )
+    if axis == -1 and keepdims is False and not options and _is_plain(a, b, out, dtype, threads, precision):
+        try:
+            result = _rows_of(a, b)
+            if result is not None:
+                return result
+        except GemmeryError:
+            pass
     spellings.check("vecdot", options)
     out = spellings.single(out)
     x, y = spellings.viewed("a", a), spellings.viewed("b", b)
@@ -176,8 +184,19 @@ def vecdot(
     return result[(slice(None),) * place + (None,)] if keepdims else result
 
 
+def _is_plain(a: Any, b: Any, *options: Any) -> bool:
+    """Return True for two arrays of NumPy, or two tensors of PyTorch, without options."""
+    kind = type(a)
+    alike = kind is type(b) and (kind is np.ndarray or kind.__module__ == "torch")
+    return alike and options == (None, None, None, None)
+
+
 def _rows_of(a: Any, b: Any) -> Any:
-    """Return the dot products of the rows of two arrays of NumPy."""
+    """Return the dot products of the rows of two plain arrays; None for complex ones."""
+    if type(a) is not np.ndarray:
+        return None if a.is_complex() else _at_once(_vecdot(-1, a.ndim, b.ndim), a, b)
+    if a.dtype.kind == "c":
+        return None
     if a.ndim == 1 or b.ndim == 1:
         return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
     return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
@@ -240,21 +259,20 @@ def einsum(
     Raises the errors of `matmul`, ShapeError for letters whose lengths differ, and ArgumentError for subscripts that
     are malformed.
     """
-    plain = out is None and dtype is None and threads is None and precision is None
-    if plain and len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
-        a, b = operands
-        if type(a) is np.ndarray and type(b) is np.ndarray:
-            try:
-                result = _quick(expression, a.ndim, b.ndim)(a, b)
-                if result is not None:
-                    return result
-            except ShapeError:  # of lengths that differ: one of them may be 1
-                pass
     if opaque.waiting and opaque.settle():
         return einsum(
             expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision, optimize=optimize,
             order=order, casting=casting,
         )  # fmt: skip
+    if len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
+        a, b = operands
+        if _is_plain(a, b, out, dtype, threads, precision):
+            try:
+                result = _quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
+                if result is not None:
+                    return result
+            except GemmeryError:  # of lengths that differ, of which one may be 1, among others
+                pass
     options = Wanted(spellings.single(out), dtype, threads, precision)
     order = str(order).upper()
     spellings.check("einsum", {"casting": casting, "order": "K" if order == "F" else order})
@@ -355,11 +373,11 @@ def _reduced(labels: Dimensions, array: Any, needed: set[DimensionLabel], option
 
 
 @lru_cache(maxsize=1024)
-def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any]:
-    """Return a function that takes two arrays of NumPy to `matmul`, or returns None.
+def _quick(expression: str, a: int, b: int, numpys: bool) -> Callable[[Any, Any], Any]:
+    """Return a function that takes two arrays of NumPy, or two tensors of PyTorch, to `matmul`, or returns None.
 
-    Where one letter is summed, and at most one is of the rows and one of the columns, no shape or stride is looked at:
-    1 us in place of 4.
+    Of NumPy, where one letter is summed, and at most one is of the rows and one of the columns, no shape or stride is
+    looked at: 1 us in place of 4.
     """
     if expression.count(",") != 1:
         return lambda a, b: None
@@ -367,6 +385,8 @@ def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any]:
     labels = Labels(left, right, c)
     batch = [label for label in c if label in left and label in right]
     summed = [label for label in left if label in right and label not in c]
+    if not numpys:
+        return partial(_at_once, labels) if _is_product(left, right, c) else lambda a, b: None
     if not _is_product(left, right, c):
         once = len({*left}) == len(left) and len({*right}) == len(right) and {*left, *right} == {*c}
         return elementwise.multiplier(labels) if once else lambda a, b: None
@@ -378,7 +398,7 @@ def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any]:
     rows = [label for label in left if label in c and label not in batch]
     columns = [label for label in right if label in c and label not in batch]
     if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1 or len(summed) != 1:
-        return partial(_numpy, labels)
+        return partial(_at_once, labels)
     before = _order(left, [*batch, *rows, *summed])
     after = _order(right, [*batch, *summed, *columns])
     row = (..., None, slice(None)) if batch and not rows else None
@@ -389,7 +409,7 @@ def _quick(expression: str, a: int, b: int) -> Callable[[Any, Any], Any]:
     def product(a: Any, b: Any) -> Any:
         for i, j in apart:
             if (b if swaps else a).strides[i] == (a if swaps else b).strides[j] == a.itemsize:
-                return _numpy(labels, a, b)  # `innermost` says where it belongs in the result
+                return _at_once(labels, a, b)  # `innermost` says where it belongs in the result
         if swaps:
             a, b = b, a
         if before is not None:
@@ -407,20 +427,24 @@ def _dot(labels: Labels, a: Any, b: Any) -> Any:
     """Return the sum of all products of two arrays of NumPy."""
     if a.shape == b.shape and a.flags.c_contiguous and b.flags.c_contiguous:
         return products.multiply(a.reshape(-1), b.reshape(-1))
-    return _numpy(labels, a, b)
+    return _at_once(labels, a, b)
 
 
-def _numpy(labels: Labels, a: Any, b: Any) -> Any:
-    """Compute a contraction of two arrays of NumPy of one type; None for others."""
-    if a.dtype is not b.dtype:
+def _at_once(labels: Labels, a: Any, b: Any) -> Any:
+    """Compute a contraction of two plain arrays of one type; None for others."""
+    numpys = type(a) is np.ndarray
+    if a.dtype is not b.dtype or not (numpys or a.layout is b.layout is sys.modules["torch"].strided):
         return None
-    shape, form, lengths, inverse = _form(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
+    steps = (a.strides, b.strides, a.itemsize) if numpys else (a.stride(), b.stride(), 1)
+    shape, form, lengths, inverse = _form(labels, a.shape, steps[0], b.shape, *steps[1:])
     x, y = _turned(a, form.a), _turned(b, form.b)
     if not (form.c.moves or inverse):
         product = products.multiply(x, y)
         return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
-    array = np.empty(lengths, a.dtype)
-    array = array.transpose(inverse) if inverse else array
+    if not numpys and a.element_size() == 1:  # a device has results of another type
+        return None
+    array = np.empty(lengths, a.dtype) if numpys else a.new_empty(lengths)
+    array = elementwise.transposed(array, inverse) if inverse else array
     products.multiply(x, y, _turned(array, form.c))
     return array
 

@@ -22,8 +22,7 @@ from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import svg
 from gemmery.report.emulated_page import emulated_page, roofs
-from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews
-from gemmery.report.predicted_tables import predicted_sheets
+from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
 
 pytest.importorskip("cuda.bindings")
 

@@ -36,9 +36,8 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import modelled, words
 from gemmery.report.figures import figures
 from gemmery.report.ladder_text import ladder
-from gemmery.report.model_tables import is_of_model
 from gemmery.report.stored import Query, Stored, missing, query
-from gemmery.report.suite_tables import brief_overview, is_own, overview
+from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, overview
 from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table

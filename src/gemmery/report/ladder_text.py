@@ -15,10 +15,10 @@ from gemmery.ladder.definitions import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
+from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.problems import Group, gain, groups
 from gemmery.report.sheet import Cell, Sheet, rate, share, tabulate
 from gemmery.report.text import table
-from gemmery.report.tree import tree, walk
 
 
 def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path) -> str:

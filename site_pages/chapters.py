@@ -9,8 +9,7 @@ from html import escape
 
 from gemmery import dtypes
 from gemmery.errors import EmulationError, RefusedError
-from gemmery.ladder.definitions import LOOPS, contents, docstring, pseudocode
-from gemmery.ladder.diff import diff, source
+from gemmery.ladder.diff import LOOPS, contents, diff, docstring, pseudocode, source
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report.ladder_text import refusals

@@ -5,8 +5,7 @@ import pytest
 
 from gemmery import lab, verify
 from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
-from gemmery.bench.replays import replays
-from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
+from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident, replays
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
 from gemmery.errors import RefusedError

@@ -17,9 +17,8 @@ from gemmery.errors import ArgumentError, InstallError, missing
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
     from gemmery.lab import OnEvent, OnRung, RunEvent
-    from gemmery.ladder.prediction import PredictedRung
     from gemmery.ladder.rung import Rung
-    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 INTERRUPTED = 130
 

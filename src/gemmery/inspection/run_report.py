@@ -12,7 +12,7 @@ from gemmery.inspection.lines import count_run
 from gemmery.inspection.records import EmulatorCounts
 from gemmery.inspection.sections import Section
 from gemmery.inspection.side_by_side import counts_section
-from gemmery.ladder.prediction import Prediction
+from gemmery.ladder.rung_counts import Prediction
 from gemmery.report import words
 from gemmery.report.words import plural
 

@@ -1,21 +1,23 @@
-"""A GPU as a backend: operands lie in its memory in many copies, and rivals run on the same stream."""
+"""A GPU as a backend: operands lie in its memory many times, rivals run on the same stream, with rests or without."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import gemmery
 from gemmery import dispatch
-from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
+from gemmery.bench import cublas, device_limits, fingerprint, timing, torch_operands
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Measurement
-from gemmery.bench.replays import Put, replays
-from gemmery.bench.resident import Resident
+from gemmery.bench.resident import Put, Resident, replays
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
@@ -23,9 +25,8 @@ from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.lab import asked, check, measurements
-from gemmery.lab.backend import Backend, Begin, Race, Runnable, square
+from gemmery.lab.backend import TURNS, Backend, Begin, Race, Runnable, square
 from gemmery.lab.measurements import MachineLimits
-from gemmery.lab.without_rest import race
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
@@ -37,6 +38,8 @@ GROUPED = "gm.grouped_matmul"
 NO_OPTIONS: Config = MappingProxyType({})
 SMALL = 16  # a side that every rung for matrices takes
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
+BURST = 0.025  # seconds of a sample, in the middle of which clock and power are read
+SETTLING = 1 / 3  # of a turn that does not count: the power is still that of the contestant before
 
 
 @dataclass(frozen=True)
@@ -209,3 +212,58 @@ def product_for(rung: Rung, n: int, like: Work, device: str) -> Work:
     vector = replace(squares, m=1, b_layout="col")
     refuses_squares = rung.refuses(small.problem._replace(device=device))
     return vector if refuses_squares and not rung.refuses(vector.problem._replace(device=device)) else squares
+
+
+def race(
+    contestants: Sequence[Contestant],
+    monitor: Monitor,
+    turn: float,
+    rounds: int = TURNS,
+    now: Callable[[], float] = time.monotonic,
+) -> Race:
+    """Let contestants take turns of `turn` seconds, in an order drawn in each round; the start of each does not count.
+
+    The first turn heats the device up and is not counted either.
+    """
+    inner = {each.name: _calls(each) for each in contestants}
+    seconds: dict[str, dict[int, float]] = {each.name: {} for each in contestants}
+    watts: dict[str, list[float]] = {each.name: [] for each in contestants}
+    clocks: dict[str, list[int]] = {each.name: [] for each in contestants}
+    draw = random.Random(0)
+    monitor.reads_power = True
+    try:
+        _turn(contestants[0], inner[contestants[0].name], turn, monitor, now)
+        for index in range(rounds):
+            for each in draw.sample(list(contestants), len(contestants)):
+                seconds[each.name][index] = _turn(each, inner[each.name], turn, monitor, now)
+                watts[each.name].append(monitor.power())
+                clocks[each.name].append(monitor.clock())
+    finally:
+        monitor.reads_power = False
+    return Race(
+        timing.tally(seconds),
+        {name: round(statistics.fmean(values), 1) for name, values in watts.items()},
+        {name: round(statistics.median(values)) for name, values in clocks.items()},
+    )
+
+
+def _calls(contestant: Contestant) -> int:
+    """Return the calls that take about BURST seconds."""
+    each = contestant.sample(4, 1) / 4e9
+    return max(1, round(BURST / max(each, 1e-7)))
+
+
+def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:
+    """Return the seconds of a call in a turn after its beginning, during which clock and power are recorded."""
+    start, total, count = now(), 0, 0
+    counts = False
+    while now() - start < turn:
+        if not counts and now() - start >= turn * SETTLING:
+            counts = True
+            monitor.forget()
+        elapsed = contestant.sample(inner, 0)
+        if counts:
+            total, count = total + elapsed, count + inner
+    if not count:  # a call longer than most of the turn
+        total, count = contestant.sample(inner, 0), inner
+    return total / count / 1e9

@@ -13,8 +13,7 @@ from gemmery import dispatch
 from gemmery.arrays import View
 from gemmery.bench import cublas, timing, torch_operands
 from gemmery.bench.record import Measurement, Run
-from gemmery.bench.replays import Put
-from gemmery.bench.resident import ALIGNMENT, alignment
+from gemmery.bench.resident import ALIGNMENT, Put, alignment
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work, numpy_dtype
 from gemmery.cuda import addition, driver

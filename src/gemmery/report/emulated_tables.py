@@ -11,8 +11,7 @@ from rich.text import Text
 from gemmery.cuda.device import Device
 from gemmery.cuda.pipes import predictable
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.prediction import PredictedRung, agreement
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out

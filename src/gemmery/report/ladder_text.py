@@ -11,7 +11,7 @@ from pathlib import Path
 from gemmery import dtypes, experiments
 from gemmery.bench.record import Run
 from gemmery.experiments import LADDER
-from gemmery.ladder.definitions import pseudocode
+from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemmery.bench.record import MachineRecord, Run
-from gemmery.ladder.definitions import pseudocode
+from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.figures import drawn

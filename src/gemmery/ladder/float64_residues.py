@@ -176,6 +176,7 @@ OZAKI = (
         space={"moduli": _COUNTS, "bn": (0, 128, 256), "band": (0, 8, 16), "blocks": (0, 8)},
         default={"moduli": 15, "bn": 0, "band": 0, "blocks": 0},
         expect={"local_requests": 0},
+        normwise=True,
         lesson=(
             "Tensor cores multiply int8 thirty times as fast as float64. Rounded to integers of 58 bits, a product of "
             "matrices is exact, and its residues modulo a small number need only the residues of the operands: bytes. "
@@ -183,5 +184,5 @@ OZAKI = (
             "products tell the result. Scales belong to rows and columns, so small elements beside large ones lose "
             "digits: the error is relative to norms, and not to each product."
         ),
-    )._replace(normwise=True),
+    ),
 )

@@ -17,7 +17,7 @@ from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.lab import check
+from gemmery.lab import on_cuda
 
 
 class Device:
@@ -345,7 +345,7 @@ def test_pytorch_multiplies_factors_and_groups(monkeypatch, work, names):
         if name != "torch._grouped_mm":  # it allocates its result
             made = SimpleNamespace(work=work, host=three, poison=int, stream=SimpleNamespace(synchronize=int))
             made.result = lambda: three[2]
-            assert check.error(made, lambda: None, bound) <= 1
+            assert on_cuda.error(made, lambda: None, bound) <= 1
 
 
 def test_what_pytorch_refuses_is_a_reason():

@@ -21,7 +21,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
-from gemmery.lab import check, climb, contest, on_cuda, suites
+from gemmery.lab import climb, contest, on_cuda, suites
 from gemmery.lab import new_products as shapes
 from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
@@ -191,8 +191,8 @@ def test_a_wrong_product_is_recorded_as_one():
 
 
 def test_an_element_that_is_not_written_is_found_though_no_sample_holds_it(monkeypatch):
-    monkeypatch.setattr(check, "SAMPLED_WIDE", 1e4)
-    assert 31 not in check.sample((1, 600, 600), 64, 1e4)[1]
+    monkeypatch.setattr(on_cuda, "SAMPLED_WIDE", 1e4)
+    assert 31 not in on_cuda.sample((1, 600, 600), 64, 1e4)[1]
 
     def lazy(a, b, c):
         held = c[0, 31, 17]
@@ -290,7 +290,7 @@ def test_rungs_of_a_suite_take_turns_with_each_other_and_the_rivals():
 
 @pytest.mark.parametrize("shape", [(1, 700, 900), (1, 1, 5000), (1, 5000, 1), (300, 64, 64), (1, 3, 2)])
 def test_a_sample_holds_the_first_and_the_last_and_no_more_than_asked_for(shape):
-    found = check.sample(shape, 1000, 1e6)
+    found = on_cuda.sample(shape, 1000, 1e6)
     for some, count in zip(found, shape, strict=True):
         assert len(set(some)) == len(some)
         assert some[-1] < count
@@ -310,9 +310,9 @@ def test_factors_of_blocks_are_part_of_the_reference():
     def run(scale):
         c[0] = scale * (x @ y)
 
-    assert check.error(resident, lambda: run(1), float) <= 1
-    assert check.error(resident, lambda: run(1.01), float) > 1
-    assert check.error(resident, lambda: None, float) == WRONG
+    assert on_cuda.error(resident, lambda: run(1), float) <= 1
+    assert on_cuda.error(resident, lambda: run(1.01), float) > 1
+    assert on_cuda.error(resident, lambda: None, float) == WRONG
 
 
 def test_each_group_is_compared_with_its_own_matrix():
@@ -325,8 +325,8 @@ def test_each_group_is_compared_with_its_own_matrix():
         for group, (start, end) in enumerate(itertools.pairwise([0, *ends])):
             c[0, start:end] = a[0, start:end] @ b[0 if wrong else group]
 
-    assert check.error(resident, lambda: run(False), float) <= 1
-    assert check.error(resident, lambda: run(True), float) > 1
+    assert on_cuda.error(resident, lambda: run(False), float) <= 1
+    assert on_cuda.error(resident, lambda: run(True), float) > 1
 
 
 def test_integers_are_compared_though_minus_one_has_all_bits_set():
@@ -338,8 +338,8 @@ def test_integers_are_compared_though_minus_one_has_all_bits_set():
     def run():
         c[0] = a[0].astype(np.int32) @ b[0].astype(np.int32)
 
-    assert check.error(resident, run, float) == 0
-    assert check.error(resident, lambda: None, float) == WRONG
+    assert on_cuda.error(resident, run, float) == 0
+    assert on_cuda.error(resident, lambda: None, float) == WRONG
 
 
 def test_options_of_the_product_become_its_arguments():
@@ -354,7 +354,7 @@ def test_options_of_the_product_become_its_arguments():
 
 
 def test_a_small_product_is_compared_whole():
-    assert [len(some) for some in check.sample((3, 20, 30), 40, 1e9)] == [3, 20, 30]
+    assert [len(some) for some in on_cuda.sample((3, 20, 30), 40, 1e9)] == [3, 20, 30]
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])

@@ -23,7 +23,6 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked, measurements
 from gemmery.lab.asked import emulated_card
-from gemmery.lab.check import TF32
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, run_rung, source_lines
 from gemmery.lab.event import followed
 from gemmery.ladder.rung import Rung
@@ -149,7 +148,7 @@ def takes_f32(rung: Rung) -> bool:
 def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
     """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
     bound = rung.bound_of(problem.dtype, problem.precision)
-    return (lambda k: bound(k) + TF32) if problem.precision == "tf32" else bound
+    return (lambda k: bound(k) + measurements.TF32) if problem.precision == "tf32" else bound
 
 
 def _counts(run: EmulatedRun) -> RungCounts:

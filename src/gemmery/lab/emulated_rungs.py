@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 
@@ -106,6 +107,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
     on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
+    times: dict[str, Any] = {f"{name}_seconds": seconds for name, seconds in limits.items()}
     return replace(
         plain,
         config=rung.explicit(rung.resolve(problem, full)),
@@ -116,10 +118,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,
         unit=on,
-        compute_seconds=limits["compute"],
-        memory_seconds=limits["memory"],
-        shared_seconds=limits["shared"],
-        issue_seconds=limits["issue"],
+        **times,
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
         findings=tuple(map(str, together.findings)),
         chosen=drawn,

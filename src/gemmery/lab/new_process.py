@@ -1,4 +1,4 @@
-"""Work in a new process, with a cache folder and threads of its own: first products, with and without stored kernels."""
+"""Work in a new process, with a cache folder and threads of its own: first products, with stored kernels or none."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmery import dtypes
+from gemmery.bench.work import numpy_dtype
 from gemmery.dtypes import Array
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "int8")}
@@ -154,21 +154,13 @@ def _ends(draw: np.random.Generator, rows: int) -> tuple[int, ...]:
 
 def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.random.Generator) -> Array:
     """Return random numbers of an element type."""
-    kind = numpy_type(dtype)
+    kind = numpy_dtype(dtype)
     if dtype in ("int8", "int32"):
         return draw.integers(-128, 128, shape).astype(kind)
     if product.whole:
         most = 8 if product.dtype not in EIGHT else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)
     return draw.standard_normal(shape, np.float32).astype(kind)
-
-
-def numpy_type(name: str) -> np.dtype[np.generic]:
-    """Return the NumPy type of a name; ml_dtypes has those that NumPy lacks."""
-    import ml_dtypes
-
-    long = dtypes.get(name).numpy
-    return np.dtype(getattr(ml_dtypes, long, None) or long)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from gemmery import config
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
 from gemmery.bench import torch_operands
+from gemmery.bench.work import numpy_dtype
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
@@ -28,7 +29,6 @@ from gemmery.lab.random_products import (
     RandomProduct,
     drawn,
     image,
-    numpy_type,
     values,
 )
 
@@ -223,7 +223,7 @@ def _offsets(p: RandomProduct) -> Any:
 
 def _before(p: RandomProduct, shape: tuple[int, ...], draw: np.random.Generator) -> Array:
     """Return what C holds before: numbers if beta multiplies them, else ones in every bit, NaN in floating types."""
-    kind = numpy_type(p.out)
+    kind = numpy_dtype(p.out)
     if p.beta:
         return values(p, shape, p.out, draw)
     return np.full((*shape, kind.itemsize), 0xFF, np.uint8).view(kind)[..., 0]

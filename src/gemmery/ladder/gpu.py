@@ -56,3 +56,7 @@ def gpu_rung(
 
     source = f"cuda/kernels/{name}.cu"
     return Rung(name, dtypes=dtypes, refuses=refuses, build=build, source=source, geometry=launches, **fields)
+
+
+# A row of products on tensor cores.
+tensor_rung = partial(gpu_rung, dtypes=ON_TENSOR_CORES, refuses=off_tensor_cores, bound=cut_off)

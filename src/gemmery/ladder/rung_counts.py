@@ -82,12 +82,7 @@ class EmulatedRung:
     @property
     def roofs(self) -> Mapping[str, float]:
         """The least seconds under each limit of a device that the grid fills, if caches hold nothing."""
-        return {
-            "compute": self.compute_seconds,
-            "memory": self.memory_seconds,
-            "shared": self.shared_seconds,
-            "issue": self.issue_seconds,
-        }
+        return {name: getattr(self, f"{name}_seconds") for name in ("compute", "memory", "shared", "issue")}
 
     @property
     def roof_seconds(self) -> float:

@@ -7,7 +7,7 @@ from gemmery.cuda.device import REGISTERS, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, instance, target, template, tiles
 from gemmery.cuda.tiles import MMA_F64, complete, quickest
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
+from gemmery.ladder.gpu import gpu_rung, tensor_rung
 from gemmery.problem import Config, Problem
 
 _KEYS = ("bm", "bn", "bk", "wm", "wn")
@@ -145,13 +145,10 @@ TENSOR = (
             "This instruction runs at half the rate that Hopper's tensor cores reach in float64."
         ),
     ),
-    gpu_rung(
+    tensor_rung(
         "wmma_f16",
         idea="fragments of 16 x 16 x 16 in half precision, with sums in f32",
         parent="wmma_f64",
-        dtypes=ON_TENSOR_CORES,
-        refuses=off_tensor_cores,
-        bound=cut_off,
         geometry=_wmma_f16,
         resolve=_resolve_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},

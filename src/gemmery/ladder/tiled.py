@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.device import REGISTERS, STATIC_SHARED, THREADS, WARP
@@ -166,53 +167,46 @@ def _check_warps(config: Config) -> None:
         raise RefusedError(f"tm={tm}, tn={tn} of wm={wm}, wn={wn}: a warp's tile is that of {WARP} threads")
 
 
+_tile_rung = partial(gpu_rung, space=_TILE, default=_DEFAULT)
 TILED = (
-    gpu_rung(
+    _tile_rung(
         "simt_threadtile",
         idea="each thread computes tm x tn elements from tiles in shared memory",
         parent="simt_smem",
         geometry=_threadtile,
-        space=_TILE,
-        default=_DEFAULT,
         expect={**_IN_REGISTERS, "load_sectors_a_request": 4},
         lesson=(
             "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared "
             "memory is read tm tn / (tm + tn) times less often than with one thread per element."
         ),
     ),
-    gpu_rung(
+    _tile_rung(
         "simt_vectorized",
         idea="16-byte loads from global memory, adjacent threads loading adjacent chunks",
         parent="simt_threadtile",
         geometry=_vectorized,
-        space=_TILE,
-        default=_DEFAULT,
         expect=_WIDE,
         lesson=(
             "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and "
             "the side, so no load crosses an edge."
         ),
     ),
-    gpu_rung(
+    _tile_rung(
         "simt_padded",
         idea="tiles with k as the outer dimension, padded against bank conflicts",
         parent="simt_vectorized",
         geometry=_padded,
-        space=_TILE,
-        default=_DEFAULT,
         expect=_WITHOUT_CONFLICTS,
         lesson=(
             "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes"
             " at a time. Four elements of padding per row put the transposing stores on different banks."
         ),
     ),
-    gpu_rung(
+    _tile_rung(
         "simt_swizzled",
         idea="no padding: element positions are XORed with a number derived from k",
         parent="simt_padded",
         geometry=_vectorized,
-        space=_TILE,
-        default=_DEFAULT,
         expect=_WITHOUT_CONFLICTS,
         lesson=("The XOR moves each store to a different bank, as the padding did, and needs no extra memory."),
     ),

@@ -37,6 +37,11 @@ def cut_off(k: int) -> float:
     return 2.5 * k + 2
 
 
+def whole(count: int, multiple: int = 256) -> int:
+    """Return a number of bytes, rounded up; in a workspace everything begins at a multiple of 256."""
+    return -(-count // multiple) * multiple
+
+
 def gpu_rung(
     name: str,
     *,

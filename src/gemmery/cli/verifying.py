@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,18 +51,10 @@ def verify(
 
 
 def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
     from gemmery import lab, report
 
-    console = Console(stderr=True)
-    columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=products)
-        verified = lab.verify(
-            products, device, types, seed, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with _bar(products) as progress:
+        verified = lab.verify(products, device, types, seed, progress)
     sys.stdout.write(f"{report.as_json(verified) if json else in_words(verified)}\n")
     return 0 if verified.ok else 1
 
@@ -132,21 +126,23 @@ def warm(
 
 
 def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     import gemmery
     from gemmery import report
+
+    with _bar() as progress:
+        warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)
+    sys.stdout.write(f"{report.as_json(warmed) if json else warmed}\n")
+    return 0
+
+
+@contextmanager
+def _bar(total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Show progress on a terminal; yield what shows how many are done, of how many, and what comes next."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        warmed = gemmery.warm(
-            types or None,
-            device,
-            threads=threads or None,
-            progress=lambda done, total, name: bar.update(task, completed=done, total=total, description=name),
-        )
-    sys.stdout.write(f"{report.as_json(warmed) if json else warmed}\n")
-    return 0
+        task = bar.add_task("", total=total)
+        yield lambda done, total, name="": bar.update(task, completed=done, total=total, description=name)

@@ -61,7 +61,9 @@ class Resident:
     def __init__(self, work: Work, stream: Stream) -> None:
         device = driver.device(stream.ordinal)
         self.work, self.stream = work, stream
-        self.host = tuple(_three(x) for x in works.operands(replace(work, call="out", vector=False)))
+        self.host = tuple(
+            x if x.ndim == 3 else x[None] for x in works.operands(replace(work, call="out", vector=False))
+        )
         stored = [_stored(x) for x in self.host]
         sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in stored]
         if work.b_layout == works.OF_A:
@@ -142,10 +144,6 @@ def alignment(view: View, most: int = 16) -> int:
 
 def _power_of_two(value: int, most: int) -> int:
     return min(value & -value, most) if value else most
-
-
-def _three(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return x if x.ndim == 3 else x[None]
 
 
 def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

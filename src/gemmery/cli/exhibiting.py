@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,10 +86,6 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
         from gemmery.report.exhibit_results import emulated_exhibit_page
 
         output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, so_far))
-    wrong = _wrong(exhibit, so_far)
+    wrong = [f"gemmery: {exhibit.name} at {run.config} {line}\n" for run in so_far for line in run.wrong]
     sys.stderr.writelines(wrong)
     return said_interrupted() if interrupted else 1 if wrong else 0
-
-
-def _wrong(exhibit: Exhibit, emulated: Sequence[EmulatedExhibit]) -> list[str]:
-    return [f"gemmery: {exhibit.name} at {run.config} {line}\n" for run in emulated for line in run.wrong]

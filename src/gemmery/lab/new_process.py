@@ -110,7 +110,7 @@ def first_call(session: Session, task: Task) -> list[Measurement]:
                 seconds["numpy"][index] = run(_NUMPY, work, threads, warm)
             with tempfile.TemporaryDirectory() as cold:
                 for kernel, cache in ((WARM, warm), (COLD, cold)):
-                    for piece, value in run_in_pieces(work, threads, cache).items():
+                    for piece, value in pieces(_ran(_PIECES, work, threads, cache)).items():
                         parts.setdefault((kernel, piece), {})[index] = value
             spent += sum(rounds[index] for rounds in seconds.values())
             if spent > task.seconds:
@@ -132,11 +132,6 @@ def run(product: str, work: Work, threads: int, cache: str) -> float:
     Raises GemmeryError with the last line of the process if it fails.
     """
     return float(_ran(_SCRIPT, work, threads, cache, product)) / 1e9
-
-
-def run_in_pieces(work: Work, threads: int, cache: str) -> dict[str, float]:
-    """Return the seconds of each piece of a first product in a new process, as `run`."""
-    return pieces(_ran(_PIECES, work, threads, cache))
 
 
 def _ran(script: str, work: Work, threads: int, cache: str, product: str = "") -> Any:

@@ -32,11 +32,6 @@ _WIDE = {
 }
 
 
-def _wmma_f64(name: str, problem: Problem, config: Config) -> Geometry:
-    """Fragments of 8 x 8 x 4."""
-    return _fragments(name, problem, config)
-
-
 def _wmma_f16(name: str, problem: Problem, config: Config) -> Geometry:
     """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8, two along k in a tile unless `bk` says more."""
     return _fragments(name, problem, _resolve_f16(problem, config))
@@ -78,7 +73,10 @@ def _resolve_f64(problem: Problem, config: Config) -> Config:
 
 
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
-    """A kernel with the fragments of wmma.cuh; shared memory holds two padded tiles of A and B, then sums for C."""
+    """A kernel with the fragments of wmma.cuh, of 8 x 8 x 4 in f64.
+
+    Shared memory holds two padded tiles of A and B, then sums for C.
+    """
     bm, bn, bk, _, wn = _tile(config)
     size = dtypes.get(problem.dtype).size
     m, n, k = (8, 8, 4) if size == 8 else (16, 16, 32 // size)
@@ -135,7 +133,7 @@ TENSOR = (
         idea="a warp multiplies fragments of 8 x 4 and 4 x 8 in one instruction",
         parent="simt_smem",
         dtypes=("f64",),
-        geometry=_wmma_f64,
+        geometry=_fragments,
         space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
         expect=_WIDE,

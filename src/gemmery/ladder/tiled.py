@@ -37,13 +37,8 @@ _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
 _WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
 
 
-def _threadtile(name: str, problem: Problem, config: Config) -> Geometry:
-    """One thread per tm x tn elements of a tile of C; one element of A or B per access."""
-    return _launch(name, problem, config)
-
-
 def _vectorized(name: str, problem: Problem, config: Config) -> Geometry:
-    """As _threadtile, with accesses as wide as each matrix allows."""
+    """As _launch, with accesses as wide as each matrix allows."""
     return _launch(name, problem, config, *_accesses(problem, config))
 
 
@@ -94,6 +89,7 @@ def _launch(
     pad: int = 0,
     stages: int = 0,  # tiles in dynamic shared memory; 0: one, in static shared memory
 ) -> Geometry:
+    """One thread per tm x tn elements of a tile of C; accesses of `widths` elements, or of one."""
     _check_tile(config)
     bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
     sides = bm + pad * (problem.a_layout == "row") + bn + pad * (problem.b_layout == "col")
@@ -173,7 +169,7 @@ TILED = (
         "simt_threadtile",
         idea="each thread computes tm x tn elements from tiles in shared memory",
         parent="simt_smem",
-        geometry=_threadtile,
+        geometry=_launch,
         expect={**_IN_REGISTERS, "load_sectors_a_request": 4},
         lesson=(
             "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared "

@@ -19,7 +19,7 @@ import gemmery
 from gemmery import dispatch, dtypes, verify
 from gemmery.bench import cublas, device_limits, fingerprint, timing, torch_operands
 from gemmery.bench import work as works
-from gemmery.bench.cublas import Caller
+from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Measurement
 from gemmery.bench.resident import Put, Resident, poison, replays
@@ -85,7 +85,7 @@ class CudaStage:
     def rival(self, opponent: Vendor) -> Runnable:
         """Let a library put its product on the stream."""
         placed = opponent.caller.place(self.resident)
-        sampler = functools.partial(placed.sample, self.resident, self._backend.monitor.look)
+        sampler = functools.partial(self._backend.placed, placed, self.resident)
         return Runnable(sampler, note=f"{opponent.runs}, {placed.note}")
 
     def _entry(self, put: Put, rung: Rung, note: str = "") -> Runnable:
@@ -138,6 +138,10 @@ class Cuda(Backend):
     def sampler(self, put: Put, sets: int) -> Sample:
         """Return a sampler of `put` that records clocks."""
         return replays(put, self.stream, sets, self.monitor.look)
+
+    def placed(self, placed: Placed, resident: Resident) -> Sample:
+        """Return a sampler of a rival's product that records clocks."""
+        return placed.sample(resident, self.monitor.look)
 
     def product_for(self, rung: Rung, n: int, like: Work) -> Work:
         return product_for(rung, n, like, self.device)

@@ -19,7 +19,7 @@ import torch
 from gemmery.api.prepared import alone
 from gemmery.arrays import View, view
 from gemmery.bench import device_limits
-from gemmery.bench.replays import replays
+from gemmery.bench.resident import replays
 from gemmery.bench.timing import Sample
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream

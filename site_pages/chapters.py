@@ -9,11 +9,10 @@ from html import escape
 
 from gemmery import dtypes
 from gemmery.errors import EmulationError, RefusedError
-from gemmery.ladder.definitions import LOOPS, contents, docstring, pseudocode
-from gemmery.ladder.diff import diff, source
+from gemmery.ladder.diff import LOOPS, contents, diff, docstring, pseudocode, source
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
-from gemmery.report.ladder_text import refusals
+from gemmery.report.documents import refusals
 from gemmery.report.svg import Plot
 from site_pages.course import Part
 from site_pages.measured import Chart, Records

@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.ladder_text import published
+from gemmery.report.documents import published
 from gemmery.report.problems import Group, gain, groups
 from gemmery.report.stored import Stored, query
 

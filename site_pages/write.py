@@ -13,9 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import gemmery
 from gemmery.ladder.rung import Rung
-from gemmery.report.ladder_text import sentence
+from gemmery.report.documents import sentence
+from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.svg import PALETTE
-from gemmery.report.tree import tree, walk
 from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course

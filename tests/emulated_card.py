@@ -16,13 +16,13 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.api import prepared
 from gemmery.arrays import View, contiguous, dlpack
+from gemmery.bench.work import numpy_dtype
 from gemmery.cuda import driver, nvrtc, tensormaps
 from gemmery.emulator.hopper import tensormap
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import APART, Allocation, Global
 from gemmery.emulator.run import emulated
 from gemmery.lab import emulated_product
-from gemmery.lab.random_products import numpy_type
 
 ORDINAL = 99  # no machine has it, so that nothing which is kept for it is about a device
 NAME = "h200"
@@ -83,7 +83,7 @@ class OnCard:
     def numbers(self):
         """The elements as NumPy's array of this memory."""
         z = self.memory
-        return np.ndarray(z.shape, numpy_type(self.dtype), self.card.memory.data.data, z.pointer, z.strides)
+        return np.ndarray(z.shape, numpy_dtype(self.dtype), self.card.memory.data.data, z.pointer, z.strides)
 
 
 class Card:

@@ -13,8 +13,7 @@ import pytest
 
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
-from gemmery.report.documents import MARKER
-from gemmery.report.ladder_text import refusals
+from gemmery.report.documents import MARKER, refusals
 from test_docs import ROOT, code
 
 sys.path.insert(0, str(ROOT))

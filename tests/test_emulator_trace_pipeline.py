@@ -8,8 +8,8 @@ import hopper
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace.pipeline import NOBODY, PipelineTrace
 from gemmery.inspection import side_by_side
-from gemmery.inspection.barriers import trace_barriers
 from gemmery.inspection.gather import inspect_rung
+from gemmery.inspection.lines import trace_barriers
 from gemmery.inspection.records import SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.lab import kernel

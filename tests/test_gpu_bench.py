@@ -5,15 +5,13 @@ import pytest
 
 from gemmery import lab, verify
 from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
-from gemmery.bench.replays import replays
-from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
+from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident, replays
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
 from gemmery.errors import RefusedError
-from gemmery.lab import check, launches, on_cuda, workload
-from gemmery.lab.check import TF32, compared
+from gemmery.lab import launches, on_cuda, workload
 from gemmery.lab.contest import Task, contest
-from gemmery.lab.on_cuda import Cuda, build
+from gemmery.lab.on_cuda import TF32, Cuda, build, compared
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -124,7 +122,7 @@ def test_rivals_and_gemmery_agree_on_types_factors_and_groups_of_hopper(stream, 
         if name != "gemmery" and (work.groups or work.scales == "blocks"):
             put(0)  # PyTorch allocates its result
             continue
-        assert check.error(resident, lambda put=put: put(0), bound) <= 1, name
+        assert on_cuda.error(resident, lambda put=put: put(0), bound) <= 1, name
 
 
 def test_tf32_is_what_the_bound_tells_apart(stream):

@@ -17,13 +17,11 @@ from gemmery.errors import ArgumentError, EmulationError
 from gemmery.lab import emulated_rungs
 from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.prediction import PredictedRung
 from gemmery.ladder.rung import find
-from gemmery.ladder.rung_counts import EmulatedLadder
+from gemmery.ladder.rung_counts import EmulatedLadder, PredictedRung
 from gemmery.report import svg
 from gemmery.report.emulated_page import emulated_page, roofs
-from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews
-from gemmery.report.predicted_tables import predicted_sheets
+from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
 
 pytest.importorskip("cuda.bindings")
 

@@ -21,7 +21,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
-from gemmery.lab import check, climb, contest, level, on_cuda, suites, without_rest
+from gemmery.lab import climb, contest, on_cuda, suites
 from gemmery.lab import new_products as shapes
 from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
@@ -152,7 +152,7 @@ WORK = Work(64, 64, 64, "f32", "f32")
 
 def measured(*rungs, work=WORK, rivals=None, seconds=5.0):
     on = session(rivals=(rival(),) if rivals is None else rivals, ladder=rungs)
-    found = level.Level(on, "ladder", work, 0, seconds)
+    found = sessions.Level(on, "ladder", work, 0, seconds)
     own = [found.measure(one, {}, None) for one in rungs]
     return own, found.rivals()
 
@@ -175,7 +175,7 @@ def test_the_rival_is_shown_as_it_ran_beside_the_quickest_rung():
     three = rung("simt_a"), rung("simt_b", speed=4.0), rung("simt_c", speed=2.0)
     on, clocks = session(rivals=(rival(),), ladder=three), iter([0, 1980, 0, 1500, 0, 1700])
     on.backend.monitor.clock = lambda: next(clocks)
-    found = level.Level(on, "ladder", WORK, 0, 5.0)
+    found = sessions.Level(on, "ladder", WORK, 0, 5.0)
     assert [found.measure(one, {}, None).clock_mhz for one in three] == [1980, 1500, 1700]
     (cublas,) = found.rivals()
     assert cublas.clock_mhz == 1500
@@ -191,8 +191,8 @@ def test_a_wrong_product_is_recorded_as_one():
 
 
 def test_an_element_that_is_not_written_is_found_though_no_sample_holds_it(monkeypatch):
-    monkeypatch.setattr(check, "SAMPLED_WIDE", 1e4)
-    assert 31 not in check.sample((1, 600, 600), 64, 1e4)[1]
+    monkeypatch.setattr(on_cuda, "SAMPLED_WIDE", 1e4)
+    assert 31 not in on_cuda.sample((1, 600, 600), 64, 1e4)[1]
 
     def lazy(a, b, c):
         held = c[0, 31, 17]
@@ -229,18 +229,18 @@ def test_a_type_that_the_library_lacks_is_said_and_the_rungs_run():
 def test_a_rung_is_not_run_when_its_time_at_a_smaller_size_says_that_it_is_too_slow():
     slow = rung("simt_slow")
     on, half = session(rivals=(rival(),), ladder=(slow,)), replace(WORK, m=512, n=512, k=512)
-    before = level.Level(on, "ladder", half, 0, 1.0).measure(slow, {}, None)
+    before = sessions.Level(on, "ladder", half, 0, 1.0).measure(slow, {}, None)
     work = replace(WORK, m=1024, n=1024, k=1024)
-    m = level.Level(on, "ladder", work, 0, 1.0).measure(slow, {}, replace(before, seconds=0.5))
+    m = sessions.Level(on, "ladder", work, 0, 1.0).measure(slow, {}, replace(before, seconds=0.5))
     assert m.refused == "predicted to take 4 s a call, above the limit of 1 s"
 
 
 def test_a_product_that_leaves_a_device_idle_predicts_nothing():
     quick = rung("simt_quick", speed=8.0)
     on = session(rivals=(rival(),), ladder=(quick,))
-    before = level.Level(on, "ladder", WORK, 0, 1.0).measure(quick, {}, None)
+    before = sessions.Level(on, "ladder", WORK, 0, 1.0).measure(quick, {}, None)
     work = replace(WORK, m=1024, n=1024, k=1024)
-    m = level.Level(on, "ladder", work, 0, 1.0).measure(quick, {}, replace(before, seconds=1.0))
+    m = sessions.Level(on, "ladder", work, 0, 1.0).measure(quick, {}, replace(before, seconds=1.0))
     assert not m.refused
 
 
@@ -290,7 +290,7 @@ def test_rungs_of_a_suite_take_turns_with_each_other_and_the_rivals():
 
 @pytest.mark.parametrize("shape", [(1, 700, 900), (1, 1, 5000), (1, 5000, 1), (300, 64, 64), (1, 3, 2)])
 def test_a_sample_holds_the_first_and_the_last_and_no_more_than_asked_for(shape):
-    found = check.sample(shape, 1000, 1e6)
+    found = on_cuda.sample(shape, 1000, 1e6)
     for some, count in zip(found, shape, strict=True):
         assert len(set(some)) == len(some)
         assert some[-1] < count
@@ -310,9 +310,9 @@ def test_factors_of_blocks_are_part_of_the_reference():
     def run(scale):
         c[0] = scale * (x @ y)
 
-    assert check.error(resident, lambda: run(1), float) <= 1
-    assert check.error(resident, lambda: run(1.01), float) > 1
-    assert check.error(resident, lambda: None, float) == WRONG
+    assert on_cuda.error(resident, lambda: run(1), float) <= 1
+    assert on_cuda.error(resident, lambda: run(1.01), float) > 1
+    assert on_cuda.error(resident, lambda: None, float) == WRONG
 
 
 def test_each_group_is_compared_with_its_own_matrix():
@@ -325,8 +325,8 @@ def test_each_group_is_compared_with_its_own_matrix():
         for group, (start, end) in enumerate(itertools.pairwise([0, *ends])):
             c[0, start:end] = a[0, start:end] @ b[0 if wrong else group]
 
-    assert check.error(resident, lambda: run(False), float) <= 1
-    assert check.error(resident, lambda: run(True), float) > 1
+    assert on_cuda.error(resident, lambda: run(False), float) <= 1
+    assert on_cuda.error(resident, lambda: run(True), float) > 1
 
 
 def test_integers_are_compared_though_minus_one_has_all_bits_set():
@@ -338,8 +338,8 @@ def test_integers_are_compared_though_minus_one_has_all_bits_set():
     def run():
         c[0] = a[0].astype(np.int32) @ b[0].astype(np.int32)
 
-    assert check.error(resident, run, float) == 0
-    assert check.error(resident, lambda: None, float) == WRONG
+    assert on_cuda.error(resident, run, float) == 0
+    assert on_cuda.error(resident, lambda: None, float) == WRONG
 
 
 def test_options_of_the_product_become_its_arguments():
@@ -354,7 +354,7 @@ def test_options_of_the_product_become_its_arguments():
 
 
 def test_a_small_product_is_compared_whole():
-    assert [len(some) for some in check.sample((3, 20, 30), 40, 1e9)] == [3, 20, 30]
+    assert [len(some) for some in on_cuda.sample((3, 20, 30), 40, 1e9)] == [3, 20, 30]
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
@@ -568,7 +568,7 @@ def test_without_rest_the_start_of_a_turn_does_not_count():
     clock, log = Clock(), []
     contestants = [working("a", 1e6, clock, log), working("b", 2e6, clock, log)]
     meter = Meter(log)
-    race = without_rest.race(contestants, meter, turn=1.0, rounds=4, now=lambda: clock.now)
+    race = on_cuda.race(contestants, meter, turn=1.0, rounds=4, now=lambda: clock.now)
     assert race.comparison.timings["a"].seconds == pytest.approx(1e-3)
     assert race.comparison.ratios("a")["b"].median == pytest.approx(2.0)
     assert race.comparison.timings["b"].samples == 4
@@ -586,7 +586,7 @@ def test_the_time_of_a_suite_counts_its_races(tmp_path):
 
 def test_a_call_longer_than_a_turn_is_timed_once():
     clock, log = Clock(), []
-    race = without_rest.race([working("a", 5e9, clock, log)], Meter(log), turn=1.0, rounds=1, now=lambda: clock.now)
+    race = on_cuda.race([working("a", 5e9, clock, log)], Meter(log), turn=1.0, rounds=1, now=lambda: clock.now)
     assert race.comparison.timings["a"].seconds == pytest.approx(5.0)
 
 
@@ -594,7 +594,7 @@ def test_large_products_are_raced_without_rest_too(monkeypatch):
     monkeypatch.setattr(contest, "SUSTAINED_ABOVE", WORK.problem.flops - 1)
     on = session(rivals=(rival(),), ladder=(rung("quick", speed=16.0),))
     clock, log = Clock(), []
-    on.backend.sustained = lambda contestants, turn: without_rest.race(
+    on.backend.sustained = lambda contestants, turn: on_cuda.race(
         [working(each.name, 1e6 * (index + 1), clock, log) for index, each in enumerate(contestants)],
         Meter(log),
         turn,

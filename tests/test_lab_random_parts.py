@@ -10,7 +10,7 @@ import pytest
 import gemmery as gm
 from emulated_card import OnCard, installed
 from gemmery import lab
-from gemmery.lab import random_parts, verification
+from gemmery.lab import random_products, verification
 from gemmery.lab.random_products import PARTS
 
 pytest.importorskip("cuda.bindings")
@@ -40,7 +40,7 @@ def placed_on(card):
 
 def test_products_on_a_device(card, monkeypatch):
     """Of each precision, by the rung that is its own."""
-    monkeypatch.setattr(random_parts, "_MOST", 1e4)
+    monkeypatch.setattr(random_products, "_PARTS_MOST", 1e4)
     products = [verification._product(seed, PARTS, "cuda") for seed in range(150)]
     deep = [p for p in products if p.k >= 128 and p.batch * p.m * p.n * p.k < 1e4]
     for precision, rung in zip(PARTS, ("split_fp16x3", "split_bf16x6", "split_paired"), strict=True):
@@ -67,7 +67,7 @@ def test_an_error_beyond_the_bound_shows(monkeypatch):
             continue
         monkeypatch.setattr(verification, "_call", in_float64)
         assert verification._tried(product, verification.on_host)[0] == "", str(product)
-        off = 3 * random_parts.growth(product)(product.k) + 8
+        off = 3 * random_products.growth_in_parts(product)(product.k) + 8
         monkeypatch.setattr(verification, "_call", lambda *given, off=off: in_float64(*given, off=off))
         assert "times the bound" in verification._tried(product, verification.on_host)[0], str(product)
 
@@ -75,13 +75,15 @@ def test_an_error_beyond_the_bound_shows(monkeypatch):
 def test_what_is_drawn():
     """The seed and the precision repeat a product; all spreads occur, batches of many, and k at which steps begin."""
     products = [verification._product(seed, PARTS, "cuda") for seed in range(300)]
-    assert products[7] == random_parts.drawn(7, products[7].dtype)
-    assert set(Counter(p.spread for p in products)) == set(random_parts.SPREADS)
+    assert products[7] == random_products.batch_in_parts(7, products[7].dtype)
+    assert set(Counter(p.spread for p in products)) == set(random_products.SPREADS)
     assert {p.dtype for p in products} == set(PARTS)
     assert {p.k for p in products} >= {1, 15, 16, 127, 128}
     assert 30_000 < sum(p.batch for p in products) < 60_000
     steep = next(p for p in products if p.spread == "steep")
-    a, b = (abs(random_parts.values(steep, shape, i)) for i, shape in enumerate(((99, steep.k), (steep.k, 99))))
+    a, b = (
+        abs(random_products.values_in_parts(steep, shape, i)) for i, shape in enumerate(((99, steep.k), (steep.k, 99)))
+    )
     sizes = np.median(a, 0), np.median(b, 1)
     assert np.allclose(np.log2(sizes[0] * sizes[1]), np.log2(np.median(sizes[0] * sizes[1])), atol=3)
 

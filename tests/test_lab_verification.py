@@ -9,9 +9,10 @@ import pytest
 
 from gemmery import cli, lab
 from gemmery.bench import torch_operands
+from gemmery.bench.work import numpy_dtype
 from gemmery.errors import ArgumentError, DeviceError
 from gemmery.lab import verification
-from gemmery.lab.random_products import TYPES, drawn, image, numpy_type
+from gemmery.lab.random_products import TYPES, drawn, image
 
 
 def expected(p, a, b, c, vectors):
@@ -112,7 +113,7 @@ def test_the_seed_and_the_type_alone_repeat_a_product():
 
 @pytest.mark.parametrize("layout", ["row", "col", "padded", "padded col", "aligned", "odd", "strided", "one row"])
 def test_images_have_guards_and_the_layout(layout):
-    numbers = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3).astype(numpy_type("e4m3"))
+    numbers = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3).astype(numpy_dtype("e4m3"))
     placed = image(numbers, layout)
     same = np.repeat(numbers[:, :1], 5, axis=1) if layout == "one row" else numbers
     np.testing.assert_array_equal(placed.matrices().astype(np.float32), same.astype(np.float32))
@@ -148,7 +149,7 @@ def test_operands_become_tensors_of_any_layout(monkeypatch):
         product = drawn(seed, ("f16", "bf16", "f32"), "cpu")
         assert verification._tried(product, place)[0] == "", str(product)
     for name in ("e4m3", "e5m2", "int8"):
-        placed = image(np.arange(30).reshape(2, 5, 3).astype(numpy_type(name)), "padded col")
+        placed = image(np.arange(30).reshape(2, 5, 3).astype(numpy_dtype(name)), "padded col")
         tensor, memory = place(placed)
         assert tuple(tensor.shape) == (2, 5, 3)
         assert tensor.double().numpy().tolist() == placed.matrices().astype(np.float64).tolist()

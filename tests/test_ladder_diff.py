@@ -11,7 +11,7 @@ from rich.console import Console
 import gemmery
 from gemmery import cli, lab, report
 from gemmery.errors import ArgumentError
-from gemmery.ladder import definitions
+from gemmery.ladder import diff as differences
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import source
@@ -150,7 +150,7 @@ def test_every_definition_of_a_header_has_a_name():
     headers = sorted(Path(gemmery.__file__).parent.glob("cuda/kernels/*.cuh"))
     assert len(headers) > 10
     for header in headers:
-        known = definitions.of_header(f"cuda/kernels/{header.name}")
+        known = differences.of_header(f"cuda/kernels/{header.name}")
         assert known, header.name
         assert all(one.name.isidentifier() for one in known), header.name
         inside = sum(one.text.count("{") for one in known)

@@ -8,9 +8,9 @@ from rich.console import Console
 
 import records
 from gemmery import report
-from gemmery.report import doubts, problems, tables, words
+from gemmery.report import problems, tables, words
 from gemmery.report.page import page
-from gemmery.report.summary import over_fastest, summary
+from gemmery.report.tables import over_fastest, summary
 
 
 def busy(run, load=0.8):
@@ -37,8 +37,8 @@ def printed(run):
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
 def test_a_quiet_run_is_trusted(run):
-    assert doubts.doubts(run) == ()
-    assert doubts.weighed(run) is run
+    assert problems.doubts(run) == ()
+    assert problems.weighed(run) is run
     assert "Unreliable" not in printed(run) + page(run, records.RUNGS) + report.markdown(run, records.RUNGS)
 
 
@@ -51,12 +51,12 @@ def test_load_is_a_banner_in_every_form(run):
 
 
 def test_a_little_load_is_no_doubt():
-    assert doubts.doubts(busy(records.ladder(), 0.3)) == ()
-    assert doubts.doubts(busy(records.ladder(), 0.31)) != ()
+    assert problems.doubts(busy(records.ladder(), 0.3)) == ()
+    assert problems.doubts(busy(records.ladder(), 0.31)) != ()
 
 
 def test_a_peak_that_falls_with_threads_is_impossible():
-    (said,) = doubts.doubts(upside_down(records.ladder()))
+    (said,) = problems.doubts(upside_down(records.ladder()))
     assert "f32 peak of 2 threads, 125 GFLOP/s, is below that of 1 thread, 233 GFLOP/s" in said
     assert "Unreliable figures" in page(upside_down(records.ladder()), records.RUNGS)
 
@@ -126,5 +126,5 @@ def test_a_ratio_is_that_of_the_rates_in_its_row():
 def test_a_large_gain_on_a_busy_machine_is_a_range_and_no_tie():
     assert words.times(4.05, 0.95) == "3.1–5×"
     assert words.times(1.0, 2.0) == "0–3×"
-    (m, *_) = [m for m in doubts.weighed(busy(records.bench())).measurements if m.versus]
-    assert all(m.spread[name] >= doubts.BUSY * ratio for name, ratio in m.versus.items())
+    (m, *_) = [m for m in problems.weighed(busy(records.bench())).measurements if m.versus]
+    assert all(m.spread[name] >= problems.BUSY * ratio for name, ratio in m.versus.items())

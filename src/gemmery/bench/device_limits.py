@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmery.bench.limits import Bandwidth
-from gemmery.bench.replays import replays
+from gemmery.bench.resident import replays
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
 from gemmery.errors import ArgumentError

@@ -10,8 +10,7 @@ from typing import Any
 from gemmery.arrays import View
 from gemmery.bench import new_shapes as shapes
 from gemmery.bench.new_shapes import Pairs
-from gemmery.bench.replays import Put
-from gemmery.bench.resident import Resident, Shared
+from gemmery.bench.resident import Put, Resident, Shared
 from gemmery.bench.rival import not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work

@@ -60,17 +60,14 @@ class Work:
     @property
     def case(self) -> str:
         """How it differs from the plain product of its shape, as text: "a transposed, allocating"."""
+        layouts = (("a", self.a_layout), ("b", self.b_layout))
         words = {"col": "transposed", "strided": "strided", OF_A: "= a.T"}
-        parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
+        parts = [f"{name} {words[layout]}" for name, layout in layouts if layout in words]
         how = {"out": "", "new": "allocating"}.get(self.call, self.call)
         factors = {"one": "a factor each", "blocks": "factors of blocks"}.get(self.scales, "")
         groups = f"{self.groups} groups" if self.groups else ""
         tensors = "tensors" if self.arrays == "torch" else ""
         return ", ".join(filter(None, [self.name, *parts, how, tensors, factors, groups]))
-
-    @property
-    def _layouts(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        return (("a", self.a_layout), ("b", self.b_layout))
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gemmery.cli.showing import Output, console, instead, judged, said_interrupted
+from gemmery.cli.showing import Output, completed, console, instead, judged, said_interrupted
 
 if TYPE_CHECKING:
+    from gemmery.bench.record import Run
     from gemmery.lab import RunEvent
     from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 
@@ -37,17 +38,13 @@ def on_gpu(exhibit: Exhibit, device: str, seconds: float, store: Path | None, ou
     from gemmery import lab, report
     from gemmery.cuda import nvrtc
 
-    source, so_far, interrupted = nvrtc.text(Path(exhibit.source).name), list[object](), False
+    source, so_far = nvrtc.text(Path(exhibit.source).name), list["Run"]()
 
     def on_event(event: RunEvent) -> None:
         so_far[:] = [event.run] if event.run else so_far
 
-    try:
-        run = lab.exhibit(exhibit.name, device, seconds, on_event=on_event, store=store)
-    except KeyboardInterrupt:
-        if not so_far:
-            raise
-        run, interrupted = so_far[0], True  # type: ignore[assignment]
+    measure = partial(lab.exhibit, exhibit.name, device, seconds, on_event=on_event, store=store)
+    run, interrupted = completed(measure, so_far, lambda: so_far[0])
     ran = [m.config for m in run.measurements]
     predicted = [row for row in lab.predicted(exhibit) if dict(row[0]) in ran]
     if output.json:
@@ -72,19 +69,15 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
 
     if missing:
         sys.stderr.write(f"gemmery: {instead(missing, card)}\n")
-    source, so_far, interrupted = nvrtc.text(Path(exhibit.source).name), list["EmulatedExhibit"](), False
+    source, so_far = nvrtc.text(Path(exhibit.source).name), list["EmulatedExhibit"]()
     with report.exhibit_progress(Console(stderr=True)) as progress:
 
         def on_config(what: str, done: int, total: int, run: EmulatedExhibit | None) -> None:
             so_far.extend([run] if run else [])
             progress.update(what, done, total, run)
 
-        try:
-            lab.emulated_exhibit(exhibit.name, device=card, on_config=on_config)
-        except KeyboardInterrupt:
-            if not so_far:
-                raise
-            interrupted = True
+        count = partial(lab.emulated_exhibit, exhibit.name, device=card, on_config=on_config)
+        _, interrupted = completed(count, so_far, lambda: tuple(so_far))
     if output.json:
         sys.stdout.write(f"{report.as_json(so_far)}\n")
     else:
@@ -93,10 +86,6 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
         from gemmery.report.exhibit_results import emulated_exhibit_page
 
         output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, so_far))
-    wrong = _wrong(exhibit, so_far)
+    wrong = [f"gemmery: {exhibit.name} at {run.config} {line}\n" for run in so_far for line in run.wrong]
     sys.stderr.writelines(wrong)
     return said_interrupted() if interrupted else 1 if wrong else 0
-
-
-def _wrong(exhibit: Exhibit, emulated: Sequence[EmulatedExhibit]) -> list[str]:
-    return [f"gemmery: {exhibit.name} at {run.config} {line}\n" for run in emulated for line in run.wrong]

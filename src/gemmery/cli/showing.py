@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
@@ -17,11 +18,11 @@ from gemmery.errors import ArgumentError, InstallError, missing
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
     from gemmery.lab import OnEvent, OnRung, RunEvent
-    from gemmery.ladder.prediction import PredictedRung
     from gemmery.ladder.rung import Rung
-    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 INTERRUPTED = 130
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,8 @@ def measured(
         so_far[:] = [event.run] if event.run else so_far
         display.update(event.what, event.done, event.total, event.measurement)
 
-    interrupted = False
     with report.progress(rungs, progress) as display:
-        try:
-            run = measure(on_event)
-        except KeyboardInterrupt:
-            if not so_far:
-                raise
-            run, interrupted = so_far[0], True
+        run, interrupted = completed(partial(measure, on_event), so_far, lambda: so_far[0])
     if output.json:
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
@@ -117,6 +112,16 @@ def measured(
         sys.stderr.write("gemmery: nothing was timed; the reasons are above\n")
         return 1
     return judged(run)
+
+
+def completed(run: Callable[[], R], so_far: Sized, partly: Callable[[], R]) -> tuple[R, bool]:
+    """Return all results, or after Ctrl-C those so far if there are any, and whether they were cut short."""
+    try:
+        return run(), False
+    except KeyboardInterrupt:
+        if not so_far:
+            raise
+        return partly(), True
 
 
 def said_interrupted() -> int:
@@ -154,20 +159,17 @@ def counted(
         so_far.extend([rung] if rung else [])
         display.update(what, done, total, rung)
 
-    interrupted = False
+    def with_times() -> EmulatedLadder:
+        ladder = count(on_rung)
+        names = [rung.rung for rung in ladder.rungs if not rung.refused]
+        if predict is None or not names:  # without names, every rung would be predicted
+            return ladder
+        predicted = predict(dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None))
+        return replace(ladder, predicted=predicted)
+
     with report.emulated_progress(Console(stderr=True)) as display:
-        try:
-            ladder = count(on_rung)
-            names = [rung.rung for rung in ladder.rungs if not rung.refused]
-            if predict is not None and names:  # without names, every rung is predicted
-                predicted = predict(
-                    dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None)
-                )
-                ladder = replace(ladder, predicted=predicted)
-        except KeyboardInterrupt:
-            if not so_far:
-                raise
-            ladder, interrupted = EmulatedLadder(emulated_card(card), started, tuple(so_far)), True
+        partly = partial(EmulatedLadder, emulated_card(card), started)
+        ladder, interrupted = completed(with_times, so_far, lambda: partly(tuple(so_far)))
     if output.json:
         sys.stdout.write(f"{report.as_json(ladder)}\n")
     else:

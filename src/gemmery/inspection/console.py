@@ -14,7 +14,7 @@ from gemmery.emulator.run import EmulatedRun
 from gemmery.inspection import counters, run_report, side_by_side
 from gemmery.inspection.records import AnyInspection, AnyPair
 from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
-from gemmery.ladder.prediction import Prediction
+from gemmery.ladder.rung_counts import Prediction
 from gemmery.report import words
 
 SHORT = {

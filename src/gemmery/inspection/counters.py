@@ -63,12 +63,16 @@ def roof_seconds(inspection: Inspection) -> dict[str, float]:
 
 
 def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
-    """What the columns are; instructions by kind, the most frequent first; the roofs, the longest first."""
-    kinds = ", ".join(f"{name} {number:,}" for name, number in counts.kinds.items())
+    """What the columns are; instructions by kind; the roofs, the longest first."""
     times = sorted(roof_seconds(inspection).items(), key=lambda item: -item[1])
     limits = ", ".join(f"{name} {words.digits(seconds * 1e6)} µs" for name, seconds in times)
     roof = (f"Roofs of these counts on a full device: {limits}. {ROOFS}",) if limits else ()
-    return NOTE, f"Instructions by kind: {kinds}.", *roof
+    return NOTE, by_kind(counts), *roof
+
+
+def by_kind(counts: EmulatorCounts) -> str:
+    """Instructions by kind, the most frequent first."""
+    return f"Instructions by kind: {', '.join(f'{name} {number:,}' for name, number in counts.kinds.items())}."
 
 
 def untraced(counts: EmulatorCounts) -> str:

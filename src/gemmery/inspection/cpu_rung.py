@@ -14,11 +14,11 @@ from gemmery.cpu.accesses import LINE, Site, caches, counted
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.inspection.barriers import random_operand
+from gemmery.inspection.lines import random_operand
 from gemmery.inspection.records import Accesses, Cost, CpuInspection
 from gemmery.lab import asked
 from gemmery.ladder.cpu import CPU
-from gemmery.ladder.definitions import pseudocode
+from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Problem
 from gemmery.report import words

@@ -13,7 +13,7 @@ from gemmery.errors import ArgumentError, not_installed
 from gemmery.lab import kernel
 
 if TYPE_CHECKING:
-    from gemmery.ladder.prediction import Prediction
+    from gemmery.ladder.rung_counts import Prediction
 
 P = ParamSpec("P")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gemmery.inspection import counters, side_by_side
-from gemmery.inspection.records import AnyInspection, AnyPair, Inspection
+from gemmery.inspection.records import AnyInspection, AnyPair, EmulatorCounts, Inspection
 from gemmery.inspection.sections import codes, lesson, sections, subject
 from gemmery.report.curves import roofline_plot
 from gemmery.report.pictures import pictures
@@ -45,7 +45,7 @@ def side_by_side_page(pair: AnyPair) -> str:
         rungs=[(rung, lesson(rung.rung)) for rung in (pair.old, pair.new)],
         subject=subject(pair.new, config=False),
         sections=side_by_side.sections(pair),
-        pairs=_paired_pictures(pair).values(),
+        pairs=paired_pictures([(rung.rung, rung.emulated) for rung in (pair.old, pair.new)]),
     )
 
 
@@ -55,14 +55,16 @@ def framed(page: str, title: str) -> str:
     return render("frame.html", __package__, page=light, title=title)
 
 
-def _paired_pictures(pair: AnyPair) -> Mapping[str, list[Plot]]:
-    """The pictures of both by name; only the first of each kind says how to read it."""
+def paired_pictures(runs: Sequence[tuple[str, EmulatorCounts | None]]) -> list[list[Plot]]:
+    """The pictures of both, those of a kind together; only the first of a kind says how to read it.
+
+    Each run has a name, which begins the titles of its pictures unless it is "".
+    """
     plots: dict[str, list[Plot]] = {}
     explained: frozenset[str] = frozenset()
-    for number, inspection in enumerate((pair.old, pair.new), 1):
-        counts = inspection.emulated
+    for number, (name, counts) in enumerate(runs, 1):
         for plot in pictures(counts.chosen, counts.source, explained=explained) if counts else ():
-            title = f"{inspection.rung}: {plot.title}"
+            title = f"{name}: {plot.title}" if name else plot.title
             plots.setdefault(plot.name, []).append(replace(plot, name=f"{number}-{plot.name}", title=title))
             explained |= {plot.name.partition("-")[0]}
-    return plots
+    return list(plots.values())

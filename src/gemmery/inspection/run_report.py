@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import not_installed
 from gemmery.inspection import counters
 from gemmery.inspection.lines import count_run
-from gemmery.inspection.records import EmulatorCounts
 from gemmery.inspection.sections import Section
 from gemmery.inspection.side_by_side import counts_section
-from gemmery.ladder.prediction import Prediction
+from gemmery.ladder.rung_counts import Prediction
 from gemmery.report import words
 from gemmery.report.words import plural
 
@@ -38,19 +36,14 @@ def run_page(
 ) -> str:
     """The page of a run, or of two side by side, with their predicted times."""
     try:
-        from gemmery.report.pictures import pictures
+        from gemmery.inspection.pages import paired_pictures
         from gemmery.report.rendering import render
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of a run") from error
     runs = [run, *([other] if other else [])]
+    names = titled(runs) if other else [""]
     counts = [count_run(each, line if each is run else "") for each in runs]
-    pairs: dict[str, list[object]] = {}
-    explained: frozenset[str] = frozenset()
-    for number, each in enumerate(counts, 1):
-        for plot in pictures(each.chosen, each.source, explained=explained):
-            title = f"{titled(runs)[number - 1]}: {plot.title}" if other else plot.title
-            pairs.setdefault(plot.name, []).append(replace(plot, name=f"{number}-{plot.name}", title=title))
-            explained |= {plot.name.partition("-")[0]}
+    pairs = paired_pictures(list(zip(names, counts, strict=True)))
     return render(
         "run.html",
         __package__,
@@ -63,7 +56,7 @@ def run_page(
             *(predicted_section(prediction) for prediction in predictions),
             *(part for each in runs for part in counter_sections(each)),
         ],
-        pairs=list(pairs.values()),
+        pairs=pairs,
         codes=[(name, numbered(text)) for each in runs if each.drawable for name, text in each.drawable.texts.items()],
     )
 
@@ -113,7 +106,7 @@ def counter_sections(run: EmulatedRun) -> list[Section]:
     counts = count_run(run)
     head, rows = counters.table(counts)
     title = f"Counters of {run.kernel} by line{counters.of_file(counts)}"
-    parts = [Section(title, rows, head, (counters.NOTE, by_kind(counts)))]
+    parts = [Section(title, rows, head, (counters.NOTE, counters.by_kind(counts)))]
     if run.left_out:
         parts.append(Section("Not compiled, because the kernel does not need it", ((", ".join(run.left_out), ""),)))
     return parts
@@ -131,11 +124,6 @@ def predicted_section(prediction: Prediction) -> Section:
     rows += [(line, f"{share:.0%} of {what}") for line, share in prediction.largest() if share >= LEAST]
     doubts = (f"Not taken into account: {doubt}." for doubt in prediction.doubts)
     return Section(f"Predicted on {prediction.card}", tuple(rows), notes=(SUM, *doubts))
-
-
-def by_kind(counts: EmulatorCounts) -> str:
-    """Instructions by kind, the most frequent first."""
-    return f"Instructions by kind: {', '.join(f'{name} {number:,}' for name, number in counts.kinds.items())}."
 
 
 def summary(run: EmulatedRun) -> dict[str, object]:

@@ -125,8 +125,8 @@ def climb(
     """
     lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
     asked.limit(how.seconds)
-    from gemmery.lab.level import Level, threads_of  # here, so that wrong arguments are reported before it is loaded
-    from gemmery.lab.session import open_session
+    # Here, so that wrong arguments are reported before it is loaded.
+    from gemmery.lab.session import Level, open_session, threads_of
 
     asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
     like, threads = element(dtype), 0 if gpu is not None else asked_for

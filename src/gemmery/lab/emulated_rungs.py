@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked, measurements
 from gemmery.lab.asked import emulated_card
-from gemmery.lab.check import TF32
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, run_rung, source_lines
 from gemmery.lab.event import followed
 from gemmery.ladder.rung import Rung
@@ -107,6 +107,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
     on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
+    times: dict[str, Any] = {f"{name}_seconds": seconds for name, seconds in limits.items()}
     return replace(
         plain,
         config=rung.explicit(rung.resolve(problem, full)),
@@ -117,10 +118,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,
         unit=on,
-        compute_seconds=limits["compute"],
-        memory_seconds=limits["memory"],
-        shared_seconds=limits["shared"],
-        issue_seconds=limits["issue"],
+        **times,
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
         findings=tuple(map(str, together.findings)),
         chosen=drawn,
@@ -149,7 +147,7 @@ def takes_f32(rung: Rung) -> bool:
 def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
     """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
     bound = rung.bound_of(problem.dtype, problem.precision)
-    return (lambda k: bound(k) + TF32) if problem.precision == "tf32" else bound
+    return (lambda k: bound(k) + measurements.TF32) if problem.precision == "tf32" else bound
 
 
 def _counts(run: EmulatedRun) -> RungCounts:

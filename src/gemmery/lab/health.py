@@ -21,8 +21,7 @@ from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
-from gemmery.lab import check, measurements
-from gemmery.lab.on_cuda import build
+from gemmery.lab import measurements, on_cuda
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -294,8 +293,8 @@ def _product_on(ordinal: int) -> Result:
     """Run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
-    put = build(rung, rung.default, resident)
-    worst = check.error(resident, lambda: put(0), rung.bound)
+    put = on_cuda.build(rung, rung.default, resident)
+    worst = on_cuda.error(resident, lambda: put(0), rung.bound)
     if not worst <= 1:
         return f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this device: report it"
     return f"passed ({worst:.2g} of the bound)"

@@ -11,6 +11,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Ratio, Timing
 from gemmery.bench.work import Work
 
+TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in units of f32's 2^-24
 WRONG = 1e9  # error over bound of a result with unexpected NaN or infinity: JSON has no infinity
 
 
@@ -24,27 +25,11 @@ class MachineLimits(NamedTuple):
 
 def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
     """Return a record of `kernel` on `work` without times, as for a refusal."""
-    problem = work.problem
-    return Measurement(
-        suite=suite,
-        kernel=kernel,
-        m=work.m,
-        n=work.n,
-        k=work.k,
-        dtype=work.dtype,
-        out=work.out,
-        batch=work.batch,
-        threads=threads,
-        seconds=0.0,
-        best=0.0,
-        p95=0.0,
-        samples=0,
-        flops=problem.flops,
-        bytes=problem.bytes,
-        case=work.case,
-        precision=work.precision,
-        **known,
-    )
+    same = ("m", "n", "k", "dtype", "out", "batch", "case", "precision")
+    fields: dict[str, Any] = {name: getattr(work, name) for name in same}
+    fields |= {"flops": work.problem.flops, "bytes": work.problem.bytes}
+    fields |= {"seconds": 0.0, "best": 0.0, "p95": 0.0, "samples": 0}
+    return Measurement(suite=suite, kernel=kernel, threads=threads, **fields, **known)
 
 
 def timed(
@@ -57,10 +42,7 @@ def timed(
     ratios = versus or {}
     return replace(
         plain,
-        seconds=timing.seconds,
-        best=timing.best,
-        p95=timing.p95,
-        samples=timing.samples,
+        **vars(timing),
         peak_gflops=limits.peak,
         bandwidth_gbs=limits.read,
         copy_gbs=limits.copy,

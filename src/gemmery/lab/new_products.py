@@ -87,5 +87,5 @@ def run(work: Work, threads: int, cache: str, device: str = "cpu") -> dict[str, 
     """
     rest = timing.IDLE_SECONDS if threads > 1 else 0.0
     script = _START.format(new_process.SOURCES, asdict(work), device, rest)
-    times = new_process.run(script, "products of new shapes", cache, threads)
+    times = new_process.run_script(script, "products of new shapes", cache, threads)
     return {name: value if isinstance(value, list) else [value] for name, value in times.items()}

@@ -1,31 +1,38 @@
-"""A GPU as a backend: operands lie in its memory in many copies, and rivals run on the same stream."""
+"""A GPU as a backend: operands lie in its memory many times, rivals run on the same stream, and results are checked."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 import gemmery
-from gemmery import dispatch
-from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
+from gemmery import dispatch, dtypes, verify
+from gemmery.bench import cublas, device_limits, fingerprint, timing, torch_operands
+from gemmery.bench import work as works
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Measurement
-from gemmery.bench.replays import Put, replays
-from gemmery.bench.resident import Resident
+from gemmery.bench.resident import Put, Resident, poison, replays
 from gemmery.bench.timing import Contestant, Sample
-from gemmery.bench.work import Work
+from gemmery.bench.work import BLOCK, Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
+from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, RefusedError
-from gemmery.lab import asked, check, measurements
-from gemmery.lab.backend import Backend, Begin, Race, Runnable, square
-from gemmery.lab.measurements import MachineLimits
-from gemmery.lab.without_rest import race
+from gemmery.lab import asked, measurements
+from gemmery.lab.backend import TURNS, Backend, Begin, Race, Runnable, square
+from gemmery.lab.measurements import TF32, WRONG, MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
@@ -37,6 +44,10 @@ GROUPED = "gm.grouped_matmul"
 NO_OPTIONS: Config = MappingProxyType({})
 SMALL = 16  # a side that every rung for matrices takes
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
+BURST = 0.025  # seconds of a sample, in the middle of which clock and power are read
+SETTLING = 1 / 3  # of a turn that does not count: the power is still that of the contestant before
+SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 uses extended precision at 0.3 GFLOP/s
+SAMPLED_WIDE = 2e8  # and for narrower types, which use NumPy's product
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,7 @@ class CudaStage:
     def _entry(self, put: Put, rung: Rung, note: str = "") -> Runnable:
         sampler = functools.partial(self._backend.sampler, put, len(self.resident.sets))
         bound = rung.bound_of(self.resident.work.dtype, self.resident.work.precision)
-        return Runnable(sampler, lambda: check.error(self.resident, lambda: put(0), bound), note)
+        return Runnable(sampler, lambda: error(self.resident, lambda: put(0), bound), note)
 
 
 class Cuda(Backend):
@@ -209,3 +220,143 @@ def product_for(rung: Rung, n: int, like: Work, device: str) -> Work:
     vector = replace(squares, m=1, b_layout="col")
     refuses_squares = rung.refuses(small.problem._replace(device=device))
     return vector if refuses_squares and not rung.refuses(vector.problem._replace(device=device)) else squares
+
+
+def race(
+    contestants: Sequence[Contestant],
+    monitor: Monitor,
+    turn: float,
+    rounds: int = TURNS,
+    now: Callable[[], float] = time.monotonic,
+) -> Race:
+    """Let contestants take turns of `turn` seconds, in an order drawn in each round; the start of each does not count.
+
+    The first turn heats the device up and is not counted either.
+    """
+    inner = {each.name: _calls(each) for each in contestants}
+    seconds: dict[str, dict[int, float]] = {each.name: {} for each in contestants}
+    watts: dict[str, list[float]] = {each.name: [] for each in contestants}
+    clocks: dict[str, list[int]] = {each.name: [] for each in contestants}
+    draw = random.Random(0)
+    monitor.reads_power = True
+    try:
+        _turn(contestants[0], inner[contestants[0].name], turn, monitor, now)
+        for index in range(rounds):
+            for each in draw.sample(list(contestants), len(contestants)):
+                seconds[each.name][index] = _turn(each, inner[each.name], turn, monitor, now)
+                watts[each.name].append(monitor.power())
+                clocks[each.name].append(monitor.clock())
+    finally:
+        monitor.reads_power = False
+    return Race(
+        timing.tally(seconds),
+        {name: round(statistics.fmean(values), 1) for name, values in watts.items()},
+        {name: round(statistics.median(values)) for name, values in clocks.items()},
+    )
+
+
+def _calls(contestant: Contestant) -> int:
+    """Return the calls that take about BURST seconds."""
+    each = contestant.sample(4, 1) / 4e9
+    return max(1, round(BURST / max(each, 1e-7)))
+
+
+def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:
+    """Return the seconds of a call in a turn after its beginning, during which clock and power are recorded."""
+    start, total, count = now(), 0, 0
+    counts = False
+    while now() - start < turn:
+        if not counts and now() - start >= turn * SETTLING:
+            counts = True
+            monitor.forget()
+        elapsed = contestant.sample(inner, 0)
+        if counts:
+            total, count = total + elapsed, count + inner
+    if not count:  # a call longer than most of the turn
+        total, count = contestant.sample(inner, 0), inner
+    return total / count / 1e9
+
+
+def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], float]) -> float:
+    """Return the largest |C - reference| over its bound after `run`, which computes the first set of operands.
+
+    C is filled with what no product has first. An element outside its bound gives more than 1, an unwritten one WRONG.
+    """
+    resident.poison()
+    run()
+    resident.stream.synchronize()
+    a, b, _ = resident.host
+    work, c = resident.work, resident.result()
+    if work.groups:
+        rows = [slice(*ends) for ends in itertools.pairwise([0, *works.offsets(work).tolist()])]
+        pairs = [(c[:, part], a[:, part], b[group : group + 1]) for group, part in enumerate(rows)]
+        share = 1 / len(pairs)
+        return max(compared(*pair, bound, share=share) for pair in pairs if pair[1].size)
+    return compared(c, a, b, bound, work.precision, factors=works.factors(work) if work.scales else ())
+
+
+def compared(
+    c: Array,
+    a: Array,
+    b: Array,
+    bound: Callable[[int], float],
+    precision: str = "",
+    factors: tuple[Array, ...] = (),
+    share: float = 1.0,
+) -> float:
+    """Return the largest error of C = A B over its bound; each is a batch of matrices.
+
+    All of C must have been written over `resident.poison`. Some rows and columns, including the first and the last, are
+    compared with the reference; with a `share` below 1, fewer.
+    """
+    bits = c.view(f"u{c.dtype.itemsize}")
+    if (bits == int.from_bytes(bytes([poison(c.dtype)]) * c.dtype.itemsize, "little")).any():
+        return WRONG
+    batch, rows, columns = sample(c.shape, a.shape[-1], share * SAMPLED.get(a.dtype.name, SAMPLED_WIDE))
+    x, y = (exact(z) for z in (a[batch][:, rows], b[batch][:, :, columns]))
+    if factors:
+        blocks = np.arange(a.shape[-1]) // BLOCK
+        x = x * _every(factors[0], rows, blocks)
+        y = y * _every(factors[1], blocks, columns // BLOCK)
+    checked = verify.check(
+        c[np.ix_(batch, rows, columns)],
+        x,
+        y,
+        (lambda k: bound(k) + TF32) if precision == "tf32" else bound,
+        most_flops=math.inf,
+    )
+    return min(checked.error_over_bound, WRONG)
+
+
+def exact(x: Array) -> Array:
+    """Return elements of float8 as float32, others as they are."""
+    return x.astype(np.float32) if dtypes.get(x.dtype.name).name in dtypes.FP8 else x
+
+
+def _every(factors: Array, rows: Array, columns: Array) -> Array:
+    """Return the factor of each element of some rows and columns."""
+    return factors if factors.ndim == 1 else factors[np.ix_(rows, columns)]
+
+
+def sample(shape: tuple[int, ...], k: int, most: float, seed: int = 0) -> tuple[Array, ...]:
+    """Return indices of matrices, rows and columns whose product takes at most about `most` operations.
+
+    >>> [len(some) for some in sample((1, 4096, 4096), 4096, 2e8)]
+    [1, 156, 156]
+    """
+    batch, m, n = shape
+    elements = max(1, int(most / (2 * max(k, 1))))
+    matrices = min(batch, max(1, elements // (m * n), min(batch, 4)))
+    each = max(1, elements // matrices)
+    rows = min(m, max(1, math.isqrt(each), each // n))
+    columns = min(n, max(1, each // rows))
+    draw = np.random.default_rng(seed)
+
+    def some(count: int, most: int) -> Array:
+        if most >= count:
+            return np.arange(count)
+        inner = draw.choice(count, most, replace=False)
+        inner[:2] = [0, count - 1][: len(inner)]
+        return np.unique(inner)
+
+    return some(batch, matrices), some(m, rows), some(n, columns)

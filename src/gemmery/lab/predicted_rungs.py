@@ -28,10 +28,10 @@ from gemmery.lab import asked
 from gemmery.lab.emulated_product import Gemm, launch_of, prepared, product_bytes
 from gemmery.lab.emulated_rungs import product_for, takes_f32
 from gemmery.lab.event import followed
-from gemmery.lab.sampled_blocks import SampledLaunch
+from gemmery.lab.predicted_run import SampledLaunch
 from gemmery.lab.suites import results_folder
-from gemmery.ladder.prediction import LaunchShape, PredictedRung, Prediction, predict_launch
 from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung_counts import LaunchShape, PredictedRung, Prediction, predict_launch
 from gemmery.problem import Problem
 
 SIZE = 2048  # side of the products whose times are predicted, unless sizes are named

@@ -1,17 +1,18 @@
-"""Random products: every option of a product, drawn by a seed, and operands in memory of any layout."""
+"""Random products: their options, or batches of float32 in parts, drawn by a seed, and operands of any layout."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gemmery import dtypes
+from gemmery.bench.work import numpy_dtype
 from gemmery.dtypes import Array
+from gemmery.ladder import float32_bounds
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "int8")}
-PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, drawn by random_parts.py
+PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, in batches
 GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type
 HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
 
@@ -23,6 +24,11 @@ _EXACT_K = 2000  # beyond it, sums of products of numbers up to 2 no longer fit 
 _KS = (0, 1, 8, 63, 64, 65)
 _STORED = ("row", "col", "padded", "padded col", "aligned", "odd", "strided")  # layouts that C may have
 _READ = (*_STORED, "one row")
+_PARTS_MOST = 3e6  # multiplications of a batch: all elements are compared
+_PARTS_LARGEST = 200  # products in a batch
+_PARTS_KS = (1, 4, 15, 16, 17, 63, 64, 65, 127, 128, 129)
+_PARTS_WRITTEN = ("row", "col", "padded", "odd")
+Drawn = Callable[[tuple[int, ...], int, np.random.Generator, np.random.Generator], Array]
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class RandomProduct:
     invariant: bool = False
     symmetric: bool = False  # B is A transposed, in A's memory: C is equal to its transpose to the last bit
     ends: tuple[int, ...] = ()  # of the groups in the rows of A
-    spread: str = ""  # of the numbers of products in parts: random_parts.SPREADS
+    spread: str = ""  # of the numbers of products in parts: SPREADS
 
     @property
     def element(self) -> str:
@@ -160,21 +166,13 @@ def _ends(draw: np.random.Generator, rows: int) -> tuple[int, ...]:
 
 def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.random.Generator) -> Array:
     """Return random numbers of an element type."""
-    kind = numpy_type(dtype)
+    kind = numpy_dtype(dtype)
     if dtype in ("int8", "int32"):
         return draw.integers(-128, 128, shape).astype(kind)
     if product.whole:
         most = 8 if product.dtype not in EIGHT else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)
     return draw.standard_normal(shape, np.float32).astype(kind)
-
-
-def numpy_type(name: str) -> np.dtype[np.generic]:
-    """Return the NumPy type of a name; ml_dtypes has those that NumPy lacks."""
-    import ml_dtypes
-
-    long = dtypes.get(name).numpy
-    return np.dtype(getattr(ml_dtypes, long, None) or long)
 
 
 @dataclass(frozen=True)
@@ -218,3 +216,114 @@ def image(numbers: Array, layout: str) -> MatrixImage:
     placed = MatrixImage(memory, numbers.dtype, numbers.shape, (*([each] if batch else []), row, column), offset)
     placed.matrices()[...] = numbers[..., :1, :] if layout == "one row" else numbers
     return placed
+
+
+def batch_in_parts(seed: int, precision: str) -> RandomProduct:
+    """Return the batch of a seed, of one of the precisions of float32 that sum in parts.
+
+    >>> batch_in_parts(3, "f32_strict").k
+    16
+    """
+    draw = np.random.default_rng([seed, 4])
+    sides = 6.5 if draw.random() < 0.95 else 9.5  # a few have whole tiles
+    m, n = (int(2 ** draw.uniform(0, sides)) for _ in range(2))
+    k = int(draw.choice(_PARTS_KS)) if draw.random() < 0.3 else int(2 ** draw.uniform(5, 10.5))
+    k = 4 * k if draw.random() < 0.02 else k
+    batch = int(np.clip(_PARTS_MOST / (m * n * k), 1, _PARTS_LARGEST))
+    layouts = str(draw.choice(_STORED)), str(draw.choice(_STORED)), str(draw.choice(_PARTS_WRITTEN))
+    is_scaled = bool(draw.random() < 0.2)
+    return RandomProduct(
+        seed,
+        precision,
+        "gemm" if is_scaled else "matmul",
+        m,
+        n,
+        k,
+        batch,
+        "f32",
+        layouts,
+        ((False, False), (True, False), (False, True))[int(draw.choice([0, 0, 1, 2])) if batch > 1 else 0],
+        whole=False,
+        alpha=-0.5 if is_scaled else 1.0,
+        beta=0.75 if is_scaled else 0.0,
+        bias=not is_scaled and bool(draw.random() < 0.2),
+        # What is small is left to CUDA cores, unless the choice must not depend on m.
+        invariant=precision == "f32_tensor" and not is_scaled,
+        spread=str(draw.choice(list(SPREADS))),
+    )
+
+
+def values_in_parts(product: RandomProduct, shape: tuple[int, ...], operand: int) -> Array:
+    """Return the numbers of A (0) or B (1)."""
+    own, both = np.random.default_rng([product.seed, 5 + operand]), np.random.default_rng([product.seed, 7])
+    with np.errstate(over="ignore"):
+        return np.asarray(SPREADS[product.spread](shape, operand, own, both).astype(np.float32))
+
+
+def growth_in_parts(product: RandomProduct) -> Callable[[int], float]:
+    """Return f(k) of what a precision promises: for all methods that the device may choose from."""
+    bounds = {"f32_strict": float32_bounds.three_parts, "f32_plus": float32_bounds.pairs}
+    promised = bounds.get(product.dtype, float)
+    return lambda k: promised(k) if k >= float32_bounds.SHALLOW else max(float(k), promised(k))
+
+
+def _of_k(numbers: Array, operand: int) -> Array:
+    """Return what belongs to each k, along the side of an operand that is summed."""
+    return np.asarray(numbers if operand == 0 else numbers[:, None])
+
+
+def _k(shape: tuple[int, ...], operand: int) -> int:
+    return shape[-1] if operand == 0 else shape[-2]
+
+
+def _sizes(spread: float) -> Drawn:
+    """Numbers of many sizes."""
+    return lambda shape, _, own, both: own.standard_normal(shape) * np.exp(spread * own.standard_normal(shape))
+
+
+def _rows(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.random.Generator) -> Array:
+    """Rows of A, or columns of B, of very different sizes."""
+    powers = own.integers(-40, 41, (shape[-2], 1) if operand == 0 else (1, shape[-1]))
+    return np.asarray(np.ldexp(own.standard_normal(shape), powers))
+
+
+def _graded(steps: int) -> Drawn:
+    """Columns of A that are as much larger as the rows of B that they meet are smaller."""
+
+    def graded(shape: tuple[int, ...], operand: int, own: np.random.Generator, both: np.random.Generator) -> Array:
+        powers = both.integers(-1, 2, _k(shape, operand)) * steps
+        return np.asarray(np.ldexp(own.standard_normal(shape), _of_k(-powers if operand else powers, operand)))
+
+    return graded
+
+
+def _cut(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.random.Generator) -> Array:
+    """Products that are a little smaller than what a sum that begins with 1 keeps."""
+    numbers = np.full(shape, 2.0**-13) if operand else 2.0**-12 * (1 + own.random(shape) / 8)
+    numbers[(..., 0) if operand == 0 else (..., 0, slice(None))] = 1
+    return numbers
+
+
+def _cancelling(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.random.Generator) -> Array:
+    """Sums of which the second half almost takes back the first."""
+    numbers, half = own.standard_normal(shape), _k(shape, operand) // 2
+    first, second = (
+        (..., slice(start, start + half)) if operand == 0 else (..., slice(start, start + half), slice(None))
+        for start in (0, half)
+    )
+    numbers[second] = numbers[first] * (1 + 2.0**-20 if operand else -1)
+    return numbers
+
+
+SPREADS: dict[str, Drawn] = {
+    "normal": lambda shape, _, own, both: own.standard_normal(shape),
+    "positive": lambda shape, _, own, both: own.random(shape),
+    "wide": _sizes(2),
+    "wider": _sizes(4),
+    "rows": _rows,
+    "graded": _graded(16),
+    "steep": _graded(30),
+    "cut": _cut,
+    "integers": lambda shape, _, own, both: own.integers(-(2**20), 2**20, shape),
+    "cancelling": _cancelling,
+}

@@ -1,4 +1,4 @@
-"""One run of a command: its records and its progress."""
+"""One run of a command, with its records and its progress; rungs timed on one product, in turn with their rival."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Self
 
 from gemmery.bench import load, record, timing
 from gemmery.bench.record import Measurement, Run
-from gemmery.bench.timing import Comparison, Contestant, Ratio, Timing
+from gemmery.bench.timing import Comparison, Contestant, Ratio, Sample, Timing
+from gemmery.bench.work import Work
+from gemmery.errors import RefusedError
 from gemmery.lab import measurements
-from gemmery.lab.backend import Backend
+from gemmery.lab.backend import Backend, square
 from gemmery.lab.event import OnEvent, RunEvent
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
 
 
 class Session:
@@ -92,3 +96,116 @@ def open_session(gpu: int | None, total: int, on_event: OnEvent, store: Path | N
     from gemmery.lab.on_cuda import Cuda  # loads NVIDIA's bindings
 
     return Session(Cuda(gpu), total, on_event, store)
+
+
+class Level:
+    """The rungs on one product, which share operands, rivals and the measurements so far.
+
+    A rung whose call is predicted to take more than `seconds` does not run.
+    """
+
+    def __init__(self, session: Session, suite: str, work: Work, threads: int, seconds: float) -> None:
+        self._session, self._backend = session, session.backend
+        self._suite, self._work, self._threads, self._seconds = suite, work, threads, seconds
+        self._stage = self._backend.stage(work)
+        self._samples: dict[str, Sample] = {}  # of rungs
+        self._times: dict[str, float] = {}
+        self._contestants: dict[int, Contestant | None] = {}  # the rival, by threads
+        self._rivals: dict[tuple[str, int], Measurement] = {}
+
+    def measure(self, rung: Rung, config: Config, before: Measurement | None) -> Measurement:
+        """Check a rung and time it in turn with a rival and its parent, or record why it does not run.
+
+        `before` is its record for a smaller product.
+        """
+        threads = threads_of(rung, self._threads)
+        full = {**rung.default, **config}
+        plain = self._backend.blank(self._suite, rung.name, self._work, threads, config=full)
+        try:
+            entry = self._stage.rung(rung, full, threads)
+            reason = self._too_slow(rung, full, before)
+        except RefusedError as refused:
+            reason = str(refused)
+        if reason:
+            return replace(plain, refused=reason)
+        error = entry.error() if entry.error else 0.0
+        self._samples[rung.name] = entry.sampler()
+        contestants = [Contestant(rung.name, self._samples[rung.name]), *self._others(rung, threads)]
+        comparison, clock = self._session.compare(contestants, self._backend.share(threads), threads)
+        self._times[rung.name] = comparison.timings[rung.name].seconds
+        self._keep_rival(rung.name, comparison, threads, clock)
+        versus = self._with_parent(rung, comparison.versus)
+        done = self._session.timed(plain, comparison.timings[rung.name], versus)
+        return replace(done, error=error, checked=True, clock_mhz=clock)
+
+    def rivals(self) -> list[Measurement]:
+        """The records of the rivals on this product, or the reasons why there are none."""
+        return list(self._rivals.values())
+
+    def _too_slow(self, rung: Rung, config: Config, before: Measurement | None) -> str:
+        """The reason not to run if one call would exceed the limit, predicted from the rate on a smaller product."""
+        flops, small = self._work.problem.flops, self._backend.product_for(rung, self._backend.pilot, self._work)
+        if flops <= small.problem.flops:
+            return ""
+        if before is not None and before.flops >= small.problem.flops:
+            predicted = before.seconds * flops / before.flops
+        else:
+            sample = self._backend.stage(small).rung(rung, config, min(self._threads, 1)).sampler()
+            predicted = sample(1, 1) / 1e9 * flops / small.problem.flops
+        return measurements.too_slow(predicted, self._seconds)
+
+    def _others(self, rung: Rung, threads: int) -> list[Contestant]:
+        """Return the rival, and the parent unless it is too slow to take turns."""
+        if threads not in self._contestants:
+            self._contestants[threads] = self._rival(threads)
+        rival, parent = self._contestants[threads], rung.parent or ""
+        self._build_parent(parent)
+        quick = parent in self._samples and self._times[parent] < self._backend.slow_parent
+        return [*([rival] if rival else []), *([Contestant(parent, self._samples[parent])] if quick else [])]
+
+    def _rival(self, threads: int) -> Contestant | None:
+        """Return the first rival that takes the operands; the reasons of the others are recorded."""
+        for name in self._backend.ladder_rivals():
+            plain = self._backend.blank(self._suite, name, self._work, threads)
+            try:
+                entry = self._stage.rival(self._backend.rival(name, threads))
+            except RefusedError as refused:
+                self._rivals[name, threads] = replace(plain, refused=str(refused))
+                continue
+            self._rivals[name, threads] = replace(plain, note=entry.note)
+            return Contestant(name, entry.sampler())
+        return None
+
+    def _keep_rival(self, rung: str, comparison: Comparison, threads: int, clock: int) -> None:
+        """Keep the rival's times of its turns with this rung where the backend prefers them to those it has."""
+        rival = self._contestants[threads]
+        if rival is None:
+            return
+        times, known = comparison.timings[rival.name], self._rivals[rival.name, threads]
+        fastest = self._times[rung] == min(self._times.values())
+        if not known.seconds or self._backend.replaces(times.samples, known.samples, fastest):
+            self._rivals[rival.name, threads] = replace(self._session.timed(known, times), clock_mhz=clock)
+
+    def _build_parent(self, parent: str) -> None:
+        """Build the parent for a product that is not a square of the ladder, if it was measured on those only."""
+        rung = next((rung for rung in self._backend.ladder if rung.name == parent), None)
+        if rung is None or parent in self._samples or self._work == square(self._work, self._work.n):
+            return
+        try:
+            sample = self._stage.rung(rung, rung.default, min(self._threads, 1)).sampler()
+        except RefusedError:
+            return
+        self._samples[parent], self._times[parent] = sample, sample(1, 1) / 1e9
+
+    def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
+        """The ratios of a comparison; the ratio to a slow parent comes from the medians, and counts as one pair."""
+        parent = rung.parent or ""
+        if parent in versus or parent not in self._times:
+            return versus
+        ratio = self._times[parent] / self._times[rung.name]
+        return {**versus, parent: Ratio(ratio, ratio / 2, 1)}
+
+
+def threads_of(rung: Rung, threads: int) -> int:
+    """Return the number of threads that a rung runs on, of those allowed; 0 on a GPU."""
+    return threads if rung.name.endswith("_threaded") else min(threads, 1)

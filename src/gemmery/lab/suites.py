@@ -14,11 +14,10 @@ from gemmery.cpu import target
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import asked
 from gemmery.lab.backend import TURNS, Opponent
-from gemmery.lab.call_overhead import calls
 from gemmery.lab.climb import estimate
-from gemmery.lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, contest, entrant
+from gemmery.lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.first_product import first_call
+from gemmery.lab.new_process import first_call
 from gemmery.lab.new_products import new_shapes
 from gemmery.lab.session import Session, open_session
 

@@ -16,20 +16,23 @@ from gemmery import config
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
 from gemmery.bench import torch_operands
+from gemmery.bench.work import numpy_dtype
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
-from gemmery.lab import asked, random_parts
+from gemmery.lab import asked
 from gemmery.lab.random_products import (
     EIGHT,
     PARTS,
     TYPES,
     MatrixImage,
     RandomProduct,
+    batch_in_parts,
     drawn,
+    growth_in_parts,
     image,
-    numpy_type,
     values,
+    values_in_parts,
 )
 
 TF32 = 2.0**15 + 8  # two factors cut to 11 bits, 2^-9 together, in units of f32's 2^-24
@@ -126,7 +129,7 @@ def verify(
 def _product(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     """Return the product of a seed, or the batch of small ones."""
     dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
-    return random_parts.drawn(seed, dtype) if dtype in PARTS else drawn(seed, types, kind)
+    return batch_in_parts(seed, dtype) if dtype in PARTS else drawn(seed, types, kind)
 
 
 def _spelled(name: str, kind: str) -> str:
@@ -174,7 +177,7 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     groups = (len(p.ends),) if p.ends else ()
     shapes = (*(() if p.shared[0] else each), p.m, p.k), (*groups, *(() if p.shared[1] else each), p.k, p.n)
     a, b = (
-        image(random_parts.values(p, shape, i) if p.spread else values(p, shape, p.element, draw), p.layouts[i])
+        image(values_in_parts(p, shape, i) if p.spread else values(p, shape, p.element, draw), p.layouts[i])
         for i, shape in enumerate(shapes)
     )
     c = image(_before(p, (*each, p.m, p.n), draw), p.layouts[2])
@@ -225,7 +228,7 @@ def _offsets(p: RandomProduct) -> Any:
 
 def _before(p: RandomProduct, shape: tuple[int, ...], draw: np.random.Generator) -> Array:
     """Return what C holds before: numbers if beta multiplies them, else ones in every bit, NaN in floating types."""
-    kind = numpy_type(p.out)
+    kind = numpy_dtype(p.out)
     if p.beta:
         return values(p, shape, p.out, draw)
     return np.full((*shape, kind.itemsize), 0xFF, np.uint8).view(kind)[..., 0]
@@ -273,7 +276,7 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
     numbers are exact, except for products with factors, which are rounded as they are applied.
     """
     if p.spread:
-        return random_parts.growth(p)
+        return growth_in_parts(p)
     factors = 8.0 if p.scales else 0.0
     if p.whole or p.dtype == "int8":
         return lambda k: (factors + k / BLOCK) * bool(p.scales)

@@ -13,19 +13,18 @@ from gemmery import dispatch
 from gemmery.arrays import View
 from gemmery.bench import cublas, timing, torch_operands
 from gemmery.bench.record import Measurement, Run
-from gemmery.bench.replays import Put
-from gemmery.bench.resident import ALIGNMENT, alignment
+from gemmery.bench.resident import ALIGNMENT, Put, alignment
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work, numpy_dtype
 from gemmery.cuda import addition, driver
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.errors import ArgumentError
 from gemmery.experiments import CHAIN
-from gemmery.lab import asked, check
+from gemmery.lab import asked
 from gemmery.lab.contest import PRODUCT
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.measurements import WRONG
-from gemmery.lab.on_cuda import NO_RIVAL, Cuda
+from gemmery.lab.on_cuda import NO_RIVAL, Cuda, compared
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung
 
@@ -140,7 +139,7 @@ class ChainOperands:
         self.read(r, 3)
         if not np.array_equal(total, self.a + self.b):
             return WRONG
-        return check.compared(r, self.a, total, bound)
+        return compared(r, self.a, total, bound)
 
 
 def own(operands: ChainOperands, device: str, work: Work) -> tuple[Put, Rung]:

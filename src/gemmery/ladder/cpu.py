@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,20 +15,16 @@ from gemmery.problem import Problem
 _FLOATS = ("f32", "f64")
 
 
-def blocked(k: int) -> float:
-    """Return f(k) of sums in blocks; a command that ends with a mistake does not import `verify`."""
-    from gemmery import verify
-
-    return verify.blocked(k)
-
-
 def _later(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that imports its kernel's module when first called: a product needs only one of them."""
+    """Return a function whose module is imported by its first call: a product needs one kernel, a mistake none."""
 
     def call(*arguments: Any) -> Any:
-        return getattr(import_module(f"gemmery.cpu.{module}"), name)(*arguments)
+        return getattr(import_module(f"gemmery.{module}"), name)(*arguments)
 
     return call
+
+
+blocked = _later("verify", "blocked")  # f(k) of sums in blocks
 
 
 def _plain(problem: Problem) -> str:
@@ -86,76 +83,72 @@ def _strassen(problem: Problem) -> str:
     return _packed(problem)
 
 
+def _textbook(name: str, refuses: Callable[[Problem], str] = _rows, **fields: Any) -> Rung:
+    """Return the row of a kernel that loops over C in place."""
+    return Rung(name, dtypes=_FLOATS, refuses=refuses, build=build.textbook(name), source="cpu/simple.py", **fields)
+
+
+_packed_rung = partial(
+    Rung,
+    dtypes=dtypes.NAMES,
+    refuses=_packed,
+    build=build.packed,
+    bound=blocked,
+    space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
+)
+
 CPU = (
-    Rung(
-        name="scalar_naive",
+    _textbook(
+        "scalar_naive",
         idea="C[i,j] += A[i,k] * B[k,j], loops i, j, k",
         parent=None,
-        dtypes=_FLOATS,
         refuses=_plain,
-        build=build.textbook("scalar_naive"),
         lesson=(
             "The definition, as three loops. B is read down its columns, so every multiply-add misses a cache line; "
             "and each adds to the same element of C, so each waits for the one before it. The CPU does one where it "
             "could do dozens."
         ),
-        source="cpu/simple.py",
     ),
-    Rung(
-        name="scalar_reordered",
+    _textbook(
+        "scalar_reordered",
         idea="loops i, k, j: B and C are read along rows",
         parent="scalar_naive",
-        dtypes=_FLOATS,
         refuses=_plain,
-        build=build.textbook("scalar_reordered"),
         lesson=(
             "Only the order of two loops changes. The inner loop now runs along the rows of B and C: every byte of a "
             "cache line is used, the prefetchers can follow, and the multiply-adds no longer depend on each other."
         ),
-        source="cpu/simple.py",
     ),
-    Rung(
-        name="simd_row",
+    _textbook(
+        "simd_row",
         idea="one element of A broadcast, fused multiply-add over a row of B",
         parent="scalar_reordered",
-        dtypes=_FLOATS,
-        refuses=_rows,
-        build=build.textbook("simd_row"),
         lesson=(
             "A vector instruction applies one operation to a whole vector of adjacent elements, and the loop order of "
             "the parent rung made them adjacent. The limit is now C, which is loaded and stored for every "
             "multiply-add."
         ),
-        source="cpu/simple.py",
     ),
-    Rung(
-        name="simd_blocked",
+    _textbook(
+        "simd_blocked",
         idea="simd_row inside square blocks that fit in a cache",
         parent="simd_row",
-        dtypes=_FLOATS,
-        refuses=_rows,
-        build=build.textbook("simd_blocked"),
         space={"block": (8, 16, 32, 64, 128, 256, 512, 1024, 2048)},
         default={"block": 512},
         lesson=(
             "A block of B that stays in a cache is read from there many times. This pays once B no longer fits in the "
             "cache, and costs a little before that: sweep the side of the block to see the caches."
         ),
-        source="cpu/simple.py",
     ),
-    Rung(
-        name="simd_tile",
+    _textbook(
+        "simd_tile",
         idea="a tile of C stays in registers while k runs; A and B are read in place",
         parent="simd_blocked",
-        dtypes=_FLOATS,
-        refuses=_rows,
-        build=build.textbook("simd_tile"),
         lesson=(
             "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of "
             "A for mr x nr multiply-adds; the parent rung loads two vectors and stores one for each. A and B are read "
             "where they are: each step of k goes to another row of B, which is another page once rows are 4 KiB long."
         ),
-        source="cpu/simple.py",
     ),
     Rung(
         name="packed_panels",
@@ -172,15 +165,10 @@ CPU = (
         ),
         source="cpu/loops.py",
     ),
-    Rung(
+    _packed_rung(
         name="packed",
         idea="five loops around packed_panels: each keeps one block in one cache",
         parent="packed_panels",
-        dtypes=dtypes.NAMES,
-        refuses=_packed,
-        build=build.packed,
-        bound=blocked,
-        space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
             "Blocks of nc columns, kc steps and mc rows are chosen so that a packed block of B stays in L3, one of A "
             "in L2 and a panel of B in L1. Each is read from there many times before the next one comes, whatever the "
@@ -189,15 +177,10 @@ CPU = (
         ),
         source="cpu/loops.py",
     ),
-    Rung(
+    _packed_rung(
         name="packed_threaded",
         idea="packed on all cores: C is cut along m and n, and each thread packs what its part reads",
         parent="packed",
-        dtypes=dtypes.NAMES,
-        refuses=_packed,
-        build=build.packed,
-        bound=blocked,
-        space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
             "C is cut along m and n, never along k: no two threads add to the same element, so any number of threads "
             "gives the same bits. Each thread packs its own panels; some are packed twice, but no thread waits. "
@@ -261,7 +244,7 @@ CPU = (
         parent="direct",
         dtypes=dtypes.NAMES,
         refuses=_batched,
-        build=_later("batched", "build"),
+        build=_later("cpu.batched", "build"),
         lesson=(
             "For matrices of a few elements the call, the loops and the edges cost more than the product. With m, n "
             "and k fixed at compile time there are no edges and no branches, and the loop over the batch is compiled "
@@ -275,8 +258,8 @@ CPU = (
         parent="packed",
         dtypes=_FLOATS,
         refuses=_strassen,
-        build=_later("strassen", "build"),
-        bound=_later("strassen", "bound"),
+        build=_later("cpu.strassen", "build"),
+        bound=_later("cpu.strassen", "bound"),
         space={"levels": (1, 2), "winograd": (0, 1), "kc": (512, 1024), "nc": (1024, 2048)},
         normwise=True,
         lesson=(

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -366,6 +367,7 @@ def _check_width(config: Config) -> None:
         )
 
 
+_reduction = partial(Exhibit, space={"threads": (64, 128, 256, 512, 1024)}, default={"threads": 256})
 EXHIBITS = (
     Exhibit(
         name="divergence_split",
@@ -390,7 +392,7 @@ EXHIBITS = (
         default={"steps": 1024},
         expect={"divergent_branches": 0},
     ),
-    Exhibit(
+    _reduction(
         name="reduce_adjacent",
         idea="a tree sum of neighbours",
         lesson=(
@@ -398,10 +400,8 @@ EXHIBITS = (
             "active lane costs as much as one with 32."
         ),
         show=_tree(_adjacent),
-        space={"threads": (64, 128, 256, 512, 1024)},
-        default={"threads": 256},
     ),
-    Exhibit(
+    _reduction(
         name="reduce_strided",
         idea="a tree sum of elements half the remaining length apart",
         lesson=(
@@ -411,10 +411,8 @@ EXHIBITS = (
         ),
         show=_tree(_strided),
         parent="reduce_adjacent",
-        space={"threads": (64, 128, 256, 512, 1024)},
-        default={"threads": 256},
     ),
-    Exhibit(
+    _reduction(
         name="reduce_shuffle",
         idea="a tree sum in registers, by shuffles between lanes",
         lesson=(
@@ -423,8 +421,6 @@ EXHIBITS = (
         ),
         show=_tree(_shuffled),
         parent="reduce_strided",
-        space={"threads": (64, 128, 256, 512, 1024)},
-        default={"threads": 256},
         expect={"divergent_warps": 0},
     ),
     Exhibit(

@@ -98,8 +98,8 @@ def _product(
         )
         for operand, side, rows, place, sharers in (("a", problem.m, bm, a, cn), ("b", problem.n, bn, b, cm))
     )
-    return Geometry(
-        f"{name}.cu",
+    return wgmma.launch(
+        name,
         template(
             f"{name}{'_cluster' * (cluster > 1)}",
             "float",
@@ -108,16 +108,13 @@ def _product(
             _tiling(element, tile),
             *parameters,
         ),
-        (count * cluster, 1, 1),
-        (wgmma.consumers(problem, bm) * 128 + 128, 1, 1),
-        shared=stages * (bm + bn) * float32_pre_pass.ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
+        count * cluster,
+        wgmma.consumers(problem, bm) + 1,
+        stages * (bm + bn) * float32_pre_pass.ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
+        (bm, bn),
+        (*boxes, wgmma.piece_box(problem, bm, bn)),
         workspace=end,
-        needs=90,
-        instructions="wgmma and tensor copies",
-        alone=True,
         overlaps=True,
-        tile=(bm, bn),
-        maps=(*boxes, wgmma.piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
     )

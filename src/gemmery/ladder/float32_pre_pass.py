@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, target, template, vector
+from gemmery.ladder.gpu import whole
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -35,19 +36,14 @@ SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192
 _SLABS_TO = 1024
 _STRIP, _STRIP_DEEP = 64, 128
 _LAG = 5 * 4 * _STRIP * _STRIP_DEEP  # bytes of L2 for each of these tiles
-_WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 
 
 # ---- where things lie ----
 
 
-def _whole(count: int, multiple: int = _WHOLE) -> int:
-    return -(-count // multiple) * multiple
-
-
 def _before_marks(problem: Problem) -> int:
     """Return the bytes in front of what is known of sides and of k: the status, and a counter for each strip."""
-    return _WHOLE + _whole(4 * problem.batch * _strips(problem.m, problem.n))
+    return whole(1) + whole(4 * problem.batch * _strips(problem.m, problem.n))
 
 
 def _strips(*sides: int) -> int:
@@ -56,10 +52,10 @@ def _strips(*sides: int) -> int:
 
 def places(problem: Problem) -> tuple[int, int, int, int]:
     """Return where parts of A, parts of B and the workspace end, and the bytes from one row of parts to the next."""
-    pitch = _whole(2 * problem.k, ROW)
-    marks = sum(_whole(4 * problem.batch * side) + _whole(4 * problem.k) for side in (problem.m, problem.n))
+    pitch = whole(2 * problem.k, ROW)
+    marks = sum(whole(4 * problem.batch * side) + whole(4 * problem.k) for side in (problem.m, problem.n))
     start = _before_marks(problem) + marks
-    a, b = (_whole(PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
+    a, b = (whole(PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
     return start, start + a, start + a + b, pitch
 
 
@@ -119,8 +115,8 @@ def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...
 def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int) -> Geometry:
     """The launch for operands of which no row stays in registers."""
     sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit]
-    whole = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
-    if whole and problem.k > _SLABS_TO:
+    adjacent = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
+    if adjacent and problem.k > _SLABS_TO:
         deep = -(-problem.k // _STRIP_DEEP)
         count = problem.batch * _strips(*sides) * deep
         lag = target(problem).l2 // _LAG
@@ -128,7 +124,7 @@ def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int
         return _launch("split_strips", problem, grid, scheme, asked_for, operands, lag, source="split_strips.cu")
     slab = next(each for each in SLABS if problem.k <= each.longest)
     grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
-    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, whole, *slab[1:])
+    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, adjacent, *slab[1:])
     return replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks)
 
 
@@ -170,12 +166,12 @@ def kept_operand(problem: Problem) -> KeptOperand:
     alone, count = problem._replace(split="a"), problem.batch * problem.n
     first = begin(problem)
     schemes = [(first, *split(alone, scheme, asked_for=True)) for scheme in ("TwoParts", "ThreeParts")]
-    pitch = _whole(2 * problem.k, ROW)
-    largest = _before_marks(problem) + _whole(4 * problem.batch) + _whole(4 * problem.k)
-    smallest = largest + _whole(4 * count)
-    parts = smallest + _whole(4 * problem.k) + _whole(PARTS * pitch)
+    pitch = whole(2 * problem.k, ROW)
+    largest = _before_marks(problem) + whole(4 * problem.batch) + whole(4 * problem.k)
+    smallest = largest + whole(4 * count)
+    parts = smallest + whole(4 * problem.k) + whole(PARTS * pitch)
     marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))
-    nbytes = _whole(KEPT_PARTS * count * pitch) + sum(_whole(size) for _, size in marks)
+    nbytes = whole(KEPT_PARTS * count * pitch) + sum(whole(size) for _, size in marks)
     return KeptOperand(
-        schemes[0], schemes[1], parts + _whole(PARTS * count * pitch), parts, count * pitch, marks, nbytes
+        schemes[0], schemes[1], parts + whole(PARTS * count * pitch), parts, count * pitch, marks, nbytes
     )

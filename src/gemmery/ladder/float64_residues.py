@@ -10,8 +10,9 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, t
 from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
+from gemmery.ladder import wgmma
 from gemmery.ladder.general import GENERAL, on_cuda_cores
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import gpu_rung, whole
 from gemmery.problem import Config, Problem
 
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)  # of ozaki.cuh
@@ -22,7 +23,6 @@ _TILES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the other launches: threads of a block, blocks on a multiprocessor
 _SIDES, _TALL, _DEEP = 16, 32, 128  # of a unit of ozaki_scales, and of ozaki_residues
-_WHOLE = 256  # bytes of which everything in the workspace begins at a multiple
 _, _CUDA_CORES = GENERAL
 
 
@@ -60,17 +60,13 @@ def _refuses(problem: Problem) -> str:
     return ""
 
 
-def _whole(count: int, multiple: int = _WHOLE) -> int:
-    return -(-count // multiple) * multiple
-
-
 def _places(problem: Problem, count: int, tile: Instance) -> tuple[int, int, int, int]:
     """Return where residues of A, of B and the workspace end, and the bytes from one row of residues to the next."""
-    pitch = _whole(problem.k, _ROW)
-    exponents = sum(_whole(4 * problem.batch * side) for side in (problem.m, problem.n))
-    sums = _whole(tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn * count)
-    start = _WHOLE + exponents + sums
-    a, b = (_whole(count * problem.batch * side * pitch) for side in (problem.m, problem.n))
+    pitch = whole(problem.k, _ROW)
+    exponents = sum(whole(4 * problem.batch * side) for side in (problem.m, problem.n))
+    sums = whole(tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn * count)
+    start = whole(1) + exponents + sums
+    a, b = (whole(count * problem.batch * side * pitch) for side in (problem.m, problem.n))
     return start, start + a, start + a + b, pitch
 
 
@@ -121,17 +117,10 @@ def _pre_pass(problem: Problem, count: int, tile: Instance) -> tuple[Geometry, .
 def _product(problem: Problem, count: int, tile: Instance, config: Config) -> Geometry:
     """The launch that multiplies residues, which lie in the workspace with k adjacent."""
     tiling = template("WgmmaTiles", "i8", "ROW", "COL", tile.bm, tile.bn, tile.stages)
-    return Geometry(
-        "ozaki_product.cu",
-        template("ozaki_product", "double", C_NAMES[problem.out], tiling, count),
-        (min(tiles(problem, tile.bm, tile.bn)[0] * count, config["blocks"]), 1, 1),
-        (tile.bm // 64 * 128 + 128, 1, 1),
-        shared=tile.stages * ((tile.bm + tile.bn) * _ROW + 16),
-        needs=90,
-        instructions="wgmma and tensor copies",
-        alone=True,
-        tile=(tile.bm, tile.bn),
-    )
+    kernel = template("ozaki_product", "double", C_NAMES[problem.out], tiling, count)
+    blocks = min(tiles(problem, tile.bm, tile.bn)[0] * count, config["blocks"])
+    shared = tile.stages * ((tile.bm + tile.bn) * _ROW + 16)
+    return wgmma.launch("ozaki_product", kernel, blocks, tile.bm // 64 + 1, shared, (tile.bm, tile.bn), ())
 
 
 def _residues(name: str, problem: Problem, config: Config) -> Geometry:
@@ -177,6 +166,7 @@ OZAKI = (
         space={"moduli": _COUNTS, "bn": (0, 128, 256), "band": (0, 8, 16), "blocks": (0, 8)},
         default={"moduli": 15, "bn": 0, "band": 0, "blocks": 0},
         expect={"local_requests": 0},
+        normwise=True,
         lesson=(
             "Tensor cores multiply int8 thirty times as fast as float64. Rounded to integers of 58 bits, a product of "
             "matrices is exact, and its residues modulo a small number need only the residues of the operands: bytes. "
@@ -184,5 +174,5 @@ OZAKI = (
             "products tell the result. Scales belong to rows and columns, so small elements beside large ones lose "
             "digits: the error is relative to norms, and not to each product."
         ),
-    )._replace(normwise=True),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.device import GRID, WARP
@@ -183,12 +184,12 @@ def _power_above(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+_gemv_rung = partial(gpu_rung, refuses=without_vector)
 GEMV = (
-    gpu_rung(
+    _gemv_rung(
         "gemv_thread",
         idea="one thread per result of y = W x",
         parent="simt_naive",
-        refuses=without_vector,
         geometry=_thread,
         space={"threads": (32, 64, 128, 256)},
         default={"threads": 128},
@@ -199,11 +200,10 @@ GEMV = (
             "are contiguous instead, the same code is coalesced."
         ),
     ),
-    gpu_rung(
+    _gemv_rung(
         "gemv_thread_smem",
         idea="each block reads x once, into shared memory",
         parent="gemv_thread",
-        refuses=without_vector,
         geometry=_thread_smem,
         space={"threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"threads": 128, "tile": 2048},
@@ -214,11 +214,10 @@ GEMV = (
             "costs two barriers per tile."
         ),
     ),
-    gpu_rung(
+    _gemv_rung(
         "gemv_warp",
         idea="a warp computes r results with 32 / r lanes each, and sums by XOR shuffles",
         parent="gemv_thread",
-        refuses=without_vector,
         geometry=_warp,
         space={"r": (1, 2, 4, 8, 16), "smem": (0, 1), "threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"r": 1, "smem": 0, "threads": 128, "tile": 2048},
@@ -229,11 +228,10 @@ GEMV = (
             "/ r) shuffles per result, and idle lanes when k is smaller than 32 / r."
         ),
     ),
-    gpu_rung(
+    _gemv_rung(
         "gemv_vectorized",
         idea="16-byte loads, several rows in flight per thread, k shared by part of a warp or up to many blocks",
         parent="gemv_warp",
-        refuses=without_vector,
         geometry=_vectorized,
         space={
             "team": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),

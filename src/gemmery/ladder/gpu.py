@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
+from typing import Any
 
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import CudaLaunch
-from gemmery.ladder.rung import Growth, Rung, as_given
+from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
 
 EVERY = ("f32", "f64", "f16", "bf16")
 ON_TENSOR_CORES = ("f16", "bf16", "f32")  # the types that they multiply and sum in f32
-_NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 def takes_all(problem: Problem) -> str:
@@ -38,44 +37,31 @@ def cut_off(k: int) -> float:
     return 2.5 * k + 2
 
 
+def whole(count: int, multiple: int = 256) -> int:
+    """Return a number of bytes, rounded up; in a workspace everything begins at a multiple of 256."""
+    return -(-count // multiple) * multiple
+
+
 def gpu_rung(
     name: str,
     *,
-    idea: str,
-    parent: str | None,
-    lesson: str,
     geometry: Callable[[str, Problem, Config], Geometry],
-    expect: Mapping[str, float],
     dtypes: tuple[str, ...] = EVERY,
     refuses: Callable[[Problem], str] = takes_all,
-    bound: Growth = float,
-    space: Mapping[str, tuple[int, ...]] = _NOTHING,
-    default: Config = MappingProxyType({}),
-    resolve: Callable[[Problem, Config], Config] = as_given,
-    bounds: Mapping[str, Growth] = MappingProxyType({}),
-    one_sided: bool = False,
+    **fields: Any,
 ) -> Rung:
-    """Return the row of the kernel NAME in kernels/NAME.cu; `geometry` takes that name, a problem and a config."""
+    """Return the row of the kernel NAME in kernels/NAME.cu; `geometry` takes that name, a problem and a config.
+
+    `fields` are the others of a Rung.
+    """
     launches = partial(geometry, name)
 
     def build(problem: Problem, config: Config) -> CudaLaunch:
         return CudaLaunch(problem, config, launches)
 
-    return Rung(
-        name=name,
-        idea=idea,
-        parent=parent,
-        dtypes=dtypes,
-        refuses=refuses,
-        build=build,
-        bound=bound,
-        space=space,
-        default=default,
-        expect=expect,
-        lesson=lesson,
-        source=f"cuda/kernels/{name}.cu",
-        geometry=launches,
-        resolve=resolve,
-        bounds=bounds,
-        one_sided=one_sided,
-    )
+    source = f"cuda/kernels/{name}.cu"
+    return Rung(name, dtypes=dtypes, refuses=refuses, build=build, source=source, geometry=launches, **fields)
+
+
+# A row of products on tensor cores.
+tensor_rung = partial(gpu_rung, dtypes=ON_TENSOR_CORES, refuses=off_tensor_cores, bound=cut_off)

@@ -21,7 +21,7 @@ from gemmery.cuda.geometry import (
 )
 from gemmery.cuda.tiles import MMA_PIPELINED, Tiling, complete, share
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
+from gemmery.ladder.gpu import tensor_rung
 from gemmery.problem import Config, Problem
 
 _WIDE = {
@@ -174,13 +174,10 @@ def _check_tile(bm: int, bn: int, bk: int, wm: int, wn: int, group: int) -> None
 
 
 MMA = (
-    gpu_rung(
+    tensor_rung(
         "mma_ldmatrix",
         idea="mma.sync and ldmatrix on tiles whose 16-byte chunks are swizzled by XOR",
         parent="wmma_f16",
-        dtypes=ON_TENSOR_CORES,
-        refuses=off_tensor_cores,
-        bound=cut_off,
         geometry=_ldmatrix,
         space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 64, "wm": 64, "wn": 64},
@@ -192,13 +189,10 @@ MMA = (
             "for it and multiplying it still happen one after the other."
         ),
     ),
-    gpu_rung(
+    tensor_rung(
         "mma_pipelined",
         idea="a ring of tiles filled by cp.async, and fragments read one group of k ahead",
         parent="mma_ldmatrix",
-        dtypes=ON_TENSOR_CORES,
-        refuses=off_tensor_cores,
-        bound=cut_off,
         geometry=_pipelined,
         resolve=_resolve,
         space={

@@ -7,7 +7,7 @@ from gemmery.cuda.device import REGISTERS, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, instance, target, template, tiles
 from gemmery.cuda.tiles import MMA_F64, complete, quickest
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
+from gemmery.ladder.gpu import gpu_rung, tensor_rung
 from gemmery.problem import Config, Problem
 
 _KEYS = ("bm", "bn", "bk", "wm", "wn")
@@ -30,11 +30,6 @@ _WIDE = {
     "store_sectors_a_request": 16,
     "store_bytes_a_sector": 32,
 }
-
-
-def _wmma_f64(name: str, problem: Problem, config: Config) -> Geometry:
-    """Fragments of 8 x 8 x 4."""
-    return _fragments(name, problem, config)
 
 
 def _wmma_f16(name: str, problem: Problem, config: Config) -> Geometry:
@@ -78,7 +73,10 @@ def _resolve_f64(problem: Problem, config: Config) -> Config:
 
 
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
-    """A kernel with the fragments of wmma.cuh; shared memory holds two padded tiles of A and B, then sums for C."""
+    """A kernel with the fragments of wmma.cuh, of 8 x 8 x 4 in f64.
+
+    Shared memory holds two padded tiles of A and B, then sums for C.
+    """
     bm, bn, bk, _, wn = _tile(config)
     size = dtypes.get(problem.dtype).size
     m, n, k = (8, 8, 4) if size == 8 else (16, 16, 32 // size)
@@ -135,7 +133,7 @@ TENSOR = (
         idea="a warp multiplies fragments of 8 x 4 and 4 x 8 in one instruction",
         parent="simt_smem",
         dtypes=("f64",),
-        geometry=_wmma_f64,
+        geometry=_fragments,
         space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
         expect=_WIDE,
@@ -145,13 +143,10 @@ TENSOR = (
             "This instruction runs at half the rate that Hopper's tensor cores reach in float64."
         ),
     ),
-    gpu_rung(
+    tensor_rung(
         "wmma_f16",
         idea="fragments of 16 x 16 x 16 in half precision, with sums in f32",
         parent="wmma_f64",
-        dtypes=ON_TENSOR_CORES,
-        refuses=off_tensor_cores,
-        bound=cut_off,
         geometry=_wmma_f16,
         resolve=_resolve_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},

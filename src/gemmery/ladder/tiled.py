@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.device import REGISTERS, STATIC_SHARED, THREADS, WARP
@@ -36,13 +37,8 @@ _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
 _WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
 
 
-def _threadtile(name: str, problem: Problem, config: Config) -> Geometry:
-    """One thread per tm x tn elements of a tile of C; one element of A or B per access."""
-    return _launch(name, problem, config)
-
-
 def _vectorized(name: str, problem: Problem, config: Config) -> Geometry:
-    """As _threadtile, with accesses as wide as each matrix allows."""
+    """As _launch, with accesses as wide as each matrix allows."""
     return _launch(name, problem, config, *_accesses(problem, config))
 
 
@@ -93,6 +89,7 @@ def _launch(
     pad: int = 0,
     stages: int = 0,  # tiles in dynamic shared memory; 0: one, in static shared memory
 ) -> Geometry:
+    """One thread per tm x tn elements of a tile of C; accesses of `widths` elements, or of one."""
     _check_tile(config)
     bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
     sides = bm + pad * (problem.a_layout == "row") + bn + pad * (problem.b_layout == "col")
@@ -166,53 +163,46 @@ def _check_warps(config: Config) -> None:
         raise RefusedError(f"tm={tm}, tn={tn} of wm={wm}, wn={wn}: a warp's tile is that of {WARP} threads")
 
 
+_tile_rung = partial(gpu_rung, space=_TILE, default=_DEFAULT)
 TILED = (
-    gpu_rung(
+    _tile_rung(
         "simt_threadtile",
         idea="each thread computes tm x tn elements from tiles in shared memory",
         parent="simt_smem",
-        geometry=_threadtile,
-        space=_TILE,
-        default=_DEFAULT,
+        geometry=_launch,
         expect={**_IN_REGISTERS, "load_sectors_a_request": 4},
         lesson=(
             "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared "
             "memory is read tm tn / (tm + tn) times less often than with one thread per element."
         ),
     ),
-    gpu_rung(
+    _tile_rung(
         "simt_vectorized",
         idea="16-byte loads from global memory, adjacent threads loading adjacent chunks",
         parent="simt_threadtile",
         geometry=_vectorized,
-        space=_TILE,
-        default=_DEFAULT,
         expect=_WIDE,
         lesson=(
             "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and "
             "the side, so no load crosses an edge."
         ),
     ),
-    gpu_rung(
+    _tile_rung(
         "simt_padded",
         idea="tiles with k as the outer dimension, padded against bank conflicts",
         parent="simt_vectorized",
         geometry=_padded,
-        space=_TILE,
-        default=_DEFAULT,
         expect=_WITHOUT_CONFLICTS,
         lesson=(
             "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes"
             " at a time. Four elements of padding per row put the transposing stores on different banks."
         ),
     ),
-    gpu_rung(
+    _tile_rung(
         "simt_swizzled",
         idea="no padding: element positions are XORed with a number derived from k",
         parent="simt_padded",
         geometry=_vectorized,
-        space=_TILE,
-        default=_DEFAULT,
         expect=_WITHOUT_CONFLICTS,
         lesson=("The XOR moves each store to a different bank, as the padding did, and needs no extra memory."),
     ),

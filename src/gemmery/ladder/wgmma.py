@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from gemmery import dtypes
 from gemmery.cuda import hopper, hopper_model
@@ -30,8 +31,6 @@ from gemmery.problem import Config, Problem
 
 _ROW = 128  # bytes of k in a stage, and of a row of a tile in shared memory
 _HALF = ("f16", "bf16")
-_NEEDS = 90
-_INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128), "bn": (64, 128, 256), "stages": (2, 3, 4)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
 _BIAS = 2048  # bytes of the bias of a tile's columns, for each of two warpgroups
@@ -108,24 +107,32 @@ def ring_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
     return stages * (bm + wide) * _ROW
 
 
+def launch(
+    name: str,
+    kernel: str,
+    blocks: int,
+    warpgroups: int,
+    shared: int,
+    tile: tuple[int, int],
+    maps: tuple[MapBox, ...],
+    **others: Any,
+) -> Geometry:
+    """Return the launch of a kernel whose blocks fill a multiprocessor; `others` are fields of a Geometry."""
+    what: dict[str, Any] = {"needs": 90, "instructions": "wgmma and tensor copies", "alone": True, **others}
+    return Geometry(
+        f"{name}.cu", kernel, (blocks, 1, 1), (128 * warpgroups, 1, 1), shared, tile=tile, maps=maps, **what
+    )
+
+
 def _tma(name: str, problem: Problem, config: Config) -> Geometry:
     """A tile per block; all its threads wait and multiply."""
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
     shared = ring_bytes(problem, bm, bn, stages) + 8 * stages
     _check_rows(bm)
     _check(problem, bm, bn, stages, 1, 1, shared)
-    return Geometry(
-        f"{name}.cu",
-        instance(name, problem, wgmma_tiles(problem, bm, bn, stages)),
-        tiles(problem, bm, bn),
-        (min(bm // 64, 2) * 128, 1, 1),
-        shared=shared,
-        needs=_NEEDS,
-        instructions=_INSTRUCTIONS,
-        alone=True,
-        tile=(bm, bn),
-        maps=operand_boxes(problem, bm, bn),
-    )
+    kernel = instance(name, problem, wgmma_tiles(problem, bm, bn, stages))
+    blocks, maps = tiles(problem, bm, bn)[0], operand_boxes(problem, bm, bn)
+    return launch(name, kernel, blocks, min(bm // 64, 2), shared, (bm, bn), maps)
 
 
 def _specialized(name: str, problem: Problem, config: Config) -> Geometry:
@@ -146,8 +153,8 @@ def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn, stages, cm, cn = (config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
     cluster = cm * cn
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(target(problem).sms, cluster))
-    launch = _by_roles(name, problem, bm, bn, stages, count * cluster, cm, cn)
-    return replace(launch, cluster=cluster, band=config["band"])
+    product = _by_roles(name, problem, bm, bn, stages, count * cluster, cm, cn)
+    return replace(product, cluster=cluster, band=config["band"])
 
 
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
@@ -159,8 +166,8 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
             raise RefusedError(reason)
         of_c = {"bm": "bn", "bn": "bm", "cm": "cn", "cn": "cm"}
         exchanged = {key: resolved[of_c.get(key, key)] for key in resolved}
-        launch = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), exchanged)
-        return replace(launch, tile=shape[:2], swapped=True)
+        product = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), exchanged)
+        return replace(product, tile=shape[:2], swapped=True)
     apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)
     return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, resolved)
 
@@ -187,18 +194,15 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
     cluster, matrices = cm * cn, hopper.APART if apart else 1
     tile, tiling = Instance(bm, bn, stages, cm, cn), wgmma_tiles(problem, bm, bn, stages, cm, cn, apart)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
-    return Geometry(
-        f"{name}.cu",
+    return launch(
+        name,
         template(f"{name}{'_cluster' * (cluster > 1)}", element(problem), C_NAMES[problem.out], steps(problem), tiling),
-        (count * cluster, 1, 1),
-        (consumers(problem, bm) * 128 + 128, 1, 1),
-        shared=shared,
-        needs=_NEEDS,
-        instructions=_INSTRUCTIONS,
-        alone=True,
+        count * cluster,
+        consumers(problem, bm) + 1,
+        shared,
+        (bm, bn),
+        (*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         overlaps=True,
-        tile=(bm, bn),
-        maps=(*operand_boxes(problem._replace(m=problem.m // matrices), bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
         ahead=hopper.lines_ahead(problem, tile, target(problem)) or -hopper.begins_at_once(problem, target(problem)),
@@ -344,19 +348,9 @@ def _by_roles(
     shared = ring_bytes(problem, bm, bn, stages) + 16 * stages
     _check_rows(bm)
     _check(problem, bm, bn, stages, cm, cn, shared)
-    return Geometry(
-        f"{name}.cu",
-        instance(name, problem, wgmma_tiles(problem, bm, bn, stages, cm, cn)),
-        (blocks, 1, 1),
-        (min(bm // 64, 2) * 128 + 128, 1, 1),
-        shared=shared,
-        needs=_NEEDS,
-        instructions=_INSTRUCTIONS,
-        alone=True,
-        overlaps=True,
-        tile=(bm, bn),
-        maps=operand_boxes(problem, bm, bn, cm, cn),
-    )
+    kernel = instance(name, problem, wgmma_tiles(problem, bm, bn, stages, cm, cn))
+    maps = operand_boxes(problem, bm, bn, cm, cn)
+    return launch(name, kernel, blocks, min(bm // 64, 2) + 1, shared, (bm, bn), maps, overlaps=True)
 
 
 DTYPES = (*_HALF, "f32", *dtypes.FP8, "int8")

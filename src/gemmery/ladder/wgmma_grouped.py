@@ -40,19 +40,10 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         b = MapBox("b", (b.box[0], bn))
     tiles = wgmma.wgmma_tiles(problem, _BM, bn, stages)
     ring = wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(problem, _BM, bn)
-    return Geometry(
-        f"{name}.cu",
-        template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiles),
-        (max(1, min(most_tiles(problem, bn), config["blocks"])), 1, 1),
-        (384, 1, 1),
-        shared=ring + 16 * stages + _PLACES,
-        needs=90,
-        instructions="wgmma and tensor copies",
-        alone=True,
-        overlaps=True,
-        tile=(_BM, bn),
-        maps=(a, b, wgmma.piece_box(problem, _BM, bn)),
-    )
+    kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiles)
+    blocks, shared = max(1, min(most_tiles(problem, bn), config["blocks"])), ring + 16 * stages + _PLACES
+    maps = a, b, wgmma.piece_box(problem, _BM, bn)
+    return wgmma.launch(name, kernel, blocks, 3, shared, (_BM, bn), maps, overlaps=True)
 
 
 def _refuses(problem: Problem) -> str:

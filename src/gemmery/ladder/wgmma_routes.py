@@ -13,6 +13,7 @@ from gemmery import dtypes
 from gemmery.cuda.geometry import Geometry, MapBox, contiguous, describable, target, template
 from gemmery.cuda.tensormaps import PACKED_APART
 from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import whole
 from gemmery.problem import Config, Problem
 
 ALIGNED = 16  # bytes of which tensor maps take addresses and strides
@@ -59,7 +60,7 @@ def pitch(problem: Problem) -> int:
     >>> pitch(Problem(4095, 4097, 4099, "bf16", "bf16"))
     8320
     """
-    return _whole(problem.k * dtypes.get(problem.dtype).size, LINE)
+    return whole(problem.k * dtypes.get(problem.dtype).size, LINE)
 
 
 def promotion(problem: Problem, operand: int) -> int:
@@ -122,8 +123,4 @@ def _rows(problem: Problem, operand: int) -> int:
 
 def _room(problem: Problem, operand: int) -> int:
     """Return the bytes of a packed operand."""
-    return _whole(_rows(problem, operand) * pitch(problem), PACKED_APART)
-
-
-def _whole(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+    return whole(_rows(problem, operand) * pitch(problem), PACKED_APART)

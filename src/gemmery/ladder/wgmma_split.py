@@ -100,20 +100,10 @@ def _persistent(name: str, problem: Problem, config: Config, blocks: int, *param
     if reason:
         raise RefusedError(reason)
     tiling = wgmma.wgmma_tiles(problem, bm, bn, stages)
-    return Geometry(
-        f"{name}.cu",
-        template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters),
-        (blocks, 1, 1),
-        (min(bm // 64, 2) * 128 + 128, 1, 1),
-        shared=shared,
-        needs=90,
-        instructions="wgmma and tensor copies",
-        alone=True,
-        tile=(bm, bn),
-        maps=(*wgmma.operand_boxes(problem, bm, bn), wgmma.piece_box(problem, bm, bn)),
-        overlaps=True,
-        band=config["band"],
-    )
+    kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters)
+    maps = *wgmma.operand_boxes(problem, bm, bn), wgmma.piece_box(problem, bm, bn)
+    warpgroups, band = min(bm // 64, 2) + 1, config["band"]
+    return wgmma.launch(name, kernel, blocks, warpgroups, shared, (bm, bn), maps, overlaps=True, band=band)
 
 
 def promoted(k: int) -> float:

@@ -20,12 +20,12 @@ from gemmery.report.emulated_tables import (
     over_parent,
     overviews,
     peaks,
+    predicted_sheets,
     verdict,
 )
+from gemmery.report.ladder_tables import tree
 from gemmery.report.pictures import pictures
-from gemmery.report.predicted_tables import predicted_sheets
 from gemmery.report.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, axes, legend, name_rows, render
-from gemmery.report.tree import tree
 
 ROW = 26  # height of a rung
 INTRODUCTION = (

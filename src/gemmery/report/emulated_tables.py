@@ -1,4 +1,4 @@
-"""The counters of the ladder on the emulator as sheets and sentences, and these in a terminal."""
+"""The ladder on the emulator as sheets and sentences, with predicted times, and these in a terminal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from gemmery.cuda.device import Device
+from gemmery.cuda.pipes import predictable
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
 from gemmery.report import words
-from gemmery.report.predicted_tables import predicted_sheets, unpredicted
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out
 from gemmery.report.words import plural
@@ -37,6 +37,10 @@ ROOF = (
     "peak of their unit (compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and "
     "multiprocessor. A device with caches may take less than its memory time. All assume that the grid fills the "
     "device, as a large product does. × parent is the parent's roof over the rung's. No time was measured."
+)
+MEANING = (
+    "Predicted from the blocks of one multiprocessor, whose units and caches are modelled. What bounds a rung is the "
+    "unit that is busy for the longest time, or waits."
 )
 
 
@@ -291,3 +295,53 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     console.print(Text(verdict(ladder), style="bold red" if faults else "bold"))
     for fault in faults:
         console.print(Text(fault, style="red"))
+
+
+def predicted_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
+    """One table of all predicted times; none where nothing was counted."""
+    if not ladder.predicted:
+        return ()
+    measured: Columns[PredictedRung] = [
+        ("measured", lambda row: words.digits(row.measured * 1e6) if row.measured else ""),
+        ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
+    ]
+    columns: Columns[PredictedRung] = [
+        ("rung", lambda row: row.rung),
+        ("n", lambda row: str(row.n)),
+        ("type", lambda row: row.dtype),
+        ("predicted", lambda row: words.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
+        *(measured if any(row.measured for row in ladder.predicted) else []),
+        ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
+    ]
+    title = f"Predicted times on {ladder.device.name}, µs"
+    return (tabulate(title, columns, ladder.predicted, [_agreement(ladder), MEANING, *_doubts(ladder)]),)
+
+
+def unpredicted(ladder: EmulatedLadder) -> str:
+    """Why no times are predicted; "" where some are, or could be."""
+    name = ladder.device.name
+    if name in predictable():
+        return ""
+    return f"No times are predicted for {name}, whose latencies are not known; they are for {', '.join(predictable())}."
+
+
+def _agreement(ladder: EmulatedLadder) -> str:
+    both = agreement(ladder.predicted)
+    if both is None:
+        return (
+            f"Too few of these products have records of {ladder.device.name} here; a clone has some from n = 1024 on."
+        )
+    return (
+        f"Against {plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
+        f"median error {both.error:.1%}."
+    )
+
+
+def _doubts(ladder: EmulatedLadder) -> list[str]:
+    """What the predictions do not take into account, each with its rungs, and what was not predicted."""
+    rungs: dict[str, list[str]] = {}
+    for row in ladder.predicted:
+        for doubt in row.prediction.doubts if row.prediction else ():
+            rungs.setdefault(doubt.partition(":")[0], []).append(row.rung)
+    notes = [f"Not modelled: {doubt}, in {plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
+    return notes + [f"{row.rung} is not predicted: {row.refused}" for row in ladder.predicted if row.refused]

@@ -15,7 +15,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 from gemmery.problem import Config
 from gemmery.report import words
-from gemmery.report.doubts import banner, weighed
+from gemmery.report.problems import banner, weighed
 from gemmery.report.sheet import Cell, Columns, Sheet, ratio, tabulate
 from gemmery.report.terminal import Growing, styled
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemmery.bench.record import MachineRecord, Run
-from gemmery.ladder.definitions import pseudocode
+from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import banner, doubts
 from gemmery.report.figures import drawn
-from gemmery.report.problems import Group, fullest, gain, gains, label, largest
+from gemmery.report.ladder_tables import tree
+from gemmery.report.problems import Group, banner, doubts, fullest, gain, gains, label, largest
 from gemmery.report.rendering import render
-from gemmery.report.summary import over_fastest
-from gemmery.report.tables import results, tabulated
-from gemmery.report.tree import tree
+from gemmery.report.tables import over_fastest, results, tabulated
 
 LEAD = (
     "Every rung is one kernel for the same matrix product, C = A B, and changes one thing in the rung that it grew "

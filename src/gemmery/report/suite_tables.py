@@ -1,4 +1,4 @@
-"""The records of suites as sheets: products next to the rivals', tournaments of rungs, first products, new shapes."""
+"""The records of suites as sheets: products next to the rivals', tournaments of rungs, first products, models."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gemmery.report.sheet import (
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
 STATES = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
+RIVAL = "torch"  # of the layers of a model
 MANY = 8  # products of a table that has an average
 OVERVIEW = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
@@ -303,3 +304,40 @@ def _standing(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...
         Cell(f"{words.percent(min(shares))} to {words.percent(max(shares))}" if shares else ""),
         Cell("; ".join(slower) or "none"),
     )
+
+
+def is_of_model(measurement: Measurement) -> bool:
+    """Return True for a record of a model's step, which reads or makes `m` tokens."""
+    return "layers" in measurement.config
+
+
+def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
+    """Return tokens a second: a row for each way to run the model, a column for each kind of linear layers.
+
+    In brackets is the ratio to PyTorch's layers in the same rounds.
+    """
+    by_case: dict[str, dict[str, Measurement]] = {}
+    for m in measurements:
+        by_case.setdefault(m.case, {})[m.kernel] = m
+
+    def cell(row: dict[str, Measurement], kernel: str) -> Cell:
+        best = min((m.seconds for m in row.values() if m.seconds), default=0.0)
+        return entry(row.get(kernel), _rate, best)
+
+    last = {m.kernel: m for m in measurements}
+    columns: Columns[tuple[str, dict[str, Measurement]]] = [
+        ("tokens a second", lambda row: row[0]),
+        *((words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel)) for kernel in last),
+    ]
+    notes = [
+        ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),
+        *(f"{words.kernel(m.kernel)}: {words.amount(m.bytes, 'B')} in linear layers; {m.note}" for m in last.values()),
+        *not_run(measurements),
+    ]
+    return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)
+
+
+def _rate(measurement: Measurement) -> str:
+    """Tokens a second, and the ratio to PyTorch's layers."""
+    over = ratio(measurement, RIVAL)
+    return words.digits(measurement.m / measurement.seconds) + (f" ({over})" if over else "")

@@ -1,4 +1,4 @@
-"""A run as sheets: those of each experiment, by the kind of its table."""
+"""A run as sheets, those of each experiment by the kind of its table; a ladder also in one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from gemmery import experiments
 from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER, Experiment, TableKind
 from gemmery.ladder.rung import Rung
-from gemmery.report import ladder_tables, model_tables, suite_tables, sweep_tables
-from gemmery.report.doubts import weighed
-from gemmery.report.problems import Group, groups, is_square
+from gemmery.report import ladder_tables, suite_tables, sweep_tables, words
+from gemmery.report.problems import Group, doubts, groups, is_square, label, largest, speedup, weighed
 from gemmery.report.sheet import Sheet
 
 
@@ -83,7 +82,7 @@ def _resembled(measurements: Sequence[Measurement]) -> TableKind:
     """Return the table of the suites whose records look like these, which are of a suite that has no file here."""
     if suite_tables.has_pieces(measurements):
         return TableKind.FIRST_PRODUCTS
-    if any(model_tables.is_of_model(m) for m in measurements):
+    if any(suite_tables.is_of_model(m) for m in measurements):
         return TableKind.TOKENS
     if any(suite_tables.is_total(m) for m in measurements):
         return TableKind.NEW_SHAPES
@@ -108,6 +107,44 @@ SHEETS: dict[TableKind, Callable[[Records], Sequence[Sheet]]] = {
     TableKind.PRODUCTS: lambda of: suite_tables.products(of.experiment.heading, of.measurements),
     TableKind.FIRST_PRODUCTS: lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
     TableKind.NEW_SHAPES: lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
-    TableKind.TOKENS: lambda of: [model_tables.tokens(of.experiment.heading, of.measurements)],
+    TableKind.TOKENS: lambda of: [suite_tables.tokens(of.experiment.heading, of.measurements)],
     TableKind.BY_CASE: lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
 }
+
+
+def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
+    """Return the fastest rival of a problem and (speed-up over it, spread); None if no rival ran.
+
+    A rival that ran with several numbers of threads may be faster with fewer of them. The spread is the one of the
+    turns that the rung and the rival took with the same number of threads.
+    """
+    ran = [m for m in group.rivals if m.seconds]
+    if not ran or not measurement.seconds:
+        return None
+    fastest = min(ran, key=lambda m: m.seconds)
+    spread = (speedup(measurement, fastest.kernel, group) or (0.0, 0.0))[1]
+    return fastest, (fastest.seconds / measurement.seconds, spread)
+
+
+def summary(results: Results) -> str:
+    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
+
+    >>> summary(results(run, CPU))  # doctest: +SKIP
+    'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
+    """
+    squares = [group for group in results.problems if is_square(group.first)]
+    ran = [m for m in largest(squares).rungs if m.seconds] if squares else []
+    if not ran or doubts(results.run):
+        return ""
+    group, parents = largest(squares), {rung.name: rung.parent or "" for rung in results.rungs}
+    best = max(ran, key=lambda m: m.gflops)
+    line = f"{words.shape(best)}, {words.types(best)}: {best.kernel} reaches "
+    line += f"{words.digits(words.reached(best))} {words.rate(best)}"
+    if part := words.share(best):
+        line += f", {words.percent(part)} of the peak"
+    if over := over_fastest(best, group):
+        line += f", {words.times(*over[1])} {label(over[0], group)}"
+    if steps := [(gain[0], m) for m in ran if (gain := speedup(m, parents[m.kernel], group))]:
+        step, m = max(steps, key=lambda pair: pair[0])
+        line += f"; largest step: {m.kernel}, {words.times(step)} {parents[m.kernel]}"
+    return line

@@ -24,14 +24,11 @@ from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import banner
-from gemmery.report.ladder_tables import IDEA
-from gemmery.report.problems import fullest, gains
+from gemmery.report.ladder_tables import IDEA, tree, walk
+from gemmery.report.problems import banner, fullest, gains
 from gemmery.report.sheet import Cell, Sheet
-from gemmery.report.summary import summary
-from gemmery.report.tables import Results, results, sheets, tabulated
+from gemmery.report.tables import Results, results, sheets, summary, tabulated
 from gemmery.report.text import machine as described
-from gemmery.report.tree import tree, walk
 
 StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}

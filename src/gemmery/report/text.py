@@ -10,7 +10,7 @@ from typing import Any
 from gemmery.bench.record import MachineRecord, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import banner
+from gemmery.report.problems import banner
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.tables import sheets
 

@@ -8,14 +8,11 @@ from dataclasses import replace
 
 from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.emulator.trace.selection import Selection
-from gemmery.report.pictures import divergence, sectors, swizzled, tile, timeline, wavefronts
-from gemmery.report.pictures.divergence import divergence_picture
+from gemmery.report.pictures import tile, timeline, wavefronts
 from gemmery.report.pictures.drawing import quoted
-from gemmery.report.pictures.sectors import sectors_picture
-from gemmery.report.pictures.swizzled import swizzled_picture
-from gemmery.report.pictures.tile import tile_picture
-from gemmery.report.pictures.timeline import timeline_picture
-from gemmery.report.pictures.wavefronts import wavefronts_picture
+from gemmery.report.pictures.tile import swizzled_picture, tile_picture
+from gemmery.report.pictures.timeline import divergence_picture, timeline_picture
+from gemmery.report.pictures.wavefronts import sectors_picture, wavefronts_picture
 from gemmery.report.svg import Plot, standalone
 
 __all__ = [
@@ -32,9 +29,9 @@ __all__ = [
 READINGS = {
     "tile": tile.READING,
     "banks": wavefronts.READING,
-    "sectors": sectors.READING,
-    "lanes": divergence.READING,
-    "swizzle": swizzled.READING,
+    "sectors": wavefronts.SECTORS_READING,
+    "lanes": timeline.LANES_READING,
+    "swizzle": tile.COPY_READING,
     "barriers": timeline.READING,
 }  # by the first word of a figure's name
 EDGE = 16  # around a standalone picture

@@ -46,8 +46,8 @@ check: $(STAMP) ## check format, lint, types, layering, documentation
 	@$(PYTHON) -m pytest -q -n 2 tests/test_layering.py tests/test_docs.py
 
 docs: $(STAMP) ## regenerate the figures and tables of the documents from benchmarks/results
-	@$(PYTHON) -m gemmery.report.documents
-	@$(PYTHON) -m gemmery.cli.pictures
+	@$(PYTHON) -m site_pages.documents
+	@$(PYTHON) -m site_pages.pictures
 
 site: $(STAMP) $(SITE_STAMP) ## build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m site_pages

@@ -12,9 +12,9 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.ladder.diff import LOOPS, contents, diff, docstring, pseudocode, source
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
-from gemmery.report.documents import refusals
 from gemmery.report.svg import Plot
 from site_pages.course import Part
+from site_pages.documents import refusals
 from site_pages.measured import Chart, Records
 
 DEPTH = 1024  # the k for which a chapter states f(k)

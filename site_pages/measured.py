@@ -12,9 +12,9 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.documents import published
 from gemmery.report.problems import Group, gain, groups
-from gemmery.report.stored import Stored, query
+from site_pages.documents import published
+from site_pages.stored import Stored, query
 
 FLOAT8 = "hopper_fp8"  # the suite of products that the ladder has none of
 

@@ -13,12 +13,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import gemmery
 from gemmery.ladder.rung import Rung
-from gemmery.report.documents import sentence
 from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.svg import PALETTE
 from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course
+from site_pages.documents import sentence
 from site_pages.measured import Records
 from site_pages.phrases import in_drawing, joined, translated
 from site_pages.repository import Repository, fenced, inline, source_page, source_text

@@ -178,7 +178,7 @@ def test_the_readme_is_short():
 def test_what_is_generated_is_up_to_date():
     from gemmery.ladder.cpu import CPU
     from gemmery.ladder.cuda import CUDA
-    from gemmery.report.documents import FIGURES, Documents, documents
+    from site_pages.documents import FIGURES, Documents, documents
 
     filler = Documents(ROOT, CPU, CUDA)
     stale = [str(path) for path in documents(ROOT) if filler.fill(path) != path.read_text()]
@@ -192,7 +192,7 @@ MEASURED = r"[\d.,]*\d\s?(?:[GT]FLOP/s|[GT]op/s|[GT]B/s|ns|[uµm]s|%|×|x\b(?!\d
 
 def typed_figures(text: str) -> list[str]:
     """Return figures of speed outside the markers: numbers with such a unit, and table cells that are numbers."""
-    from gemmery.report.documents import MARKER
+    from site_pages.documents import MARKER
 
     own = MARKER.sub("", text)
     cells = [cell.strip() for line in own.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]

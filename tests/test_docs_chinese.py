@@ -13,7 +13,7 @@ import pytest
 
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
-from gemmery.report.documents import MARKER, refusals
+from site_pages.documents import MARKER, refusals
 from test_docs import ROOT, code
 
 sys.path.insert(0, str(ROOT))

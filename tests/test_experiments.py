@@ -15,8 +15,8 @@ from gemmery.lab.climb import Conditions
 from gemmery.lab.sweeps import planned
 from gemmery.report import words
 from gemmery.report.figures import DRAWINGS, figures
-from gemmery.report.stored import Query, missing
 from gemmery.report.tables import SHEETS, sheets
+from site_pages.stored import Query, missing
 
 EVERY = {experiment.suite: experiment for experiment in experiments.every()}
 

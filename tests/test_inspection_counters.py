@@ -13,7 +13,6 @@ from rich.console import Console
 
 import gemmery as gm
 from gemmery import cli, report
-from gemmery.cli.pictures import FOLDER, drawn
 from gemmery.cuda import sass
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.selection import Selection
@@ -26,6 +25,7 @@ from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, Inspectio
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
 from gemmery.report.curves import roofline_plot
+from site_pages.pictures import FOLDER, drawn
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 SIDE = 256  # of what is emulated

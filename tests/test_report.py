@@ -22,8 +22,8 @@ from gemmery.problem import Problem
 from gemmery.report import problems, sheet, svg, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
-from gemmery.report.stored import Stored, query
 from gemmery.report.tables import sheets
+from site_pages.stored import Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
 

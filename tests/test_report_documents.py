@@ -12,7 +12,7 @@ from gemmery.bench.record import Run
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
-from gemmery.report.documents import Documents, main, refusals, sentence, tree_lines
+from site_pages.documents import Documents, main, refusals, sentence, tree_lines
 
 GPU_RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")
 NAME = records.MACHINE.name

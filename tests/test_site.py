@@ -22,9 +22,9 @@ from gemmery.inspection import gather  # noqa: E402
 from gemmery.ladder.cpu import CPU  # noqa: E402
 from gemmery.ladder.cuda import CUDA  # noqa: E402
 from gemmery.ladder.diff import contents  # noqa: E402
-from gemmery.report.stored import Stored, query  # noqa: E402
 from site_pages import chapters, course, links, phrases, reference, repository, write  # noqa: E402
 from site_pages.measured import FLOAT8  # noqa: E402
+from site_pages.stored import Stored, query  # noqa: E402
 
 RUNGS = (*CPU, *CUDA)
 

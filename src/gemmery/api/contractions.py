@@ -184,11 +184,11 @@ def vecdot(
     return result[(slice(None),) * place + (None,)] if keepdims else result
 
 
-def _is_plain(a: Any, b: Any, *options: Any) -> bool:
+def _is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any) -> bool:
     """Return True for two arrays of NumPy, or two tensors of PyTorch, without options."""
     kind = type(a)
     alike = kind is type(b) and (kind is np.ndarray or kind.__module__ == "torch")
-    return alike and options == (None, None, None, None)
+    return alike and out is None and dtype is None and threads is None and precision is None
 
 
 def _rows_of(a: Any, b: Any) -> Any:

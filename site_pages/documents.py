@@ -15,7 +15,7 @@
 Each block covers every machine that has a file of records: `machine=cpu` selects the CPUs, `machine=gpu` the GPUs,
 `machine=NAME` or `machine=first` one machine. Fields of a measurement narrow the selection: `n=1024 dtype=f32
 kernel='packed kc=256'`; `precision=` excludes tf32. A block without records says so. README.zh.md has
-the blocks of README.md in the words of docs/zh.toml. `python -m gemmery.report.documents` in a checkout rewrites every
+the blocks of README.md in the words of docs/zh.toml. `python -m site_pages.documents` in a checkout rewrites every
 document; a test checks that they are up to date.
 """
 
@@ -37,16 +37,17 @@ from gemmery.experiments import LADDER
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
-from gemmery.report import modelled, words
+from gemmery.report import words
 from gemmery.report.figures import figures
 from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.problems import Group, gain, groups
 from gemmery.report.sheet import Cell, Sheet, rate, share, tabulate
-from gemmery.report.stored import Query, Stored, missing, query
 from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, overview
 from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table
+from site_pages import modelled
+from site_pages.stored import Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")
 

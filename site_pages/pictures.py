@@ -1,4 +1,4 @@
-"""The pictures of the documents, drawn by the emulator: `python -m gemmery.cli.pictures` in a checkout updates them."""
+"""The pictures of the documents, drawn by the emulator: `python -m site_pages.pictures` in a checkout updates them."""
 
 from __future__ import annotations
 

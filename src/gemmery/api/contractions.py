@@ -164,6 +164,8 @@ def vecdot(
         except GemmeryError:
             pass
     spellings.check("vecdot", options)
+    if keepdims not in (True, False):
+        raise TypeError(f"keepdims={brief(keepdims)}: pass True or False")
     out = spellings.single(out)
     x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     if get(x.dtype).kind == "c":

@@ -530,7 +530,7 @@ def test_explain_says_which_kernel_runs_and_which_takes_over(monkeypatch):
     assert gm.explain(large, large, threads=1).kernel == "for every shape"
     tiers = gm.explain(small, small, threads=1)
     assert tiers.rung == "direct"
-    assert tiers.kernel.startswith("for every shape; batched, compiled for this one, takes over")
+    assert tiers.kernel.startswith("for every shape; if this shape comes often, batched is compiled for it (")
     assert tiers.kernel in str(tiers)
     monkeypatch.setenv("GEMMERY_TIERS", "off")
     small = np.ones((51, 4, 4))

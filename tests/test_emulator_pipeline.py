@@ -114,7 +114,7 @@ def test_what_was_written_since_or_came_as_it_was_has_any_swizzle():
         observers=(),
         unit=lambda kind: SimpleNamespace(complete=lambda *_: None, landing=[]),
         at_end=[],
-        shared=SimpleNamespace(view=lambda *_: shared, stride=0),
+        shared=SimpleNamespace(view=lambda *_: shared, data=shared.view(np.uint8), stride=0),
     )
     under_way, everywhere = Bulk(machine), np.arange(64)[None]
 

@@ -1,13 +1,16 @@
 """The explanation of a product: its rung, the reason for it, and its limits on this machine."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
+import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import opaque
+from gemmery.api import opaque, products
 from gemmery.api.compute import prepared_for
 from gemmery.api.options import Options, dtype_name, epilogue, only_on_devices, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
@@ -48,6 +51,7 @@ class Explanation:
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
     scheme: "Float32Scheme | None" = None  # of float32 in parts: the method for these numbers, and its error bound
     halved: bool = False  # b is a's memory, transposed, so half of C is computed
+    call: float = 0.0  # seconds that a call takes for the smallest product; on the CPU alone
 
     @property
     def flops(self) -> int:
@@ -78,8 +82,11 @@ class Explanation:
         settings = ", ".join(f"{name} {value}" for name, value in self.config.items())
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
         limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
-        microseconds = self.flops / self.attainable_gflops / 1e3
-        roof = f"at most {self.attainable_gflops:.4g} GFLOP/s, at least {microseconds:.3g} us"
+        least = self.flops / self.attainable_gflops / 1e9
+        roof = f"{self.bound}: at most {self.attainable_gflops:.4g} GFLOP/s, at least {_duration(least)}"
+        if least < self.call:
+            roof = f"the call, which takes {_duration(self.call)}; the operations need {_duration(least)}"
+        intensity = f"{self.intensity:.0f}" if self.intensity >= 100 else f"{self.intensity:.3g}"
         return [
             ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
             ("rung", f"{self.rung}: {self.idea}" + (f" ({settings})" if settings else "")),
@@ -90,9 +97,9 @@ class Explanation:
             *([("kernel", self.kernel)] if self.kernel else []),
             *([("symmetric", "half the tiles: b is a's memory, transposed, so C is mirrored")] if self.halved else []),
             *(("converted", copy) for copy in self.copies),
-            ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {self.intensity:.3g} operations/byte"),
+            ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {intensity} operations/byte"),
             ("machine", limits),
-            ("bound by", f"{self.bound}: {roof}"),
+            ("bound by", roof),
             *(("unreliable", text) for text in self._doubts()),
         ]
 
@@ -103,6 +110,16 @@ class Explanation:
         if self.problem.device != "cpu" or self.load <= load.limit(cores()):
             return ()
         return (f"other processes used {self.load:.2g} of {cores()} cores while the machine was measured",)
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds in a suitable unit.
+
+    >>> _duration(0.0325), _duration(2e-9)
+    ('32.5 ms', '0.002 us')
+    """
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("us", 1e6)
+    return f"{seconds * scale:.3g} {unit}"
 
 
 _FACTORS = {
@@ -172,7 +189,7 @@ def explain(
     halved = square and own and plan.rung.name != "batched"
     return _explanation(
         plan, problem, (peak, bandwidth, limit), runs=form.runs, copies=copies, threads=count, kernel=_which(problem),
-        load=load, halved=halved,
+        load=load, halved=halved, call=_call_seconds(),
     )  # fmt: skip
 
 
@@ -184,7 +201,7 @@ def _which(problem: Problem) -> str:
     if not config.tiers():
         return "compiled for this shape"
     faster = special.rung.name
-    return f"for every shape; {faster}, compiled for this one, takes over where it comes often: {special.reason}"
+    return f"for every shape; if this shape comes often, {faster} is compiled for it ({special.reason})"
 
 
 _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung makes for one of this precision
@@ -293,6 +310,13 @@ def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
 
     meter = load.Meter()
     return limits.peak(dtype, threads), limits.bandwidth(threads).read, meter.load()
+
+
+@cache
+def _call_seconds() -> float:
+    """Return the least time of a call, in seconds: that of the product of two numbers."""
+    a = np.ones((1, 1), np.float32)
+    return min(timeit.repeat(lambda: products.multiply(a, a), repeat=20, number=50)) / 50
 
 
 @cache

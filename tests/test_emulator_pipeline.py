@@ -108,30 +108,40 @@ def test_a_tile_that_is_loaded_under_a_product_is_found(seed):
 def test_what_was_written_since_or_came_as_it_was_has_any_swizzle():
     """A tile that threads have laid out anew is theirs; one that came unswizzled may be swizzled in memory."""
     shared = np.zeros(128, np.complex128)
+    lines = [SimpleNamespace(line=number) for number in range(512)]
+    messages = []
     machine = SimpleNamespace(
         threads=32,
         block_threads=32,
-        observers=(),
+        observers=(SimpleNamespace(misused=lambda machine, index, threads, message: messages.append(message)),),
         unit=lambda kind: SimpleNamespace(complete=lambda *_: None, landing=[]),
         at_end=[],
+        kernel=SimpleNamespace(instructions=lines),
         shared=SimpleNamespace(view=lambda *_: shared, data=shared.view(np.uint8), stride=0),
     )
     under_way, everywhere = Bulk(machine), np.arange(64)[None]
+    under_way.report = lambda *_: None
 
     def landed(index, swizzle):
         data = (np.arange(64) + index + 0.5j)[None]
         under_way._land(Load(index, np.zeros(1, np.int64), everywhere, data, np.zeros(1, np.int64), swizzle))
 
     def disagreeing(swizzle):
-        bad, *where = under_way.otherwise(everywhere, np.full((1, 1), swizzle))
-        return int(bad.sum()), *where
+        """The line of the copy and its swizzle, if there is a finding."""
+        messages.clear()
+        under_way.compare(0, np.zeros(1, np.int64), everywhere[:, None], np.full(1, swizzle))
+        return [
+            tuple(map(int, (re.search(r"copy at (\d+)", one)[1], re.search(r"of (\d+)", one)[1]))) for one in messages
+        ]
 
-    assert disagreeing(128) == (0, 0, 0)
+    assert disagreeing(128) == []
     landed(3, 128)
-    assert [disagreeing(128), disagreeing(64), disagreeing(0)] == [(0, 0, 0), (64, 3, 128), (64, 3, 128)]
+    assert [disagreeing(128), disagreeing(64), disagreeing(0)] == [[], [(3, 128)], [(3, 128)]]
     shared[:40] = -1
-    assert disagreeing(64) == (24, 3, 128)
+    assert disagreeing(64) == [(3, 128)]  # of the pieces that nobody has written since
+    shared[40:64] = -1
+    assert disagreeing(64) == []
     landed(5, 0)
-    assert disagreeing(64) == (0, 0, 0)
+    assert disagreeing(64) == []
     landed(300, 32)
-    assert disagreeing(64) == (64, 300, 32)
+    assert disagreeing(64) == [(300, 32)]

@@ -80,8 +80,19 @@ class Stamps:
         return self._data
 
     def empty(self, low: int, high: int) -> int:
-        """How many places from `low` to before `high` have no stamp; 0 for a table that packs rows."""
-        return 0 if self._packs else int(np.count_nonzero(self._data[low:high] == 0))
+        """How many places from `low` to before `high` have no stamp."""
+        count = high - low - int(np.count_nonzero(self._data[low:high]))  # the data of a packed row are zeros
+        if not self._packs:
+            return count
+        rows = np.arange(low // self._row, -(-high // self._row))
+        rows = rows[self._packed[rows]]
+        inside = (rows * self._row >= low) & ((rows + 1) * self._row <= high)
+        stamped = self._patterns != EMPTY
+        count -= int(stamped.sum(axis=1)[self._pattern[rows[inside]]].sum())
+        for row in rows[~inside].tolist():  # at most the first and the last
+            begin = row * self._row
+            count -= int(stamped[self._pattern[row], max(low - begin, 0) : high - begin].sum())
+        return count
 
     def moved(self, times: int, narrow: bool) -> Stamps:
         """The same stamps in a table where each place is `times` places."""

@@ -78,9 +78,9 @@ def test_each_device_is_described(looked, devices):
 def test_a_product_that_fails_or_is_wrong_is_a_finding(looked, devices, monkeypatch):
     monkeypatch.setattr(health, "Resident", lambda work, stream: work)
     monkeypatch.setattr(driver, "Stream", lambda ordinal: ordinal)
-    monkeypatch.setattr(health, "build", lambda rung, config, resident: lambda index: None)
+    monkeypatch.setattr(health.on_cuda, "build", lambda rung, config, resident: lambda index: None)
     errors = iter([0.5, float("nan")])
-    monkeypatch.setattr(health.check, "error", lambda resident, run, bound: next(errors))
+    monkeypatch.setattr(health.on_cuda, "error", lambda resident, run, bound: next(errors))
     found = looked()
     assert found["self-test on cuda:0"].ok
     assert not found["self-test on cuda:1"].ok

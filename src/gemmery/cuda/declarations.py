@@ -141,7 +141,7 @@ class Split:
         depth, braces, opened, assigned = 0, (0, 0), 0, False
         aggregate, start = False, at
         while values[start : start + 2] == ["template", "<"]:
-            start = min(_after_angle(values, start + 1), stop)
+            start = min(_after(values, start + 1), stop)
         for place in range(start, stop):
             value = values[place]
             if self.tokens[place].kind not in ("sign", "word"):
@@ -196,7 +196,7 @@ class Split:
     def _cut(self, at: int, end: int, braces: tuple[int, int]) -> int:
         """The offset where a definition's body begins, or the bases or initialisers before it."""
         while self.values[at : at + 2] == ["template", "<"]:
-            at = _after_angle(self.values, at + 1)
+            at = _after(self.values, at + 1)
         depth = 0
         for place in range(at, end):
             value = self.values[place]
@@ -275,7 +275,7 @@ def _title_and_names(
     """The title of a declaration, and all names that it declares, rather too many than too few."""
     start = 0
     while [token.value for token in head[start : start + 2]] == ["template", "<"]:
-        start = _after_angle([token.value for token in head], start + 1)
+        start = _after([token.value for token in head], start + 1)
     head = head[start:] or head
     values = [token.value for token in head]
     words = [token.value if token.kind == "word" else "" for token in head]
@@ -317,7 +317,7 @@ def _call(values: Sequence[str], words: Sequence[str]) -> int:
                 if values[name] == ">":
                     name = _before_angle(values, name)
                 # Neither a pointer to a function, nor the type of one among the arguments of a template.
-                after = values[_after_round(values, place) :][:1]
+                after = values[_after(values, place) :][:1]
                 if name >= 0 and words[name] and words[name] not in _ATTRIBUTES and after not in (["("], ["["], [">"]):
                     return name
             if value == "{":
@@ -328,18 +328,8 @@ def _call(values: Sequence[str], words: Sequence[str]) -> int:
     return -1
 
 
-def _after_round(values: Sequence[str], at: int) -> int:
-    """The place after the bracket that closes the one at a place."""
-    depth = 0
-    for place in range(at, len(values)):
-        depth += (values[place] in _OPENS) - (values[place] in _CLOSES)
-        if not depth:
-            return place + 1
-    return len(values)
-
-
-def _after_angle(values: Sequence[str], at: int) -> int:
-    """The place after the angle bracket that closes the one at a place; one in parentheses compares."""
+def _after(values: Sequence[str], at: int) -> int:
+    """The place after the bracket that closes the one at a place; an angle bracket in parentheses compares."""
     depth = angles = 0
     for place in range(at, len(values)):
         value = values[place]

@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 from gemmery.cuda.declarations import Declaration, Macro, Split, blanked, device_words
 from gemmery.errors import CompileError
@@ -128,7 +127,8 @@ class DeviceProgram:
         before = len(self.empty), len(self.unknown), dict(self.broken)
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
         if "/thrust/" in errors:  # it is for host code: its headers do not compile here
-            self.empty += [name for name in self._included("thrust/") if name not in self.empty]
+            headers = (header for header, _, _ in self._includes() if header.startswith("thrust/"))
+            self.empty += [header for header in headers if header not in self.empty]
         reached, declared = self.reached(), set[tuple[str, int]]()
         for file, line, column, words in self._places(errors):
             split = self.splits[file]
@@ -205,20 +205,19 @@ class DeviceProgram:
             texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
         return "".join(texts)
 
-    def _included(self, start: str) -> Iterator[str]:
-        """The headers of a library that the files include."""
-        for split in self.splits.values():
-            includes = (INCLUDE.match(directive.value) for directive in split.directives)
-            yield from (each[2] for each in includes if each and each[2].startswith(start))
+    def _includes(self) -> Iterator[tuple[str, str, int]]:
+        """The headers that the files include, with the file and line of each #include."""
+        for file, split in self.splits.items():
+            for directive in split.directives:
+                if included := INCLUDE.match(directive.value):
+                    yield included[2], file, split.line(directive.start)
 
     def _places(self, errors: str) -> Iterator[tuple[str, int, int, str]]:
         """The file, line, column (-1 for none) and words of each error, or of the line that led to one in a header."""
-        starts = [*(match.start() for match in _ERROR.finditer(errors)), len(errors)]
-        for start, stop in pairwise(starts):
-            part = errors[start:stop]
-            match = _ERROR.match(part)
-            if match is None:
-                continue
+        matches = list(_ERROR.finditer(errors))
+        stops = [*(match.start() for match in matches[1:]), len(errors)]
+        for match, stop in zip(matches, stops, strict=True):
+            part = errors[match.start() : stop]
             caret = re.search(r"^  ([ \t]*)\^", part, re.MULTILINE)
             places = [(match[1], int(match[2]), len(caret[1]) if caret else -1)]
             places += [(at[2] or match[1], int(at[1]), -1) for at in _WITHIN.finditer(part)]
@@ -285,12 +284,7 @@ class DeviceProgram:
     def absent(self, ptx: str) -> Iterator[tuple[str, str, int]]:
         """The headers without a file that a compilation included, with the file and line of each #include."""
         for number in sorted(set(map(int, re.findall(rf"{ABSENT}(\d+)", ptx)))):
-            yield next(
-                (self.empty[number], file, split.line(each.start))
-                for file, split in self.splits.items()
-                for each in split.directives
-                if (included := INCLUDE.match(each.value)) and included[2] == self.empty[number]
-            )
+            yield next(include for include in self._includes() if include[0] == self.empty[number])
 
     def replaced(self) -> Iterator[tuple[str, str, int]]:
         """The functions of device code that are left out though another has their name: words, file and line."""

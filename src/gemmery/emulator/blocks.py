@@ -21,7 +21,7 @@ from gemmery.emulator.control import LoweredBarrier
 from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, STORED, Mask
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Operand, Register, Vector
+from gemmery.emulator.ptx import Immediate, Instruction, Not, Operand, Register, names_of
 from gemmery.emulator.steps import LaneStep, Lowering, Read, Step, viewed
 
 OnRegisters = Callable[[list[Any]], None]  # a function of the registers
@@ -135,16 +135,8 @@ def _bits(lowering: Lowering, instructions: Iterable[Instruction]) -> int:
 def slots_of(lowering: Lowering, operands: Iterable[Operand]) -> int:
     """Return the registers among operands, as bits of an integer."""
     bits = 0
-    for operand in operands:
-        match operand:
-            case Register(name):
-                bits |= 1 << lowering.slots[name] if name in lowering.slots else 0
-            case Not(register):
-                bits |= slots_of(lowering, (register,))
-            case Vector(elements):
-                bits |= slots_of(lowering, elements)
-            case Address(base, _, coordinates):
-                bits |= slots_of(lowering, (base, *coordinates))
+    for name in names_of(operands):
+        bits |= 1 << lowering.slots[name] if name in lowering.slots else 0
     return bits
 
 

@@ -286,6 +286,6 @@ def report_transfer(machine: Machine, index: int, places: Callable[[], Pieces]) 
 
 
 def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:
-    """Tell the observers of threads that break a rule."""
-    for observer in machine.observers:
+    """Tell the observers of threads that break a rule, if there are any."""
+    for observer in machine.observers if len(threads) else ():
         observer.misused(machine, index, threads, message)

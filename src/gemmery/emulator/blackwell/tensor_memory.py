@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.machine import Machine, Rows, report_misuse
+from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices
 
 LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches a quarter of the lanes
@@ -201,12 +201,11 @@ class TensorMemory:
 
     def wait(self, kind: str, threads: Indices) -> None:
         """tcgen05.wait::ld and ::st of these warps."""
-        remaining = []
-        for access in self._unwaited:
-            some = ~np.isin(access.threads, threads) if access.kind == kind else np.ones(len(access.threads), np.bool_)
-            if some.any():
-                remaining.append(access if some.all() else access.only(some))
-        self._unwaited = remaining
+
+        def waited(access: Unwaited) -> Flags:
+            return np.isin(access.threads, threads) & (access.kind == kind)
+
+        self._unwaited = landed(self._unwaited, waited, lambda access: None)
 
     def meets(
         self, index: int, threads: Indices, blocks: Indices, first: Indices, last: Indices, kind: str = "mma"

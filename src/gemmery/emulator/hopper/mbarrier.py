@@ -49,15 +49,13 @@ class Mbarriers:
         offsets = addresses & cluster.OFFSET
         bad = (offsets % SIZE != 0) | (offsets + SIZE > machine.shared.size) | (blocks < 0)
         bad |= blocks >= machine.blocks
-        if bad.any():
-            what = "uses an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
-            report_misuse(machine, index, threads[bad], what)
+        what = "uses an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
+        report_misuse(machine, index, threads[bad], what)
         places = np.where(bad, 0, blocks * self._stride + offsets // SIZE)
         if not fresh:
             dead = ~self._live[places] & ~bad
-            if dead.any():
-                what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
-                report_misuse(machine, index, threads[dead], what)
+            what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
+            report_misuse(machine, index, threads[dead], what)
             bad |= dead
         return (threads, places) if not bad.any() else (threads[~bad], places[~bad])
 
@@ -95,11 +93,8 @@ class Mbarriers:
         before = self._phase[places] | self._pending[places] << PENDING_AT
         np.subtract.at(self._pending, places, count)
         over = self._pending[places] < 0
-        if over.any():
-            what = (
-                "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
-            )
-            report_misuse(self._machine, index, threads[over], what)
+        what = "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
+        report_misuse(self._machine, index, threads[over], what)
         self._turn(places)
         return before
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 _ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
 _WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
 _OF_LIBRARY = re.compile(r'namespace "std" has no member|"(numeric_limits|is_same|enable_if|conditional)\w*" is undef')
+_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*(?:\s*<)?")
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
 _MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")  # macros of libraries
@@ -186,15 +186,10 @@ class DeviceProgram:
 
     def _type_at(self, file: str, at: int) -> str:
         """The name at an offset with the names around it, and with "<" if it is that of a template."""
-        tokens = self.splits[file].tokens
-        place = bisect_left(tokens, at, key=lambda token: token.start)
-        if place == len(tokens) or tokens[place].kind != "word":
-            return ""
-        while place >= 2 and tokens[place - 1].value == "::" and tokens[place - 2].kind == "word":
-            place -= 2
-        text = "".join(token.value for token in tokens[place : place + 12])
-        name = re.match(r"\w+(::[A-Za-z_]\w*)*<?", text)
-        return name[0] if name else ""
+        text = self.splits[file].text
+        names = _NAME.finditer(text, text.rfind("\n", 0, max(at, 0)) + 1)
+        name = next((name for name in names if name.end() > at), None)
+        return "".join(name[0].split()) if name and name.start() <= at else ""
 
     def declared(self) -> str:
         """Declarations of the types that are not known: a pointer to one has 8 bytes."""

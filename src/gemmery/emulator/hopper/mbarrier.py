@@ -127,10 +127,6 @@ class Mbarriers:
             for observer in self._machine.observers:
                 observer.mbarrier(self._machine, event)
 
-    def awaits(self, threads: Indices, places: Indices) -> None:
-        """Threads wait in vain."""
-        self._awaited[threads] = places
-
     def missing(self, thread: int) -> tuple[int, int, int, int, int]:
         """Of the mbarrier where a thread waits: its address, its phase, its arrivals, the missing ones, and bytes."""
         place = self._awaited[thread]
@@ -139,7 +135,7 @@ class Mbarriers:
 
     # ---- who waits ----
 
-    def failed(self, places: Indices, phase: Indices) -> Flags:
+    def failed(self, threads: Indices, places: Indices, phase: Indices) -> Flags:
         """Complete what is under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
 
         Only as much as ends the phase. For a state, too, only the parity matters, as on an H200.
@@ -149,6 +145,7 @@ class Mbarriers:
             if waits.any():
                 land(self._needed(_distinct(places[waits], len(self._phase))))
                 waits = self._phase[places] & 1 == phase & 1
+        self._awaited[threads[waits]] = places[waits]
         return waits
 
     def _needed(self, barriers: Indices) -> Needed:
@@ -302,11 +299,10 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers, threads, places = locate(machine, mask)
-        waits = mbarriers.failed(places, of(awaited(machine.registers), threads))
+        waits = mbarriers.failed(threads, places, of(awaited(machine.registers), threads))
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
-        mbarriers.awaits(threads[waits], places[waits])
         mbarriers.report(index, "waits", threads[waits], places[waits], np.ones_like(places[waits]))
         if not waits.all():
             mbarriers.report(index, "passes", threads[~waits], places[~waits], np.ones_like(places[~waits]))

@@ -107,11 +107,6 @@ class WarpgroupProduct(Rows):
     batch: Indices  # the commit group, for each warpgroup
     core: Added  # sums.added, or a faster function with the same bits
 
-    @property
-    def slots_of_a(self) -> tuple[int, ...]:
-        """The registers of A."""
-        return self.a.slots if isinstance(self.a, RegisterMatrix) else ()
-
 
 class Products:
     """The products under way of a chunk of blocks."""
@@ -155,7 +150,8 @@ class Products:
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
-        self.used(dict.fromkeys((*product.slots, *product.slots_of_a), product.index), None, product)
+        of_a = product.a.slots if isinstance(product.a, RegisterMatrix) else ()
+        self.used(dict.fromkeys((*product.slots, *of_a), product.index), None, product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             self._readers.begin(places)

@@ -31,7 +31,7 @@ from gemmery.emulator.machine import (
 )
 from gemmery.emulator.op import NUMPY, POLICY, Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
+from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, on_unit, only_constant, refused
 from gemmery.errors import EmulationError
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -50,10 +50,6 @@ _ADDED_ROW = re.compile(
     r"\.(?(1)(?:f16|bf16)|(?:[us]32|u64|f32|f64))"
 )
 _PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TILE}{_HINT}")
-
-
-def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    return lambda machine, mask: machine.unit(Bulk).commit(mask)
 
 
 def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -360,6 +356,6 @@ TABLE = {
     "cp.reduce.async.bulk": _entry(_copy, _ADDED_ROW, "cp.reduce"),
     "cp.reduce.async.bulk.tensor": _entry(_copy, _ADDED, "cp.reduce"),
     **{f"cp.async.bulk.prefetch{of}": _entry(no_step, _PREFETCHED) for of in ("", ".tensor")},
-    "cp.async.bulk.commit_group": _entry(_commit, re.compile(r"cp\.async\.bulk\.commit_group")),
+    "cp.async.bulk.commit_group": _entry(on_unit(Bulk, Bulk.commit), re.compile(r"cp\.async\.bulk\.commit_group")),
     "cp.async.bulk.wait_group": _entry(_wait, re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")),
 }

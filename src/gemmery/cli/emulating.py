@@ -102,7 +102,8 @@ def emulate(
             pipes_of(card)
         except DeviceError as error:
             raise ArgumentError(str(error)) from error
-    for path in (file, *([against] if against else [])):
+    files = [file, *([against] if against else [])]
+    for path in files:
         if not path.is_file():
             reason = "it is a folder" if path.is_dir() else "there is no such file"
             raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
@@ -111,7 +112,6 @@ def emulate(
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
-    files = [file, *([against] if against else [])]
     run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
     return partial(_emulate, run_each, bool(expected), card, line, json, html)
 

@@ -145,14 +145,10 @@ class _Slots:
 
     def __init__(self, lowering: Lowering) -> None:
         self._zeros = lowering.zeros
-        self._first = len(lowering.zeros)
+        self.first = len(lowering.zeros)  # before it: registers, and values provided before the launch
         self._constants: dict[tuple[str, bytes], int] = {}
         self._places: list[int] = []
         self._used = 0
-
-    def is_register(self, slot: int) -> bool:
-        """Whether a slot is that of a register or of a value provided before the launch."""
-        return slot < self._first
 
     def start(self) -> None:
         """Start a block."""
@@ -186,9 +182,8 @@ class _Joining:
         self._pinned = pinned  # those that are also written while other instructions run
         self._steps: list[Step] = []
         self._runs: list[OnRegisters] = []
-        self._at: dict[
-            Any, dict[str, int]
-        ] = {}  # by a register's slot or another operand: where it is places as a type
+        # By a register's slot or another operand: where it is placed as a type.
+        self._at: dict[Any, dict[str, int]] = {}
         self._unmasked: dict[int, int] = {}  # registers with a newer value, and where it is
 
     def steps(self, block: Block, read_later: int) -> tuple[Step, ...]:
@@ -220,7 +215,7 @@ class _Joining:
 
     def _move(self, step: LaneStep, at: int) -> None:
         ((target, kind),) = step.targets
-        if self._slots.is_register(at):  # which may be written while the copy is in use
+        if at < self._slots.first:  # which may be written while the copy is in use
             place = self._target(target, kind)
             self._runs.append(_copied(at, place))
             at = place

@@ -127,14 +127,12 @@ class DecodedTexture:
         if self.filter == "nearest":
             return self._read(texels, [np.floor(place).astype(np.int64) for place in places])
         total = np.zeros((len(places[0]), 4))
-        low = [np.floor(place - 0.5) for place in places]
+        low = [np.floor(place - 0.5).astype(np.int64) for place in places]
         weights = [
             np.rint((place - 0.5 - least) * _WEIGHTS) / _WEIGHTS for place, least in zip(places, low, strict=True)
         ]
         for corner in product((0, 1), repeat=len(places)):
-            values = self._read(
-                texels, [(least + step).astype(np.int64) for least, step in zip(low, corner, strict=True)]
-            )
+            values = self._read(texels, [least + step for least, step in zip(low, corner, strict=True)])
             share = np.prod([w if step else 1 - w for w, step in zip(weights, corner, strict=True)], axis=0)
             total += values * share[:, None]
         return total.astype(np.float32)

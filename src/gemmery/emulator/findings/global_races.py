@@ -149,8 +149,8 @@ class GlobalRaces:
                 if count <= 3 * (array.size - count):  # of an array of which few elements are meant, nothing is said
                     text = (
                         f"no thread of the grid writes {count:,} of the {array.size:,} bytes of {array.name}: if the "
+                        "kernel should write all of them, launch more blocks, or look at the bounds"
                     )
-                    text += "kernel should write all of them, launch more blocks, or look at the bounds"
                     self._collection.add(self._machine, UNWRITTEN, first[array.name], 0, 1, text)
         return missing
 

@@ -61,7 +61,11 @@ def block(machine: Machine, number: int) -> str:
 
 def address(machine: Machine, space: str, at: int) -> str:
     """An address, as "byte 132 of shared memory (tile, byte 4)"."""
-    array, start = _array(machine, space, at)
+    if space == "global":
+        variable = machine.memory.nearest(at)
+        array, start = (variable.name, variable.start) if variable and variable.start <= at else ("", 0)
+    else:
+        array, start = variable_at(machine.kernel, space, at)
     inside = f" ({array}, byte {at - start})" if array else ""
     return f"address {at:#x}{inside}" if space == "global" else f"byte {at} of {space} memory{inside}"
 
@@ -226,14 +230,6 @@ def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: f
         return f"address {at:#x}, {array.start - at} bytes before {array.name}; bound the index"
     far = f"ending {at + width - array.stop} bytes beyond the {array.size} of {array.name}"
     return f"address {at:#x}, {far}; bound the index, or allocate more"
-
-
-def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
-    """The last array that starts at or before an address, and its start; "" if there is none."""
-    if space == "global":
-        variable = machine.memory.nearest(at)
-        return (variable.name, variable.start) if variable is not None and variable.start <= at else ("", 0)
-    return variable_at(machine.kernel, space, at)
 
 
 def variable_at(kernel: PtxKernel, space: str, at: int) -> tuple[str, int]:

@@ -101,14 +101,10 @@ def bound(
         for place, value in enumerate(args)
         if isinstance(value, np.ndarray | TensorMap | Texture)
     }
-    inside = {
-        name: _name(name, array, arrays)
-        for place, value in enumerate(args)
-        if isinstance(value, tuple | list)
-        for name, array in parts(value, f"argument {place}")
-        if isinstance(array, np.ndarray)
-    }
-    lists = dict(each for place, value in enumerate(args) for each in lists_inside(value, f"argument {place}"))
+    structs = [(f"argument {place}", value) for place, value in enumerate(args) if isinstance(value, tuple | list)]
+    members = [member for name, value in structs for member in inside_of(value, name)]
+    inside = {name: _name(name, array, arrays) for name, array in members if isinstance(array, np.ndarray)}
+    lists = {name: part for name, part in members if isinstance(part, list)}
     maps = {
         f"descriptor of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
@@ -297,26 +293,15 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values inside a tuple or list, at any depth; the value itself if it is neither.
+def inside_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield a value and all that is inside a tuple or list, at any depth, with their names.
 
-    >>> list(parts((1, [2, 3]), "argument 0"))
-    [('argument 0.0', 1), ('argument 0.1[0]', 2), ('argument 0.1[1]', 3)]
+    >>> list(inside_of((1, [2]), "argument 0"))
+    [('argument 0', (1, [2])), ('argument 0.0', 1), ('argument 0.1', [2]), ('argument 0.1[0]', 2)]
     """
-    if not isinstance(value, tuple | list):
-        yield name, value
-        return
-    for place, part in enumerate(value):
-        yield from parts(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
-
-
-def lists_inside(value: Any, name: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the lists of a value, at any depth, with their names."""
-    if isinstance(value, list):
-        yield name, value
-    if isinstance(value, tuple | list):
-        for place, part in enumerate(value):
-            yield from lists_inside(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
+    yield name, value
+    for place, part in enumerate(value if isinstance(value, tuple | list) else ()):
+        yield from inside_of(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
 
 
 def content(value: list[Any], name: str, address: AddressOf) -> bytes:

@@ -241,16 +241,9 @@ class ReadOnlyLoads:
     def __init__(self, machine: Machine, reach: Reach, collection: Collection) -> None:
         self._collection = collection
         kernel = machine.kernel
-        stores = [
-            index
-            for index, instruction in enumerate(kernel.instructions)
-            if reach.followed[index] and _stores(instruction.opcode)
-        ]
-        self._loads = {
-            index
-            for index, instruction in enumerate(kernel.instructions)
-            if reach.followed[index] and instruction.opcode.name == "ld" and "nc" in instruction.opcode.modifiers
-        }
+        followed = [(index, kernel.instructions[index].opcode) for index in np.flatnonzero(reach.followed).tolist()]
+        stores = [index for index, opcode in followed if _stores(opcode)]
+        self._loads = {index for index, opcode in followed if opcode.name == "ld" and "nc" in opcode.modifiers}
         self._stores = stores if self._loads else []
         self._number = {index: number for number, index in enumerate(self._stores, 1)}
         widths = [kernel.instructions[index].opcode.type for index in (*self._stores, *self._loads)]

@@ -61,9 +61,9 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cp.async.bulk and cp.reduce.async.bulk, with or without tensors."""
     opcode, spelling = instruction.opcode, str(instruction.opcode)
     stores = any(pattern.fullmatch(spelling) for pattern in (_STORED, _ADDED, _ADDED_ROW))
-    sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
+    multicast = "multicast::cluster" in opcode.modifiers
     hinted = POLICY in opcode.modifiers
-    if not (stores or sends or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
+    if not (stores or spelling == _SENT or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
         raise refused(instruction)
     tensor = opcode.name in ("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
     operands = instruction.operands[: len(instruction.operands) - hinted]
@@ -72,7 +72,7 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         mask_of, operands = lowering.read(operands[-1], "u16", instruction), operands[:-1]
     if len(operands) != 2 + (not tensor) + (not stores):
         raise refused(instruction, f"{len(instruction.operands)} operands:")
-    ends = _Ends(lowering, instruction, operands, tensor, not stores, sends)
+    ends = _Ends(lowering, instruction, operands, tensor, not stores)
     return (_stores if stores else _loads)(instruction, index, ends, mask_of)
 
 
@@ -80,19 +80,13 @@ class _Ends:
     """Both ends of a copy, as functions of the registers."""
 
     def __init__(
-        self,
-        lowering: Lowering,
-        instruction: Instruction,
-        operands: tuple[Any, ...],
-        tensor: bool,
-        loads: bool,
-        sends: bool,
+        self, lowering: Lowering, instruction: Instruction, operands: tuple[Any, ...], tensor: bool, loads: bool
     ) -> None:
         shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
         if not isinstance(shared, Address) or not isinstance(outside, Address):
             raise refused(instruction)
         self.tensor = tensor
-        self.sends = sends  # from the block's own shared memory to another's
+        self.sends = instruction.opcode.spelling == _SENT  # from the block's own shared memory to another's
         self.shared = lowering.address(shared, instruction)
         self.outside = lowering.address(outside, instruction)
         self.coordinates = [lowering.read(coordinate, "s32", instruction) for coordinate in outside.coordinates]

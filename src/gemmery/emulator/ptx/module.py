@@ -65,12 +65,8 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
                 scope.functions.setdefault(match["name"], address(len(scope.functions)))
             if match["opening"] == "{":
                 kernel = match["function"] == "entry"
-                inside = Scope(
-                    scope,
-                    "" if kernel else f".{match['name']}",
-                    functions=scope.functions,
-                    pointed=scope.pointed,
-                )
+                suffix = "" if kernel else f".{match['name']}"
+                inside = Scope(scope, suffix, functions=scope.functions, pointed=scope.pointed)
                 body = Body(text, match.end(), inside, files, wrappers)
                 if kernel:
                     kernels[match["name"]] = body, _parameters(match["parameters"] or "", inside), match["limits"]

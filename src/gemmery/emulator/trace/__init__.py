@@ -200,22 +200,14 @@ class _Block:
     def warps(self, instruction: Instruction) -> tuple[WarpAccess, ...]:
         """Return the accesses of the warps with an active lane."""
         rows = zip(self.addresses.reshape(-1, WARP).tolist(), self.active.reshape(-1, WARP).tolist(), strict=True)
-        event = self.event
-        return tuple(
-            WarpAccess(
-                instruction.line,
-                instruction.inner,
-                str(instruction.opcode),
-                event.space,
-                event.kind,
-                event.width,
-                tuple(address if works else None for address, works in zip(addresses, active, strict=True)),
-                warp,
-                instruction.frames,
-            )
-            for warp, (addresses, active) in enumerate(rows)
-            if any(active)
+        place = instruction.line, instruction.inner, str(instruction.opcode)
+        what = self.event.space, self.event.kind, self.event.width
+        lanes = (
+            tuple(address if works else None for address, works in zip(addresses, active, strict=True))
+            for addresses, active in rows
         )
+        accesses = (WarpAccess(*place, *what, each, warp, instruction.frames) for warp, each in enumerate(lanes))
+        return tuple(access for access in accesses if any(address is not None for address in access.addresses))
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -128,7 +128,7 @@ class Split:
                 at = inside
                 continue
             end, braces = self._end(values, at, stop)
-            yield replace(self._declaration(at, end, braces), scope="::".join(filter(None, scopes)), file=self.file)
+            yield self._declaration(at, end, braces, "::".join(filter(None, scopes)))
             at = end
 
     def _is_call(self, values: Sequence[str], at: int) -> bool:
@@ -168,30 +168,23 @@ class Split:
                 assigned = assigned or "operator" not in values[max(at, place - 2) : place]
         return stop, braces
 
-    def _declaration(self, at: int, end: int, braces: tuple[int, int]) -> Declaration:
+    def _declaration(self, at: int, end: int, braces: tuple[int, int], scope: str) -> Declaration:
         tokens = self.tokens[at:end]
         head = [token for place, token in enumerate(tokens, at) if not braces[0] <= place < braces[1]]
         title, names = _title_and_names(head, self.tokens[slice(*braces)], self.macros)
         words = [token.value for token in head if token.kind == "word"]
         is_type = bool(_AGGREGATES & set(words)) and "()" not in title
         is_function = title.endswith("()") and title[:-2] not in self.macros.keys() - device_words(self.macros)
+        is_named = is_type and names and words[:1] != ["typedef"] and self.values[braces[1] + 1 : end] == [";"]
         code = (0, 0)
-        if braces[1] and (is_function or (is_type and names and self.values[braces[1] + 1 : end] == [";"])):
+        if braces[1] and (is_function or is_named):
             code = self._cut(at, end, braces), tokens[-1].stop if is_function else self.tokens[braces[1]].stop
-        return Declaration(
-            title,
-            tokens[0].start,
-            tokens[-1].stop,
-            self.line(tokens[0].start),
-            self.line(tokens[-1].stop - 1),
-            names,
-            frozenset(token.value for token in tokens if token.kind == "word"),
-            frozenset(words),
-            words[:2] == ["using", "namespace"] or words[:1] == ["namespace"],
-            braces if is_type and "enum" not in words else (0, 0),
-            is_function=is_function,
-            code=code if words[:1] != ["typedef"] else (0, 0),
-        )
+        start, stop = tokens[0].start, tokens[-1].stop
+        place = title, start, stop, self.line(start), self.line(stop - 1)
+        uses = frozenset(token.value for token in tokens if token.kind == "word")
+        stays = words[:2] == ["using", "namespace"] or words[:1] == ["namespace"]
+        body = braces if is_type and "enum" not in words else (0, 0)
+        return Declaration(*place, names, uses, frozenset(words), stays, body, scope, is_function, code, self.file)
 
     def _cut(self, at: int, end: int, braces: tuple[int, int]) -> int:
         """The offset where a definition's body begins, or the bases or initialisers before it."""

@@ -261,8 +261,7 @@ class DeviceProgram:
     def uncalled(self, ptx: str, kernel: str) -> None:
         """Raise CompileError if a kernel calls a function that has no body here: the host's, or one that is broken."""
         parts = re.split(r"^(?=(?:\.(?:visible|weak|extern) )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
-        matches = [(_FUNCTION.search(part), part) for part in parts]
-        bodies = {match[1]: part for match, part in matches if match}
+        bodies = {match[1]: part for part in parts if (match := _FUNCTION.search(part))}
         pending, called = [kernel] if kernel in bodies else [], set[str]()
         while pending:
             called.add(symbol := pending.pop())

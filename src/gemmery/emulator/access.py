@@ -21,14 +21,9 @@ from gemmery.emulator.reach import Copies
 from gemmery.emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
-MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
-
-
+_TYPES = (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64")
 _EVICTIONS = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
-_MOVED = {
-    "type": (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64"),
-    "length": LENGTHS,
-}
+_MOVED: Kinds = {"type": _TYPES, "length": LENGTHS}
 _SHARED: Kinds = {
     **_MOVED,
     "mmio": ("mmio",),
@@ -174,7 +169,7 @@ def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """mov, which also packs and unpacks registers."""
     kind = instruction.opcode.type
-    if instruction.opcode.modifiers or instruction.opcode.types != (kind,) or kind not in MOVED:
+    if instruction.opcode.modifiers or instruction.opcode.types != (kind,) or kind not in ("pred", *_TYPES):
         raise refused(instruction)
     target, source = instruction.operands
     if (isinstance(target, Vector) or isinstance(source, Vector)) and kind[0] != "b":

@@ -52,12 +52,8 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
 
     The address of an array modulo 16 bytes is the same as on the host, so that misaligned arrays stay misaligned.
     """
-    variables = {
-        name: variable
-        for kernel in kernels
-        for name, variable in kernel.variables.items()
-        if variable.space in ("global", "const")
-    }
+    every = (named for kernel in kernels for named in kernel.variables.items())
+    variables = {name: variable for name, variable in every if variable.space in ("global", "const")}
     sizes = {name: array.nbytes for name, array in arrays.items()}
     beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}
     memory = Global(
@@ -95,9 +91,7 @@ def bound(
         raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {**(resident or {})}
     names = {
-        place: _name(
-            f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap | Texture) else value, arrays
-        )
+        place: _name(f"argument {place}", value if isinstance(value, np.ndarray) else _spanned(value.array), arrays)
         for place, value in enumerate(args)
         if isinstance(value, np.ndarray | TensorMap | Texture)
     }

@@ -52,10 +52,8 @@ def fragment(shape: str, repeats: int, split: int = 0, packs: bool = False) -> R
         "16x256b": (lane // 4 + register // 2 % 2 * 8, lane % 4 * 2 + register % 2 + register // 4 * 8),
     }[shape]
     if packs:
-        lanes, columns = (
-            np.repeat(lanes, 2, axis=1),
-            np.repeat(2 * columns, 2, axis=1) + np.arange(2 * len(lanes[0])) % 2,
-        )
+        lanes = np.repeat(lanes, 2, axis=1)
+        columns = np.repeat(2 * columns, 2, axis=1) + np.arange(len(lanes[0])) % 2
     if shape == "16x32bx2":
         columns = columns + np.arange(32)[:, None] // 16 * split
     return RegisterPlaces(lanes, columns)
@@ -132,12 +130,9 @@ class TensorMemory:
             wrong = not 0 <= address < stop <= COLUMNS
             own = self._start[block, address:stop]
             if wrong or not (own == address).all() or (self._start[block] == address).sum() != count:
-                free = not wrong and bool((self._index[block, address:stop] == FREE).all())
-                why = (
-                    "which is free: free it once"
-                    if free
-                    else "which is no allocation: pass its address and its columns"
-                )
+                why = "which is no allocation: pass its address and its columns"
+                if not wrong and (self._index[block, address:stop] == FREE).all():
+                    why = "which is free: free it once"
                 what = f"frees {count} columns of tensor memory from {address:#x}, {why}"
                 report_misuse(self._machine, index, np.array([thread]), what)
                 continue

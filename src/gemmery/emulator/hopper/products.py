@@ -62,11 +62,9 @@ class WgmmaShape:
     @property
     def rule(self) -> SumRule:
         """How floating-point sums are rounded."""
-        bits = (13, 13) if _SIZES[self.a] == 1 else (25, 23)
-        halves = self.sums == "f16"
-        return SumRule(
-            DEPTH // _SIZES[self.a], NORMAL[self.a], NORMAL[self.b], bits[0], 23 if halves else bits[1], halves
-        )
+        size, halves = _SIZES[self.a], self.sums == "f16"
+        aligned, result = (13, 13) if size == 1 else (25, 23)
+        return SumRule(DEPTH // size, NORMAL[self.a], NORMAL[self.b], aligned, 23 if halves else result, halves)
 
     @property
     def flops(self) -> int:

@@ -52,7 +52,7 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
 
     The address of an array modulo 16 bytes is the same as on the host, so that misaligned arrays stay misaligned.
     """
-    every = (named for kernel in kernels for named in kernel.variables.items())
+    every = (item for kernel in kernels for item in kernel.variables.items())
     variables = {name: variable for name, variable in every if variable.space in ("global", "const")}
     sizes = {name: array.nbytes for name, array in arrays.items()}
     beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}

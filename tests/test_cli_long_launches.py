@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gemmery.cli.long_launches import announcer
+from gemmery.cli.emulating import announcer
 
 
 def said(seconds_a_call, done, blocks):

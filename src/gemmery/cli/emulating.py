@@ -1,4 +1,4 @@
-"""The command that runs anyone's kernel without a GPU: emulate."""
+"""The command that runs anyone's kernel without a GPU: emulate; and what it says of a launch that takes long."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from gemmery.cli.app import Action, app
-from gemmery.cli.long_launches import announcer
 from gemmery.cli.options import HtmlToo
 from gemmery.cli.showing import check_page, console, write_page
 from gemmery.errors import ArgumentError, CheckError, DeviceError
 
 if TYPE_CHECKING:
     from gemmery.inspection.kernel_run import KernelRun
+
+FIRST = 5.0  # seconds before the first line; each further one comes after four times as long
+LONG = 20.0  # seconds left from which on a line is written
+UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 @app.command(
@@ -102,7 +106,8 @@ def emulate(
             pipes_of(card)
         except DeviceError as error:
             raise ArgumentError(str(error)) from error
-    for path in (file, *([against] if against else [])):
+    files = [file, *([against] if against else [])]
+    for path in files:
         if not path.is_file():
             reason = "it is a folder" if path.is_dir() else "there is no such file"
             raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
@@ -111,7 +116,6 @@ def emulate(
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
-    files = [file, *([against] if against else [])]
     run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
     return partial(_emulate, run_each, bool(expected), card, line, json, html)
 
@@ -195,3 +199,40 @@ def _run(
     except CheckError as error:
         return run, f"{file}: {error}"
     return run, ""
+
+
+def announcer(write: Callable[[str], object], clock: Callable[[], float] = monotonic) -> Callable[[int, int], None]:
+    """Return what a launch calls before each chunk with the blocks that have run and all blocks of the grid.
+
+    >>> times = iter([0.0, 10.0])
+    >>> call = announcer(lambda text: print(text.partition("; ")[2], end=""), lambda: next(times))
+    >>> for done in (0, 5):
+    ...     call(done, 1000)
+    the others take about 33 minutes. Ctrl-C ends this; a smaller --grid finds most faults, too
+    """
+    begin, after = -1.0, FIRST
+
+    def announce(done: int, blocks: int) -> None:
+        nonlocal begin, after
+        now = clock()
+        if begin < 0:
+            begin = now
+        past = now - begin
+        if not done or past < after:
+            return
+        after = 4 * past
+        rest = past / done * (blocks - done)
+        if rest >= LONG:
+            write(
+                f"gemmery: {done:,} of {blocks:,} blocks have run in {_written(past)}; the others take about "
+                f"{_written(rest)}. Ctrl-C ends this; a smaller --grid finds most faults, too\n"
+            )
+
+    return announce
+
+
+def _written(seconds: float) -> str:
+    for size, unit in UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} seconds"

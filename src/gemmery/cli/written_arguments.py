@@ -102,25 +102,20 @@ def _array(text: str, kind: str, sides: str, fill: str, place: int) -> NDArray[A
     dtype = np.dtype(TYPES[kind])
     if not shape or min(shape) < 1 or np.prod([float(side) for side in shape]) * dtype.itemsize > LARGEST:
         raise ArgumentError(f"--arg {text}: sides are whole numbers >= 1, and an array has at most 1 GiB; take fewer")
-    random = np.random.default_rng(place)
-    if fill == "random" and dtype.kind == "f":
-        return random.standard_normal(shape).astype(dtype)
-    if fill == "random" and kind == "bf16":
-        return _bits(random.standard_normal(shape))
-    if fill == "random":
-        return random.integers(0 if dtype.kind in "ub" else -10, 2 if dtype.kind == "b" else 10, shape).astype(dtype)
-    if fill == "nan" and (dtype.kind == "f" or kind == "bf16"):
-        return np.full(shape, _typed(text, kind, fill))
-    if fill == "arange":
-        numbers = np.arange(np.prod(shape)).reshape(shape)
+    random, is_float = np.random.default_rng(place), dtype.kind == "f" or kind == "bf16"
+    if fill in ("random", "arange"):
+        numbers: NDArray[Any] = np.arange(np.prod(shape)).reshape(shape)
+        if fill == "random" and is_float:
+            numbers = random.standard_normal(shape)
+        elif fill == "random":
+            numbers = random.integers(0 if dtype.kind in "ub" else -10, 2 if dtype.kind == "b" else 10, shape)
         return _bits(numbers) if kind == "bf16" else numbers.astype(dtype)
-    if fill in ("zeros", "ones"):
-        return np.full(shape, _typed(text, kind, "1" if fill == "ones" else "0"))
-    if fill in FILLS or not re.fullmatch(r"[-+.\d][-+.\deE]*", fill):
+    value = {"zeros": "0", "ones": "1"}.get(fill, fill)
+    if not (re.fullmatch(r"[-+.\d][-+.\deE]*", value) or (fill == "nan" and is_float)):
         raise ArgumentError(
             f"--arg {text}: {fill!r} cannot fill an array of {kind}; take a number or {', '.join(FILLS)}"
         )
-    return np.full(shape, _typed(text, kind, fill))
+    return np.full(shape, _typed(text, kind, value))
 
 
 def _known(text: str, kind: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -128,7 +128,7 @@ class Split:
                 at = inside
                 continue
             end, braces = self._end(values, at, stop)
-            yield replace(self._declaration(at, end, braces), scope="::".join(filter(None, scopes)), file=self.file)
+            yield self._declaration(at, end, braces, "::".join(filter(None, scopes)))
             at = end
 
     def _is_call(self, values: Sequence[str], at: int) -> bool:
@@ -141,7 +141,7 @@ class Split:
         depth, braces, opened, assigned = 0, (0, 0), 0, False
         aggregate, start = False, at
         while values[start : start + 2] == ["template", "<"]:
-            start = min(_after_angle(values, start + 1), stop)
+            start = min(_after(values, start + 1), stop)
         for place in range(start, stop):
             value = values[place]
             if self.tokens[place].kind not in ("sign", "word"):
@@ -168,35 +168,28 @@ class Split:
                 assigned = assigned or "operator" not in values[max(at, place - 2) : place]
         return stop, braces
 
-    def _declaration(self, at: int, end: int, braces: tuple[int, int]) -> Declaration:
+    def _declaration(self, at: int, end: int, braces: tuple[int, int], scope: str) -> Declaration:
         tokens = self.tokens[at:end]
         head = [token for place, token in enumerate(tokens, at) if not braces[0] <= place < braces[1]]
         title, names = _title_and_names(head, self.tokens[slice(*braces)], self.macros)
         words = [token.value for token in head if token.kind == "word"]
         is_type = bool(_AGGREGATES & set(words)) and "()" not in title
         is_function = title.endswith("()") and title[:-2] not in self.macros.keys() - device_words(self.macros)
+        is_named = is_type and names and words[:1] != ["typedef"] and self.values[braces[1] + 1 : end] == [";"]
         code = (0, 0)
-        if braces[1] and (is_function or (is_type and names and self.values[braces[1] + 1 : end] == [";"])):
+        if braces[1] and (is_function or is_named):
             code = self._cut(at, end, braces), tokens[-1].stop if is_function else self.tokens[braces[1]].stop
-        return Declaration(
-            title,
-            tokens[0].start,
-            tokens[-1].stop,
-            self.line(tokens[0].start),
-            self.line(tokens[-1].stop - 1),
-            names,
-            frozenset(token.value for token in tokens if token.kind == "word"),
-            frozenset(words),
-            words[:2] == ["using", "namespace"] or words[:1] == ["namespace"],
-            braces if is_type and "enum" not in words else (0, 0),
-            is_function=is_function,
-            code=code if words[:1] != ["typedef"] else (0, 0),
-        )
+        start, stop = tokens[0].start, tokens[-1].stop
+        place = title, start, stop, self.line(start), self.line(stop - 1)
+        uses = frozenset(token.value for token in tokens if token.kind == "word")
+        stays = words[:2] == ["using", "namespace"] or words[:1] == ["namespace"]
+        body = braces if is_type and "enum" not in words else (0, 0)
+        return Declaration(*place, names, uses, frozenset(words), stays, body, scope, is_function, code, self.file)
 
     def _cut(self, at: int, end: int, braces: tuple[int, int]) -> int:
         """The offset where a definition's body begins, or the bases or initialisers before it."""
         while self.values[at : at + 2] == ["template", "<"]:
-            at = _after_angle(self.values, at + 1)
+            at = _after(self.values, at + 1)
         depth = 0
         for place in range(at, end):
             value = self.values[place]
@@ -264,7 +257,7 @@ def _scope(values: Sequence[str], at: int, stop: int) -> int:
 
 def _is_aggregate(before: Sequence[str]) -> bool:
     """Whether a brace after these words begins a type and not the body of a function."""
-    ends_as_one = before[-1] in (")", "const", "override", "noexcept")
+    ends_as_one = bool(before) and before[-1] in (")", "const", "override", "noexcept")
     words = [value if _WORD.fullmatch(value) else "" for value in before]
     return bool(_AGGREGATES & set(before)) and not (ends_as_one and _call(before, words) >= 0)
 
@@ -275,7 +268,7 @@ def _title_and_names(
     """The title of a declaration, and all names that it declares, rather too many than too few."""
     start = 0
     while [token.value for token in head[start : start + 2]] == ["template", "<"]:
-        start = _after_angle([token.value for token in head], start + 1)
+        start = _after([token.value for token in head], start + 1)
     head = head[start:] or head
     values = [token.value for token in head]
     words = [token.value if token.kind == "word" else "" for token in head]
@@ -317,7 +310,7 @@ def _call(values: Sequence[str], words: Sequence[str]) -> int:
                 if values[name] == ">":
                     name = _before_angle(values, name)
                 # Neither a pointer to a function, nor the type of one among the arguments of a template.
-                after = values[_after_round(values, place) :][:1]
+                after = values[_after(values, place) :][:1]
                 if name >= 0 and words[name] and words[name] not in _ATTRIBUTES and after not in (["("], ["["], [">"]):
                     return name
             if value == "{":
@@ -328,18 +321,8 @@ def _call(values: Sequence[str], words: Sequence[str]) -> int:
     return -1
 
 
-def _after_round(values: Sequence[str], at: int) -> int:
-    """The place after the bracket that closes the one at a place."""
-    depth = 0
-    for place in range(at, len(values)):
-        depth += (values[place] in _OPENS) - (values[place] in _CLOSES)
-        if not depth:
-            return place + 1
-    return len(values)
-
-
-def _after_angle(values: Sequence[str], at: int) -> int:
-    """The place after the angle bracket that closes the one at a place; one in parentheses compares."""
+def _after(values: Sequence[str], at: int) -> int:
+    """The place after the bracket that closes the one at a place; an angle bracket in parentheses compares."""
     depth = angles = 0
     for place in range(at, len(values)):
         value = values[place]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 from gemmery.cuda.declarations import Declaration, Macro, Split, blanked, device_words
 from gemmery.errors import CompileError
@@ -17,6 +15,7 @@ INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 _ERROR = re.compile(r"(?:^|(?<=: ))([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)", re.MULTILINE)
 _WITHIN = re.compile(r"at line (\d+)(?: of (\S+))?")
 _OF_LIBRARY = re.compile(r'namespace "std" has no member|"(numeric_limits|is_same|enable_if|conditional)\w*" is undef')
+_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*(?:\s*<)?")
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
 _MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")  # macros of libraries
@@ -128,7 +127,8 @@ class DeviceProgram:
         before = len(self.empty), len(self.unknown), dict(self.broken)
         self.empty += [name for name in _MISSING.findall(errors) if name not in self.empty]
         if "/thrust/" in errors:  # it is for host code: its headers do not compile here
-            self.empty += [name for name in self._included("thrust/") if name not in self.empty]
+            headers = (header for header, _, _ in self._includes() if header.startswith("thrust/"))
+            self.empty += [header for header in headers if header not in self.empty]
         reached, declared = self.reached(), set[tuple[str, int]]()
         for file, line, column, words in self._places(errors):
             split = self.splits[file]
@@ -186,15 +186,10 @@ class DeviceProgram:
 
     def _type_at(self, file: str, at: int) -> str:
         """The name at an offset with the names around it, and with "<" if it is that of a template."""
-        tokens = self.splits[file].tokens
-        place = bisect_left(tokens, at, key=lambda token: token.start)
-        if place == len(tokens) or tokens[place].kind != "word":
-            return ""
-        while place >= 2 and tokens[place - 1].value == "::" and tokens[place - 2].kind == "word":
-            place -= 2
-        text = "".join(token.value for token in tokens[place : place + 12])
-        name = re.match(r"\w+(::[A-Za-z_]\w*)*<?", text)
-        return name[0] if name else ""
+        text = self.splits[file].text
+        names = _NAME.finditer(text, text.rfind("\n", 0, max(at, 0)) + 1)
+        name = next((name for name in names if name.end() > at), None)
+        return "".join(name[0].split()) if name and name.start() <= at else ""
 
     def declared(self) -> str:
         """Declarations of the types that are not known: a pointer to one has 8 bytes."""
@@ -205,20 +200,19 @@ class DeviceProgram:
             texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
         return "".join(texts)
 
-    def _included(self, start: str) -> Iterator[str]:
-        """The headers of a library that the files include."""
-        for split in self.splits.values():
-            includes = (INCLUDE.match(directive.value) for directive in split.directives)
-            yield from (each[2] for each in includes if each and each[2].startswith(start))
+    def _includes(self) -> Iterator[tuple[str, str, int]]:
+        """The headers that the files include, with the file and line of each #include."""
+        for file, split in self.splits.items():
+            for directive in split.directives:
+                if included := INCLUDE.match(directive.value):
+                    yield included[2], file, split.line(directive.start)
 
     def _places(self, errors: str) -> Iterator[tuple[str, int, int, str]]:
         """The file, line, column (-1 for none) and words of each error, or of the line that led to one in a header."""
-        starts = [*(match.start() for match in _ERROR.finditer(errors)), len(errors)]
-        for start, stop in pairwise(starts):
-            part = errors[start:stop]
-            match = _ERROR.match(part)
-            if match is None:
-                continue
+        matches = list(_ERROR.finditer(errors))
+        stops = [*(match.start() for match in matches[1:]), len(errors)]
+        for match, stop in zip(matches, stops, strict=True):
+            part = errors[match.start() : stop]
             caret = re.search(r"^  ([ \t]*)\^", part, re.MULTILINE)
             places = [(match[1], int(match[2]), len(caret[1]) if caret else -1)]
             places += [(at[2] or match[1], int(at[1]), -1) for at in _WITHIN.finditer(part)]
@@ -267,8 +261,7 @@ class DeviceProgram:
     def uncalled(self, ptx: str, kernel: str) -> None:
         """Raise CompileError if a kernel calls a function that has no body here: the host's, or one that is broken."""
         parts = re.split(r"^(?=(?:\.(?:visible|weak|extern) )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
-        matches = [(_FUNCTION.search(part), part) for part in parts]
-        bodies = {match[1]: part for match, part in matches if match}
+        bodies = {match[1]: part for part in parts if (match := _FUNCTION.search(part))}
         pending, called = [kernel] if kernel in bodies else [], set[str]()
         while pending:
             called.add(symbol := pending.pop())
@@ -285,12 +278,7 @@ class DeviceProgram:
     def absent(self, ptx: str) -> Iterator[tuple[str, str, int]]:
         """The headers without a file that a compilation included, with the file and line of each #include."""
         for number in sorted(set(map(int, re.findall(rf"{ABSENT}(\d+)", ptx)))):
-            yield next(
-                (self.empty[number], file, split.line(each.start))
-                for file, split in self.splits.items()
-                for each in split.directives
-                if (included := INCLUDE.match(each.value)) and included[2] == self.empty[number]
-            )
+            yield next(include for include in self._includes() if include[0] == self.empty[number])
 
     def replaced(self) -> Iterator[tuple[str, str, int]]:
         """The functions of device code that are left out though another has their name: words, file and line."""

@@ -353,13 +353,9 @@ def versions() -> frozenset[str]:
 
 
 def _name(source: str, kernel: str, arch: str) -> str:
-    return cache.key("cuda", _version(source), *_key(source, kernel, arch))
-
-
-def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:
     whole = text(source)
     parts = (version(), source, whole, *ancestors(whole).values(), kernel, arch, *OPTIONS)
-    return (_shared(), *(part.encode() for part in parts))
+    return cache.key("cuda", _version(source), _shared(), *(part.encode() for part in parts))
 
 
 def _pack(code: Code) -> bytes:

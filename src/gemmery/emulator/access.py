@@ -15,32 +15,15 @@ import numpy as np
 from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from gemmery.emulator.op import (
-    FETCHES,
-    LENGTHS,
-    NUMPY,
-    ORDERED,
-    POLICY,
-    SCOPES,
-    SPACES,
-    STORED,
-    Kinds,
-    Mask,
-    sort_by_kind,
-)
+from gemmery.emulator.op import FETCHES, LENGTHS, NUMPY, POLICY, SCOPES, SPACES, STORED, Kinds, Mask, sort_by_kind
 from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
 from gemmery.emulator.reach import Copies
-from gemmery.emulator.steps import Handler, LaneStep, Lower, Lowering, Read, Step, lane_step, only_constant, refused
+from gemmery.emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
-MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
-
-
+_TYPES = (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64")
 _EVICTIONS = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
-_MOVED = {
-    "type": (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64"),
-    "length": LENGTHS,
-}
+_MOVED: Kinds = {"type": _TYPES, "length": LENGTHS}
 _SHARED: Kinds = {
     **_MOVED,
     "mmio": ("mmio",),
@@ -104,7 +87,7 @@ def read(opcode: Opcode) -> Spelled | None:
 def _in_order(words: Mapping[str, str], space: str) -> bool:
     """Memory order: it needs a scope and memory that other threads see, and excludes cache operations."""
     order = words.get("order", "weak")
-    if (order in ORDERED) != ("scope" in words):
+    if (order in ("weak", "volatile")) == ("scope" in words):
         return False
     if "mmio" in words and (order, words.get("scope", "")) != ("relaxed", "sys"):
         return False
@@ -186,7 +169,7 @@ def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """mov, which also packs and unpacks registers."""
     kind = instruction.opcode.type
-    if instruction.opcode.modifiers or instruction.opcode.types != (kind,) or kind not in MOVED:
+    if instruction.opcode.modifiers or instruction.opcode.types != (kind,) or kind not in ("pred", *_TYPES):
         raise refused(instruction)
     target, source = instruction.operands
     if (isinstance(target, Vector) or isinstance(source, Vector)) and kind[0] != "b":
@@ -288,14 +271,6 @@ def _read(opcode: Opcode) -> dict[str, str] | None:
     return words
 
 
-def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    return lambda machine, mask: machine.unit(Copies).commit(mask)
-
-
-def _wait_all(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    return lambda machine, mask: machine.unit(Copies).wait_all(mask)
-
-
 def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     pending = only_constant(instruction)
     return lambda machine, mask: machine.unit(Copies).wait(mask, pending)
@@ -337,10 +312,11 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     return step
 
 
-def _group(step: Lower, name: str, operands: int) -> Handler:
-    return Handler(step=step, spelled=re.compile(re.escape(name)), operands=(operands,), kind=name, orders=True)
-
-
+_GROUPS = (
+    ("cp.async.commit_group", 0, on_unit(Copies, Copies.commit)),
+    ("cp.async.wait_group", 1, _wait),
+    ("cp.async.wait_all", 0, on_unit(Copies, Copies.wait_all)),
+)
 TABLE = {
     "ld": Handler(step=_load, count=_count_loads),
     "ldu": Handler(step=_load),
@@ -349,7 +325,8 @@ TABLE = {
     "cvta": Handler(step=_convert_address, effect=False),
     "isspacep": Handler(step=_is_in_space, effect=False),
     "cp.async": Handler(step=_copy, kind="cp.async", orders=True),
-    "cp.async.commit_group": _group(_commit, "cp.async.commit_group", 0),
-    "cp.async.wait_group": _group(_wait, "cp.async.wait_group", 1),
-    "cp.async.wait_all": _group(_wait_all, "cp.async.wait_all", 0),
+    **{
+        name: Handler(step=step, spelled=re.compile(re.escape(name)), operands=(count,), kind=name, orders=True)
+        for name, count, step in _GROUPS
+    },
 }

@@ -52,12 +52,8 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
 
     The address of an array modulo 16 bytes is the same as on the host, so that misaligned arrays stay misaligned.
     """
-    variables = {
-        name: variable
-        for kernel in kernels
-        for name, variable in kernel.variables.items()
-        if variable.space in ("global", "const")
-    }
+    every = (item for kernel in kernels for item in kernel.variables.items())
+    variables = {name: variable for name, variable in every if variable.space in ("global", "const")}
     sizes = {name: array.nbytes for name, array in arrays.items()}
     beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}
     memory = Global(
@@ -95,20 +91,14 @@ def bound(
         raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {**(resident or {})}
     names = {
-        place: _name(
-            f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap | Texture) else value, arrays
-        )
+        place: _name(f"argument {place}", value if isinstance(value, np.ndarray) else _spanned(value.array), arrays)
         for place, value in enumerate(args)
         if isinstance(value, np.ndarray | TensorMap | Texture)
     }
-    inside = {
-        name: _name(name, array, arrays)
-        for place, value in enumerate(args)
-        if isinstance(value, tuple | list)
-        for name, array in parts(value, f"argument {place}")
-        if isinstance(array, np.ndarray)
-    }
-    lists = dict(each for place, value in enumerate(args) for each in lists_inside(value, f"argument {place}"))
+    structs = [(f"argument {place}", value) for place, value in enumerate(args) if isinstance(value, tuple | list)]
+    members = [member for name, value in structs for member in inside_of(value, name)]
+    inside = {name: _name(name, array, arrays) for name, array in members if isinstance(array, np.ndarray)}
+    lists = {name: part for name, part in members if isinstance(part, list)}
     maps = {
         f"descriptor of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
@@ -297,26 +287,15 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values inside a tuple or list, at any depth; the value itself if it is neither.
+def inside_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield a value and all that is inside a tuple or list, at any depth, with their names.
 
-    >>> list(parts((1, [2, 3]), "argument 0"))
-    [('argument 0.0', 1), ('argument 0.1[0]', 2), ('argument 0.1[1]', 3)]
+    >>> list(inside_of((1, [2]), "argument 0"))
+    [('argument 0', (1, [2])), ('argument 0.0', 1), ('argument 0.1', [2]), ('argument 0.1[0]', 2)]
     """
-    if not isinstance(value, tuple | list):
-        yield name, value
-        return
-    for place, part in enumerate(value):
-        yield from parts(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
-
-
-def lists_inside(value: Any, name: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the lists of a value, at any depth, with their names."""
-    if isinstance(value, list):
-        yield name, value
-    if isinstance(value, tuple | list):
-        for place, part in enumerate(value):
-            yield from lists_inside(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
+    yield name, value
+    for place, part in enumerate(value if isinstance(value, tuple | list) else ()):
+        yield from inside_of(part, f"{name}.{place}" if isinstance(value, tuple) else f"{name}[{place}]")
 
 
 def content(value: list[Any], name: str, address: AddressOf) -> bytes:

@@ -55,7 +55,6 @@ def _changes() -> dict[tuple[str, str], Change]:
     for kind in _BITS:
         table["and", kind], table["or", kind] = np.bitwise_and, np.bitwise_or
         table["xor", kind] = np.bitwise_xor
-    for kind in _BITS:
         table["exch", kind] = lambda old, new: new
     for kind in (*_BITS, "b16"):
         table["cas", kind] = lambda old, expected, new: np.where(old == expected, new, old)

@@ -21,7 +21,7 @@ from gemmery.emulator.control import LoweredBarrier
 from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, STORED, Mask
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Operand, Register, Vector
+from gemmery.emulator.ptx import Immediate, Instruction, Not, Operand, Register, names_of
 from gemmery.emulator.steps import LaneStep, Lowering, Read, Step, viewed
 
 OnRegisters = Callable[[list[Any]], None]  # a function of the registers
@@ -135,16 +135,8 @@ def _bits(lowering: Lowering, instructions: Iterable[Instruction]) -> int:
 def slots_of(lowering: Lowering, operands: Iterable[Operand]) -> int:
     """Return the registers among operands, as bits of an integer."""
     bits = 0
-    for operand in operands:
-        match operand:
-            case Register(name):
-                bits |= 1 << lowering.slots[name] if name in lowering.slots else 0
-            case Not(register):
-                bits |= slots_of(lowering, (register,))
-            case Vector(elements):
-                bits |= slots_of(lowering, elements)
-            case Address(base, _, coordinates):
-                bits |= slots_of(lowering, (base, *coordinates))
+    for name in names_of(operands):
+        bits |= 1 << lowering.slots[name] if name in lowering.slots else 0
     return bits
 
 
@@ -153,14 +145,10 @@ class _Slots:
 
     def __init__(self, lowering: Lowering) -> None:
         self._zeros = lowering.zeros
-        self._first = len(lowering.zeros)
+        self.first = len(lowering.zeros)  # before it: registers, and values provided before the launch
         self._constants: dict[tuple[str, bytes], int] = {}
         self._places: list[int] = []
         self._used = 0
-
-    def is_register(self, slot: int) -> bool:
-        """Whether a slot is that of a register or of a value provided before the launch."""
-        return slot < self._first
 
     def start(self) -> None:
         """Start a block."""
@@ -194,9 +182,8 @@ class _Joining:
         self._pinned = pinned  # those that are also written while other instructions run
         self._steps: list[Step] = []
         self._runs: list[OnRegisters] = []
-        self._at: dict[
-            Any, dict[str, int]
-        ] = {}  # by a register's slot or another operand: where it is places as a type
+        # By a register's slot or another operand: where it is placed as a type.
+        self._at: dict[Any, dict[str, int]] = {}
         self._unmasked: dict[int, int] = {}  # registers with a newer value, and where it is
 
     def steps(self, block: Block, read_later: int) -> tuple[Step, ...]:
@@ -228,7 +215,7 @@ class _Joining:
 
     def _move(self, step: LaneStep, at: int) -> None:
         ((target, kind),) = step.targets
-        if self._slots.is_register(at):  # which may be written while the copy is in use
+        if at < self._slots.first:  # which may be written while the copy is in use
             place = self._target(target, kind)
             self._runs.append(_copied(at, place))
             at = place

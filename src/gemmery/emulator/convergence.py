@@ -240,7 +240,7 @@ class _Lanes:
         """Report lanes that use a value from a lane which does not execute the instruction."""
         machine = self._machine
         opcode = machine.kernel.instructions[self._index].opcode
-        source = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in (b, c)))
+        source, _ = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in (b, c)))
         source = np.broadcast_to(source, self._active.shape)
         outside = self._members >> source.astype("u4") & 1 == 0
         bad = self._active & (outside | ~np.take_along_axis(self._active, source, axis=1))
@@ -279,8 +279,7 @@ def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: S
             if index in undefined.selections:
                 bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
                 threads = np.flatnonzero(bad if mask is None else bad & mask)
-                if threads.size:
-                    report_mismatch(machine, shuffle, threads, undefined.message)
+                report_mismatch(machine, shuffle, threads, undefined.message)
         step(machine, mask)
 
     return run
@@ -321,8 +320,8 @@ def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> Non
 
 
 def report_mismatch(machine: Machine, index: int, threads: Indices, message: str) -> None:
-    """Report masks that do not fit."""
-    for observer in machine.observers:
+    """Report masks that do not fit, if there are any."""
+    for observer in machine.observers if len(threads) else ():
         observer.mismatched(machine, index, threads, message)
 
 

@@ -202,12 +202,9 @@ class LockStep:
         """Threads trap: a device stops the launch; here they end, and the observers are told."""
         traps = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
         threads = np.flatnonzero(traps if mask is None else traps & mask)
-        if threads.size:
-            text = self.kernel.instructions[block.last - 1].text
-            what = (
-                "calls through a pointer that holds the address of no function of its prototype"
-                if "call" in text
-                else "traps"
-            )
-            what = "fails an assert()" if "__assertfail" in text else what
-            report_misuse(self, block.last - 1, threads, f"{what}: on a device the launch ends here with an error")
+        text, what = self.kernel.instructions[block.last - 1].text, "traps"
+        if "__assertfail" in text:
+            what = "fails an assert()"
+        elif "call" in text:
+            what = "calls through a pointer that holds the address of no function of its prototype"
+        report_misuse(self, block.last - 1, threads, f"{what}: on a device the launch ends here with an error")

@@ -106,9 +106,7 @@ class Access:
     index: int  # of the instruction in its kernel
     space: str  # "global", "shared", "local"
     kind: str  # "ld", "st", "atom", "red"; "ldmatrix", "stmatrix"; "cp.async" (both ends, one event each); "bulk"
-    addresses: (
-        Any  # int64, one per thread (threads,) or a scalar for all; for shared memory offsets in the block's part
-    )
+    addresses: Any  # int64, one per thread or a scalar for all; for shared memory offsets in the block's part
     mask: Mask  # the active threads; None means all
     width: int  # bytes per thread
     values: Any = None  # of "st": the values written; for each element of the vector one per thread, or one for all
@@ -286,6 +284,6 @@ def report_transfer(machine: Machine, index: int, places: Callable[[], Pieces]) 
 
 
 def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:
-    """Tell the observers of threads that break a rule."""
-    for observer in machine.observers:
+    """Tell the observers of threads that break a rule, if there are any."""
+    for observer in machine.observers if len(threads) else ():
         observer.misused(machine, index, threads, message)

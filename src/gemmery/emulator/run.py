@@ -157,10 +157,7 @@ class EmulatedRun:
 
     def __add__(self, other: EmulatedRun) -> EmulatedRun:
         """Add the counts and findings of two launches; the name is that of the second."""
-        sums = {
-            True: _together(self.merged, other.merged),
-            False: _together(self.as_ptx, other.as_ptx),
-        }
+        sums = {True: _together(self.merged, other.merged), False: _together(self.as_ptx, other.as_ptx)}
         return EmulatedRun(
             other.kernel,
             other.launch,

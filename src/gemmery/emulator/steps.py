@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.emulator import specials
-from gemmery.emulator.machine import Machine
+from gemmery.emulator.machine import Machine, UnitState
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op, Traits, pair
 from gemmery.emulator.ptx import (
     Address,
@@ -81,9 +81,8 @@ class Lowering:
         self.shuffles = any(instruction.opcode.name == "shfl" for instruction in kernel.instructions)
         products = (each for each in kernel.instructions if each.opcode.name == "wgmma.mma_async")
         self.followed = 0  # registers that may be read before they are written, as bits by slot
-        self.sums = frozenset(
-            names_of(each.operands[0] for each in products)
-        )  # the registers that products of warpgroups write
+        # The registers that products of warpgroups write.
+        self.sums = frozenset(names_of(each.operands[0] for each in products))
 
     def slot(self, name: str, stored: str, provided: bool = False) -> int:
         """Return the slot of a register, or of a value that is `provided` before the launch."""
@@ -234,6 +233,11 @@ class Handler(Traits):
 def no_step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """Lower an instruction that has no effect here, such as a hint to caches."""
     return lambda machine, mask: None
+
+
+def on_unit(unit: Callable[[Machine], UnitState], does: Callable[[UnitState, Mask], None]) -> Lower:
+    """Lower an instruction to a call of a unit of the machine, with the active threads."""
+    return lambda lowering, instruction, index: lambda machine, mask: does(machine.unit(unit), mask)
 
 
 def only_constant(instruction: Instruction) -> int:

@@ -127,14 +127,12 @@ class DecodedTexture:
         if self.filter == "nearest":
             return self._read(texels, [np.floor(place).astype(np.int64) for place in places])
         total = np.zeros((len(places[0]), 4))
-        low = [np.floor(place - 0.5) for place in places]
+        low = [np.floor(place - 0.5).astype(np.int64) for place in places]
         weights = [
             np.rint((place - 0.5 - least) * _WEIGHTS) / _WEIGHTS for place, least in zip(places, low, strict=True)
         ]
         for corner in product((0, 1), repeat=len(places)):
-            values = self._read(
-                texels, [(least + step).astype(np.int64) for least, step in zip(low, corner, strict=True)]
-            )
+            values = self._read(texels, [least + step for least, step in zip(low, corner, strict=True)])
             share = np.prod([w if step else 1 - w for w, step in zip(weights, corner, strict=True)], axis=0)
             total += values * share[:, None]
         return total.astype(np.float32)
@@ -175,14 +173,13 @@ class DecodedTexture:
             report_misuse(machine, index, threads, what)
             return np.full(len(threads), -1)
         odd = places[0] % width != 0
-        if odd.any():
-            what = f"names a byte x that is no multiple of {width}, the size of an element: multiply x by it"
-            report_misuse(machine, index, threads[odd], what)
+        what = f"names a byte x that is no multiple of {width}, the size of an element: multiply x by it"
+        report_misuse(machine, index, threads[odd], what)
         element, inside = np.zeros(len(threads), np.int64), np.ones(len(threads), bool)
         for place, side, stride in zip((places[0] // width, *places[1:]), self.sides, (1, self.sides[0]), strict=False):
             inside &= (place >= 0) & (place < side)
             element += np.clip(place, 0, side - 1) * stride
-        if outside == "trap" and not inside.all():
+        if outside == "trap":
             what = f"is outside a surface of {self.sides[0]} x {self.sides[1]} elements: a device ends the launch here"
             report_misuse(machine, index, threads[~inside], what)
         return element if outside == "clamp" else np.where(inside, element, -1)
@@ -223,12 +220,9 @@ def _tex(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         values = np.zeros((machine.threads, 4), dtype)
         for texture_, threads in _by_object(machine, index, machine.spread(handle(machine.registers)), mask):
             fetched = texture_.fetch(machine, [each[threads] for each in coordinates])
-            alike = (fetched.dtype.kind == "f") == (result == "f32")
-            values[threads] = (
-                fetched.astype(dtype)
-                if alike
-                else fetched.astype(np.int32 if result == "f32" else np.float32).view(dtype)
-            )
+            if (fetched.dtype.kind == "f") != (result == "f32"):  # the bits of the other kind of numbers
+                fetched = fetched.astype(np.int32 if result == "f32" else np.float32).view(dtype)
+            values[threads] = fetched.astype(dtype)
         for write, value in zip(writes, values.T, strict=True):
             write(machine.registers, mask, np.ascontiguousarray(value))
 

@@ -18,7 +18,7 @@ from gemmery.emulator.instructions import find, written
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
 from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Lowering, Read, Step
+from gemmery.emulator.steps import Lowering, Step
 
 WGMMA = "wgmma.mma_async"
 
@@ -87,11 +87,10 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     passes, spelled = not find(opcode).effect, access.read(opcode) if local else None
     place = next((each for each in operands if isinstance(each, Address)), None)
     address = lowering.address(place, instruction) if spelled and place else None
-    values: list[Read] = []  # that decide whether what comes from nowhere matters
-    if opcode.name == WGMMA:
-        values = [lowering.read(each, "pred", instruction) for each in operands[3:4]]
-    elif opcode.name == "selp" or (opcode.name in ("and", "or") and opcode.type == "pred"):
-        values = [lowering.read(each, "pred", instruction) for each in operands[3 if opcode.name == "selp" else 1 :]]
+    deciding = operands[3:4] if opcode.name in (WGMMA, "selp") else ()  # whether what comes from nowhere matters
+    if opcode.name in ("and", "or") and opcode.type == "pred":
+        deciding = operands[1:]
+    values = [lowering.read(each, "pred", instruction) for each in deciding]
     sides = [list(each_bit(slots_of(lowering, [each]) & lowering.followed)) for each in operands[1:3]]
 
     def run(machine: Machine, mask: Mask) -> None:

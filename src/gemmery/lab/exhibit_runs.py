@@ -129,7 +129,7 @@ def _counted(kernel: PtxKernel, counters: Counters) -> dict[str, int]:
     return {
         "divergent_branches": counts.divergent_branches,
         "working_warps": counts.instructions["fadd"],
-        "divergent_warps": sum(counters.instruction(index).divergent_branches for index in levels),
+        "divergent_warps": counters.counts(only=levels).divergent_branches,
         "shared_loads": counts.shared.loads.requests,
         "wavefronts": counts.shared.loads.wavefronts,
         "bank_conflicts": counts.shared.loads.bank_conflicts,

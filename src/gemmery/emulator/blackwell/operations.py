@@ -142,12 +142,7 @@ class Operations:
 
 # The types of each kind, by the numbers in an instruction descriptor.
 SUMS = {"tf32": {1: "f32"}, "f16": {0: "f16", 1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "i8": {2: "s32"}}
-SIDES = {
-    "tf32": {2: "tf32"},
-    "f16": {0: "f16", 1: "bf16"},
-    "f8f6f4": {0: "e4m3", 1: "e5m2"},
-    "i8": {0: "u8", 1: "s8"},
-}
+SIDES = {"tf32": {2: "tf32"}, "f16": {0: "f16", 1: "bf16"}, "f8f6f4": {0: "e4m3", 1: "e5m2"}, "i8": {0: "u8", 1: "s8"}}
 _SIZES = {"tf32": 4, "f16": 2, "f8f6f4": 1, "i8": 1}
 NARROW = {3: "e2m3", 4: "e3m2", 5: "e2m1"}  # of f8f6f4, not modelled
 

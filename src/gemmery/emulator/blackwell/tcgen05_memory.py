@@ -75,10 +75,9 @@ def _free(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         memory, blocks = machine.unit(TensorMemory), threads // machine.block_threads
         memory.meets(index, threads, blocks, addresses, addresses + counts)
         early, by = machine.unit(Operations).writer(blocks, addresses, addresses + counts)
-        if early.any():
-            at = machine.kernel.instructions[by].line
-            what = f"frees tensor memory that the operation at {at} may still write: wait at the mbarrier of its commit"
-            report_misuse(machine, index, threads[early], what)
+        at = machine.kernel.instructions[by].line
+        what = f"frees tensor memory that the operation at {at} may still write: wait at the mbarrier of its commit"
+        report_misuse(machine, index, threads[early], what)
         memory.free(index, threads, addresses, counts)
 
     return step

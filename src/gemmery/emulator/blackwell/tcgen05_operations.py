@@ -55,9 +55,8 @@ def _blocks_of(machine: Machine, index: int, threads: Indices, pair: bool) -> tu
             f"{machine.kernel.instructions[index].text!r} needs clusters of an even number of blocks: pass cluster=2"
         )
     odd = cluster.ranks(machine)[blocks] % 2 == 1
-    if odd.any():
-        what = "starts an operation of a pair of blocks from the second one: the block of even rank starts it"
-        report_misuse(machine, index, threads[odd], what)
+    what = "starts an operation of a pair of blocks from the second one: the block of even rank starts it"
+    report_misuse(machine, index, threads[odd], what)
     threads, blocks = threads[~odd], blocks[~odd]
     return threads, blocks[:, None] + np.arange(2)
 

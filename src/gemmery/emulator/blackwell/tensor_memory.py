@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.machine import Machine, Rows, report_misuse
+from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices
 
 LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches a quarter of the lanes
@@ -52,10 +52,8 @@ def fragment(shape: str, repeats: int, split: int = 0, packs: bool = False) -> R
         "16x256b": (lane // 4 + register // 2 % 2 * 8, lane % 4 * 2 + register % 2 + register // 4 * 8),
     }[shape]
     if packs:
-        lanes, columns = (
-            np.repeat(lanes, 2, axis=1),
-            np.repeat(2 * columns, 2, axis=1) + np.arange(2 * len(lanes[0])) % 2,
-        )
+        lanes = np.repeat(lanes, 2, axis=1)
+        columns = np.repeat(2 * columns, 2, axis=1) + np.arange(len(lanes[0])) % 2
     if shape == "16x32bx2":
         columns = columns + np.arange(32)[:, None] // 16 * split
     return RegisterPlaces(lanes, columns)
@@ -132,12 +130,9 @@ class TensorMemory:
             wrong = not 0 <= address < stop <= COLUMNS
             own = self._start[block, address:stop]
             if wrong or not (own == address).all() or (self._start[block] == address).sum() != count:
-                free = not wrong and bool((self._index[block, address:stop] == FREE).all())
-                why = (
-                    "which is free: free it once"
-                    if free
-                    else "which is no allocation: pass its address and its columns"
-                )
+                why = "which is no allocation: pass its address and its columns"
+                if not wrong and (self._index[block, address:stop] == FREE).all():
+                    why = "which is free: free it once"
                 what = f"frees {count} columns of tensor memory from {address:#x}, {why}"
                 report_misuse(self._machine, index, np.array([thread]), what)
                 continue
@@ -201,12 +196,11 @@ class TensorMemory:
 
     def wait(self, kind: str, threads: Indices) -> None:
         """tcgen05.wait::ld and ::st of these warps."""
-        remaining = []
-        for access in self._unwaited:
-            some = ~np.isin(access.threads, threads) if access.kind == kind else np.ones(len(access.threads), np.bool_)
-            if some.any():
-                remaining.append(access if some.all() else access.only(some))
-        self._unwaited = remaining
+
+        def waited(access: Unwaited) -> Flags:
+            return np.isin(access.threads, threads) & (access.kind == kind)
+
+        self._unwaited = landed(self._unwaited, waited, lambda access: None)
 
     def meets(
         self, index: int, threads: Indices, blocks: Indices, first: Indices, last: Indices, kind: str = "mma"

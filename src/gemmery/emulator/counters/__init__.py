@@ -7,7 +7,7 @@ One pass over the events counts each access twice: as it is in the PTX, and as p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -201,27 +201,20 @@ class Counters(Observer):
         for key in list(self._later):
             self._count_later(*key)
 
-    def counts(self, merged: bool = True) -> Counts:
-        """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX."""
+    def counts(self, merged: bool = True, only: Sequence[int] | None = None) -> Counts:
+        """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX.
+
+        With `only`, return those of some instructions; an instruction that ptxas merges into another has none.
+        """
         self._count_rest()
         warps, threads = self._executed(merged)
         frames: dict[Frames, defaultdict[CountKey, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
-            if warps[index]:
+            if warps[index] and (only is None or index in only):
                 place = frames.setdefault(instruction.frames or (instruction.line,), defaultdict(int))
                 for key, value in self._of(index, instruction, warps[index], threads[index], merged):
                     place[key] += value
         return of(frames)
-
-    def instruction(self, index: int, merged: bool = True) -> Counts:
-        """Return the counts of one instruction, which are empty if ptxas merges it into another."""
-        self._count_rest()
-        warps, threads = self._executed(merged)
-        instruction = self._kernel.instructions[index]
-        sums: defaultdict[CountKey, int] = defaultdict(int)
-        for key, value in self._of(index, instruction, warps[index], threads[index], merged):
-            sums[key] += value
-        return of({(instruction.line,): sums})
 
     def _executed(self, merged: bool) -> tuple[list[int], list[int]]:
         """Return the warps and the threads that executed each instruction."""

@@ -124,9 +124,8 @@ class Counts(_Sum):
     branches: int = 0  # conditional branches, by warps
     divergent_branches: int = 0  # branches at which the threads of the warp diverge
     lines: Lines = field(default_factory=Lines, compare=False)  # by line of the kernel's file
-    frames: Mapping[Frames, Counts] = field(
-        default_factory=dict, compare=False
-    )  # by line and the lines inlined into it
+    # By line and the lines inlined into it.
+    frames: Mapping[Frames, Counts] = field(default_factory=dict, compare=False)
 
     @property
     def intensity(self) -> float:

@@ -296,9 +296,7 @@ class _Bases:
             for register in written(instruction):
                 at = self._moved(instruction, known) or ((register.name, index), 0)
                 known[register.name] = at
-                if (
-                    writes[register.name] > 1 or writes[at[0][0]] > 1
-                ):  # written again, perhaps in the next iteration of a loop
+                if writes[register.name] > 1 or writes[at[0][0]] > 1:  # perhaps in the next iteration of a loop
                     passing.add(register.name)
 
     def _moved(self, instruction: Instruction, known: Mapping[str, tuple[Base, int]]) -> tuple[Base, int] | None:

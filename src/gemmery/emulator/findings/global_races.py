@@ -149,8 +149,8 @@ class GlobalRaces:
                 if count <= 3 * (array.size - count):  # of an array of which few elements are meant, nothing is said
                     text = (
                         f"no thread of the grid writes {count:,} of the {array.size:,} bytes of {array.name}: if the "
+                        "kernel should write all of them, launch more blocks, or look at the bounds"
                     )
-                    text += "kernel should write all of them, launch more blocks, or look at the bounds"
                     self._collection.add(self._machine, UNWRITTEN, first[array.name], 0, 1, text)
         return missing
 
@@ -241,16 +241,9 @@ class ReadOnlyLoads:
     def __init__(self, machine: Machine, reach: Reach, collection: Collection) -> None:
         self._collection = collection
         kernel = machine.kernel
-        stores = [
-            index
-            for index, instruction in enumerate(kernel.instructions)
-            if reach.followed[index] and _stores(instruction.opcode)
-        ]
-        self._loads = {
-            index
-            for index, instruction in enumerate(kernel.instructions)
-            if reach.followed[index] and instruction.opcode.name == "ld" and "nc" in instruction.opcode.modifiers
-        }
+        followed = [(index, kernel.instructions[index].opcode) for index in np.flatnonzero(reach.followed).tolist()]
+        stores = [index for index, opcode in followed if _stores(opcode)]
+        self._loads = {index for index, opcode in followed if opcode.name == "ld" and "nc" in opcode.modifiers}
         self._stores = stores if self._loads else []
         self._number = {index: number for number, index in enumerate(self._stores, 1)}
         widths = [kernel.instructions[index].opcode.type for index in (*self._stores, *self._loads)]

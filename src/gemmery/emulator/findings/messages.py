@@ -44,27 +44,28 @@ def line_of(machine: Machine, index: int) -> str:
 
 def indices(machine: Machine, thread: int) -> tuple[Dims, Dims]:
     """blockIdx and threadIdx of a thread of the chunk."""
-    block, own = divmod(thread, machine.block_threads)
-    launch = machine.launch
-    return _unravel(int(machine.block_ids[block]), launch.grid), _unravel(own, launch.block)
+    number, own = divmod(thread, machine.block_threads)
+    return _unravel(int(machine.block_ids[number]), machine.launch.grid), _unravel(own, machine.launch.block)
 
 
 def thread(machine: Machine, number: int, with_block: bool = True) -> str:
     """A thread of the chunk, as "thread 3 of block 0"."""
-    block, own = indices(machine, number)
-    called = f"thread {_short(own, machine.launch.block)}"
-    return f"{called} of block {_short(block, machine.launch.grid)}" if with_block else called
+    own = f"thread {_short(number % machine.block_threads, machine.launch.block)}"
+    return f"{own} of {block(machine, number // machine.block_threads)}" if with_block else own
 
 
 def block(machine: Machine, number: int) -> str:
     """A block of the chunk, as "block 3"."""
-    launch = machine.launch
-    return f"block {_short(_unravel(int(machine.block_ids[number]), launch.grid), launch.grid)}"
+    return f"block {_short(int(machine.block_ids[number]), machine.launch.grid)}"
 
 
 def address(machine: Machine, space: str, at: int) -> str:
     """An address, as "byte 132 of shared memory (tile, byte 4)"."""
-    array, start = _array(machine, space, at)
+    if space == "global":
+        variable = machine.memory.nearest(at)
+        array, start = (variable.name, variable.start) if variable and variable.start <= at else ("", 0)
+    else:
+        array, start = variable_at(machine.kernel, space, at)
     inside = f" ({array}, byte {at - start})" if array else ""
     return f"address {at:#x}{inside}" if space == "global" else f"byte {at} of {space} memory{inside}"
 
@@ -130,9 +131,7 @@ def grid_race(
     else:
         one_warp = own // 32 == number % machine.block_threads // 32
         cause = _unordered(machine, index, other, "__syncwarp()" if one_warp else "__syncthreads()")
-    second = f"thread {_short(_unravel(own, launch.block), launch.block)}"
-    if not one_block:
-        second += f" of block {_short(_unravel(block, launch.grid), launch.grid)}"
+    second = f"thread {_short(own, launch.block)}" + ("" if one_block else f" of block {_short(block, launch.grid)}")
     return (
         f"{thread(machine, number)} {here} {address(machine, 'global', where)}, which {second} "
         f"{there} at {line_of(machine, other)}; {cause}"
@@ -233,14 +232,6 @@ def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: f
     return f"address {at:#x}, {far}; bound the index, or allocate more"
 
 
-def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
-    """The last array that starts at or before an address, and its start; "" if there is none."""
-    if space == "global":
-        variable = machine.memory.nearest(at)
-        return (variable.name, variable.start) if variable is not None and variable.start <= at else ("", 0)
-    return variable_at(machine.kernel, space, at)
-
-
 def variable_at(kernel: PtxKernel, space: str, at: int) -> tuple[str, int]:
     """The last variable of a kernel that begins at or before an address, and where it begins; "" if there is none."""
     variables = kernel.variables.values()
@@ -263,9 +254,9 @@ def _unravel(index: int, shape: Dims) -> Dims:
     return index % x, index // x % y, index // (x * y)
 
 
-def _short(place: Dims, shape: Dims) -> str:
+def _short(index: int, shape: Dims) -> str:
     """A place as a number if the shape has one dimension, else as (x, y, z)."""
-    return str(place[0]) if shape[1] == shape[2] == 1 else str(place)
+    return str(index % shape[0] if shape[1] == shape[2] == 1 else _unravel(index, shape))
 
 
 EQUAL, SKIPPED, UNWRITTEN = WARNINGS = ("equal stores", "skipped barrier", "unwritten")

@@ -197,12 +197,8 @@ class History:
         if written.max() >= UNDER_WAY:
             return True
         early = joined.early
-        places, threads, stamps, written = (
-            joined.places[early],
-            joined.threads[early],
-            joined.stamps[early],
-            written[early],
-        )
+        places, threads, stamps = (each[early] for each in (joined.places, joined.threads, joined.stamps))
+        written = written[early]
         if self._racing(written, threads, stamps).any():
             return True
         stored = np.where(written & stamps & ATOMIC != 0, self._stored[places], 0)

@@ -61,20 +61,14 @@ class TensorRaces:
             way_out = "wait at the mbarrier of a tcgen05.commit that follows it"
             message = f"{thread} {does} {where}, which the {self._name(other)} at {at} may still use: {way_out}"
         else:
-            second = messages.thread(
-                machine,
-                int(threads[first]) // machine.block_threads * machine.block_threads + int(others[first] & THREAD),
-                False,
-            )
+            second = messages.thread(machine, int(others[first] & THREAD), False)
             message = (
                 f"{thread} {does} {where}, which {second} uses at {at}; nothing orders the two: let one arrive at a "
                 "barrier where the other waits, with tcgen05.fence::before_thread_sync and ::after_thread_sync"
             )
-        kind = "uninitialised" if kind == "uninitialised" else "race"
+        kind, pair = ("uninitialised", None) if kind == "uninitialised" else ("race", other)
         count = int(bad.sum()) * self._followed.alike
-        self._collection.add(
-            machine, kind, index, int(threads[first]), count, message, None if kind == "uninitialised" else other
-        )
+        self._collection.add(machine, kind, index, int(threads[first]), count, message, pair)
 
     def _name(self, index: int) -> str:
         return self._machine.kernel.instructions[index].opcode.name

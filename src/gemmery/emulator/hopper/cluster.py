@@ -283,9 +283,8 @@ class Lifetimes:
             return
         threads, places, own = threads[remote], places[remote], own[remote]
         early = self._barriers_passed()[own] <= self._since[places]
-        if early.any():
-            what = "uses an mbarrier of " + _NOT_BEGUN.format("initialised it yet")
-            report_misuse(self._machine, index, threads[early], what)
+        what = "uses an mbarrier of " + _NOT_BEGUN.format("initialised it yet")
+        report_misuse(self._machine, index, threads[early], what)
         self._blocks.any[owners[remote]] = False  # a wait for this arrival may cover what came before
         self._barriers.note(places, index, threads, self._barrier.arrived[threads], phases[remote])
 
@@ -297,9 +296,7 @@ class Lifetimes:
             return
         threads, blocks, own = threads[remote], blocks[remote], own[remote]
         early = self._barriers_passed()[own] == 0
-        if early.any():
-            what = "uses shared memory of " + _NOT_BEGUN.format("begun")
-            report_misuse(self._machine, index, threads[early], what)
+        report_misuse(self._machine, index, threads[early], "uses shared memory of " + _NOT_BEGUN.format("begun"))
         self._blocks.note(blocks, index, threads, self._barrier.arrived[threads], np.zeros_like(blocks))
 
     def _barriers_passed(self) -> Indices:

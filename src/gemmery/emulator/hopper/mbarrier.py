@@ -49,15 +49,13 @@ class Mbarriers:
         offsets = addresses & cluster.OFFSET
         bad = (offsets % SIZE != 0) | (offsets + SIZE > machine.shared.size) | (blocks < 0)
         bad |= blocks >= machine.blocks
-        if bad.any():
-            what = "uses an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
-            report_misuse(machine, index, threads[bad], what)
+        what = "uses an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
+        report_misuse(machine, index, threads[bad], what)
         places = np.where(bad, 0, blocks * self._stride + offsets // SIZE)
         if not fresh:
             dead = ~self._live[places] & ~bad
-            if dead.any():
-                what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
-                report_misuse(machine, index, threads[dead], what)
+            what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
+            report_misuse(machine, index, threads[dead], what)
             bad |= dead
         return (threads, places) if not bad.any() else (threads[~bad], places[~bad])
 
@@ -95,11 +93,8 @@ class Mbarriers:
         before = self._phase[places] | self._pending[places] << PENDING_AT
         np.subtract.at(self._pending, places, count)
         over = self._pending[places] < 0
-        if over.any():
-            what = (
-                "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
-            )
-            report_misuse(self._machine, index, threads[over], what)
+        what = "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
+        report_misuse(self._machine, index, threads[over], what)
         self._turn(places)
         return before
 
@@ -132,10 +127,6 @@ class Mbarriers:
             for observer in self._machine.observers:
                 observer.mbarrier(self._machine, event)
 
-    def awaits(self, threads: Indices, places: Indices) -> None:
-        """Threads wait in vain."""
-        self._awaited[threads] = places
-
     def missing(self, thread: int) -> tuple[int, int, int, int, int]:
         """Of the mbarrier where a thread waits: its address, its phase, its arrivals, the missing ones, and bytes."""
         place = self._awaited[thread]
@@ -144,7 +135,7 @@ class Mbarriers:
 
     # ---- who waits ----
 
-    def failed(self, places: Indices, phase: Indices) -> Flags:
+    def failed(self, threads: Indices, places: Indices, phase: Indices) -> Flags:
         """Complete what is under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
 
         Only as much as ends the phase. For a state, too, only the parity matters, as on an H200.
@@ -154,6 +145,7 @@ class Mbarriers:
             if waits.any():
                 land(self._needed(_distinct(places[waits], len(self._phase))))
                 waits = self._phase[places] & 1 == phase & 1
+        self._awaited[threads[waits]] = places[waits]
         return waits
 
     def _needed(self, barriers: Indices) -> Needed:
@@ -307,11 +299,10 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers, threads, places = locate(machine, mask)
-        waits = mbarriers.failed(places, of(awaited(machine.registers), threads))
+        waits = mbarriers.failed(threads, places, of(awaited(machine.registers), threads))
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
-        mbarriers.awaits(threads[waits], places[waits])
         mbarriers.report(index, "waits", threads[waits], places[waits], np.ones_like(places[waits]))
         if not waits.all():
             mbarriers.report(index, "passes", threads[~waits], places[~waits], np.ones_like(places[~waits]))

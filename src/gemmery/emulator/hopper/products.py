@@ -62,11 +62,9 @@ class WgmmaShape:
     @property
     def rule(self) -> SumRule:
         """How floating-point sums are rounded."""
-        bits = (13, 13) if _SIZES[self.a] == 1 else (25, 23)
-        halves = self.sums == "f16"
-        return SumRule(
-            DEPTH // _SIZES[self.a], NORMAL[self.a], NORMAL[self.b], bits[0], 23 if halves else bits[1], halves
-        )
+        size, halves = _SIZES[self.a], self.sums == "f16"
+        aligned, result = (13, 13) if size == 1 else (25, 23)
+        return SumRule(DEPTH // size, NORMAL[self.a], NORMAL[self.b], aligned, 23 if halves else result, halves)
 
     @property
     def flops(self) -> int:
@@ -106,11 +104,6 @@ class WarpgroupProduct(Rows):
     sign: int
     batch: Indices  # the commit group, for each warpgroup
     core: Added  # sums.added, or a faster function with the same bits
-
-    @property
-    def slots_of_a(self) -> tuple[int, ...]:
-        """The registers of A."""
-        return self.a.slots if isinstance(self.a, RegisterMatrix) else ()
 
 
 class Products:
@@ -155,7 +148,8 @@ class Products:
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
-        self.used(dict.fromkeys((*product.slots, *product.slots_of_a), product.index), None, product)
+        of_a = product.a.slots if isinstance(product.a, RegisterMatrix) else ()
+        self.used(dict.fromkeys((*product.slots, *of_a), product.index), None, product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             self._readers.begin(places)

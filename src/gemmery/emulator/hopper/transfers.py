@@ -31,7 +31,7 @@ from gemmery.emulator.machine import (
 )
 from gemmery.emulator.op import NUMPY, POLICY, Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
+from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, on_unit, only_constant, refused
 from gemmery.errors import EmulationError
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -52,10 +52,6 @@ _ADDED_ROW = re.compile(
 _PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TILE}{_HINT}")
 
 
-def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    return lambda machine, mask: machine.unit(Bulk).commit(mask)
-
-
 def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     pending, reads_only = only_constant(instruction), "read" in instruction.opcode.modifiers
     return lambda machine, mask: machine.unit(Bulk).wait(mask, pending, reads_only=reads_only)
@@ -65,9 +61,9 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cp.async.bulk and cp.reduce.async.bulk, with or without tensors."""
     opcode, spelling = instruction.opcode, str(instruction.opcode)
     stores = any(pattern.fullmatch(spelling) for pattern in (_STORED, _ADDED, _ADDED_ROW))
-    sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
+    multicast = "multicast::cluster" in opcode.modifiers
     hinted = POLICY in opcode.modifiers
-    if not (stores or sends or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
+    if not (stores or spelling == _SENT or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
         raise refused(instruction)
     tensor = opcode.name in ("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
     operands = instruction.operands[: len(instruction.operands) - hinted]
@@ -76,7 +72,7 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         mask_of, operands = lowering.read(operands[-1], "u16", instruction), operands[:-1]
     if len(operands) != 2 + (not tensor) + (not stores):
         raise refused(instruction, f"{len(instruction.operands)} operands:")
-    ends = _Ends(lowering, instruction, operands, tensor, not stores, sends)
+    ends = _Ends(lowering, instruction, operands, tensor, not stores)
     return (_stores if stores else _loads)(instruction, index, ends, mask_of)
 
 
@@ -84,19 +80,13 @@ class _Ends:
     """Both ends of a copy, as functions of the registers."""
 
     def __init__(
-        self,
-        lowering: Lowering,
-        instruction: Instruction,
-        operands: tuple[Any, ...],
-        tensor: bool,
-        loads: bool,
-        sends: bool,
+        self, lowering: Lowering, instruction: Instruction, operands: tuple[Any, ...], tensor: bool, loads: bool
     ) -> None:
         shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
         if not isinstance(shared, Address) or not isinstance(outside, Address):
             raise refused(instruction)
         self.tensor = tensor
-        self.sends = sends  # from the block's own shared memory to another's
+        self.sends = instruction.opcode.spelling == _SENT  # from the block's own shared memory to another's
         self.shared = lowering.address(shared, instruction)
         self.outside = lowering.address(outside, instruction)
         self.coordinates = [lowering.read(coordinate, "s32", instruction) for coordinate in outside.coordinates]
@@ -360,6 +350,6 @@ TABLE = {
     "cp.reduce.async.bulk": _entry(_copy, _ADDED_ROW, "cp.reduce"),
     "cp.reduce.async.bulk.tensor": _entry(_copy, _ADDED, "cp.reduce"),
     **{f"cp.async.bulk.prefetch{of}": _entry(no_step, _PREFETCHED) for of in ("", ".tensor")},
-    "cp.async.bulk.commit_group": _entry(_commit, re.compile(r"cp\.async\.bulk\.commit_group")),
+    "cp.async.bulk.commit_group": _entry(on_unit(Bulk, Bulk.commit), re.compile(r"cp\.async\.bulk\.commit_group")),
     "cp.async.bulk.wait_group": _entry(_wait, re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")),
 }

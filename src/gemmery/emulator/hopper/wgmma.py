@@ -6,7 +6,7 @@ PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellane
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +19,8 @@ from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector, names
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
 
-def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    return lambda machine, mask: machine.unit(Products).fence(_groups(machine, index, mask))
-
-
-def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    return lambda machine, mask: machine.unit(Products).commit(_groups(machine, index, mask))
+def _calling(does: Callable[[Products, Indices], None]) -> Lower:
+    return lambda _, __, index: lambda machine, mask: does(machine.unit(Products), _groups(machine, index, mask))
 
 
 def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -127,10 +123,8 @@ def _constants(
         if constant not in (1, -1, 0xFFFFFFFF):
             raise refused(instruction, "a scale other than 1 and -1:")
         sign *= 1 if constant == 1 else -1
-    by_rows = [constant == 1 for constant in constants[signed:]]
-    while len(by_rows) < 2:
-        by_rows.insert(0, False)
-    return sign, (by_rows[0], by_rows[1])
+    by_rows = [False, False, *(constant == 1 for constant in constants[signed:])]
+    return sign, (by_rows[-2], by_rows[-1])
 
 
 def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
@@ -163,8 +157,8 @@ def _of_groups(step: Lower, name: str) -> Handler:
 
 
 TABLE = {
-    "wgmma.fence": _of_groups(_fence, "fence"),
-    "wgmma.commit_group": _of_groups(_commit, "commit_group"),
+    "wgmma.fence": _of_groups(_calling(Products.fence), "fence"),
+    "wgmma.commit_group": _of_groups(_calling(Products.commit), "commit_group"),
     "wgmma.wait_group": _of_groups(_wait, "wait_group"),
     "wgmma.mma_async": Handler(step=_multiply, lanes="warpgroup"),
     "setmaxnreg": Handler(step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")),

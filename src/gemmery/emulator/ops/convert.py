@@ -103,12 +103,10 @@ def _packing(to: str) -> Meaning:
 
 def _pack() -> dict[str, Op]:
     """cvt.pack.sat of 8 and of 16 bits."""
-    four = {
-        f"cvt.pack.sat.{to}.s32.b32": Op(("b32",), ("s32", "s32", "b32"), _packing(to), kind="cvt")
-        for to in ("u8", "s8")
-    }
-    return four | {
-        f"cvt.pack.sat.{to}.s32": Op(("b32",), ("s32", "s32"), _packing(to), kind="cvt") for to in ("u16", "s16")
+    forms = [(to, ("s32", "b32")) for to in ("u8", "s8")] + [(to, ("s32",)) for to in ("u16", "s16")]
+    return {
+        f"cvt.pack.sat.{to}.{'.'.join(types)}": Op(("b32",), ("s32", *types), _packing(to), kind="cvt")
+        for to, types in forms
     }
 
 

@@ -43,8 +43,10 @@ _SHUFFLES: dict[str, Callable[[Array, Array, Array], Array]] = {
 }
 
 
-def _sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
-    """The lane that each lane reads, itself if the source is out of range, and whether it is in range."""
+def sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+    """The lane that each lane reads in a shfl.sync.up, .down, .bfly or .idx, itself if the source is out of range, and
+    whether it is in range: (warps, 32), or one row for all warps.
+    """
     b, c = (_once(x).astype("i4") for x in (b, c))
     segment = c >> 8 & 31
     limit = LANES & segment | c & 31 & ~segment
@@ -54,13 +56,8 @@ def _sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
     return source, inside
 
 
-def sources(mode: str, b: Array, c: Array) -> Array:
-    """The lane that each lane reads in a shfl.sync.up, .down, .bfly or .idx: (warps, 32), or one row for all warps."""
-    return _sources(mode, b, c)[0]
-
-
 def _shfl(mode: str, active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:
-    source, inside = _sources(mode, b, c)
+    source, inside = sources(mode, b, c)
     if len(source) == 1:
         values, there = a[:, source[0]], active[:, source[0]]
     else:

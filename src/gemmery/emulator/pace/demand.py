@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gemmery.emulator.hopper import products
 from gemmery.emulator.instructions import find, written
 from gemmery.emulator.op import Op
-from gemmery.emulator.ptx import Address, Instruction, Not, Opcode, Operand, Register, Vector
+from gemmery.emulator.ptx import Instruction, Opcode, names_of
 
 # Instructions of warps: issued, held by their operands, by pipe; operations of tensor cores, by type, of the smallest
 # shape of f64, and all others of warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2.
@@ -85,7 +85,7 @@ def _operands(instruction: Instruction) -> tuple[tuple[str, ...], tuple[str, ...
     writes = tuple(register.name for register in written(instruction))
     only_written = writes and instruction.opcode.family != "wgmma"  # wgmma adds to its registers
     operands = instruction.operands[1:] if only_written else instruction.operands
-    reads = {register for operand in operands for register in _registers(operand)}
+    reads = set(names_of(operands))
     if instruction.guard is not None:
         reads.add(instruction.guard.name)
     return tuple(reads), writes
@@ -149,17 +149,3 @@ def _product(opcode: Opcode) -> tuple[str, float]:
     entry = find(opcode)
     operations = float(entry.flops) if isinstance(entry, Op) else 0.0
     return _TENSOR.get(opcode.types[1] if len(opcode.types) > 2 else opcode.types[-1], "tensor"), operations
-
-
-def _registers(operand: Operand) -> set[str]:
-    match operand:
-        case Register():
-            return {operand.name}
-        case Not():
-            return {operand.register.name}
-        case Vector():
-            return {name for each in operand.elements for name in _registers(each)}
-        case Address():
-            inside = {name for each in operand.coordinates for name in _registers(each)}
-            return inside | ({operand.base.name} if isinstance(operand.base, Register) else set())
-    return set()

@@ -99,19 +99,9 @@ class Body:
             read = self.scope.operands(operands)
         if what.type == "f32":
             read = tuple([_single(operand) if type(operand) is Immediate else operand for operand in read])
-        frames = self._frames or (Line("ptx", self._number),)
+        frames, written = self._frames or (Line("ptx", self._number),), " ".join(statement[:-1].split())
         self.instructions.append(
-            Instruction(
-                what,
-                read,
-                frames[0],
-                frames[-1],
-                " ".join(statement[:-1].split()),
-                self._number,
-                register,
-                bool(negated),
-                frames,
-            )
+            Instruction(what, read, frames[0], frames[-1], written, self._number, register, bool(negated), frames)
         )
 
     def _call(self, operands: str) -> tuple[Opcode, tuple[Operand, ...]]:

@@ -89,11 +89,7 @@ def expand(body: Body, own: Collection[str], functions: Functions) -> None:
 
 
 def _reach(
-    body: Body,
-    functions: Functions,
-    chain: tuple[str, ...],
-    reached: dict[str, DeviceFunction],
-    sizes: dict[str, int],
+    body: Body, functions: Functions, chain: tuple[str, ...], reached: dict[str, DeviceFunction], sizes: dict[str, int]
 ) -> int:
     """Collect all functions reached from a body; returns the number of instructions after inlining."""
     if len(chain) > DEEPEST:

@@ -65,12 +65,8 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
                 scope.functions.setdefault(match["name"], address(len(scope.functions)))
             if match["opening"] == "{":
                 kernel = match["function"] == "entry"
-                inside = Scope(
-                    scope,
-                    "" if kernel else f".{match['name']}",
-                    functions=scope.functions,
-                    pointed=scope.pointed,
-                )
+                suffix = "" if kernel else f".{match['name']}"
+                inside = Scope(scope, suffix, functions=scope.functions, pointed=scope.pointed)
                 body = Body(text, match.end(), inside, files, wrappers)
                 if kernel:
                     kernels[match["name"]] = body, _parameters(match["parameters"] or "", inside), match["limits"]
@@ -135,11 +131,7 @@ def _kernel(
     name: str, body: Body, parameters: list[Parameter], limits: str, scope: Scope, outer: dict[str, Variable]
 ) -> PtxKernel:
     """Lay out a kernel's memory as ptxas does: its own variables, then those of the module that it uses."""
-    used = [
-        variable
-        for variable in scope.variables.values()
-        if variable.space == "shared" and variable.name in body.scope.used
-    ]
+    used = [each for each in scope.variables.values() if each.space == "shared" and each.name in body.scope.used]
     inner, sizes = _spaces([*body.scope.memory.values(), *used], ("shared", "local"))
     return PtxKernel(
         name,

@@ -11,17 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gemmery.emulator.ptx import (
-    Address,
-    Immediate,
-    Not,
-    Operand,
-    Register,
-    Special,
-    Symbol,
-    Variable,
-    Vector,
-)
+from gemmery.emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, Variable, Vector
 from gemmery.errors import EmulationError
 
 LARGEST = 1 << 64

@@ -15,7 +15,7 @@ from gemmery.banks import WARP
 from gemmery.emulator.instructions import written
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Mask
-from gemmery.emulator.ptx import Instruction, Line, PtxKernel, Register, Vector
+from gemmery.emulator.ptx import Instruction, Line, PtxKernel, names_of
 from gemmery.emulator.ptx.scopes import SIZES
 
 MOST = 64  # largest number of stretches kept after a branch
@@ -200,22 +200,14 @@ class _Block:
     def warps(self, instruction: Instruction) -> tuple[WarpAccess, ...]:
         """Return the accesses of the warps with an active lane."""
         rows = zip(self.addresses.reshape(-1, WARP).tolist(), self.active.reshape(-1, WARP).tolist(), strict=True)
-        event = self.event
-        return tuple(
-            WarpAccess(
-                instruction.line,
-                instruction.inner,
-                str(instruction.opcode),
-                event.space,
-                event.kind,
-                event.width,
-                tuple(address if works else None for address, works in zip(addresses, active, strict=True)),
-                warp,
-                instruction.frames,
-            )
-            for warp, (addresses, active) in enumerate(rows)
-            if any(active)
+        place = instruction.line, instruction.inner, str(instruction.opcode)
+        what = self.event.space, self.event.kind, self.event.width
+        lanes = (
+            tuple(address if works else None for address, works in zip(addresses, active, strict=True))
+            for addresses, active in rows
         )
+        accesses = (WarpAccess(*place, *what, each, warp, instruction.frames) for warp, each in enumerate(lanes))
+        return tuple(access for access in accesses if any(address is not None for address in access.addresses))
 
 
 @dataclass
@@ -229,27 +221,20 @@ class _Walk:
 
     def add(self, machine: Machine, start: int, stop: int, lanes: ActiveLanes) -> None:
         """Append a stretch, or extend the last one if the same lanes continue in the same file."""
-        stretch = _stretch(machine, start, stop, lanes)
         lines = Counter(instruction.line for instruction in machine.kernel.instructions[start:stop])
+        file, number = next(iter(lines)).file, attrgetter("number")
+        here = [line for line in lines if line.file == file]
         last = self.stretches[-1] if self.stretches else None
-        if last and (last.lanes, last.first.file) == (stretch.lanes, stretch.first.file):
-            first = min(last.first, stretch.first, key=attrgetter("number"))
-            furthest = max(last.last, stretch.last, key=attrgetter("number"))
-            self.stretches[-1] = Stretch(first, furthest, last.instructions + stretch.instructions, last.lanes)
-            self.lines[-1] += lines
-        else:
-            self.stretches.append(stretch)
-            self.lines.append(lines)
+        if last and (last.lanes, last.first.file) == (lanes, file):
+            here, start = [last.first, last.last, *here], start - last.instructions
+            self.stretches.pop()
+            lines = self.lines.pop() + lines
+        self.stretches.append(Stretch(min(here, key=number), max(here, key=number), stop - start, lanes))
+        self.lines.append(lines)
 
 
 def _lanes(flags: Flags) -> ActiveLanes:
     return tuple(flags.tolist())
-
-
-def _stretch(machine: Machine, first: int, last: int, lanes: ActiveLanes) -> Stretch:
-    lines = [instruction.line for instruction in machine.kernel.instructions[first:last]]
-    lines = [line for line in lines if line.file == lines[0].file]
-    return Stretch(min(lines, key=attrgetter("number")), max(lines, key=attrgetter("number")), last - first, lanes)
 
 
 @lru_cache(maxsize=64)
@@ -267,7 +252,7 @@ def origins(kernel: PtxKernel) -> Mapping[int, tuple[tuple[int, int], ...]]:
     sources = {}
     for index, instruction in enumerate(instructions):
         if instruction.opcode.name == "st" and instruction.opcode.space in ("shared", "shared::cluster", ""):
-            pieces = [_origin(instructions, writers, name) for name in _registers(instruction.operands[1])]
+            pieces = [_origin(instructions, writers, name) for name in names_of(instruction.operands[1:])]
             if pieces and all(piece is not None for piece in pieces):
                 sources[index] = tuple(piece for piece in pieces if piece is not None)
     return sources
@@ -282,22 +267,11 @@ def _origin(
         name, offset = ahead.pop(0)  # of registers packed into one, the lowest comes first
         for index in writers.get(name, ()):
             instruction = instructions[index]
-            targets = _registers(instruction.operands[0])
-            into = (
-                targets.index(name)
-                * SIZES.get(instruction.opcode.type, 0)
-                // (1 if instruction.opcode.name == "ld" else len(targets))
-            )
-            if instruction.opcode.name == "ld" and instruction.opcode.space in ("global", ""):
+            opcode, targets = instruction.opcode, names_of(instruction.operands[:1])
+            into = targets.index(name) * SIZES.get(opcode.type, 0) // (1 if opcode.name == "ld" else len(targets))
+            if opcode.name == "ld" and opcode.space in ("global", ""):
                 return index, offset + into
-            if instruction.opcode.name in ("mov", "cvt", "selp") and index not in traced:
+            if opcode.name in ("mov", "cvt", "selp") and index not in traced:
                 traced.add(index)
-                sources = [source for operand in instruction.operands[1:] for source in _registers(operand)]
-                ahead += [(source, offset + into) for source in sources]
+                ahead += [(source, offset + into) for source in names_of(instruction.operands[1:])]
     return None
-
-
-def _registers(operand: Any) -> tuple[str, ...]:
-    if isinstance(operand, Vector):
-        return tuple(name for element in operand.elements for name in _registers(element))
-    return (operand.name,) if isinstance(operand, Register) else ()

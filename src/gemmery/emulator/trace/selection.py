@@ -57,7 +57,7 @@ def select(trace: Trace, steps: Steps, line: str = "") -> Selection:
             tiles,
             _of_each(global_, _in_vain, loads=2),
             tuple(sorted(parted, key=_idle, reverse=True)[:1]),
-            _untraced(shared, tiles, steps),
+            tuple(steps) if len({access.kind in LOADS for access in shared}) == 2 and not tiles else (),
         )
     selection = Selection(
         _costliest((access for access in shared if _is_at(access, line)), _conflicts, MOST_OF_LINE),
@@ -175,12 +175,6 @@ def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
                 called = f"{name}, {variable}," if name.startswith("argument") and variable else name
                 tiles.append(TileLayout(called, contents, store, load))
     return tuple(tiles)
-
-
-def _untraced(shared: Sequence[WarpAccess], tiles: Sequence[TileLayout], steps: Steps) -> tuple[str, ...]:
-    """Return the operands if none has a known tile, although shared memory is written and read."""
-    kinds = {access.kind in LOADS for access in shared}
-    return tuple(steps) if len(kinds) == 2 and not tiles else ()
 
 
 def element(away: int, down: int, across: int) -> tuple[int, int]:

@@ -17,8 +17,7 @@ from gemmery.lab.backend import TURNS, Opponent
 from gemmery.lab.climb import estimate
 from gemmery.lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.new_process import first_call
-from gemmery.lab.new_products import new_shapes
+from gemmery.lab.new_process import first_call, new_shapes
 from gemmery.lab.session import Session, open_session
 
 

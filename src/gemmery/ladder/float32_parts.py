@@ -21,7 +21,7 @@ from gemmery.ladder.float32_bounds import (
     three_parts,
     two_parts,
 )
-from gemmery.ladder.general import GENERAL, on_cuda_cores
+from gemmery.ladder.general import on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
 
@@ -30,7 +30,6 @@ _TILES = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Ins
 _PAIRED_TILES = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 # Rounds of tiles of so many columns from which two blocks of a cluster share them: less of the power that limits them.
 _SHARED_FROM = {128: 6, 96: 16}
-_, _CUDA_CORES = GENERAL
 
 
 # ---- launches ----
@@ -49,7 +48,7 @@ def _refuses(problem: Problem) -> str:
 
 def _guarded(problem: Problem) -> Geometry:
     """The guard, and the product on CUDA cores where an operand has Inf or NaN."""
-    return replace(on_cuda_cores("split_simt", problem, _CUDA_CORES.default), needs=90, overlaps=True)
+    return replace(on_cuda_cores("split_simt", problem), needs=90, overlaps=True)
 
 
 def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Instance:
@@ -80,7 +79,6 @@ def _product(
     name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
 ) -> Geometry:
     """The launch that multiplies parts, which lie in the workspace with k adjacent."""
-    config = _resolve(tiled, problem, config)
     tile = _tile(tiled, problem, config)
     bm, bn, stages, cm, cn = tile[:5]
     cluster = cm * cn
@@ -123,7 +121,7 @@ def _product(
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
     if problem.k < SHALLOW:
-        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+        return on_cuda_cores("simt_general", problem)
     before = (
         float32_pre_pass.begin(problem),
         *float32_pre_pass.split(problem, "TwoParts", asked_for=True),
@@ -149,7 +147,7 @@ def _paired(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: int) -> Geometry:
     if problem.k < shallow:
-        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+        return on_cuda_cores("simt_general", problem)
     before = (
         float32_pre_pass.begin(problem),
         *float32_pre_pass.split(problem, "ThreeParts", asked_for=True),
@@ -195,7 +193,6 @@ _split_rung = partial(
     one_sided=True,
     dtypes=("f32",),
     refuses=_refuses,
-    default=dict.fromkeys(("bm", "bn", "band", "blocks"), 0),  # chosen by the problem
     expect={"local_requests": 0},
 )
 

@@ -30,7 +30,6 @@ _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
 _DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
 _WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
 _PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
-_PIPELINE_DEFAULT = dict.fromkeys(_PIPELINE, 0)  # chosen by the size of the product
 
 _IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
 _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
@@ -55,7 +54,6 @@ def _warptile(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
     """As _warptile, with `stages` tiles in shared memory: through registers if there are two, else by cp.async."""
-    config = _resolve(problem, config)
     _check_warps(config)
     stages = config["stages"]
     if stages < 2:
@@ -226,7 +224,6 @@ TILED = (
         geometry=_pipelined,
         resolve=_resolve,
         space=_PIPELINE,
-        default=_PIPELINE_DEFAULT,
         expect={**_IN_REGISTERS, "bank_conflicts": 0},
         lesson=(
             "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "

@@ -39,7 +39,6 @@ _SWAPPED = (32, 96, 112, 136, 144, 152, 160, 176, 208, 224)  # rows of tiles of 
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _OVERLAPPED = 128 * 288  # most sums of a tile that stays in registers, packed, while the next one is multiplied
 _FACTORS, _ASKED = 16, 32  # of the EPILOGUE of staged.cuh
-_KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
 
@@ -159,17 +158,16 @@ def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
-    resolved = _resolve(problem, config)
-    shape = resolved["bm"], resolved["bn"], resolved["cm"]
-    if hopper_model.is_swapped(resolved["bm"]):
-        if reason := illegal_swapped(wgmma_routes.as_read(problem), resolved):
+    shape = config["bm"], config["bn"], config["cm"]
+    if hopper_model.is_swapped(config["bm"]):
+        if reason := illegal_swapped(wgmma_routes.as_read(problem), config):
             raise RefusedError(reason)
         of_c = {"bm": "bn", "bn": "bm", "cm": "cn", "cn": "cm"}
-        exchanged = {key: resolved[of_c.get(key, key)] for key in resolved}
+        exchanged = {key: config[of_c.get(key, key)] for key in config}
         product = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), exchanged)
         return replace(product, tile=shape[:2], swapped=True)
     apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)
-    return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, resolved)
+    return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, config)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -436,7 +434,6 @@ WGMMA = (
             "band": (0, 4, 8, 16),
             "blocks": (0, 128),
         },
-        default=dict.fromkeys(_KEYS, 0),  # chosen by the problem
         expect={**_EXPECT, "store_requests": 0},
         lesson=(
             "The end of a tile is time in which tensor cores wait. Packed to 16 bits, the finished sums fit in "

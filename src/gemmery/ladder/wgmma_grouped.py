@@ -23,7 +23,7 @@ _LINE_RATE, _FINISH = 76, {2: 0.009, 4: 0.1}  # bytes from the L2 cache in a cyc
 
 def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
     """The launch after one that packs what tensor copies or wgmma cannot read where it lies."""
-    return wgmma_routes.library(partial(_in_place, name), problem, _resolve(problem, config))
+    return wgmma_routes.library(partial(_in_place, name), problem, config)
 
 
 def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
@@ -112,7 +112,6 @@ GROUPED = (
         geometry=_grouped,
         resolve=_resolve,
         space={"bn": (0, *_STAGES), "stages": (0, 2, 3, 4), "blocks": (0, 1, 128)},
-        default={"bn": 0, "stages": 0, "blocks": 0},
         expect={"local_requests": 0, "bank_conflicts": 0},
         lesson=(
             "A launch for each expert of a layer leaves multiprocessors idle at each end, and the host must know how "

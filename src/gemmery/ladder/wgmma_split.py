@@ -72,7 +72,7 @@ def _refuses_streamk(problem: Problem) -> str:
 
 def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
     """Clusters of `splits` blocks that stay: whole tiles for each block, then shared ones for each cluster."""
-    return library(partial(_in_place_streamk, name), problem, _resolve_streamk(problem, config))
+    return library(partial(_in_place_streamk, name), problem, config)
 
 
 def _in_place_streamk(name: str, problem: Problem, config: Config) -> Geometry:
@@ -133,7 +133,7 @@ def _refuses_blocks(problem: Problem) -> str:
 
 def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
     """Blocks that stay, with two warpgroups that add parts by CUDA cores beside the products of tensor cores."""
-    return library(partial(_in_place_blockscaled, name), problem, _resolve_blockscaled(problem, config))
+    return library(partial(_in_place_blockscaled, name), problem, config)
 
 
 def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
@@ -186,7 +186,6 @@ SPLIT = (
             "band": (0, 1, 8, 16),
             "blocks": (0, 8, 128),
         },
-        default={"bm": 0, "bn": 0, "stages": 0, "splits": 0, "band": 0, "blocks": 0},
         expect={**_EXPECT, "load_requests": 0},
         lesson=(
             "Whole tiles take whole rounds: 2.18 rounds last as long as 3. Where the last round has few tiles, the "
@@ -206,7 +205,6 @@ SPLIT = (
         geometry=_blockscaled,
         resolve=_resolve_blockscaled,
         space={"bm": (0, 64, 128), "bn": (0, 64, 128), "stages": (0, 3, 6, 8), "band": (0, 1, 8, 16), "blocks": (0, 8)},
-        default={"bm": 0, "bn": 0, "stages": 0, "band": 0, "blocks": 0},
         expect=_EXPECT,
         lesson=(
             "Eight bits have little range, so every 128 of k has factors: one for a row of A, one for 128 x 128 of B. "

@@ -48,7 +48,7 @@ def _refuses(problem: Problem) -> str:
 
 def _guarded(problem: Problem) -> Geometry:
     """The guard, and the product on CUDA cores where an operand has Inf or NaN."""
-    return replace(on_cuda_cores("split_simt", problem), needs=90, overlaps=True)
+    return replace(on_cuda_cores(problem, "split_simt"), needs=90, overlaps=True)
 
 
 def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Instance:
@@ -121,7 +121,7 @@ def _product(
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
     if problem.k < SHALLOW:
-        return on_cuda_cores("simt_general", problem)
+        return on_cuda_cores(problem)
     before = (
         float32_pre_pass.begin(problem),
         *float32_pre_pass.split(problem, "TwoParts", asked_for=True),
@@ -133,27 +133,19 @@ def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     return replace(product, before=before)
 
 
-def _bf16x6(name: str, problem: Problem, config: Config) -> Geometry:
-    """Three parts, whatever the operands hold but Inf and NaN."""
-    product = partial(_product, name, "bf16", _TILES, problem, config, depth_of(problem.k))
-    return _always_three(problem, product, SHALLOW)
-
-
-def _paired(name: str, problem: Problem, config: Config) -> Geometry:
-    """Three parts, and sums in two numbers each."""
-    product = partial(_product, name, "bf16", _PAIRED_TILES, problem, config, PAIRED_DEPTH)
-    return _always_three(problem, product, PAIRED_SHALLOW)
-
-
-def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: int) -> Geometry:
+def _always_three(
+    tiled: tuple[Instance, ...], depth: Callable[[int], int], shallow: int, name: str, problem: Problem, config: Config
+) -> Geometry:
+    """Three parts, whatever the operands hold but Inf and NaN; tensor cores sum the `depth` of k, k >= `shallow`."""
     if problem.k < shallow:
-        return on_cuda_cores("simt_general", problem)
+        return on_cuda_cores(problem)
     before = (
         float32_pre_pass.begin(problem),
         *float32_pre_pass.split(problem, "ThreeParts", asked_for=True),
         _guarded(problem),
     )
-    return replace(product(), before=before)
+    product = _product(name, "bf16", tiled, problem, config, depth(problem.k))
+    return replace(product, before=before)
 
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
@@ -225,7 +217,7 @@ SPLIT_FLOAT32 = (
         idea="float32 as three bfloat16, exactly: six products, and no choice that depends on the values",
         parent="split_fp16x3",
         bound=three_parts,
-        geometry=_bf16x6,
+        geometry=partial(_always_three, _TILES, depth_of, SHALLOW),
         resolve=partial(_resolve, _TILES),
         space=_space(_TILES),
         lesson=(
@@ -240,7 +232,7 @@ SPLIT_FLOAT32 = (
         idea="sums in two float32 each: the error no longer grows with k",
         parent="split_bf16x6",
         bound=pairs,
-        geometry=_paired,
+        geometry=partial(_always_three, _PAIRED_TILES, lambda _: PAIRED_DEPTH, PAIRED_SHALLOW),
         resolve=partial(_resolve, _PAIRED_TILES),
         space=_space(_PAIRED_TILES),
         lesson=(

@@ -128,14 +128,14 @@ def _residues(name: str, problem: Problem, config: Config) -> Geometry:
     From the product on, they do not overlap: blocks that wait beside those of the product take 8 % of its time.
     """
     if problem.k < SHALLOW:
-        return on_cuda_cores("simt_general", problem)
+        return on_cuda_cores(problem)
     count, tile = config["moduli"], _tile(problem, config)
     a, b, end, pitch = _places(problem, count, tile)
     boxes = (
         MapBox(operand, (_ROW, min(rows, side)), packed=place, pitch=pitch, element="int8", parts=count)
         for operand, side, rows, place in (("a", problem.m, tile.bm, a), ("b", problem.n, tile.bn, b))
     )
-    plain = replace(on_cuda_cores("ozaki_simt", problem), needs=90)
+    plain = replace(on_cuda_cores(problem, "ozaki_simt"), needs=90)
     blocks = tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn // 4 // _THREADS
     last = _other(name, name, problem, blocks)
     return replace(

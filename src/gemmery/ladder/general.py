@@ -44,9 +44,9 @@ def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     )
 
 
-def on_cuda_cores(name: str, problem: Problem) -> Geometry:
-    """Return the launch of simt_general, or of a kernel of its kind, with the tile that should take least time."""
-    return _simt(name, problem, _resolve_simt(problem, {"tile": 0}))
+def on_cuda_cores(problem: Problem, name: str = "") -> Geometry:
+    """Return the launch of the rung on CUDA cores, or of a kernel of its kind, in the tile that takes least time."""
+    return _simt(name or GENERAL[1].name, problem, _resolve_simt(problem, {"tile": 0}))
 
 
 def _simt(name: str, problem: Problem, config: Config) -> Geometry:

@@ -128,7 +128,7 @@ def _tma(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
     shared = ring_bytes(problem, bm, bn, stages) + 8 * stages
     _check_rows(bm)
-    _check(problem, bm, bn, stages, 1, 1, shared)
+    check(problem, bm, bn, stages, 1, 1, shared)
     kernel = instance(name, problem, wgmma_tiles(problem, bm, bn, stages))
     blocks, maps = tiles(problem, bm, bn)[0], operand_boxes(problem, bm, bn)
     return launch(name, kernel, blocks, min(bm // 64, 2), shared, (bm, bn), maps)
@@ -141,15 +141,8 @@ def _specialized(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def _persistent(name: str, problem: Problem, config: Config) -> Geometry:
-    """As many blocks as the device runs at a time, which take tiles in turn."""
-    bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    blocks = min(tiles(problem, bm, bn)[0], target(problem).sms)
-    return replace(_by_roles(name, problem, bm, bn, stages, blocks), band=config["band"])
-
-
-def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
-    """Clusters of cm x cn blocks."""
-    bm, bn, stages, cm, cn = (config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
+    """As many blocks as run at a time, in clusters of cm x cn if there are such, which take tiles in turn."""
+    bm, bn, stages, cm, cn = (config.get(key, 1) for key in ("bm", "bn", "stages", "cm", "cn"))
     cluster = cm * cn
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(target(problem).sms, cluster))
     product = _by_roles(name, problem, bm, bn, stages, count * cluster, cm, cn)
@@ -186,7 +179,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
     shared = shared_bytes(problem, bm, bn, stages)
-    _check(problem, bm, bn, stages, cm, cn, shared)
+    check(problem, bm, bn, stages, cm, cn, shared)
     if bm == 192 and not hopper.plain_halves(problem):
         raise RefusedError("bm=192: it takes plain products of halves and a C with a tensor map")
     cluster, matrices = cm * cn, hopper.APART if apart else 1
@@ -318,7 +311,8 @@ def _check_rows(bm: int) -> None:
         raise RefusedError(f"bm={bm}: wgmma_epilogue alone has such tiles; use 64, 128 or 256 rows")
 
 
-def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
+def check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
+    """Raise RefusedError for what `illegal` tells."""
     if reason := illegal(problem, bm, bn, stages, cm, cn, shared):
         raise RefusedError(reason)
 
@@ -345,7 +339,7 @@ def _by_roles(
     """A warpgroup that brings tiles, and one or two that multiply."""
     shared = ring_bytes(problem, bm, bn, stages) + 16 * stages
     _check_rows(bm)
-    _check(problem, bm, bn, stages, cm, cn, shared)
+    check(problem, bm, bn, stages, cm, cn, shared)
     kernel = instance(name, problem, wgmma_tiles(problem, bm, bn, stages, cm, cn))
     maps = operand_boxes(problem, bm, bn, cm, cn)
     return launch(name, kernel, blocks, min(bm // 64, 2) + 1, shared, (bm, bn), maps, overlaps=True)
@@ -405,7 +399,7 @@ WGMMA = (
         "wgmma_cluster",
         idea="two blocks of a cluster copy half of their common operand each, to both",
         parent="wgmma_persistent",
-        geometry=_cluster,
+        geometry=_persistent,
         space={**_SPACE, "cm": (1, 2, 4), "cn": (1, 2), "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "cm": 2, "cn": 1, "band": BAND},
         lesson=(

@@ -47,7 +47,7 @@ from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table
 from site_pages import modelled
-from site_pages.stored import Query, Stored, missing, query
+from site_pages.stored import TYPE, Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")
 
@@ -90,7 +90,7 @@ class Documents:
     def _ladder(self, path: Path, marker: str) -> str:
         selection = query(f"ladder {marker}")
         if "gpu" in selection.others:
-            runs = self._stored.newest_of_each_type(replace(selection, machine="gpu"))
+            runs = self._stored.newest_of_each(replace(selection, machine="gpu"), *TYPE)
         else:
             runs = self._stored.newest(replace(selection, machine=selection.machine or "cpu"))
         return ladder(self._of("gpu" in selection.others), runs, self.root, path.parent)
@@ -130,7 +130,7 @@ class Documents:
         parts = list[str]()
         runs = self._stored.newest(selection)
         if any(is_of_model(m) for run in runs for m in run.measurements):  # a run may have timed some modes alone
-            runs = self._stored.newest_of_each_case(selection)
+            runs = self._stored.newest_of_each(selection, "case")
         for run in runs:
             tables = sheets(run, self._of(bool(run.machine.gpu.name)))
             parts += [f"{_provenance(run)}\n", *(f"**{sheet.title}**\n\n{table(sheet)}" for sheet in tables)]

@@ -14,7 +14,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.problems import Group, gain, groups
 from site_pages.documents import published
-from site_pages.stored import Stored, query
+from site_pages.stored import TYPE, Stored, query
 
 FLOAT8 = "hopper_fp8"  # the suite of products that the ladder has none of
 
@@ -59,7 +59,7 @@ class Records:
         stored = Stored(root)
         self.published = published(root / "docs" / "published.toml")
         self._others = stored.newest(query(f"{FLOAT8} machine=gpu"))
-        self._runs = {kind: stored.newest_of_each_type(query(f"ladder machine={kind}")) for kind in ("cpu", "gpu")}
+        self._runs = {kind: stored.newest_of_each(query(f"ladder machine={kind}"), *TYPE) for kind in ("cpu", "gpu")}
 
     def charts(self, rung: Rung, rungs: Sequence[Rung]) -> list[tuple[str, list[Chart]]]:
         """Return (machine and date, a chart for each element type at the largest size measured)."""

@@ -12,6 +12,7 @@ from gemmery.bench import record
 from gemmery.bench.record import Measurement, Run
 from gemmery.errors import ArgumentError
 
+TYPE = "dtype", "precision"  # the fields of a record that tell its element type
 FOLDER = "benchmarks/results"  # of a checkout, with the records of each machine
 
 
@@ -81,15 +82,8 @@ class Stored:
                     break
         return newest[:1] if selection.machine == "first" else newest
 
-    def newest_of_each_type(self, selection: Query) -> list[Run]:
-        """Return for each machine one run with the newest matching records of every element type."""
-        return self._newest_of_each(selection, "dtype", "precision")
-
-    def newest_of_each_case(self, selection: Query) -> list[Run]:
-        """Return for each machine one run with the newest matching records of every case."""
-        return self._newest_of_each(selection, "case")
-
-    def _newest_of_each(self, selection: Query, *names: str) -> list[Run]:
+    def newest_of_each(self, selection: Query, *names: str) -> list[Run]:
+        """Return for each machine one run with the newest matching records for all values of the fields `names`."""
         records = (m for runs in self._runs.values() for run in runs for m in run.measurements if selection.matches(m))
         return _merged(
             run

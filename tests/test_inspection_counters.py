@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import gemmery as gm
-from gemmery import cli, report
+from gemmery import cli
 from gemmery.cuda import sass
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.selection import Selection
@@ -25,6 +25,7 @@ from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, Inspectio
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
 from gemmery.report.curves import roofline_plot
+from gemmery.report.text import as_json
 from site_pages.pictures import FOLDER, drawn
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
@@ -321,7 +322,7 @@ def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds
     assert rows["FFMA"] == ["512", "512", ""]
     assert rows["LDG.128"] == ["2", "2", ""]
     assert rows["BAR"] == ["2", "2", ""]
-    (kernel,) = json.loads(report.as_json(vectorized))["kernels"]
+    (kernel,) = json.loads(as_json(vectorized))["kernels"]
     assert kernel["multiply_adds"] == 32 * kernel["step"]["FFMA"] == 32 * 512
     (section,) = [section for section in sections(vectorized) if section.title == "Instructions"]
     assert section.head == ("kind", "kernel", "main loop", "step: 4 passes of it")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gemmery import lab, report
+from gemmery import lab
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, EmulationError
 from gemmery.lab import emulated_rungs
@@ -19,9 +19,10 @@ from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import EmulatedLadder, PredictedRung
-from gemmery.report import svg
+from gemmery.report import emulated_tables, svg
 from gemmery.report.emulated_page import emulated_page, roofs
 from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
+from gemmery.report.text import as_json
 
 pytest.importorskip("cuda.bindings")
 
@@ -116,14 +117,14 @@ def test_wavefronts_that_conflicts_do_not_explain_are_explained():
 
 def test_a_terminal_shows_one_table_and_the_verdict(chain):
     shown = io.StringIO()
-    report.show_emulated(chain, Console(file=shown, width=120))
+    emulated_tables.show_emulated(chain, Console(file=shown, width=120))
     text = shown.getvalue()
     assert text.count("simt_swizzled ") == 1
     assert "5 of 5 results are right, no findings, all counters are as expected." in text
     broken = replace(chain.rungs[0], error=2.0, findings=("a.cu:3: race",), expected={"bank_conflicts": 0})
     bad = EmulatedLadder(chain.device, chain.started, (broken, replace(chain.rungs[1], refused="too large")))
     shown = io.StringIO()
-    report.show_emulated(bad, Console(file=shown, width=200))
+    emulated_tables.show_emulated(bad, Console(file=shown, width=200))
     assert "0 of 1 results are right, 1 finding, 1 counter not as expected; 1 rung did not run." in shown.getvalue()
     for said in ("outside its error bound", "a.cu:3: race", "claims bank_conflicts = 0, and has 12288", "too large"):
         assert said in shown.getvalue()
@@ -158,7 +159,7 @@ def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch)
     run = lab.emulated_ladder(["simt_naive"], [16])
     assert run.rungs[0].refused == "a.cu:3: brkpt is not modelled"
     shown = io.StringIO()
-    report.show_emulated(run, Console(file=shown, width=120))
+    emulated_tables.show_emulated(run, Console(file=shown, width=120))
     assert shown.getvalue() == "No rung ran: simt_naive, a.cu:3: brkpt is not modelled.\n"
     assert "brkpt is not modelled" in emulated_page(run)
 
@@ -186,7 +187,7 @@ def test_a_result_outside_its_bound_is_wrong():
 
 def test_what_is_shown(few):
     shown = io.StringIO()
-    report.show_emulated(few, Console(file=shown, width=120))
+    emulated_tables.show_emulated(few, Console(file=shown, width=120))
     text = shown.getvalue()
     assert "a100: sm_80, 108 multiprocessors" in text
     assert "no cache is modelled" in " ".join(text.split())
@@ -255,7 +256,7 @@ def test_first_letters_of_names_stay_as_they_are():
 
 
 def test_json_is_the_record(few):
-    found = json.loads(report.as_json(few))
+    found = json.loads(as_json(few))
     assert [one["rung"] for one in found["rungs"]] == FEW
     assert found["rungs"][1]["counts"]["load_sectors_a_request"] == 2.5
     assert found["rungs"][1]["kinds"]["fma"] == 128**3 // 32
@@ -304,7 +305,7 @@ def test_cards_are_known_in_any_case():
 )
 def test_the_number_of_grids_agrees_with_its_verb(rungs, said):
     shown = io.StringIO()
-    report.show_emulated(lab.emulated_ladder(rungs, [8]), Console(file=shown, width=200))
+    emulated_tables.show_emulated(lab.emulated_ladder(rungs, [8]), Console(file=shown, width=200))
     assert said in shown.getvalue()
 
 

@@ -22,7 +22,7 @@ from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import climb, contest, on_cuda, suites
-from gemmery.lab import new_products as shapes
+from gemmery.lab import new_process as shapes
 from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
 from gemmery.lab.contest import Task

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gemmery import cache, cli, lab, report, tiers
+from gemmery import cache, cli, lab, tiers
 from gemmery.cpu import jit
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.driver import find
 from gemmery.errors import DeviceError
 from gemmery.lab import health
+from gemmery.report import terminal
 
 MISSING = "no CUDA driver is installed on this machine"
 
@@ -193,7 +194,7 @@ def test_the_caches_in_memory_are_bounded_and_counted():
 def test_what_is_absent_is_not_marked_ok():
     output = io.StringIO()
     rows = [("torch", "not installed", True, ""), ("cpu", "Zen", True, ""), ("self-test", "failed", False, "")]
-    report.findings(rows, Console(file=output, width=80))
+    terminal.findings(rows, Console(file=output, width=80))
     assert [line.split()[0] for line in output.getvalue().splitlines()] == ["-", "ok", "!!"]
 
 

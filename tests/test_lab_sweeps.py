@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery import experiments, lab, report
+from gemmery import experiments, lab
 from gemmery.bench.record import Gpu, Run
 from gemmery.cuda import driver
 from gemmery.cuda.driver import find
@@ -17,7 +17,7 @@ from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.lab import sweeps
 from gemmery.lab.on_cuda import product_for
 from gemmery.ladder.cuda import CUDA
-from gemmery.report import words
+from gemmery.report import terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 from gemmery.report.tables import sheets
@@ -205,7 +205,7 @@ def test_a_tile_that_is_a_block_of_threads_is_marked_at_its_side():
 @pytest.mark.parametrize("run", [of_threads(), of_vectors()])
 def test_a_sweep_is_shown_in_a_terminal_and_on_a_page(run):
     shown = io.StringIO()
-    report.show(run, CUDA, Console(file=shown, width=120))
+    terminal.show(run, CUDA, Console(file=shown, width=120))
     assert words.title(run) in page(run, CUDA)
     assert run.measurements[0].kernel in shown.getvalue()
 
@@ -213,7 +213,7 @@ def test_a_sweep_is_shown_in_a_terminal_and_on_a_page(run):
 def test_progress_says_what_was_varied(capsys):
     run = of_threads()
     shown = io.StringIO()
-    with report.progress(CUDA, Console(file=shown, width=200)) as progress:
+    with terminal.progress(CUDA, Console(file=shown, width=200)) as progress:
         progress.update("", 1, 2, run.measurements[0])
         progress.update("", 2, 2, run.measurements[10])
     assert "threads 2: 65.4 s" in shown.getvalue()

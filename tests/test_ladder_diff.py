@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 import gemmery
-from gemmery import cli, lab, report
+from gemmery import cli, lab
 from gemmery.errors import ArgumentError
 from gemmery.ladder import diff as differences
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import source
 from gemmery.ladder.rung import find
-from gemmery.report.difference import difference_page
+from gemmery.report.difference import difference_page, show_difference
 
 
 def test_rungs_of_one_file_are_cut_to_the_functions_that_make_them():
@@ -175,7 +175,7 @@ def test_rungs_of_one_source_differ_in_their_facts_alone(monkeypatch):
     assert found.lines == ()
     assert "idea" in [fact.name for fact in found.facts]
     shown = io.StringIO()
-    report.show_difference(found, Console(file=shown))
+    show_difference(found, Console(file=shown))
     assert "run the same code" in shown.getvalue()
 
 
@@ -190,7 +190,7 @@ def test_a_rung_that_cannot_be_compared_is_an_error(old, new, said):
 
 def test_a_terminal_shows_it_in_colours():
     shown = io.StringIO()
-    report.show_difference(
+    show_difference(
         lab.diff("simd_row", "simd_blocked"),
         Console(file=shown, force_terminal=True, color_system="standard", width=99),
     )

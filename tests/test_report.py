@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 import records
-from gemmery import report
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
@@ -23,7 +22,8 @@ from gemmery.report import problems, sheet, svg, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 from gemmery.report.tables import sheets
-from site_pages.stored import Stored, query
+from gemmery.report.text import as_json, markdown
+from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
 
@@ -35,7 +35,7 @@ def run(request):
 
 def shown(run, width):
     console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    report.show(run, records.RUNGS, console)
+    terminal.show(run, records.RUNGS, console)
     return console.export_text()
 
 
@@ -137,8 +137,8 @@ def test_what_is_not_square_has_a_table_of_its_own():
 
 def test_every_table_of_a_stored_ladder_is_one_table_in_80_columns():
     stored = Stored(Path(__file__).parents[1])
-    runs = [(run, CPU) for run in stored.newest_of_each_type(query("ladder machine=cpu"))]
-    runs += [(run, CUDA) for run in stored.newest_of_each_type(query("ladder machine=gpu"))]
+    runs = [(run, CPU) for run in stored.newest_of_each(query("ladder machine=cpu"), *TYPE)]
+    runs += [(run, CUDA) for run in stored.newest_of_each(query("ladder machine=gpu"), *TYPE)]
     tables = [sheet for run, rungs in runs for sheet in sheets(run, rungs)]
     assert sum(sheet.title.startswith("Other shapes") for sheet in tables) >= 3
     laid = {sheet.title: terminal.laid_out(sheet, 80) for sheet in tables}
@@ -211,7 +211,7 @@ def test_blocks_are_set_against_the_caches():
 
 
 def test_markdown_has_a_cell_for_every_column(run):
-    text = report.markdown(run, records.RUNGS)
+    text = markdown(run, records.RUNGS)
     tables = [re.findall(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("|")]
     assert len(tables) > 2
     assert text.count("\n## ") == len(sheets(run, records.RUNGS))
@@ -220,7 +220,7 @@ def test_markdown_has_a_cell_for_every_column(run):
 
 
 def test_json_holds_every_record(run):
-    found = json.loads(report.as_json(run))
+    found = json.loads(as_json(run))
     assert found["machine"]["cpu"] == records.MACHINE.cpu
     assert len(found["measurements"]) == len(run.measurements)
     assert found["measurements"][0]["seconds"] == run.measurements[0].seconds
@@ -324,7 +324,7 @@ def test_labels_are_moved_apart():
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys):
     first, *_ = RUNS["ladder"].measurements
-    with report.progress(records.RUNGS, Console(stderr=True, force_terminal=False)) as progress:
+    with terminal.progress(records.RUNGS, Console(stderr=True, force_terminal=False)) as progress:
         progress.update("scalar_naive, 512", 0, 2)
         progress.update("scalar_naive, 512", 1, 2, first)
         progress.update("strassen, 512", 2, 2, replace(first, kernel="strassen", refused="too small", seconds=0.0))
@@ -335,7 +335,7 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys):
 
 
 def test_progress_on_a_terminal_shows_the_rows_so_far(capsys):
-    with report.progress(records.RUNGS, Console(stderr=True, force_terminal=True, width=80)) as progress:
+    with terminal.progress(records.RUNGS, Console(stderr=True, force_terminal=True, width=80)) as progress:
         for done, m in enumerate(RUNS["ladder"].measurements[:3], 1):
             progress.update(m.kernel, done, 3, m)
     err = capsys.readouterr().err
@@ -345,7 +345,7 @@ def test_progress_on_a_terminal_shows_the_rows_so_far(capsys):
 
 
 def test_named_tuples_are_dictionaries_in_json():
-    found = json.loads(report.as_json([{"problem": Problem(2, 3, 4, "f32", "f32")}, RUNS["ladder"].machine]))
+    found = json.loads(as_json([{"problem": Problem(2, 3, 4, "f32", "f32")}, RUNS["ladder"].machine]))
     assert (found[0]["problem"]["m"], found[0]["problem"]["dtype"]) == (2, "f32")
     assert found[0]["problem"]["alignments"] == [16, 16, 16]
     assert found[1]["gpu"]["name"] == ""

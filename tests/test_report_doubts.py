@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery import report
-from gemmery.report import problems, tables, words
+from gemmery.report import problems, tables, terminal, words
 from gemmery.report.page import page
 from gemmery.report.tables import over_fastest, summary
+from gemmery.report.text import markdown
 
 
 def busy(run, load=0.8):
@@ -31,7 +31,7 @@ RUNS = (records.ladder(), records.sweep_block(), records.sweep_size(), records.b
 
 def printed(run):
     console = Console(width=160, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    report.show(run, records.RUNGS, console)
+    terminal.show(run, records.RUNGS, console)
     return console.export_text()
 
 
@@ -39,13 +39,13 @@ def printed(run):
 def test_a_quiet_run_is_trusted(run):
     assert problems.doubts(run) == ()
     assert problems.weighed(run) is run
-    assert "Unreliable" not in printed(run) + page(run, records.RUNGS) + report.markdown(run, records.RUNGS)
+    assert "Unreliable" not in printed(run) + page(run, records.RUNGS) + markdown(run, records.RUNGS)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
 def test_load_is_a_banner_in_every_form(run):
     said = "Other processes used up to 0.8 of the 2 cores during the measurement."
-    for text in (printed(busy(run)), page(busy(run), records.RUNGS), report.markdown(busy(run), records.RUNGS)):
+    for text in (printed(busy(run)), page(busy(run), records.RUNGS), markdown(busy(run), records.RUNGS)):
         assert "Unreliable figures" in text
         assert said in re.sub(r"\s+", " ", text)
 
@@ -77,7 +77,7 @@ def test_all_ratios_are_ranges_and_there_is_no_headline(spoil):
     suite = spoil(records.bench()) if spoil is busy else busy(records.bench())
     tones = {cell.tone for s in tables.sheets(suite, ()) for row in s.rows for cell in row if "×" in cell.text}
     assert "bad" not in tones
-    assert "±" not in re.sub("<[^>]*>", "", report.markdown(suite, ()).partition("\n\n")[2])
+    assert "±" not in re.sub("<[^>]*>", "", markdown(suite, ()).partition("\n\n")[2])
 
 
 def test_a_ladder_closes_with_one_line():

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery import report
 from gemmery.bench import record
 from gemmery.ladder.cuda import CUDA
-from gemmery.report import words
+from gemmery.report import terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 from gemmery.report.tables import sheets
@@ -47,7 +46,7 @@ def without_rival(run):
 
 def shown(run, width=400):  # nothing folds
     console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    report.show(run, CUDA, console)
+    terminal.show(run, CUDA, console)
     return console.export_text()
 
 

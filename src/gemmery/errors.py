@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def brief(value: object) -> str:
     """Return at most 40 characters of a value on one line, for a message.
@@ -14,6 +16,16 @@ def brief(value: object) -> str:
     except Exception:  # Python prints no integer of 5,000 digits, and an object's own __repr__ may raise anything
         return "an int too large to print" if isinstance(value, int) else f"<{type(value).__name__}>"
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ArgumentError:
+    """Return the error for a name that is not known, as `what` says, with the known names and one that is close."""
+    from difflib import get_close_matches  # loads with the first mistake
+
+    names = tuple(known)
+    close = get_close_matches(name, names, 1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return ArgumentError(f"{what}; {meant}known: {', '.join(names)}")
 
 
 class GemmeryError(Exception):

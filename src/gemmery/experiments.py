@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gemmery.errors import ArgumentError
+from gemmery.errors import unknown
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Measurement
@@ -274,9 +273,7 @@ def sweep(name: str) -> Experiment:
     """Return a sweep by its name. Raises ArgumentError for an unknown one."""
     by_name = {experiment.name: experiment for experiment in SWEEPS}
     if name not in by_name:
-        close = get_close_matches(name, by_name, 1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ArgumentError(f"experiment {name!r} is not known; {meant}known: {', '.join(by_name)}")
+        raise unknown(f"experiment {name!r} is not known", name, by_name)
     return by_name[name]
 
 

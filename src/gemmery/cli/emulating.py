@@ -130,7 +130,7 @@ def _emulate(
 ) -> int:
     from gemmery.inspection.console import show_prediction, show_run, show_runs
     from gemmery.inspection.run_report import run_page, summary
-    from gemmery.report import as_json
+    from gemmery.report.text import as_json
 
     outcomes = [run_file() for run_file in run_each]
     runs = [run for run, _ in outcomes]

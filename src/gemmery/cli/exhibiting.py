@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gemmery.cli.showing import Output, completed, console, instead, judged, said_interrupted
+from gemmery.cli.showing import Output, completed, instead, judged, print_records, said_interrupted
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
@@ -19,24 +19,20 @@ if TYPE_CHECKING:
 
 def listed(json: bool) -> int:
     """List the exhibits."""
-    from gemmery import report
     from gemmery.ladder.exhibits import EXHIBITS
+    from gemmery.report.exhibit_results import list_exhibits
 
-    if json:
-        rows = [
-            {"name": exhibit.name, "idea": exhibit.idea, "lesson": exhibit.lesson, "parent": exhibit.parent}
-            for exhibit in EXHIBITS
-        ]
-        sys.stdout.write(f"{report.as_json(rows)}\n")
-    else:
-        report.list_exhibits(EXHIBITS, console())
+    names = ("name", "idea", "lesson", "parent")
+    rows = [{name: getattr(exhibit, name) for name in names} for exhibit in EXHIBITS]
+    print_records(json, rows, partial(list_exhibits, EXHIBITS))
     return 0
 
 
 def on_gpu(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: Output) -> int:
     """Measure an exhibit; 1 when a result is wrong. After Ctrl-C the configs so far are shown."""
-    from gemmery import lab, report
+    from gemmery import lab
     from gemmery.cuda import nvrtc
+    from gemmery.report import exhibit_results
 
     source, so_far = nvrtc.text(Path(exhibit.source).name), list["Run"]()
 
@@ -47,14 +43,9 @@ def on_gpu(exhibit: Exhibit, device: str, seconds: float, store: Path | None, ou
     run, interrupted = completed(measure, so_far, lambda: so_far[0])
     ran = [m.config for m in run.measurements]
     predicted = [row for row in lab.predicted(exhibit) if dict(row[0]) in ran]
-    if output.json:
-        sys.stdout.write(f"{report.as_json(run)}\n")
-    else:
-        report.show_exhibit(exhibit, source, predicted, run, console())
+    print_records(output.json, run, partial(exhibit_results.show_exhibit, exhibit, source, predicted, run))
     if output.has_page:
-        from gemmery.report.exhibit_results import exhibit_page
-
-        output.write("exhibit", run.started, exhibit_page(exhibit, source, predicted, run))
+        output.write("exhibit", run.started, exhibit_results.exhibit_page(exhibit, source, predicted, run))
     return said_interrupted() if interrupted else judged(run)
 
 
@@ -63,14 +54,15 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
 
     `missing` is the reason why there is no GPU, which is printed; "" when the emulator was asked for.
     """
-    from gemmery import lab, report
+    from gemmery import lab
     from gemmery.bench import record
     from gemmery.cuda import nvrtc
+    from gemmery.report import exhibit_results
 
     if missing:
         sys.stderr.write(f"gemmery: {instead(missing, card)}\n")
     source, so_far = nvrtc.text(Path(exhibit.source).name), list["EmulatedExhibit"]()
-    with report.exhibit_progress(Console(stderr=True)) as progress:
+    with exhibit_results.exhibit_progress(Console(stderr=True)) as progress:
 
         def on_config(what: str, done: int, total: int, run: EmulatedExhibit | None) -> None:
             so_far.extend([run] if run else [])
@@ -78,14 +70,9 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
 
         count = partial(lab.emulated_exhibit, exhibit.name, device=card, on_config=on_config)
         _, interrupted = completed(count, so_far, lambda: tuple(so_far))
-    if output.json:
-        sys.stdout.write(f"{report.as_json(so_far)}\n")
-    else:
-        report.show_emulated_exhibit(exhibit, source, so_far, console())
+    print_records(output.json, so_far, partial(exhibit_results.show_emulated_exhibit, exhibit, source, so_far))
     if output.has_page:
-        from gemmery.report.exhibit_results import emulated_exhibit_page
-
-        output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, so_far))
+        output.write("exhibit", record.now(), exhibit_results.emulated_exhibit_page(exhibit, source, so_far))
     wrong = [f"gemmery: {exhibit.name} at {run.config} {line}\n" for run in so_far for line in run.wrong]
     sys.stderr.writelines(wrong)
     return said_interrupted() if interrupted else 1 if wrong else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from typer import Argument, Option
 
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import As, HtmlToo, Json, place, settings
-from gemmery.cli.showing import check_page, check_writable, console, write_page
+from gemmery.cli.showing import check_page, check_writable, console, print_records, write_page
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -40,13 +41,12 @@ def diff(
 
 
 def _diff(old: str, new: str, html: Path | None) -> int:
-    from gemmery import lab, report
+    from gemmery import lab
+    from gemmery.report.difference import difference_page, show_difference
 
     difference = lab.diff(old, new)
-    report.show_difference(difference, console())
+    show_difference(difference, console())
     if html is not None:
-        from gemmery.report.difference import difference_page
-
         sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
     return 0
 
@@ -142,7 +142,7 @@ def _inspect(
 ) -> int:
     from gemmery.inspection.console import show_inspection, show_side_by_side
     from gemmery.inspection.records import paired, without_code
-    from gemmery.report import as_json
+    from gemmery.report.text import as_json
 
     first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
     pair = paired(first, *second) if second else None
@@ -194,11 +194,9 @@ def doctor(
 
 
 def _doctor(json: bool, prune: bool) -> int:
-    from gemmery import lab, report
+    from gemmery import lab
+    from gemmery.report.terminal import findings
 
     checks = (*([lab.prune()] if prune else []), *lab.doctor())
-    if json:
-        sys.stdout.write(f"{report.as_json(checks)}\n")
-    else:
-        report.findings([(check.name, check.value, check.ok, check.advice) for check in checks], console())
+    print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
     return 0 if all(check.ok for check in checks) else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -142,23 +141,20 @@ def ladder(
         asked.no_threads(threads, str(where))
     reason = _emulated_for(context, where)
     output = Output(json, html, no_html)
+    from gemmery import lab
+    from gemmery.lab.climb import expected, meant
+
     if reason is not None:
-        from gemmery import lab
         from gemmery.cuda.pipes import predictable
         from gemmery.lab.emulated_rungs import MOST
 
         emulated_as = where.card or asked.EMULATED_AS
-        from gemmery.lab.climb import expected
-
         duration = expected(len(selected), lengths, "emulator")
         count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, emulated_as)
         predict = None
         if emulated_as in predictable():
             predict = partial(lab.predicted_ladder, sizes=lengths, dtype=dtype, card=emulated_as)
         return partial(counted, count, emulated_as, reason, output, duration, predict)
-    from gemmery import lab
-    from gemmery.lab.climb import expected, meant
-
     measure = partial(
         lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
     )
@@ -249,7 +245,8 @@ def bench(
             if value:
                 raise ArgumentError(f"{option} {value}: suites set it themselves; the option is for --workload chain")
         loaded = [suite.load(suite.find(name)) for name in suites or ()]
-        _known(names(rivals), device or (loaded[0].device if loaded else "cpu"))
+        for rival in names(rivals):
+            asked.rival(rival, device or (loaded[0].device if loaded else "cpu"))
     output = Output(json, html, no_html)
     from gemmery import lab
     from gemmery.lab.suites import expected, results_folder
@@ -264,14 +261,6 @@ def bench(
     duration = expected(loaded or [candidate for candidate in every if candidate.device == kind], threads, seconds)
     duration += threads_in_words(threads)
     return partial(measured, "bench", measure, output, store=folder, expected=duration)
-
-
-def _known(rivals: Sequence[str], device: str) -> None:
-    """Raise ArgumentError for a rival that a device does not have."""
-    from gemmery.bench import cublas, libraries
-
-    for name in rivals:
-        (libraries if device == "cpu" else cublas).find(name)
 
 
 @app.command(

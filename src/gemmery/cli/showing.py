@@ -17,7 +17,8 @@ from gemmery.errors import ArgumentError, InstallError, missing
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
-    from gemmery.lab import OnEvent, OnRung, RunEvent
+    from gemmery.lab.emulated_rungs import OnRung
+    from gemmery.lab.event import OnEvent, RunEvent
     from gemmery.ladder.rung import Rung
     from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
@@ -65,6 +66,16 @@ def _is_missing(package: str) -> bool:
         return True
 
 
+def print_records(json: bool, records: object, show: Callable[[Console], None]) -> None:
+    """Print records as JSON, or as `show` does."""
+    from gemmery.report.text import as_json
+
+    if json:
+        sys.stdout.write(f"{as_json(records)}\n")
+    else:
+        show(console())
+
+
 def measured(
     name: str,
     measure: Callable[[OnEvent], Run],
@@ -78,10 +89,10 @@ def measured(
     `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
     `expected` is printed at the start: the time it takes. After Ctrl-C the records so far are shown; the code is 130.
     """
-    from gemmery import report
     from gemmery.bench import record
     from gemmery.lab import measurements
     from gemmery.lab.asked import registry
+    from gemmery.report import terminal
 
     rungs, progress = rungs or registry("cpu"), Console(stderr=True)
     so_far: list[Run] = []
@@ -91,12 +102,9 @@ def measured(
         so_far[:] = [event.run] if event.run else so_far
         display.update(event.what, event.done, event.total, event.measurement)
 
-    with report.progress(rungs, progress) as display:
+    with terminal.progress(rungs, progress) as display:
         run, interrupted = completed(partial(measure, on_event), so_far, lambda: so_far[0])
-    if output.json:
-        sys.stdout.write(f"{report.as_json(run)}\n")
-    else:
-        report.show(run, rungs, console())
+    print_records(output.json, run, partial(terminal.show, run, rungs))
     if output.has_page:
         from gemmery.report.page import page
 
@@ -143,10 +151,10 @@ def counted(
     `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
     `expected` and Ctrl-C are as in `measured`. `predict` predicts the times of named rungs.
     """
-    from gemmery import report
     from gemmery.bench import record
     from gemmery.lab.asked import emulated_card
     from gemmery.ladder.rung_counts import EmulatedLadder
+    from gemmery.report import emulated_tables
     from gemmery.report.emulated_page import emulated_page
 
     if instead_of:
@@ -167,16 +175,13 @@ def counted(
         predicted = predict(dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None))
         return replace(ladder, predicted=predicted)
 
-    with report.emulated_progress(Console(stderr=True)) as display:
+    with emulated_tables.emulated_progress(Console(stderr=True)) as display:
         partly = partial(EmulatedLadder, emulated_card(card), started)
         ladder, interrupted = completed(with_times, so_far, lambda: partly(tuple(so_far)))
-    if output.json:
-        sys.stdout.write(f"{report.as_json(ladder)}\n")
-    else:
-        report.show_emulated(ladder, console())
+    print_records(output.json, ladder, partial(emulated_tables.show_emulated, ladder))
     if output.has_page:
         output.write("emulated", ladder.started, emulated_page(ladder))
-    wrong = report.complaints(ladder)
+    wrong = emulated_tables.complaints(ladder)
     sys.stderr.writelines(f"gemmery: {fault}\n" for fault in wrong)
     return said_interrupted() if interrupted else 1 if wrong else 0
 

@@ -15,7 +15,7 @@ from gemmery.cli.options import Json, names
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 
 if TYPE_CHECKING:
-    from gemmery.lab import Verification
+    from gemmery.lab.verification import Verification
 
 
 @app.command(
@@ -51,11 +51,12 @@ def verify(
 
 
 def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
-    from gemmery import lab, report
+    from gemmery import lab
+    from gemmery.report.text import as_json
 
     with _bar(products) as progress:
         verified = lab.verify(products, device, types, seed, progress)
-    sys.stdout.write(f"{report.as_json(verified) if json else in_words(verified)}\n")
+    sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")
     return 0 if verified.ok else 1
 
 
@@ -127,11 +128,11 @@ def warm(
 
 def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
     import gemmery
-    from gemmery import report
+    from gemmery.report.text import as_json
 
     with _bar() as progress:
         warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)
-    sys.stdout.write(f"{report.as_json(warmed) if json else warmed}\n")
+    sys.stdout.write(f"{as_json(warmed) if json else warmed}\n")
     return 0
 
 

@@ -21,14 +21,13 @@ from gemmery.inspection.lines import count_exhibit, count_rung, small
 from gemmery.inspection.records import AnyInspection, CompiledLaunch, EmulatorCounts, Inspection
 from gemmery.lab import asked
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.exhibits import EMULATED, EXHIBITS, Exhibit
+from gemmery.ladder.exhibits import EMULATED, Exhibit
 from gemmery.ladder.exhibits import find as find_exhibit
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung import find as find_rung
 from gemmery.problem import Config, Problem
 
 SIDE = 4096
-EXHIBIT_NAMES = frozenset(exhibit.name for exhibit in EXHIBITS)
 
 
 def inspect_rung(
@@ -55,11 +54,10 @@ def inspect_rung(
     """
     if not issubclass(type(rung), str):
         raise ArgumentError(f"rung is {rung!r}: pass its name as text")
-    if rung in EXHIBIT_NAMES:
+    if asked.inspectable(rung) == "an exhibit":
         if m or k or dtype:
             raise ArgumentError(f"exhibit {rung} takes one array of n floats: leave out m, k and dtype")
         return _exhibit(find_exhibit(rung), n, config or {}, _device(device), line, counters)
-    asked.inspectable(rung)
     row, target = find_rung(CUDA, rung), _device(device)
     problem = _problem(row, m, n, k, asked.spelled(dtype) or row.dtypes[0], target)
     settings: Config = {**row.default, **asked.keys(row, config or {})}
@@ -141,7 +139,7 @@ def _gathered(
     count: Callable[[], EmulatorCounts] | None,
 ) -> Inspection:
     """Compile the launches, and take the emulator's counters unless `count` is None."""
-    kernels = compiled_launches(geometry, device, config)
+    kernels = tuple(compiled(launch, device, config) for launch in geometry.launches)
     multiplier = unit(problem.dtype, (opcode for kernel in kernels for opcode in kernel.ptx_counts))
     peak, counts, missing = device.peak(multiplier), None, ""
     if count is not None:
@@ -210,15 +208,8 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral)
 
 
-def compiled_launches(geometry: Geometry, device: Device, config: Mapping[str, int]) -> tuple[CompiledLaunch, ...]:
-    """Compile every launch of a geometry for a device: the preparing ones, then the product.
-
-    Raises CompileError, or DeviceError if NVRTC is not installed.
-    """
-    return tuple(_compiled(launch, device, config) for launch in geometry.launches)
-
-
-def _compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> CompiledLaunch:
+def compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> CompiledLaunch:
+    """Compile a launch for a device. Raises CompileError, or DeviceError if NVRTC is not installed."""
     program = nvrtc.compiled(geometry.source, geometry.kernel, device.arch)
     resources = nvrtc.report(program.log, program.entry)
     try:

@@ -53,13 +53,10 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
     Raises EmulationError for an instruction that is not modelled, RefusedError where the rung refuses, ArgumentError
     for a `line` without memory accesses.
     """
-    m, n, k = problem.m, problem.n, problem.k
-    a, b = (random_operand(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
-    b = np.ascontiguousarray(b.mT).mT if problem.b_layout == "col" else b
-    gemm, trace = Gemm(a, b, empty_result(problem)), Trace()
+    gemm, trace = _random_product(problem), Trace()
     problem = problem._replace(alignments=problem_of(gemm, problem.dtype, problem.out, problem.device).alignments)
     runs = run_rung(rung, problem, config, gemm, EmulationOptions(arch, check=False, observers=(trace,)))
-    steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
+    steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", gemm.a), ("B", gemm.b))}
     drawn = select(trace, steps, line)
     if not line and (barriers := trace_barriers(rung, problem, config, arch)) is not None:
         drawn = replace(drawn, copied=barriers.tiles, timeline=barriers.timeline)
@@ -159,6 +156,18 @@ def random_operand(dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     return values.astype(row.numpy)
 
 
+def _random_product(problem: Problem) -> Gemm:
+    """Random operands in the layouts of a problem, and zeros for C."""
+    sides = ((problem.m, problem.k), problem.a_layout), ((problem.k, problem.n), problem.b_layout)
+    a, b = (
+        random_operand(problem.dtype, (1, *shape))
+        if layout != "col"
+        else random_operand(problem.dtype, (1, *shape[::-1])).mT
+        for shape, layout in sides
+    )
+    return Gemm(a, b, empty_result(problem))
+
+
 def empty_result(problem: Problem) -> NDArray[np.generic]:
     """Zeros of a result; bf16 as bits."""
     by_columns = problem.c_layout == "col"
@@ -177,19 +186,10 @@ def _few_tiles(problem: Problem, geometry: Geometry, config: Mapping[str, int]) 
 
 
 def _traced(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, ahead: int) -> PipelineTrace:
-    m, n, k = problem.m, problem.n, problem.k
-    a, b = (
-        random_operand(problem.dtype, (1, *sides)) if layout != "col" else _by_columns(problem.dtype, sides)
-        for sides, layout in (((m, k), problem.a_layout), ((k, n), problem.b_layout))
-    )
     trace = PipelineTrace()
     options = EmulationOptions(arch, check=False, observers=(trace,), ahead=ahead)
-    run_rung(rung, problem, config, Gemm(a, b, empty_result(problem)), options)
+    run_rung(rung, problem, config, _random_product(problem), options)
     return trace
-
-
-def _by_columns(dtype: str, sides: tuple[int, int]) -> NDArray[np.generic]:
-    return random_operand(dtype, (1, *sides[::-1])).swapaxes(1, 2)
 
 
 def _copies_and_multiplies(timeline: Timeline) -> bool:

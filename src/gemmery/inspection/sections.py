@@ -72,7 +72,7 @@ def sections(inspection: AnyInspection) -> tuple[Section, ...]:
     kernels = inspection.kernels
     several = len(kernels) > 1
     launches = [
-        Section(f"Launch {place} of {len(kernels)}" if several else "Launch", _launch(kernel, inspection))
+        Section(f"Launch {place} of {len(kernels)}" if several else "Launch", launch_facts(kernel, inspection))
         for place, kernel in enumerate(kernels, 1)
     ]
     roof = [] if inspection.exhibit else [_roofline(inspection)]
@@ -118,12 +118,8 @@ def configured(inspection: AnyInspection) -> str:
     return ", ".join(f"{key} {value}" for key, value in inspection.config.items())
 
 
-def product_launch(inspection: Inspection) -> tuple[tuple[str, str], ...]:
-    """The facts of the launch that multiplies."""
-    return _launch(inspection.kernels[-1], inspection)
-
-
-def _launch(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[str, str], ...]:
+def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[str, str], ...]:
+    """The facts of one launch of an inspection."""
     limits, filled = inspection.device.limits, kernel.occupancy
     blocks = math.prod(kernel.grid)
     spills = f"{kernel.spilled} bytes a thread spilled to memory" if kernel.spilled else "no spills"

@@ -8,7 +8,7 @@ from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
 from gemmery.inspection import counters
 from gemmery.inspection.counters import roof_seconds
 from gemmery.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, EmulatorCounts, SideBySide
-from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, Section, configured, product_launch
+from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, Section, configured, launch_facts
 from gemmery.report import words
 
 COUNTS = {
@@ -83,7 +83,7 @@ def sections(pair: AnyPair) -> tuple[Section, ...]:
     if isinstance(pair, CpuSideBySide):
         return _costs(pair)
     before, after = pair.old.emulated, pair.new.emulated
-    old, new = (dict(product_launch(inspection)) for inspection in (pair.old, pair.new))
+    old, new = (dict(launch_facts(rung.kernels[-1], rung)) for rung in (pair.old, pair.new))
     if pair.old.config or pair.new.config:
         old, new = {"config": configured(pair.old), **old}, {"config": configured(pair.new), **new}
     facts = [(name, old.get(name, ""), new.get(name, "")) for name in dict.fromkeys([*old, *new])]

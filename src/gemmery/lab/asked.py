@@ -10,9 +10,10 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DeviceError, DTypeError, brief
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, brief, unknown
 
 if TYPE_CHECKING:
+    from gemmery.bench.rival import Rival
     from gemmery.cuda.device import Device
     from gemmery.ladder.exhibits import Exhibit
     from gemmery.ladder.rung import Rung
@@ -117,7 +118,6 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
     for name in names:
         if name in by_name:
             continue
-        close = get_close_matches(name, by_name, 1)
         if name in {rung.name for rung in registry("cuda" if kind == "cpu" else "cpu")}:
             other = (
                 "a GPU: the device must be cuda, or emulator"
@@ -125,9 +125,19 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
                 else "the CPU: name a rung of the GPU's ladder, or use the device cpu"
             )
             raise ArgumentError(f"rung {name!r} runs on {other}")
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ArgumentError(f"rung {name!r} is not in the ladder; {meant}known: {', '.join(by_name)}")
+        raise unknown(f"rung {name!r} is not in the ladder", name, by_name)
     return tuple(by_name[name] for name in dict.fromkeys(names)) or ladder
+
+
+def rival(name: str, kind: str) -> Rival:
+    """Return a rival on a kind of device. Raises ArgumentError for an unknown one."""
+    if kind == "cpu":
+        from gemmery.bench import libraries
+
+        return libraries.find(name)
+    from gemmery.bench import cublas  # loads NVIDIA's bindings
+
+    return cublas.find(name)
 
 
 def element_type(dtype: str, kind: str) -> str:
@@ -188,11 +198,7 @@ def inspectable(*names: str) -> str:
                 "gm.emulate"
             )
         if name not in kinds:
-            close = get_close_matches(name, kinds, 1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
-            raise ArgumentError(
-                f"rung {name!r} is neither in a ladder nor an exhibit; {meant}known: {', '.join(kinds)}"
-            )
+            raise unknown(f"rung {name!r} is neither in a ladder nor an exhibit", name, kinds)
         if kinds[name] != kinds[names[0]]:
             both = f"{names[0]} is {kinds[names[0]]} and {name} {kinds[name]}"
             raise ArgumentError(f"{both}: compare two rungs of one device, or two exhibits")

@@ -13,6 +13,7 @@ from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.bench.rival import Rival
 from gemmery.bench.timing import Comparison, Contestant, Sample
 from gemmery.bench.work import Work
+from gemmery.lab import measurements
 from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
@@ -95,6 +96,7 @@ class Backend(Protocol):
 
     def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
         """Return a record without times, as for a refusal."""
+        return measurements.blank(suite, kernel, work, threads, **known)
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
         """Return the limits of a record's kernel; the first call measures them."""

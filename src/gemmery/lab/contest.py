@@ -89,7 +89,9 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
         rows[name] = plain = backend.blank(task.suite, name, task.work, task.threads, **known)
         try:
             entry = take()
-            checked = replace(plain, note=entry.note, **_checked(entry))
+            checked = replace(plain, note=entry.note)
+            if entry.error:
+                checked = replace(checked, error=entry.error(), checked=True)
             contestants.append(Contestant(name, entry.sampler()))
             rows[name] = checked
         except refusal as refused:
@@ -133,11 +135,6 @@ def _entry(stage: Stage, entrant: Entrant, threads: int) -> Runnable:
     if entrant.rung is None:
         return stage.product(entrant.config, threads)
     return stage.rung(entrant.rung, {**entrant.rung.default, **entrant.config}, threads)
-
-
-def _checked(entry: Runnable) -> dict[str, Any]:
-    """Check one product; return what its record keeps of that."""
-    return {} if entry.error is None else {"error": entry.error(), "checked": True}
 
 
 class CallStage(CpuStage):

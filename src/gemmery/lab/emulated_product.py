@@ -187,7 +187,7 @@ def _emulated_map(described: MapShape, address: int) -> bytes:
 
 def launch_of(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:
     """Return the launch of a rung for a product, the transposed one if C is stored by columns."""
-    reason = too_large(problem) or rung.refuses(problem)
+    reason = too_large(problem) or rung.refusal(problem)
     if reason or rung.geometry is None:
         raise RefusedError(reason or f"rung {rung.name} has no launch, because it runs on the CPU")
     geometry = rung.geometry(problem.by_rows(), {**rung.default, **config})

@@ -94,8 +94,6 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
     start, trace = time.perf_counter(), Trace()
     try:
-        if work.dtype not in rung.dtypes:
-            raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}")
         runs = run_rung(rung, problem, full, gemm, EmulationOptions(observers=(trace,)))
     except (EmulationError, RefusedError) as refused:
         return replace(plain, refused=str(refused))

@@ -47,21 +47,16 @@ def exhibit(
 
     Raises ArgumentError for an unknown name or device and for `seconds` <= 0, DeviceError without a device.
     """
-    exhibit, cuda = find(name), Cuda(exhibited_on(device, seconds))
+    exhibit, gpu = find(name), asked.ordinal(device)
+    if gpu is None:
+        raise ArgumentError(f"device {device!r}: exhibits run on a GPU: use device cuda, or cuda:N")
+    asked.budget(seconds)
+    cuda = Cuda(gpu)
     session, stage = Session(cuda, len(exhibit.configs()), on_event, store), _Stage(cuda, exhibit)
     for config in exhibit.configs():
         session.begin(f"{name}, {words(config)}")
         session.end(stage.measure(config, seconds))
     return session.run
-
-
-def exhibited_on(device: str, seconds: float = SHARE) -> int:
-    """The number of the GPU that an exhibit is run on. Raises ArgumentError as `exhibit` does."""
-    gpu = asked.ordinal(device)
-    if gpu is None:
-        raise ArgumentError(f"device {device!r}: exhibits run on a GPU: use device cuda, or cuda:N")
-    asked.budget(seconds)
-    return gpu
 
 
 def predicted(exhibit: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:

@@ -38,8 +38,7 @@ class CpuStage:
 
     def rung(self, rung: Rung, config: Config, threads: int) -> Runnable:
         """Build a rung for the operands."""
-        reason = refusal(rung, self.work)
-        if reason:
+        if reason := rung.refusal(self.work.problem):
             raise RefusedError(reason)
         kernel = rung.build(self.work.problem, config)
         a, b, c = (arrays.view(x if x.ndim == 3 else x[None]) for x in self.arrays)
@@ -131,16 +130,13 @@ class Cpu(Backend):
         squares = square(like, n)
         many = Work(BATCHED, BATCHED, BATCHED, like.dtype, like.out, batch=max(1, n // BATCHED) ** 2)
         works = (squares, Work(1, n, n, like.dtype, like.out), many)
-        return next((work for work in works if not refusal(rung, work)), squares)
+        return next((work for work in works if not rung.refusal(work.problem)), squares)
 
     def share(self, threads: int) -> float:
         return THREADED_SHARE if threads > 1 else SHARE
 
     def replaces(self, samples: int, known: int, fastest: bool) -> bool:
         return samples > known
-
-    def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
-        return measurements.blank(suite, kernel, work, threads, **known)
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
         """Return the peak of the record's type and the read bandwidth, on its threads."""
@@ -160,13 +156,6 @@ class Cpu(Backend):
     def close(self) -> None:
         for process in self._processes.values():
             process.close()
-
-
-def refusal(rung: Rung, work: Work) -> str:
-    """Return the reason why the rung does not run this product, "" if it does."""
-    if work.dtype not in rung.dtypes:
-        return f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}"
-    return rung.refuses(work.problem)
 
 
 def on(threads: int, sample: Sample) -> Sample:

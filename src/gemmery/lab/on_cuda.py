@@ -200,10 +200,7 @@ def build(rung: Rung, config: Config, resident: Resident) -> Put:
     Raises RefusedError with the reason if it does not take them or the device cannot run it.
     """
     problem = resident.problem
-    if problem.dtype not in rung.dtypes:
-        raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {problem.dtype}")
-    reason = rung.refuses(problem)
-    if reason:
+    if reason := rung.refusal(problem):
         raise RefusedError(reason)
     kernel, sets = rung.build(problem, config), resident.sets
 

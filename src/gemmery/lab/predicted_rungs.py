@@ -66,7 +66,7 @@ def predicted_ladder(
     dtype = dtype and asked.element_type(dtype, "emulator")
     element = "f32" if dtype == "tf32" else dtype
     takers = [rung for rung in asked.rungs(rungs, "emulator") if rungs or not element or element in rung.dtypes]
-    known = {_key(each): each for each in _measurements(device)}
+    known = {_key(each): each for each in recorded(device)}
     recorded_types = {(each.kernel, each.n, each.dtype) for each in known.values()}
 
     def row(rung: Rung, n: int) -> PredictedRung:
@@ -89,8 +89,6 @@ def predicted_rung(
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     problem = work.problem._replace(device=device.name)
     try:
-        if work.dtype not in rung.dtypes:
-            raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}")
         return replace(row, prediction=_prediction(rung, problem, full, device, pipes))
     except (EmulationError, RefusedError) as refused:
         return replace(row, refused=str(refused))
@@ -160,19 +158,14 @@ def _strided(problem: Problem, length: int) -> Gemm:
 
 
 def recorded(device: Device) -> Iterator[Measurement]:
-    """Yield the newest record of each rung and product of the ladder on a card."""
-    yield from {_key(each): each for each in _measurements(device)}.values()
-
-
-def _measurements(device: Device) -> Iterator[Measurement]:
-    """Yield the records of the ladder on a card, of this checkout and of the user's data folder, the oldest first."""
+    """Yield the newest record of each rung and product of the ladder on a card, of this checkout or the data folder."""
     folders = [CHECKOUT]
     with suppress(ArgumentError):  # a user without a home folder has no records
         folders.append(results_folder())
     files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.jsonl")]
     runs = [run for file in files for run in record.read(file) if _is(device, run.machine.gpu.name)]
-    for run in sorted(runs, key=lambda run: run.started):
-        yield from (each for each in run.measurements if each.suite == LADDER.suite and each.seconds)
+    rows = (each for run in sorted(runs, key=lambda run: run.started) for each in run.measurements)
+    yield from {_key(each): each for each in rows if each.suite == LADDER.suite and each.seconds}.values()
 
 
 def _is(device: Device, name: str) -> bool:

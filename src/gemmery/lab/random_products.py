@@ -267,11 +267,6 @@ def growth_in_parts(product: RandomProduct) -> Callable[[int], float]:
     return lambda k: promised(k) if k >= float32_bounds.SHALLOW else max(float(k), promised(k))
 
 
-def _of_k(numbers: Array, operand: int) -> Array:
-    """Return what belongs to each k, along the side of an operand that is summed."""
-    return np.asarray(numbers if operand == 0 else numbers[:, None])
-
-
 def _k(shape: tuple[int, ...], operand: int) -> int:
     return shape[-1] if operand == 0 else shape[-2]
 
@@ -292,7 +287,7 @@ def _graded(steps: int) -> Drawn:
 
     def graded(shape: tuple[int, ...], operand: int, own: np.random.Generator, both: np.random.Generator) -> Array:
         powers = both.integers(-1, 2, _k(shape, operand)) * steps
-        return np.asarray(np.ldexp(own.standard_normal(shape), _of_k(-powers if operand else powers, operand)))
+        return np.asarray(np.ldexp(own.standard_normal(shape), -powers[:, None] if operand else powers))
 
     return graded
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemmery import config
-from gemmery.bench import libraries, suite
+from gemmery.bench import suite
 from gemmery.bench.record import Measurement, Run
-from gemmery.bench.rival import Rival
 from gemmery.bench.suite import ON_A_GPU, Suite, taking_part
 from gemmery.cpu import target
 from gemmery.errors import ArgumentError, RefusedError
@@ -17,8 +16,7 @@ from gemmery.lab.backend import TURNS, Opponent
 from gemmery.lab.climb import estimate
 from gemmery.lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.new_process import first_call
-from gemmery.lab.new_products import new_shapes
+from gemmery.lab.new_process import first_call, new_shapes
 from gemmery.lab.session import Session, open_session
 
 
@@ -77,20 +75,11 @@ def bench(
 def _check_names(suites: Sequence[Suite], rivals: Sequence[str], kind: str) -> None:
     """Raise ArgumentError for an unknown rival or rung, before anything is measured."""
     for name in {*rivals, *(name for each in suites for name in each.rivals)}:
-        find_rival(name, kind)
+        asked.rival(name, kind)
     for each in suites:
         ladder = asked.registry("cuda" if each.kind == "emulator" else kind)
         for label in {label for labels in each.rungs.values() for label in labels}:
             entrant(label, ladder)
-
-
-def find_rival(name: str, kind: str) -> Rival:
-    """Return a rival on a kind of device, "cpu" or "cuda". Raises ArgumentError for an unknown one."""
-    if kind == "cpu":
-        return libraries.find(name)
-    from gemmery.bench import cublas  # loads NVIDIA's bindings
-
-    return cublas.find(name)
 
 
 def _counts(suite: Suite, threads: int) -> tuple[int, ...]:

@@ -173,10 +173,8 @@ def sides(rung: Rung, n: int) -> tuple[int, ...]:
 def _serves(rung: Rung, like: Work, device: str) -> bool:
     from gemmery.lab.on_cuda import product_for  # loads NVIDIA's bindings
 
-    if like.dtype not in rung.dtypes:
-        return False
     work = product_for(rung, 2048, like, device)
-    return not rung.refuses(work.problem._replace(device=device))
+    return not rung.refusal(work.problem._replace(device=device))
 
 
 def _vector(axis: Axis, like: Work, rung: Rung, side: int) -> Work:

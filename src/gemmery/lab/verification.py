@@ -40,6 +40,7 @@ STEP_8, CUT_8 = 32, 2.0**11  # float8: products in a step, each cut to 13 bits o
 BLOCK = 128
 _FLOPS = 2e7  # of a comparison; of larger products it takes some rows
 _MOST_WRONG = 10
+_LOST = "DeviceError", "AcceleratorError"  # of a device, which no later call of the process survives
 _LINE_END = "\n"
 
 OnProduct = Callable[[int, int], None]  # how many are done, of how many
@@ -121,7 +122,7 @@ def verify(
         if reason:
             wrong.append(WrongProduct(str(product), reason, product.dtype, product.seed))
         on_product(min(done, products), products)
-        if len(wrong) == _MOST_WRONG or _is_lost(reason):
+        if len(wrong) == _MOST_WRONG or reason.startswith(_LOST):
             break
     return Verification(device, seed, seeds, done, counts, worst, tuple(wrong), time.perf_counter() - start)
 
@@ -163,11 +164,6 @@ def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:
         what = f"element {checked.worst} is {checked.got}, the reference is {checked.expected}"
         return f"{what}: {checked.error_over_bound:.3g} times the bound {checked.bound:.3g}", 0.0
     return beside, checked.error_over_bound
-
-
-def _is_lost(reason: str) -> bool:
-    """Return True after an error of a device, which no later call of the process survives."""
-    return reason.startswith(("DeviceError", "AcceleratorError"))
 
 
 def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, str]:
@@ -263,10 +259,8 @@ def _scaled(p: RandomProduct, matrices: Array, factors: Any, operand: int) -> Ar
         return np.asarray(wide * np.float32(factors))
     if p.scales == "outer":
         return np.asarray(wide * (factors[:, None] if operand == 0 else factors[..., None, :]))
-    along = np.repeat(factors, BLOCK, 1 - operand) if operand == 0 else np.repeat(factors, BLOCK, 0)
-    if operand == 0:
-        return np.asarray(wide * along[:, : p.k])
-    return np.asarray(wide * np.repeat(along, BLOCK, 1)[: p.k, : p.n])
+    along = np.repeat(factors, BLOCK, 1)
+    return np.asarray(wide * (along[:, : p.k] if operand == 0 else np.repeat(along, BLOCK, 0)[: p.k, : p.n]))
 
 
 def growth(p: RandomProduct) -> Callable[[int], float]:

@@ -96,6 +96,7 @@ _packed_rung = partial(
     bound=blocked,
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
+_direct_rung = partial(Rung, dtypes=_FLOATS, refuses=build.direct_refuses, bound=blocked)
 
 CPU = (
     _textbook(
@@ -188,14 +189,11 @@ CPU = (
         ),
         source="cpu/pool.py",
     ),
-    Rung(
+    _direct_rung(
         name="direct",
         idea="small or thin products: tiles of a height and width chosen for the shape; nothing is packed",
         parent="simd_tile",
-        dtypes=_FLOATS,
-        refuses=build.direct_refuses,
         build=build.direct,
-        bound=blocked,
         space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
         lesson=(
             "Packing copies m k + k n elements to speed up m n k multiply-adds. In small or thin products there are "
@@ -205,14 +203,11 @@ CPU = (
         ),
         source="cpu/direct.py",
     ),
-    Rung(
+    _direct_rung(
         name="streamed",
         idea="few rows of A: B is read once, as parallel streams, and the sums of C are kept packed in L2",
         parent="direct",
-        dtypes=_FLOATS,
-        refuses=build.direct_refuses,
         build=build.streamed,
-        bound=blocked,
         space={"depth": (2, 4, 8), "nv": (1, 2, 4)},
         lesson=(
             "With few rows of A the limit is reading B. A tile that runs down k jumps one page per step, which no "

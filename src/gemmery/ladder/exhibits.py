@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import Geometry, refusal
-from gemmery.errors import ArgumentError, RefusedError
+from gemmery.errors import RefusedError, unknown
 from gemmery.problem import Config
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -97,10 +96,7 @@ def find(name: str) -> Exhibit:
     for exhibit in EXHIBITS:
         if exhibit.name == name:
             return exhibit
-    known = [exhibit.name for exhibit in EXHIBITS]
-    close = get_close_matches(name, known, 1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    raise ArgumentError(f"exhibit {name!r} is not known; {meant}known: {', '.join(known)}")
+    raise unknown(f"exhibit {name!r} is not known", name, (exhibit.name for exhibit in EXHIBITS))
 
 
 def numbers(n: int) -> Floats:

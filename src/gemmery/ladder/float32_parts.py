@@ -21,7 +21,7 @@ from gemmery.ladder.float32_bounds import (
     three_parts,
     two_parts,
 )
-from gemmery.ladder.general import GENERAL, on_cuda_cores
+from gemmery.ladder.general import on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
 
@@ -30,7 +30,6 @@ _TILES = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Ins
 _PAIRED_TILES = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 # Rounds of tiles of so many columns from which two blocks of a cluster share them: less of the power that limits them.
 _SHARED_FROM = {128: 6, 96: 16}
-_, _CUDA_CORES = GENERAL
 
 
 # ---- launches ----
@@ -49,7 +48,7 @@ def _refuses(problem: Problem) -> str:
 
 def _guarded(problem: Problem) -> Geometry:
     """The guard, and the product on CUDA cores where an operand has Inf or NaN."""
-    return replace(on_cuda_cores("split_simt", problem, _CUDA_CORES.default), needs=90, overlaps=True)
+    return replace(on_cuda_cores(problem, "split_simt"), needs=90, overlaps=True)
 
 
 def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Instance:
@@ -80,7 +79,6 @@ def _product(
     name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
 ) -> Geometry:
     """The launch that multiplies parts, which lie in the workspace with k adjacent."""
-    config = _resolve(tiled, problem, config)
     tile = _tile(tiled, problem, config)
     bm, bn, stages, cm, cn = tile[:5]
     cluster = cm * cn
@@ -123,7 +121,7 @@ def _product(
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
     if problem.k < SHALLOW:
-        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+        return on_cuda_cores(problem)
     before = (
         float32_pre_pass.begin(problem),
         *float32_pre_pass.split(problem, "TwoParts", asked_for=True),
@@ -135,27 +133,19 @@ def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
     return replace(product, before=before)
 
 
-def _bf16x6(name: str, problem: Problem, config: Config) -> Geometry:
-    """Three parts, whatever the operands hold but Inf and NaN."""
-    product = partial(_product, name, "bf16", _TILES, problem, config, depth_of(problem.k))
-    return _always_three(problem, product, SHALLOW)
-
-
-def _paired(name: str, problem: Problem, config: Config) -> Geometry:
-    """Three parts, and sums in two numbers each."""
-    product = partial(_product, name, "bf16", _PAIRED_TILES, problem, config, PAIRED_DEPTH)
-    return _always_three(problem, product, PAIRED_SHALLOW)
-
-
-def _always_three(problem: Problem, product: Callable[[], Geometry], shallow: int) -> Geometry:
+def _always_three(
+    tiled: tuple[Instance, ...], depth: Callable[[int], int], shallow: int, name: str, problem: Problem, config: Config
+) -> Geometry:
+    """Three parts, whatever the operands hold but Inf and NaN; tensor cores sum the `depth` of k, k >= `shallow`."""
     if problem.k < shallow:
-        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
+        return on_cuda_cores(problem)
     before = (
         float32_pre_pass.begin(problem),
         *float32_pre_pass.split(problem, "ThreeParts", asked_for=True),
         _guarded(problem),
     )
-    return replace(product(), before=before)
+    product = _product(name, "bf16", tiled, problem, config, depth(problem.k))
+    return replace(product, before=before)
 
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
@@ -195,7 +185,6 @@ _split_rung = partial(
     one_sided=True,
     dtypes=("f32",),
     refuses=_refuses,
-    default=dict.fromkeys(("bm", "bn", "band", "blocks"), 0),  # chosen by the problem
     expect={"local_requests": 0},
 )
 
@@ -228,7 +217,7 @@ SPLIT_FLOAT32 = (
         idea="float32 as three bfloat16, exactly: six products, and no choice that depends on the values",
         parent="split_fp16x3",
         bound=three_parts,
-        geometry=_bf16x6,
+        geometry=partial(_always_three, _TILES, depth_of, SHALLOW),
         resolve=partial(_resolve, _TILES),
         space=_space(_TILES),
         lesson=(
@@ -243,7 +232,7 @@ SPLIT_FLOAT32 = (
         idea="sums in two float32 each: the error no longer grows with k",
         parent="split_bf16x6",
         bound=pairs,
-        geometry=_paired,
+        geometry=partial(_always_three, _PAIRED_TILES, lambda _: PAIRED_DEPTH, PAIRED_SHALLOW),
         resolve=partial(_resolve, _PAIRED_TILES),
         space=_space(_PAIRED_TILES),
         lesson=(

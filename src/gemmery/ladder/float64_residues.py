@@ -11,7 +11,7 @@ from gemmery.cuda.hopper_model import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
-from gemmery.ladder.general import GENERAL, on_cuda_cores
+from gemmery.ladder.general import on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung, whole
 from gemmery.problem import Config, Problem
 
@@ -23,7 +23,6 @@ _TILES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
 _ROW = 128  # bytes of k in a stage
 _THREADS, _BLOCKS = 256, 4  # of the other launches: threads of a block, blocks on a multiprocessor
 _SIDES, _TALL, _DEEP = 16, 32, 128  # of a unit of ozaki_scales, and of ozaki_residues
-_, _CUDA_CORES = GENERAL
 
 
 def norms(k: int, count: int = _COUNTS[0]) -> float:
@@ -129,15 +128,14 @@ def _residues(name: str, problem: Problem, config: Config) -> Geometry:
     From the product on, they do not overlap: blocks that wait beside those of the product take 8 % of its time.
     """
     if problem.k < SHALLOW:
-        return on_cuda_cores(_CUDA_CORES.name, problem, _CUDA_CORES.default)
-    config = _resolve(problem, config)
+        return on_cuda_cores(problem)
     count, tile = config["moduli"], _tile(problem, config)
     a, b, end, pitch = _places(problem, count, tile)
     boxes = (
         MapBox(operand, (_ROW, min(rows, side)), packed=place, pitch=pitch, element="int8", parts=count)
         for operand, side, rows, place in (("a", problem.m, tile.bm, a), ("b", problem.n, tile.bn, b))
     )
-    plain = replace(on_cuda_cores("ozaki_simt", problem, _CUDA_CORES.default), needs=90)
+    plain = replace(on_cuda_cores(problem, "ozaki_simt"), needs=90)
     blocks = tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn // 4 // _THREADS
     last = _other(name, name, problem, blocks)
     return replace(

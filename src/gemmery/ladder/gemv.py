@@ -35,14 +35,8 @@ def _results(problem: Problem) -> int:
 
 
 def _thread(name: str, problem: Problem, config: Config) -> Geometry:
-    """One thread per result."""
-    kernel = instance(name, problem, _is_column(problem))
-    return Geometry(f"{name}.cu", kernel, *_grid(problem, config["threads"], config["threads"]))
-
-
-def _thread_smem(name: str, problem: Problem, config: Config) -> Geometry:
-    """One thread per result, with x in shared memory."""
-    kernel = instance(name, problem, _is_column(problem), config["tile"])
+    """One thread per result; with a `tile` in the config, x comes by such tiles into shared memory."""
+    kernel = instance(name, problem, _is_column(problem), *([config["tile"]] if "tile" in config else []))
     return Geometry(f"{name}.cu", kernel, *_grid(problem, config["threads"], config["threads"]))
 
 
@@ -204,7 +198,7 @@ GEMV = (
         "gemv_thread_smem",
         idea="each block reads x once, into shared memory",
         parent="gemv_thread",
-        geometry=_thread_smem,
+        geometry=_thread,
         space={"threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"threads": 128, "tile": 2048},
         expect={"divergent_branches": 0, "bank_conflicts": 0},

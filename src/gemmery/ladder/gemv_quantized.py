@@ -50,7 +50,6 @@ def _wide(problem: Problem) -> bool:
 
 def _quantized(name: str, problem: Problem, config: Config) -> Geometry:
     """A block for each 16 rows of W, or a multiple, and up to 64 of x; its warps share k."""
-    config = _resolve(problem, config)
     tiles, eights, steps, warps = (config[key] for key in ("tiles", "eights", "steps", "warps"))
     ring = warps * steps * tiles * 1024 if _wide(problem) else 0
     device = target(problem)
@@ -118,7 +117,6 @@ GEMV_QUANTIZED = (
             "warps": (0, 4, 8, 16),
             "blocks": (0, 1, 2, 3, 4),
         },
-        default={"tiles": 0, "eights": 0, "steps": 0, "warps": 0, "blocks": 0},
         expect={"bank_conflicts": 0, "local_requests": 0, "load_bytes_a_sector": 32},
         lesson=(
             "Time is bytes of W by bandwidth, so 4 bits an element could take a quarter of the time of 16. But then "

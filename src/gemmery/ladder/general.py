@@ -25,7 +25,7 @@ def _alike(problem: Problem) -> str:
 
 def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     """Tensor cores, from a ring of tiles of 64 of k."""
-    tile, smallest = _known(MMA_GENERAL, _resolve_mma(problem, config)["tile"]), MMA_GENERAL[0]
+    tile, smallest = _known(MMA_GENERAL, config["tile"]), MMA_GENERAL[0]
     side, small = tile.bm, tile is smallest
     if not small and not whole_pieces(problem):
         raise RefusedError(
@@ -44,10 +44,15 @@ def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     )
 
 
-def on_cuda_cores(name: str, problem: Problem, config: Config) -> Geometry:
+def on_cuda_cores(problem: Problem, name: str = "") -> Geometry:
+    """Return the launch of the rung on CUDA cores, or of a kernel of its kind, in the tile that takes least time."""
+    return _simt(name or GENERAL[1].name, problem, _resolve_simt(problem, {"tile": 0}))
+
+
+def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     """CUDA cores, from a ring of tiles copied element by element."""
     size = dtypes.get(problem.dtype).size
-    tile = _known(SIMT_GENERAL, _resolve_simt(problem, config)["tile"])
+    tile = _known(SIMT_GENERAL, config["tile"])
     side, bk = tile.bm, tile.bk
     if size == 8 and tile is not SIMT_GENERAL[0]:
         raise RefusedError(f"tile={side} of f64: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
@@ -109,7 +114,6 @@ GENERAL = (
         geometry=_mma,
         resolve=_resolve_mma,
         space={"tile": (0, *_sides(MMA_GENERAL))},
-        default={"tile": 0},  # chosen by the number of tiles
         expect={"divergent_branches": 0, "local_requests": 0},
         lesson=(
             "The parent is compiled for each combination of layouts, alignments and tiles: 28 instances for 150 random "
@@ -124,10 +128,9 @@ GENERAL = (
         parent="simt_pipelined",
         dtypes=("f32", "f64"),
         refuses=_alike,
-        geometry=on_cuda_cores,
+        geometry=_simt,
         resolve=_resolve_simt,
         space={"tile": (0, *_sides(SIMT_GENERAL))},
-        default={"tile": 0},
         expect={"divergent_branches": 0, "local_requests": 0},
         lesson=(
             "cp.async copies as little as four bytes, so a tile can be transposed on its way into shared memory and no "

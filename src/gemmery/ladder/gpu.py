@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import CudaLaunch
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Rung, as_given
 from gemmery.problem import Config, Problem
 
 EVERY = ("f32", "f64", "f16", "bf16")
@@ -48,13 +49,20 @@ def gpu_rung(
     geometry: Callable[[str, Problem, Config], Geometry],
     dtypes: tuple[str, ...] = EVERY,
     refuses: Callable[[Problem], str] = takes_all,
+    resolve: Callable[[Problem, Config], Config] = as_given,
+    space: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    default: Config | None = None,
     **fields: Any,
 ) -> Rung:
     """Return the row of the kernel NAME in kernels/NAME.cu; `geometry` takes that name, a problem and a config.
 
-    `fields` are the others of a Rung.
+    The config that `geometry` gets has every choice made, by `resolve`; without a `default` it makes all of them, for
+    the problem. `fields` are the others of a Rung.
     """
-    launches = partial(geometry, name)
+    fields |= {"space": space, "default": dict.fromkeys(space, 0) if default is None else default, "resolve": resolve}
+
+    def launches(problem: Problem, config: Config) -> Geometry:
+        return geometry(name, problem, resolve(problem, config))
 
     def build(problem: Problem, config: Config) -> CudaLaunch:
         return CudaLaunch(problem, config, launches)

@@ -34,7 +34,6 @@ _WIDE = {
 _SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 256), "bk": (32, 64), "wm": (32, 64), "wn": (16, 32, 64)}
 
 _SIDES = ("bm", "bn", "bk", "wm", "wn")
-_KEYS = (*_SIDES, "stages", "splits")
 _ROW = 128  # bytes of k per tile
 _STAGES = 4
 _SPLITS, _MOST_SPLITS = (1, 2, 4, 8, 16), 16
@@ -57,7 +56,6 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
 
     With `splits` above 1, each block sums over a part of k, and a last launch adds up the parts.
     """
-    config = _resolve(problem, config)
     stages, splits = config["stages"], config["splits"]
     if not 2 <= stages <= 8:
         raise RefusedError(f"stages={stages}: a ring has 2 to 8 tiles; 3 or 4 hide the latency of memory")
@@ -80,7 +78,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
     A multiprocessor computes its share of the tiles one after the other, each in proportion to its area.
 
-    >>> _resolve(Problem(1024, 1024, 1024, "f16", "f16"), dict.fromkeys(_KEYS, 0))
+    >>> _resolve(Problem(1024, 1024, 1024, "f16", "f16"), MMA[1].default)
     {'bm': 64, 'bn': 128, 'bk': 64, 'wm': 32, 'wn': 64, 'stages': 4, 'splits': 1}
     """
     if all(config.values()):
@@ -200,7 +198,6 @@ MMA = (
             "stages": (0, 2, 3, 4, 5, 6),
             "splits": (0, 1, 2, 4),
         },
-        default=dict.fromkeys(_KEYS, 0),  # chosen by the problem's size
         expect=_WIDE,
         lesson=(
             "Three copies are in flight while a fourth tile is multiplied, and the fragments of the next 32 bytes of k "

@@ -74,6 +74,12 @@ class Rung(NamedTuple):
         """Return f(k) for products of an element type, or of f32 in this precision."""
         return self.bounds.get(precision or dtype, self.bound)
 
+    def refusal(self, problem: Problem) -> str:
+        """Return why it does not multiply a problem, its type included; "" if it does."""
+        if problem.dtype not in self.dtypes:
+            return f"it is written for {', '.join(self.dtypes)}, not {problem.dtype}"
+        return self.refuses(problem)
+
     def explicit(self, config: Config) -> dict[str, int]:
         """Return the config without zeros that leave a choice to the rung, where 0 is not one of two real values."""
         return {key: value for key, value in config.items() if value or len(self.space.get(key, ())) <= 2}

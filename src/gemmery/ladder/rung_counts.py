@@ -17,6 +17,7 @@ from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace.selection import Selection
 
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
+TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
 MANY = 4  # rounds of blocks from which on a multiprocessor begins a block whenever another ends
 
 
@@ -208,10 +209,11 @@ def predict_launch(
     first, last = samples[0], samples[-1]
     running = last.blocks
     amounts = np.maximum(first.amounts + (last.amounts - first.amounts) * beyond, 0) / running
-    by_unit = shares(clocks_of(device, pipes))
+    clocks = clocks_of(device, pipes)
+    by_unit = shares(clocks)
     units = by_unit @ amounts.sum(axis=0)  # clocks of one block
-    waits = sum(_waits(sample) * weight for sample, weight in ((first, 1 - beyond), (last, beyond)))
-    waits = max(float(waits), 0.0)
+    idle = [max(sample.clocks - sample.busy, 0.0) for sample in (first, last)]  # clocks in which all blocks wait
+    waits = max(float(idle[0] * (1 - beyond) + idle[1] * beyond), 0.0)
     each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
     if running > 2 and last.barriers and each > running:  # blocks of later rounds begin at other times
         waits *= 2 / running
@@ -228,7 +230,9 @@ def predict_launch(
     )
     terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
     longest = max(terms, key=lambda name: terms[name])
-    cooled = pipes.heat * seconds(_tensor_clocks(device, pipes, amounts.sum(axis=0)))
+    kinds = amounts.sum(axis=0)
+    tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
+    cooled = pipes.heat * seconds(sum(tensor))
     memory = moved / (device.bandwidth * 1e9 * USABLE)
     launch = NEXT if follows else LAUNCH
     total = launch + max(terms[longest] + cooled + waiting, memory)
@@ -237,18 +241,6 @@ def predict_launch(
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
     lines = _lines(shape, by_unit, amounts, shared_out, last)
     return Prediction(device.name, total, bound, terms, lines, _doubts(shape, last, device))
-
-
-def _waits(sample: Paced) -> float:
-    """Clocks in which all blocks wait."""
-    return max(sample.clocks - sample.busy, 0.0)
-
-
-def _tensor_clocks(device: Device, pipes: Pipes, amounts: NDArray[np.float64]) -> float:
-    """Clocks of the tensor cores at their peak."""
-    clocks = clocks_of(device, pipes)
-    names = ("tensor", "tensor_tf32", "tensor_8")
-    return sum(float(amounts[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in names)
 
 
 def _lines(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gemmery import dtypes
 from gemmery.cuda.device import GRID, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, instance, sum_size, tiles
@@ -94,6 +96,7 @@ def _positive(config: Config, key: str) -> int:
     return config[key]
 
 
+_thread_rung = partial(gpu_rung, space={"threads": (32, 64, 128, 256, 512, 1024)}, default={"threads": 256})
 SIMT = (
     gpu_rung(
         "simt_single_block",
@@ -107,39 +110,34 @@ SIMT = (
             "single multiprocessor, however many the device has."
         ),
     ),
-    gpu_rung(
+    _thread_rung(
         "simt_naive",
         idea="one thread per element of C, many blocks",
         parent="simt_single_block",
         geometry=_naive,
-        space={"threads": (32, 64, 128, 256, 512, 1024)},
-        default={"threads": 256},
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
             "Two loads per multiply-add make memory the limit. The 32 lanes of a warp share an element of A and read "
             "32 adjacent elements of B, so each load is one request for one cache line."
         ),
     ),
-    gpu_rung(
+    _thread_rung(
         "simt_uncoalesced",
         idea="simt_naive with x and y of the thread swapped, to show what thread order costs",
         parent="simt_naive",
         geometry=_uncoalesced,
-        space={"threads": (32, 64, 128, 256, 512, 1024)},
-        default={"threads": 256},
         expect={"divergent_branches": 0, "load_sectors_a_request": 16.5, "store_sectors_a_request": 32},
         lesson=(
             "A deliberate dead end. The lanes of a warp read 32 different rows of A, so a request that touched 4 "
             "sectors of memory now touches 32: the same work takes several times as long."
         ),
     ),
-    gpu_rung(
+    _thread_rung(
         "simt_linear",
         idea="one-dimensional blocks, thread id -> (i, j), each thread adding to C in global memory",
         parent="simt_naive",
         geometry=_linear,
         space={"threads": (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)},
-        default={"threads": 256},
         expect=_ALONG_ROWS,
         lesson=(
             "With fewer than 32 threads per block, lanes of every warp stay idle: half the threads take twice the "

@@ -32,19 +32,13 @@ _WIDE = {
 }
 
 
-def _wmma_f16(name: str, problem: Problem, config: Config) -> Geometry:
-    """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8, two along k in a tile unless `bk` says more."""
-    return _fragments(name, problem, _resolve_f16(problem, config))
-
-
 def _resolve_f16(problem: Problem, config: Config) -> Config:
-    """Return the config with a `bk` of 0 replaced by 64 bytes."""
+    """Return the config with a `bk` of 0 replaced by 64 bytes: two fragments of 16, in tf32 of 8."""
     return complete(config, {"bk": 64 // dtypes.get(problem.dtype).size})
 
 
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
-    config = _resolve_f64(problem, config)
     bm, bn, bk, stages = (config[key] for key in ("bm", "bn", "bk", "stages"))
     threads = _threads(config, 16, 8, 16)
     if stages < 2:
@@ -147,7 +141,7 @@ TENSOR = (
         "wmma_f16",
         idea="fragments of 16 x 16 x 16 in half precision, with sums in f32",
         parent="wmma_f64",
-        geometry=_wmma_f16,
+        geometry=_fragments,
         resolve=_resolve_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},
         default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk 0: 64 bytes
@@ -166,7 +160,6 @@ TENSOR = (
         geometry=_mma_f64,
         resolve=_resolve_f64,
         space=_RING,
-        default=dict.fromkeys(_RING, 0),  # chosen by the number of tiles
         expect={**_WIDE, "bank_conflicts": 0},
         lesson=(
             "mma.sync defines which lane holds which element, so the tile can be laid out for it: no bank conflicts, "

@@ -30,38 +30,26 @@ _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
 _DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
 _WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
 _PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
-_PIPELINE_DEFAULT = dict.fromkeys(_PIPELINE, 0)  # chosen by the size of the product
 
 _IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
 _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
 _WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
 
 
-def _vectorized(name: str, problem: Problem, config: Config) -> Geometry:
-    """As _launch, with accesses as wide as each matrix allows."""
-    return _launch(name, problem, config, *_accesses(problem, config))
-
-
-def _padded(name: str, problem: Problem, config: Config) -> Geometry:
-    """As _vectorized, with padded tiles that have k as the outer dimension."""
-    return _launch(name, problem, config, *_accesses(problem, config), pad=_PAD)
-
-
 def _warptile(name: str, problem: Problem, config: Config) -> Geometry:
-    """As _padded, with the threads of a warp on wm x wn elements."""
+    """Wide accesses, padded tiles that have k as the outer dimension, and the threads of a warp on wm x wn elements."""
     _check_warps(config)
-    return _launch(name, problem, config, *_accesses(problem, config), keys=("wm", "wn"), pad=_PAD)
+    return _launch(name, problem, config, wide=True, keys=("wm", "wn"), pad=_PAD)
 
 
 def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
     """As _warptile, with `stages` tiles in shared memory: through registers if there are two, else by cp.async."""
-    config = _resolve(problem, config)
     _check_warps(config)
     stages = config["stages"]
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
-    widths, keys = _accesses(problem, config, transposing=stages == 2), ("wm", "wn", "stages")
-    geometry = _launch(name, problem, config, *widths, keys=keys, pad=_PAD, stages=stages)
+    keys = ("wm", "wn", "stages")
+    geometry = _launch(name, problem, config, wide=True, keys=keys, pad=_PAD, stages=stages)
     if stages == 2:
         return geometry
     if dtypes.get(problem.dtype).size != sum_size(problem):
@@ -84,12 +72,12 @@ def _launch(
     name: str,
     problem: Problem,
     config: Config,
-    *widths: int,
+    wide: bool = False,
     keys: tuple[str, ...] = (),  # parameters of its own
     pad: int = 0,
     stages: int = 0,  # tiles in dynamic shared memory; 0: one, in static shared memory
 ) -> Geometry:
-    """One thread per tm x tn elements of a tile of C; accesses of `widths` elements, or of one."""
+    """One thread per tm x tn elements of a tile of C; accesses of one element, or as `wide` as each matrix allows."""
     _check_tile(config)
     bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
     sides = bm + pad * (problem.a_layout == "row") + bn + pad * (problem.b_layout == "col")
@@ -108,7 +96,7 @@ def _launch(
     kernel = instance(
         name,
         problem._replace(precision=""),  # exact f32 products satisfy tf32 too
-        *((access(problem, widths),) if widths else layouts(problem)),
+        *((access(problem, _accesses(problem, config, transposing=stages <= 2)),) if wide else layouts(problem)),
         template("ThreadTiles", bm, bn, bk, tm, tn),
         *(config[key] for key in keys),
         config["blocks"] or _blocks(problem, config, 2 if stages else 1),
@@ -127,7 +115,7 @@ def _blocks(problem: Problem, config: Config, fragments: int) -> int:
     return max(1, REGISTERS // (threads * (operands + indices)))
 
 
-def _accesses(problem: Problem, config: Config, transposing: bool = True) -> tuple[int, int, int]:
+def _accesses(problem: Problem, config: Config, transposing: bool) -> tuple[int, int, int]:
     """Return the elements of A, B and C per access.
 
     A kernel that cannot transpose copies operands contiguous in k element by element.
@@ -180,7 +168,7 @@ TILED = (
         "simt_vectorized",
         idea="16-byte loads from global memory, adjacent threads loading adjacent chunks",
         parent="simt_threadtile",
-        geometry=_vectorized,
+        geometry=partial(_launch, wide=True),
         expect=_WIDE,
         lesson=(
             "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and "
@@ -191,7 +179,7 @@ TILED = (
         "simt_padded",
         idea="tiles with k as the outer dimension, padded against bank conflicts",
         parent="simt_vectorized",
-        geometry=_padded,
+        geometry=partial(_launch, wide=True, pad=_PAD),
         expect=_WITHOUT_CONFLICTS,
         lesson=(
             "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes"
@@ -202,7 +190,7 @@ TILED = (
         "simt_swizzled",
         idea="no padding: element positions are XORed with a number derived from k",
         parent="simt_padded",
-        geometry=_vectorized,
+        geometry=partial(_launch, wide=True),
         expect=_WITHOUT_CONFLICTS,
         lesson=("The XOR moves each store to a different bank, as the padding did, and needs no extra memory."),
     ),
@@ -226,7 +214,6 @@ TILED = (
         geometry=_pipelined,
         resolve=_resolve,
         space=_PIPELINE,
-        default=_PIPELINE_DEFAULT,
         expect={**_IN_REGISTERS, "bank_conflicts": 0},
         lesson=(
             "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "

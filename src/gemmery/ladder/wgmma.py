@@ -39,7 +39,6 @@ _SWAPPED = (32, 96, 112, 136, 144, 152, 160, 176, 208, 224)  # rows of tiles of 
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _OVERLAPPED = 128 * 288  # most sums of a tile that stays in registers, packed, while the next one is multiplied
 _FACTORS, _ASKED = 16, 32  # of the EPILOGUE of staged.cuh
-_KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
 
@@ -129,7 +128,7 @@ def _tma(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
     shared = ring_bytes(problem, bm, bn, stages) + 8 * stages
     _check_rows(bm)
-    _check(problem, bm, bn, stages, 1, 1, shared)
+    check(problem, bm, bn, stages, 1, 1, shared)
     kernel = instance(name, problem, wgmma_tiles(problem, bm, bn, stages))
     blocks, maps = tiles(problem, bm, bn)[0], operand_boxes(problem, bm, bn)
     return launch(name, kernel, blocks, min(bm // 64, 2), shared, (bm, bn), maps)
@@ -142,15 +141,8 @@ def _specialized(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def _persistent(name: str, problem: Problem, config: Config) -> Geometry:
-    """As many blocks as the device runs at a time, which take tiles in turn."""
-    bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    blocks = min(tiles(problem, bm, bn)[0], target(problem).sms)
-    return replace(_by_roles(name, problem, bm, bn, stages, blocks), band=config["band"])
-
-
-def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
-    """Clusters of cm x cn blocks."""
-    bm, bn, stages, cm, cn = (config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
+    """As many blocks as run at a time, in clusters of cm x cn if there are such, which take tiles in turn."""
+    bm, bn, stages, cm, cn = (config.get(key, 1) for key in ("bm", "bn", "stages", "cm", "cn"))
     cluster = cm * cn
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(target(problem).sms, cluster))
     product = _by_roles(name, problem, bm, bn, stages, count * cluster, cm, cn)
@@ -159,17 +151,16 @@ def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
-    resolved = _resolve(problem, config)
-    shape = resolved["bm"], resolved["bn"], resolved["cm"]
-    if hopper_model.is_swapped(resolved["bm"]):
-        if reason := illegal_swapped(wgmma_routes.as_read(problem), resolved):
+    shape = config["bm"], config["bn"], config["cm"]
+    if hopper_model.is_swapped(config["bm"]):
+        if reason := illegal_swapped(wgmma_routes.as_read(problem), config):
             raise RefusedError(reason)
         of_c = {"bm": "bn", "bn": "bm", "cm": "cn", "cn": "cm"}
-        exchanged = {key: resolved[of_c.get(key, key)] for key in resolved}
+        exchanged = {key: config[of_c.get(key, key)] for key in config}
         product = wgmma_routes.library(partial(_in_place, name, apart=False), problem.transposed(), exchanged)
         return replace(product, tile=shape[:2], swapped=True)
     apart = not wgmma_routes.packed(problem) and hopper.takes_rows_apart(problem, *shape)
-    return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, resolved)
+    return wgmma_routes.library(partial(_in_place, name, apart=apart), problem, config)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -188,7 +179,7 @@ def _in_place(name: str, problem: Problem, config: Config, apart: bool) -> Geome
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
     shared = shared_bytes(problem, bm, bn, stages)
-    _check(problem, bm, bn, stages, cm, cn, shared)
+    check(problem, bm, bn, stages, cm, cn, shared)
     if bm == 192 and not hopper.plain_halves(problem):
         raise RefusedError("bm=192: it takes plain products of halves and a C with a tensor map")
     cluster, matrices = cm * cn, hopper.APART if apart else 1
@@ -320,7 +311,8 @@ def _check_rows(bm: int) -> None:
         raise RefusedError(f"bm={bm}: wgmma_epilogue alone has such tiles; use 64, 128 or 256 rows")
 
 
-def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
+def check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
+    """Raise RefusedError for what `illegal` tells."""
     if reason := illegal(problem, bm, bn, stages, cm, cn, shared):
         raise RefusedError(reason)
 
@@ -347,7 +339,7 @@ def _by_roles(
     """A warpgroup that brings tiles, and one or two that multiply."""
     shared = ring_bytes(problem, bm, bn, stages) + 16 * stages
     _check_rows(bm)
-    _check(problem, bm, bn, stages, cm, cn, shared)
+    check(problem, bm, bn, stages, cm, cn, shared)
     kernel = instance(name, problem, wgmma_tiles(problem, bm, bn, stages, cm, cn))
     maps = operand_boxes(problem, bm, bn, cm, cn)
     return launch(name, kernel, blocks, min(bm // 64, 2) + 1, shared, (bm, bn), maps, overlaps=True)
@@ -407,7 +399,7 @@ WGMMA = (
         "wgmma_cluster",
         idea="two blocks of a cluster copy half of their common operand each, to both",
         parent="wgmma_persistent",
-        geometry=_cluster,
+        geometry=_persistent,
         space={**_SPACE, "cm": (1, 2, 4), "cn": (1, 2), "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "cm": 2, "cn": 1, "band": BAND},
         lesson=(
@@ -436,7 +428,6 @@ WGMMA = (
             "band": (0, 4, 8, 16),
             "blocks": (0, 128),
         },
-        default=dict.fromkeys(_KEYS, 0),  # chosen by the problem
         expect={**_EXPECT, "store_requests": 0},
         lesson=(
             "The end of a tile is time in which tensor cores wait. Packed to 16 bits, the finished sums fit in "

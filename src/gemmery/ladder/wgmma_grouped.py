@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import exp
 
 from gemmery import dtypes
@@ -22,11 +21,6 @@ _LINE_RATE, _FINISH = 76, {2: 0.009, 4: 0.1}  # bytes from the L2 cache in a cyc
 
 
 def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
-    """The launch after one that packs what tensor copies or wgmma cannot read where it lies."""
-    return wgmma_routes.library(partial(_in_place, name), problem, _resolve(problem, config))
-
-
-def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     """Blocks that take the tiles of all groups in turn: as many as there may be tiles, at most one a multiprocessor."""
     bn, stages = config["bn"], config["stages"]
     if bn not in _STAGES:
@@ -109,10 +103,9 @@ GROUPED = (
         refuses=_refuses,
         bound=wgmma.aligned_sums,
         bounds=wgmma.BOUNDS,
-        geometry=_grouped,
+        geometry=wgmma_routes.packing(_grouped),
         resolve=_resolve,
         space={"bn": (0, *_STAGES), "stages": (0, 2, 3, 4), "blocks": (0, 1, 128)},
-        default={"bn": 0, "stages": 0, "blocks": 0},
         expect={"local_requests": 0, "bank_conflicts": 0},
         lesson=(
             "A launch for each expert of a layer leaves multiprocessors idle at each end, and the host must know how "

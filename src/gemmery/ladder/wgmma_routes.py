@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.geometry import Geometry, MapBox, contiguous, describable, target, template
@@ -78,6 +79,11 @@ def library(in_place: InPlace, problem: Problem, config: Config) -> Geometry:
     ahead = min(product.ahead, 0) if packed(problem) & 2 else product.ahead  # a packed B is not there yet
     product = replace(product, maps=tuple(_routed(box, problem) for box in product.maps), ahead=ahead)
     return with_packing(product, problem) if packed(problem) else product
+
+
+def packing(geometry: Callable[[str, Problem, Config], Geometry]) -> Callable[[str, Problem, Config], Geometry]:
+    """Return the geometry of a row for any product, after a launch that packs what cannot be read where it lies."""
+    return lambda name, problem, config: library(partial(geometry, name), problem, config)
 
 
 def _routed(box: MapBox, problem: Problem) -> MapBox:

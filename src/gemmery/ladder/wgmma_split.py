@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda import hopper
@@ -14,7 +13,7 @@ from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.gpu import gpu_rung
-from gemmery.ladder.wgmma_routes import library
+from gemmery.ladder.wgmma_routes import packing
 from gemmery.problem import Config, Problem
 
 _HALF = ("f16", "bf16")
@@ -72,13 +71,8 @@ def _refuses_streamk(problem: Problem) -> str:
 
 def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
     """Clusters of `splits` blocks that stay: whole tiles for each block, then shared ones for each cluster."""
-    return library(partial(_in_place_streamk, name), problem, _resolve_streamk(problem, config))
-
-
-def _in_place_streamk(name: str, problem: Problem, config: Config) -> Geometry:
     splits, bm, bn, stages = config["splits"], config["bm"], config["bn"], config["stages"]
-    reason = split_refusal(bm, bn, stages, splits)
-    if reason:
+    if reason := split_refusal(bm, bn, stages, splits):
         raise RefusedError(reason)
     most = config["blocks"] // splits or wgmma.clusters(target(problem).sms, splits)
     count = min(tiles(problem, bm, bn)[0], most)
@@ -96,9 +90,7 @@ def _persistent(name: str, problem: Problem, config: Config, blocks: int, *param
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
     shared = wgmma.shared_bytes(problem, bm, bn, stages)
-    reason = wgmma.illegal(problem, bm, bn, stages, 1, 1, shared)
-    if reason:
-        raise RefusedError(reason)
+    wgmma.check(problem, bm, bn, stages, 1, 1, shared)
     tiling = wgmma.wgmma_tiles(problem, bm, bn, stages)
     kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters)
     maps = *wgmma.operand_boxes(problem, bm, bn), wgmma.piece_box(problem, bm, bn)
@@ -131,11 +123,6 @@ def _refuses_blocks(problem: Problem) -> str:
     return ""
 
 
-def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
-    """Blocks that stay, with two warpgroups that add parts by CUDA cores beside the products of tensor cores."""
-    return library(partial(_in_place_blockscaled, name), problem, _resolve_blockscaled(problem, config))
-
-
 def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 but that of `blocks` replaced: by the tile whose rounds take least time.
 
@@ -154,7 +141,8 @@ def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
     return complete(config, {"bm": bm, "bn": bn, "stages": stages, "band": band, "blocks": blocks})
 
 
-def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
+def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
+    """Blocks that stay, with two warpgroups that add parts by CUDA cores beside the products of tensor cores."""
     bm, bn = config["bm"], config["bn"]
     if bm not in (64, 128) or bn not in (64, 128):
         raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
@@ -176,7 +164,7 @@ SPLIT = (
             **dict.fromkeys(dtypes.FP8, _in_parts(wgmma.aligned_sums_fp8)),
             "int8": wgmma.exact_sums,
         },
-        geometry=_streamk,
+        geometry=packing(_streamk),
         resolve=_resolve_streamk,
         space={
             "bm": (0, 64, 128, 256),
@@ -186,7 +174,6 @@ SPLIT = (
             "band": (0, 1, 8, 16),
             "blocks": (0, 8, 128),
         },
-        default={"bm": 0, "bn": 0, "stages": 0, "splits": 0, "band": 0, "blocks": 0},
         expect={**_EXPECT, "load_requests": 0},
         lesson=(
             "Whole tiles take whole rounds: 2.18 rounds last as long as 3. Where the last round has few tiles, the "
@@ -203,10 +190,9 @@ SPLIT = (
         dtypes=tuple(dtypes.FP8),
         refuses=_refuses_blocks,
         bound=promoted,
-        geometry=_blockscaled,
+        geometry=packing(_blockscaled),
         resolve=_resolve_blockscaled,
         space={"bm": (0, 64, 128), "bn": (0, 64, 128), "stages": (0, 3, 6, 8), "band": (0, 1, 8, 16), "blocks": (0, 8)},
-        default={"bm": 0, "bn": 0, "stages": 0, "band": 0, "blocks": 0},
         expect=_EXPECT,
         lesson=(
             "Eight bits have little range, so every 128 of k has factors: one for a row of A, one for 128 x 128 of B. "

@@ -111,9 +111,11 @@ def error(measurement: Measurement) -> Cell:
     return Cell(f"{measurement.error:.2g}")
 
 
-def not_run(measurements: Iterable[Measurement]) -> list[str]:
+def not_run(
+    measurements: Iterable[Measurement], name: Callable[[Measurement], str] = lambda m: words.kernel(m.kernel)
+) -> list[str]:
     """Return a note for each kernel that did not run."""
-    return [f"{words.kernel(m.kernel)} did not run: {m.refused}" for m in measurements if m.refused]
+    return [f"{name(m)} did not run: {m.refused}" for m in measurements if m.refused]
 
 
 def limits(measurements: Iterable[Measurement]) -> str:

@@ -125,14 +125,9 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
             ]
         ),
     ]
-    notes = [
-        f"{product(m) if is_own(m) else words.kernel(m.kernel)} did not run: {m.refused}"
-        for m in measurements
-        if m.refused
-    ]
-    return tabulate(
-        f"{heading}{_on_threads(measurements)}", columns, own, [limits(own), *_means(own), *notes], aside=True
-    )
+    refused = not_run(measurements, lambda m: product(m) if is_own(m) else words.kernel(m.kernel))
+    notes = [limits(own), *_means(own), *refused]
+    return tabulate(f"{heading}{_on_threads(measurements)}", columns, own, notes, aside=True)
 
 
 def _joules(measurement: Measurement) -> str:

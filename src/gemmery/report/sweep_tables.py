@@ -10,7 +10,20 @@ from gemmery import dtypes
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
-from gemmery.report.sheet import Cell, Columns, Sheet, entry, error, limits, measured, rate, ratio, share, tabulate
+from gemmery.report.sheet import (
+    Cell,
+    Columns,
+    Sheet,
+    entry,
+    error,
+    limits,
+    measured,
+    not_run,
+    rate,
+    ratio,
+    share,
+    tabulate,
+)
 
 BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per Compute Capability"
 
@@ -113,7 +126,7 @@ def by_size(measurements: Sequence[Measurement]) -> Sheet:
         ("n", str),
         *((words.kernel(name), lambda n, name=name: entry(by_place.get((n, name)), rate, best[n])) for name in kernels),
     ]
-    notes = [f"{m.kernel} at n = {m.n} did not run: {m.refused}" for m in measurements if m.refused]
+    notes = not_run(measurements, lambda m: f"{m.kernel} at n = {m.n}")
     title = f"{words.rate(measurements[0])} against n, {words.types(measurements[0])}"
     return tabulate(title, columns, sizes, [limits(measurements), *notes])
 
@@ -146,7 +159,7 @@ def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> She
         ("% of peak", share),
     ]
     rows = sorted(measurements, key=lambda m: m.config.get("block", math.inf))
-    notes = [f"block {m.config.get('block', '')} did not run: {m.refused}" for m in measurements if m.refused]
+    notes = not_run(measurements, lambda m: f"block {m.config.get('block', '')}")
     title = f"{words.shape(measurements[0])}, {words.types(measurements[0])}"
     return tabulate(title, columns, rows, [limits(measurements), *notes])
 

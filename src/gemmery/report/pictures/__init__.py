@@ -15,17 +15,6 @@ from gemmery.report.pictures.timeline import divergence_picture, timeline_pictur
 from gemmery.report.pictures.wavefronts import sectors_picture, wavefronts_picture
 from gemmery.report.svg import Plot, standalone
 
-__all__ = [
-    "divergence_picture",
-    "files",
-    "pictures",
-    "sectors_picture",
-    "swizzled_picture",
-    "tile_picture",
-    "timeline_picture",
-    "wavefronts_picture",
-]
-
 READINGS = {
     "tile": tile.READING,
     "banks": wavefronts.READING,

@@ -9,27 +9,11 @@ from __future__ import annotations
 
 from gemmery.cpu import entry_arguments as arguments
 from gemmery.cpu import entry_family, entry_quick, entry_run, entry_tensors, jit, objects
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null, read
-from gemmery.cpu.entry_layout import (
-    ARGUMENTS,
-    ARRAY_BIAS,
-    BETA,
-    BIAS,
-    BUILTINS,
-    CALL,
-    CAST,
-    FACTORS,
-    HEAD,
-    OPERAND,
-    PAIR,
-    PAIRS,
-    PAIRS_AT,
-    PROBES,
-    at,
-    size,
-)
+from gemmery.cpu.entry_layout import ARGUMENTS, CALL, HEAD, OPERAND, PAIR, at, size
 from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.target import Target
@@ -48,7 +32,7 @@ def module(target: Target) -> Module:
     entry_tensors.define(module, OPERAND)
     for define in shared:
         define(module)
-    for name in BUILTINS:
+    for name in layout.BUILTINS:
         params = (("ptr", "self"), ("ptr", "args"), ("i64", "count"), ("ptr", "names"))
         with module.function(name, *params, returns="ptr") as f:
             _builtin(f, name)
@@ -59,7 +43,7 @@ def python(target: Target) -> Module:
     """Return the module of builtins that only call Python, for the time until the others are compiled."""
     module = Module(target)
     params = (("ptr", "args"), ("i64", "count"), ("ptr", "names"))
-    for name in BUILTINS:
+    for name in layout.BUILTINS:
         # With a function of its own that reads the table, HOLE stays a constant that no offset is added to.
         with module.function(f"call_{name}", ("ptr", "table"), *params, local=True, returns="ptr") as f:
             head = Args(f, f["table"], HEAD)
@@ -110,9 +94,9 @@ def define_pair(module: Module) -> None:
     params = (("ptr", "table"), ("i64", "first"), ("i64", "second"), ("i64", "use"))
     with module.function("pair", *params, local=True, returns="ptr") as f:
         result = f.var(Value(f, "ptr", "null"))
-        index = (f["first"] * FACTORS[0] + f["second"] * FACTORS[1]) >> (65 - PAIRS.bit_length())
-        with f.loop(0, PROBES) as i:
-            place = f["table"] + PAIRS_AT + (index + i) * size(PAIR)
+        index = (f["first"] * layout.FACTORS[0] + f["second"] * layout.FACTORS[1]) >> (65 - layout.PAIRS.bit_length())
+        with f.loop(0, layout.PROBES) as i:
+            place = f["table"] + layout.PAIRS_AT + (index + i) * size(PAIR)
             pair = Args(f, place, PAIR)
             match = pair.first.equals(f["first"]) & pair.second.equals(f["second"]) & pair.use.equals(f["use"])
             with f.if_(match):
@@ -142,9 +126,9 @@ def define_with_bias(module: Module) -> None:
     with module.function("with_bias", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         head, fields, answer = Args(f, table, HEAD), Args(f, record, CALL), f.var(special(f, UNKNOWN))
-        good = fields.bias_kind.equals(ARRAY_BIAS) & fields.a_element.equals(fields.b_element)
+        good = fields.bias_kind.equals(layout.ARRAY_BIAS) & fields.a_element.equals(fields.b_element)
         with f.if_(good & is_null(f, fields.dtype) & fields.tensors.equals(0)):
-            pair = call(f, "ptr", "pair", table, fields.a_element, fields.bias_element, f.index(BIAS))
+            pair = call(f, "ptr", "pair", table, fields.a_element, fields.bias_element, f.index(layout.BIAS))
             with f.if_(is_null(f, pair) ^ True):
                 bias = f.buffer(size(OPERAND))
                 place = record + at(CALL, "bias_object")
@@ -200,8 +184,8 @@ def define_cast(module: Module) -> None:
             & fields.a_element.equals(fields.b_element)
             & fields.out_element.differs(fields.a_element)
         )
-        with f.if_(good & (fields.options & BETA).equals(0)):
-            pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(CAST))
+        with f.if_(good & (fields.options & layout.BETA).equals(0)):
+            pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(layout.CAST))
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "aside", f["table"], f["call"])
         f.ret(answer.value)

@@ -6,26 +6,11 @@ whose look-up is here too: the key of a call, and the entry of the table that ha
 
 from __future__ import annotations
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.entry_arguments import is_null, same
-from gemmery.cpu.entry_layout import (
-    CALL,
-    ENTRIES_AT,
-    ENTRY,
-    ENTRY_BYTES,
-    FACTORS,
-    FACTORS_AT,
-    HASHES_AT,
-    HEAD,
-    MIX,
-    MOST_WORDS,
-    OPERAND,
-    SET_BITS,
-    WAYS,
-    at,
-    size,
-)
+from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, OPERAND, at, size
 from gemmery.cpu.entry_run import UNKNOWN, called, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
@@ -100,14 +85,14 @@ def _look_up(
             f.store(word, out + 8 * i)
         total.value = total.value + _sum(matrix.words, len(base))
     key_hash = total.value | 1
-    index = (set_of(key_hash)) * WAYS
-    way = f.index(WAYS)
-    for i in range(WAYS):
+    index = (set_of(key_hash)) * layout.WAYS
+    way = f.index(layout.WAYS)
+    for i in range(layout.WAYS):
         way = f.select(
-            f.load("i64", table + (HASHES_AT + 8 * i) + index * 8, align=8).equals(key_hash), f.index(i), way
+            f.load("i64", table + (layout.HASHES_AT + 8 * i) + index * 8, align=8).equals(key_hash), f.index(i), way
         )
-    with f.if_(way < WAYS):
-        place = table + ENTRIES_AT + (index + way) * ENTRY_BYTES
+    with f.if_(way < layout.WAYS):
+        place = table + layout.ENTRIES_AT + (index + way) * layout.ENTRY_BYTES
         entry = Args(f, place, ENTRY)
         # A result inherits the metadata of a dtype, so those that have some are left to Python.
         metadata = f.load("i64", a.descr + objects.METADATA) | f.load("i64", b.descr + objects.METADATA)
@@ -121,8 +106,8 @@ def _look_up(
 
 
 def _sum(words: tuple[Value, ...], start: int) -> Value:
-    total = words[0] * FACTORS[start]
-    for word, factor in zip(words[1:], FACTORS[start + 1 :], strict=False):
+    total = words[0] * layout.FACTORS[start]
+    for word, factor in zip(words[1:], layout.FACTORS[start + 1 :], strict=False):
         total = total + word * factor
     return total
 
@@ -189,7 +174,7 @@ _KEY_AT = at(CALL, "key_0")
 
 def set_of(key_hash: Value) -> Value:
     """Return the number of the set where a key may be, as `entry_layout.place` does."""
-    return (key_hash ^ key_hash >> MIX) * FACTORS[1] >> (64 - SET_BITS)
+    return (key_hash ^ key_hash >> layout.MIX) * layout.FACTORS[1] >> (64 - layout.SET_BITS)
 
 
 def define_find(module: Module) -> None:
@@ -198,12 +183,12 @@ def define_find(module: Module) -> None:
         match = f.var(Value(f, "ptr", "null"))
         fields = Args(f, f["call"], CALL)
         words = 7 + 2 * (fields.a_ndim + fields.b_ndim + fields.out_ndim + fields.bias_ndim)
-        with f.if_(words <= MOST_WORDS):
+        with f.if_(words <= layout.MOST_WORDS):
             key_hash = _key(f, fields)
             at_set = set_of(key_hash)
-            hashes = f["table"] + (HASHES_AT + at_set * (8 * WAYS))
-            with f.loop(0, WAYS) as way, f.if_(f.load("i64", hashes + way * 8, align=8).equals(key_hash)):
-                entry = f["table"] + (ENTRIES_AT + (at_set * WAYS + way) * ENTRY_BYTES)
+            hashes = f["table"] + (layout.HASHES_AT + at_set * (8 * layout.WAYS))
+            with f.loop(0, layout.WAYS) as way, f.if_(f.load("i64", hashes + way * 8, align=8).equals(key_hash)):
+                entry = f["table"] + (layout.ENTRIES_AT + (at_set * layout.WAYS + way) * layout.ENTRY_BYTES)
                 with f.if_(_equal(f, fields, entry)):
                     match.value = entry
         f.ret(match.value)
@@ -211,7 +196,7 @@ def define_find(module: Module) -> None:
 
 def _key(f: Function, fields: Args) -> Value:
     """Write the key: numbers of dimensions and options; then element, lengths and strides of each array."""
-    at_word, at_factor = f.var(f["call"] + _KEY_AT), f.var(f["table"] + FACTORS_AT)
+    at_word, at_factor = f.var(f["call"] + _KEY_AT), f.var(f["table"] + layout.FACTORS_AT)
     total = f.var(f.index(0))
     has_out = is_null(f, fields.out_object) ^ True
     out = f.select(has_out, fields.out_ndim + 1, f.index(0))

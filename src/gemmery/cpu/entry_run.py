@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
-from gemmery.cpu.entry_layout import (
-    ASIDE,
-    BETA,
-    CALL,
-    COMPLEX,
-    CONVERTED,
-    DOUBLE,
-    ENTRY,
-    ENTRY_BYTES,
-    HEAD,
-    INTEGER,
-    LOOPS,
-    NUMBER_BIAS,
-    SCALED,
-    SINGLE,
-    at,
-    size,
-)
+from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, at, size
 from gemmery.cpu.entry_tensors import IS_TENSOR
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
@@ -62,12 +46,12 @@ def define_product(module: Module) -> None:
             with f.if_(countdown.differs(2)):
                 # A copy: another thread may replace the entry once this one allocates a tensor (Python 3.11 may
                 # collect garbage there, and run any code) or releases the GIL.
-                place, start = f.buffer(ENTRY_BYTES), at(ENTRY, "kind")
+                place, start = f.buffer(layout.ENTRY_BYTES), at(ENTRY, "kind")
                 copy_words(f, entry + start, place + start, (size(ENTRY) - start) // 8)
                 answer.value = call(f, "ptr", "prepared", table, record, place)
         with f.else_():
             fields = Args(f, record, CALL)
-            pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(CONVERTED))
+            pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(layout.CONVERTED))
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "converted", table, record, pair)
             with f.else_():
@@ -89,11 +73,11 @@ def define_prepared(module: Module) -> None:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         answer = f.var(special(f, UNKNOWN))
         good, data = f.var(f.const("i1", 1)), f.var(fields.out_data)
-        scaled = (fields.options & SCALED).differs(0)
-        with f.if_(scaled & entry.scalar.equals(INTEGER)):
+        scaled = (fields.options & layout.SCALED).differs(0)
+        with f.if_(scaled & entry.scalar.equals(layout.INTEGER)):
             good.value = fields.integral.differs(0)
         with f.if_(scaled & (fields.alpha_imag.differs(0) | fields.beta_imag.differs(0))):
-            good.value = entry.scalar >= COMPLEX
+            good.value = entry.scalar >= layout.COMPLEX
         has_out = is_null(f, fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
@@ -158,7 +142,7 @@ def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) ->
     with f.if_(good.value):
         out = f.emit("i64", f"ptrtoint {fields.out_data} to i64")
         low, high = out + entry.c_low, out + entry.c_high
-        apart = entry.kind.differs(ASIDE)
+        apart = entry.kind.differs(layout.ASIDE)
         for name in ("a", "b", "bias"):
             start = f.emit("i64", f"ptrtoint {getattr(fields, f'{name}_data')} to i64")
             clear = (high <= start + getattr(entry, f"{name}_low")) | (start + getattr(entry, f"{name}_high") <= low)
@@ -189,7 +173,7 @@ def define_aside(module: Module) -> None:
             contiguous = fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)
             good.value = (fields.out_flags & objects.WRITEABLE).differs(0) & contiguous.differs(0)
             good.value = good.value & fields.out_element.equals(fields.old_element)
-        with f.if_(good.value & (fields.options & BETA).differs(0)):
+        with f.if_(good.value & (fields.options & layout.BETA).differs(0)):
             source = f.select(is_null(f, fields.old_object), out, fields.old_object)
             with f.if_(is_tensor):
                 # Python decides of which kind the result is where the old C alone, or not it, is a tensor.
@@ -262,11 +246,11 @@ def define_execute(module: Module) -> None:
         job = Args(f, job_at, JOB)
         a, b, transposed = fields.a_data, fields.b_data, entry.transposed.differs(0)
         job.a, job.b, job.c = f.select(transposed, b, a), f.select(transposed, a, b), f["data"]
-        with f.if_((fields.options & SCALED).differs(0)):
+        with f.if_((fields.options & layout.SCALED).differs(0)):
             _scalars(f, fields, entry.scalar, job_at)
         number = f.buffer(16)
         with f.if_(fields.bias_kind.differs(0)):
-            with f.if_(fields.bias_kind.equals(NUMBER_BIAS)):
+            with f.if_(fields.bias_kind.equals(layout.NUMBER_BIAS)):
                 _number(f, entry.scalar, fields.bias_number, f.const("double", 0), number)
                 job.bias = number
             with f.else_():
@@ -295,7 +279,7 @@ def copy_words(f: Function, source: Value, target: Value, words: int) -> None:
 
 def _scalars(f: Function, fields: Args, scalar: Value, job_at: Value) -> None:
     """Set alpha and beta in a job, as its kernel reads them."""
-    with f.if_(scalar.equals(INTEGER)):
+    with f.if_(scalar.equals(layout.INTEGER)):
         for name in ("alpha", "beta"):
             f.store(getattr(fields, f"{name}_integer"), job_at + JOB_AT[f"{name}_value"])
     with f.else_():
@@ -308,22 +292,22 @@ def _number(f: Function, scalar: Value, number: Value, imag: Value, target: Valu
     """Store a number of a kernel's type, after which a real kernel does not read the imaginary part."""
     f.store(f.index(0), target)
     f.store(f.index(0), target + 8)
-    part = scalar & ~COMPLEX
-    with f.if_(part.equals(SINGLE)):
+    part = scalar & ~layout.COMPLEX
+    with f.if_(part.equals(layout.SINGLE)):
         f.store(f.convert("fptrunc", number, "float"), target)
         f.store(f.convert("fptrunc", imag, "float"), target + 4)
-    with f.if_(part.equals(DOUBLE)):
+    with f.if_(part.equals(layout.DOUBLE)):
         f.store(number, target)
         f.store(imag, target + 8)
 
 
 def _loops(f: Function, loops: Value, job_at: Value, job: Args, plain: Value, error: Var) -> None:
     """Run the job once for each product of a batch that the kernel cannot walk, until it fails."""
-    lengths = [f.load("i64", loops + 32 * i) for i in range(LOOPS)]
+    lengths = [f.load("i64", loops + 32 * i) for i in range(layout.LOOPS)]
     starts = [getattr(job, name) for name in "abc"]
     with f.loop(0, lengths[2]) as z, f.loop(0, lengths[1]) as y, f.loop(0, lengths[0]) as x:
         for operand, name in enumerate("abc"):
-            step = [f.load("i64", loops + (32 * i + 8 * (operand + 1))) for i in range(LOOPS)]
+            step = [f.load("i64", loops + (32 * i + 8 * (operand + 1))) for i in range(layout.LOOPS)]
             setattr(job, name, starts[operand] + (x * step[0] + y * step[1] + z * step[2]))
         with f.if_(error.value.equals(0)):
             error.value = call(f, "i64", "launch", f["table"], job_at, plain)

@@ -105,8 +105,7 @@ def define_number(module: Module) -> None:
             good.value = 1
         with f.else_(), f.if_(same(f, type_, head.int_type)):
             overflow = f.buffer(8)
-            integer = f.call_address(head.integer, "i64", x, overflow)
-            assert integer is not None
+            integer = f.result_of(head.integer, "i64", x, overflow)
             f.store(f.convert("sitofp", integer, "double"), record)
             f.store(integer, record + 8)
             f.store(f.index(1), record + 16)

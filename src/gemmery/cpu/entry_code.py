@@ -14,7 +14,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null, read
 from gemmery.cpu.entry_layout import ARGUMENTS, CALL, HEAD, OPERAND, PAIR, at, size
-from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, copy_words, special
+from gemmery.cpu.entry_run import RAISED, UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.target import Target
 
@@ -29,7 +29,7 @@ def module(target: Target) -> Module:
         define_converted, define_cast, entry_family.define_member,
         entry_run.define_product,
     )  # fmt: skip
-    entry_tensors.define(module, OPERAND)
+    entry_tensors.define(module)
     for define in shared:
         define(module)
     for name in layout.BUILTINS:
@@ -48,7 +48,7 @@ def python(target: Target) -> Module:
         with module.function(f"call_{name}", ("ptr", "table"), *params, local=True, returns="ptr") as f:
             head = Args(f, f["table"], HEAD)
             function = getattr(head, f"python_{name}")
-            f.ret(called(f, head.vectorcall, "ptr", function, f["args"], f["count"], f["names"]))
+            f.ret(f.result_of(head.vectorcall, "ptr", function, f["args"], f["count"], f["names"]))
         with module.function(name, ("ptr", "self"), *params, returns="ptr") as f:
             table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
             f.ret(call(f, "ptr", f"call_{name}", table, f["args"], f["count"], f["names"]))
@@ -79,7 +79,7 @@ def _builtin(f: Function, name: str) -> None:
                 answer.value = call(f, "ptr", "aside", table, record)
     with f.if_(is_null(f, answer.value)):
         python = getattr(head, f"python_{name}")
-        answer.value = called(f, head.vectorcall, "ptr", python, f["args"], f["count"], f["names"])
+        answer.value = f.result_of(head.vectorcall, "ptr", python, f["args"], f["count"], f["names"])
     with f.else_():
         raised = f.emit("i64", f"ptrtoint {answer.value} to i64").equals(RAISED)
         answer.value = f.select(raised, Value(f, "ptr", "null"), answer.value)
@@ -109,12 +109,12 @@ def define_as_type(module: Module) -> None:
     params = (("ptr", "table"), ("ptr", "array"), ("ptr", "descr"))
     with module.function("as_type", *params, local=True, returns="ptr") as f:
         head, answer = Args(f, f["table"], HEAD), f.var(Value(f, "ptr", "null"))
-        token = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
+        token = f.result_of(head.set_context, "ptr", head.error_state, head.ignoring)
         with f.if_(is_null(f, token) ^ True):
-            f.call_address(head.incref, "void", f["descr"])  # from_array takes over a reference
-            answer.value = called(f, head.from_array, "ptr", f["array"], f["descr"], f.const("i32", _FLAGS))
-            called(f, head.reset_context, "i32", head.error_state, token)
-            f.call_address(head.decref, "void", token)
+            f.call_address(head.incref, f["descr"])  # from_array takes over a reference
+            answer.value = f.result_of(head.from_array, "ptr", f["array"], f["descr"], f.const("i32", _FLAGS))
+            f.result_of(head.reset_context, "i32", head.error_state, token)
+            f.call_address(head.decref, token)
         f.ret(answer.value)
 
 
@@ -139,7 +139,7 @@ def define_with_bias(module: Module) -> None:
                     answer.value = special(f, UNKNOWN)
                     with f.if_(read(f, head, copy, place)):
                         answer.value = call(f, "ptr", "product", table, record)
-                    f.call_address(head.decref, "void", copy)
+                    f.call_address(head.decref, copy)
                     copy_words(f, bias, place, len(OPERAND))
         f.ret(answer.value)
 
@@ -167,7 +167,7 @@ def define_converted(module: Module) -> None:
             answer.value = call(f, "ptr", "product", f["table"], f["call"])
         for copy in copies:
             with f.if_(is_null(f, copy.value) ^ True):
-                f.call_address(head.decref, "void", copy.value)
+                f.call_address(head.decref, copy.value)
         f.ret(answer.value)
 
 

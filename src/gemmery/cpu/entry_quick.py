@@ -11,7 +11,7 @@ from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.entry_arguments import is_null, same
 from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, OPERAND, at, size
-from gemmery.cpu.entry_run import UNKNOWN, called, copy_words, special
+from gemmery.cpu.entry_run import UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.tuples import NamedTuple
@@ -141,20 +141,18 @@ def _finish(
             start, end = (matrix.data + getattr(entry, f"{name}_{which}") for which in ("low", "high"))
             good.value = good.value & ((high <= start) | (end <= low))
         with f.if_(good.value):
-            f.call_address(head.incref, "void", arrays[2])
+            f.call_address(head.incref, arrays[2])
             answer.value = arrays[2]
     with f.else_():
         # The job is copied after this. Nobody replaces the entry meanwhile: new_array keeps the GIL, and the garbage
         # collector, which runs any code, does not count arrays.
-        f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
+        f.call_address(head.incref, entry.c_descr)  # new_array takes over a reference
         null, zero, two = Value(f, "ptr", "null"), f.const("i32", 0), f.const("i32", 2)
         shape = place + at(ENTRY, "c_shape_0")
-        array = called(
-            f, head.new_array, "ptr", head.array_type, entry.c_descr, two, shape, null, null, zero, null
-        )  # fmt: skip
+        array = f.result_of(head.new_array, "ptr", head.array_type, entry.c_descr, two, shape, null, null, zero, null)
         answer.value = array
         with f.if_(is_null(f, array)):
-            f.call_address(head.clear_error, "void")  # the call is Python's: it tries again and says why
+            f.call_address(head.clear_error)  # the call is Python's: it tries again and says why
             answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
         with f.else_():
             data.value = f.load("i64", array + objects.DATA)
@@ -166,7 +164,7 @@ def _finish(
         for name, value in (("a", a.data), ("b", b.data), ("c", data.value)):
             f.store(value, job_at + JOB_AT[name], align=8)
         job.alpha, job.beta = job_at + JOB_AT["alpha_value"], job_at + JOB_AT["beta_value"]
-        f.call_address(entry.job_kernel, "void", job_at)
+        f.call_address(entry.job_kernel, job_at)
 
 
 _KEY_AT = at(CALL, "key_0")

@@ -16,13 +16,6 @@ UNKNOWN, RAISED = 0, 1  # results that are no object: a call for Python; an erro
 _COPIED = 8  # words copied at once
 
 
-def called(f: Function, address: Value, type_: str, *values: Value) -> Value:
-    """Call a function that returns a value."""
-    result = f.call_address(address, type_, *values)
-    assert result is not None
-    return result
-
-
 def special(f: Function, number: int) -> Value:
     """Return UNKNOWN or RAISED as an address."""
     return f.emit("ptr", f"inttoptr i64 {number} to ptr")
@@ -91,12 +84,12 @@ def define_prepared(module: Module) -> None:
         with f.if_(good.value):
             error = call(f, "i64", "execute", f["table"], f["call"], f["place"], data.value)
             with f.if_(error.differs(0)):  # no memory: Python tries again, and says so
-                f.call_address(head.decref, "void", answer.value)
+                f.call_address(head.decref, answer.value)
                 answer.value = special(f, UNKNOWN)
             with f.else_():
                 scalar = entry.c_ndim.equals(0) & entry.c_tensor.equals(0) & fields.raw.equals(0)
                 with f.if_(scalar & (has_out ^ True)):
-                    answer.value = called(f, head.to_scalar, "ptr", answer.value)
+                    answer.value = f.result_of(head.to_scalar, "ptr", answer.value)
                 with f.if_(has_out & (fields.out_flags & IS_TENSOR).differs(0) & fields.raw.equals(0)):
                     f.call("written", head.tensors, fields.out_object)
         f.ret(answer.value)
@@ -104,15 +97,13 @@ def define_prepared(module: Module) -> None:
 
 def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
     """Make an array for the result. Where NumPy cannot, the call is Python's: it tries again and says why."""
-    f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
+    f.call_address(head.incref, entry.c_descr)  # new_array takes over a reference
     null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
     ndim = f.convert("trunc", entry.c_ndim, "i32")
     shape = f["place"] + at(ENTRY, "c_shape_0")
-    array = called(
-        f, head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null
-    )  # fmt: skip
+    array = f.result_of(head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null)
     with f.if_(is_null(f, array)):
-        f.call_address(head.clear_error, "void")
+        f.call_address(head.clear_error)
         answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
     with f.else_():
         answer.value, data.value = array, f.load("ptr", array + objects.DATA)
@@ -132,7 +123,7 @@ def _store_old(f: Function, head: Args, answer: Var, good: Var) -> None:
     old, out = (f["call"] + at(CALL, f"{name}_object") for name in ("old", "out"))
     good.value = call(f, "i64", "store_tensor", old, out).differs(0)
     with f.if_(good.value ^ True):
-        f.call_address(head.decref, "void", answer.value)
+        f.call_address(head.decref, answer.value)
         answer.value = special(f, UNKNOWN)
 
 
@@ -148,7 +139,7 @@ def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) ->
             clear = (high <= start + getattr(entry, f"{name}_low")) | (start + getattr(entry, f"{name}_high") <= low)
             apart = apart & (clear | is_null(f, getattr(fields, f"{name}_object")))
         with f.if_(apart):
-            f.call_address(Args(f, f["table"], HEAD).incref, "void", fields.out_object)
+            f.call_address(Args(f, f["table"], HEAD).incref, fields.out_object)
             answer.value = fields.out_object
         with f.else_():
             answer.value = call(f, "ptr", "aside", f["table"], f["call"])
@@ -181,7 +172,7 @@ def define_aside(module: Module) -> None:
                     copy.value = call(f, "ptr", "copy_tensor", head.tensors, record + at(CALL, "old_object"))
                 good.value = is_null(f, copy.value) ^ True
             with f.else_():
-                copy.value = called(f, head.new_copy, "ptr", source, f.const("i32", 0))
+                copy.value = f.result_of(head.new_copy, "ptr", source, f.const("i32", 0))
                 with f.if_(is_null(f, copy.value)):
                     answer.value, good.value = special(f, RAISED), f.const("i1", 0)
             with f.if_(good.value):
@@ -197,9 +188,9 @@ def define_aside(module: Module) -> None:
                 answer.value = special(f, UNKNOWN)
                 with f.if_(_same_shape(f, result, out_ndim, out_shape)):
                     answer.value = call(f, "ptr", "copied", table, out, result)
-                f.call_address(head.decref, "void", result)
+                f.call_address(head.decref, result)
         with f.if_(is_null(f, copy.value) ^ True):
-            f.call_address(head.decref, "void", copy.value)
+            f.call_address(head.decref, copy.value)
         f.ret(answer.value)
 
 
@@ -224,16 +215,16 @@ def define_copied(module: Module) -> None:
         token, ready = f.var(null), f.var(f.const("i1", 1))
         casts = elements[0].differs(elements[1])
         with f.if_(casts):  # as in np.errstate(all="ignore"): no warnings of overflow
-            token.value = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
+            token.value = f.result_of(head.set_context, "ptr", head.error_state, head.ignoring)
             ready.value = is_null(f, token.value) ^ True
         with f.if_(ready.value):
-            error = called(f, head.copy_into, "i32", f["out"], f["result"])
+            error = f.result_of(head.copy_into, "i32", f["out"], f["result"])
             with f.if_(error.equals(0)):
-                f.call_address(head.incref, "void", f["out"])
+                f.call_address(head.incref, f["out"])
                 answer.value = f["out"]
             with f.if_(casts):
-                called(f, head.reset_context, "i32", head.error_state, token.value)
-                f.call_address(head.decref, "void", token.value)
+                f.result_of(head.reset_context, "i32", head.error_state, token.value)
+                f.call_address(head.decref, token.value)
         f.ret(answer.value)
 
 
@@ -258,14 +249,14 @@ def define_execute(module: Module) -> None:
         state = f.var(Value(f, "ptr", "null"))
         is_long, plain = entry.long.differs(0), entry.plain.differs(0)
         with f.if_(is_long):
-            state.value = called(f, head.save_thread, "ptr")
+            state.value = f.result_of(head.save_thread, "ptr")
         error = f.var(f.index(0))
         with f.if_(entry.runs.equals(1)):
             error.value = call(f, "i64", "launch", f["table"], job_at, f.convert("zext", plain, "i64"))
         with f.else_():
             _loops(f, f["place"] + at(ENTRY, "loop0_length"), job_at, job, f.convert("zext", plain, "i64"), error)
         with f.if_(is_long):
-            f.call_address(head.restore_thread, "void", state.value)
+            f.call_address(head.restore_thread, state.value)
         f.ret(error.value)
 
 
@@ -319,13 +310,13 @@ def define_launch(module: Module) -> None:
     with module.function("launch", *params, local=True, returns="i64") as f:
         error = f.var(f.index(0))
         with f.if_(f["plain"].equals(0)):
-            error.value = called(f, Args(f, f["table"], HEAD).run, "i64", f["job"])
+            error.value = f.result_of(Args(f, f["table"], HEAD).run, "i64", f["job"])
         with f.else_():
             job = Args(f, f["job"], JOB)
             job.alpha, job.beta = f["job"] + JOB_AT["alpha_value"], f["job"] + JOB_AT["beta_value"]
             kernel, count = job.kernel, f.select(job.at_once.differs(0), f.index(1), job.batch)
-            f.call_address(kernel, "void", f["job"])
+            f.call_address(kernel, f["job"])
             with f.loop(1, count):
                 job.a, job.b, job.c = job.a + job.a_batch, job.b + job.b_batch, job.c + job.c_batch
-                f.call_address(kernel, "void", f["job"])
+                f.call_address(kernel, f["job"])
         f.ret(error.value)

@@ -154,7 +154,7 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
         band, blocks = hopper.order(tile, rows, columns, problem.batch, device.sms)
         splits = SPLITS if RUNGS[1] in rungs and tile.cm * tile.cn == 1 else (1,)
         for parts in splits:
-            if parts > 1 and not hopper.shared_turns(demand, tile, parts, device.sms):
+            if parts > 1 and not hopper_model.shared_turns(demand, tile, parts, device.sms):
                 continue
             values = dict(
                 zip(hopper.KEYS, (*tile[:5], band, parts, (parts == 1 and blocks) or device.sms), strict=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 SizeClass = tuple[int, int, str, int, int, int, bool]  # by `hopper.size_class`
 Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
-Kind = tuple[int, int, str, bool]  # what all products of a part of the table have in common: the rest of a size class
+ProductKind = tuple[int, int, str, bool]  # the rest of a size class without rows, columns and depth
 
 
-def by_size(kinds: Mapping[Kind, Mapping[Winner, Sequence[tuple[int, int, int]]]]) -> dict[SizeClass, Winner]:
+def by_size(kinds: Mapping[ProductKind, Mapping[Winner, Sequence[tuple[int, int, int]]]]) -> dict[SizeClass, Winner]:
     """Return the winner of each size class."""
     return {
         (size, out, layouts, *sides, straddles): winner

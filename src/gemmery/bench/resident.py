@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import dtypes
+from gemmery import arrays, dtypes
 from gemmery.arrays import View
 from gemmery.bench import work as works
 from gemmery.bench.work import Work
@@ -45,7 +45,9 @@ class Resident:
     def __init__(self, work: Work, stream: Stream) -> None:
         device = driver.device(stream.ordinal)
         self.work, self.stream = work, stream
-        self.host = tuple(_three(x) for x in works.operands(replace(work, call="out", vector=False)))
+        self.host = tuple(
+            x if x.ndim == 3 else x[None] for x in works.operands(replace(work, call="out", vector=False))
+        )
         stored = [_stored(x) for x in self.host]
         sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in stored]
         if work.b_layout == works.OF_A:
@@ -117,19 +119,10 @@ def poison(dtype: np.dtype[Any]) -> int:
     return 0x80 if dtype.kind in "iu" else 0xFF
 
 
-def alignment(view: View, most: int = 16) -> int:
-    """Return the largest power of two up to `most` that divides the pointer and all strides except the unit stride."""
-    size = dtypes.get(view.dtype).size
-    steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and abs(step) != size]
-    return min(_power_of_two(value, most) for value in (view.pointer, *steps))
-
-
-def _power_of_two(value: int, most: int) -> int:
-    return min(value & -value, most) if value else most
-
-
-def _three(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return x if x.ndim == 3 else x[None]
+def alignment(view: View) -> int:
+    """Return the largest power of two, at most 16, that divides the pointer and all strides except the unit stride."""
+    size, walked = dtypes.get(view.dtype).size, zip(view.strides, view.shape, strict=True)
+    return arrays.alignment(view.pointer, tuple(step for step, length in walked if length > 1 and abs(step) != size))
 
 
 def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -218,7 +218,7 @@ def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value,
             _optional(f, head, table, bias, record, "bias", good)
     with f.if_(_passed(f, head, activation)):
         number = f.index(0)
-        for i, name in enumerate(layout.ACTIVATIONS, 1):
+        for i, name in enumerate(objects.ACTIVATIONS, 1):
             number = f.select(same(f, activation, getattr(head, f"is_{name}")), f.index(i), number)
         good.value = good.value & number.differs(0)
         fields.options = fields.options | number << layout.ACTIVATION_SHIFT

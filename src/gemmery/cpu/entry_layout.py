@@ -31,37 +31,18 @@ def at(fields: Fields, name: str) -> int:
 
 # Python's functions for the calls that the entry passes on, in the order of the builtins.
 BUILTINS = ("matmul", "gemm", "gemv")
-KEYWORDS = (
-    *("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype"),
-    *("threads", "precision", "scale_a", "scale_b", "batch_invariant"),
-)
-ACTIVATIONS = ("relu", "gelu", "silu")
-OBJECTS = (
-    "array_type",
-    "none",
-    "false",
-    "float_type",
-    "double_type",
-    "single_type",
-    "complex_type",
-    "int_type",
-    "error_state",
-    "ignoring",
-)
-FUNCTIONS = (
-    "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's
-    "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",
+HEAD = pointers(
+    "array_type", "none", "false", "float_type", "double_type", "single_type", "complex_type", "int_type",
+    "error_state", "ignoring",
+    *(f"python_{name}" for name in BUILTINS),
+    *(f"name_{name}" for name in objects.KEYWORDS),
+    *(f"is_{name}" for name in objects.ACTIVATIONS),
+    "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's functions
+    "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",  # Python's
     "clear_error", "set_context", "reset_context",
     "run",  # the pool's
-)  # fmt: skip
-HEAD = pointers(
-    *OBJECTS,
-    *(f"python_{name}" for name in BUILTINS),
-    *(f"name_{name}" for name in KEYWORDS),
-    *(f"is_{name}" for name in ACTIVATIONS),
-    *FUNCTIONS,
     "tensors",  # what is known of PyTorch, NULL before its first tensor
-)
+)  # fmt: skip
 
 # An array as the entry sees it. `unit` is that of the strides in bytes; `element` identifies the element type.
 OPERAND = (
@@ -313,7 +294,7 @@ class Member(NamedTuple):
 
 def _bias_and_options(kind: Kind | Class) -> tuple[int, int]:
     array = NO_BIAS if kind.bias is None else ARRAY_BIAS
-    activation = ACTIVATIONS.index(kind.activation) + 1 if kind.activation else 0
+    activation = objects.ACTIVATIONS.index(kind.activation) + 1 if kind.activation else 0
     options = kind.scaled * SCALED | kind.beta * BETA | activation << ACTIVATION_SHIFT
     return NUMBER_BIAS if kind.bias_is_number else array, options
 

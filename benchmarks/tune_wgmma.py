@@ -26,6 +26,7 @@ import random
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -153,7 +154,7 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
         band, blocks = hopper.order(tile, rows, columns, problem.batch, device.sms)
         splits = SPLITS if RUNGS[1] in rungs and tile.cm * tile.cn == 1 else (1,)
         for parts in splits:
-            if parts > 1 and not hopper.shared_turns(demand, tile, parts, device.sms):
+            if parts > 1 and not hopper_model.shared_turns(demand, tile, parts, device.sms):
                 continue
             values = dict(
                 zip(hopper.KEYS, (*tile[:5], band, parts, (parts == 1 and blocks) or device.sms), strict=True)
@@ -447,8 +448,27 @@ def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
     head, _, _ = to.read_text(encoding="utf-8").partition("MEASURED:")
     lines = ["MEASURED: dict[int, dict[SizeClass, Winner]] = {"]
     for sms, table in winners(rows).items():
-        lines += [f"    {sms}: {{", *(f"        {key}: {winner}," for key, winner in table.items()), "    },"]
+        lines += [f"    {sms}: by_size({{", *written(table), "    }),"]
     to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")
+
+
+def written(table: Mapping[SizeClass, Winner]) -> Iterator[str]:
+    """Yield the lines of a device's winners: for each kind of products, the winners with the sizes that they suit.
+
+    >>> list(written({(2, 2, "TN", 1, 2, 40, False): (64, 32, 8, 1, 1, 1)}))[1].strip()
+    '(64, 32, 8, 1, 1, 1): [(1, 2, 40)],'
+    """
+    kinds: dict[tuple[int, int, str, bool], dict[Winner, list[tuple[int, int, int]]]] = {}
+    for (size, out, layouts, rows, columns, depth, straddles), winner in table.items():
+        sizes = kinds.setdefault((size, out, layouts, straddles), {}).setdefault(winner, [])
+        sizes.append((rows, columns, depth))
+    for kind, by_winner in kinds.items():
+        yield f"        {kind}: {{"
+        for winner, sizes in by_winner.items():
+            text = f"{winner}: [{', '.join(str(size).replace(' ', '_') for size in sorted(sizes))}],"
+            for line in textwrap.wrap(text, 120, initial_indent=" " * 12, subsequent_indent=" " * 16):
+                yield line.replace("_", " ")
+        yield "        },"
 
 
 def shape(text: str) -> tuple[int, int, int]:

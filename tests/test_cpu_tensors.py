@@ -31,7 +31,7 @@ ONES = torch.ones(3, 3)
 def module():
     """The functions of tensors.py, which are visible in their module alone, under other names."""
     made = Module(host())
-    entry_tensors.define(made, OPERAND)
+    entry_tensors.define(made)
     with made.function("try_read", ("ptr", "facts"), ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
         f.ret(f.emit("i64", f"call i64 @read_tensor({f['facts']}, {f['x']}, {f['record']})"))
     with made.function("try_recorded", ("ptr", "facts"), returns="i64") as f:

@@ -37,18 +37,13 @@ class Reading:
     own: float
 
 
-def nobody() -> tuple[int, ...]:
-    """Return no processes."""
-    return ()
-
-
 class Meter:
     """Measures how many cores other processes use.
 
     `children` returns the IDs of processes that do not count as load. Without /proc/stat the load is 0.
     """
 
-    def __init__(self, children: Callable[[], Iterable[int]] = nobody) -> None:
+    def __init__(self, children: Callable[[], Iterable[int]] = tuple) -> None:
         self._children = children
         self._last = self._read()
         self._load = 0.0
@@ -72,10 +67,10 @@ def others(first: Reading, last: Reading) -> float:
     return round(max(used, 0.0) / elapsed, 2) if elapsed > 0 else 0.0
 
 
-def watch(seconds: float = SHORTEST) -> float:
-    """Return the number of cores used by other processes, measured over so many seconds."""
+def watch() -> float:
+    """Return the number of cores used by other processes, measured over SHORTEST seconds."""
     meter = Meter()
-    time.sleep(seconds)
+    time.sleep(SHORTEST)
     return meter.load()
 
 

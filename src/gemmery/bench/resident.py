@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import dtypes
+from gemmery import arrays, dtypes
 from gemmery.arrays import View
 from gemmery.bench import timing
 from gemmery.bench import work as works
@@ -135,15 +135,10 @@ def poison(dtype: np.dtype[Any]) -> int:
     return 0x80 if dtype.kind in "iu" else 0xFF
 
 
-def alignment(view: View, most: int = 16) -> int:
-    """Return the largest power of two up to `most` that divides the pointer and all strides except the unit stride."""
-    size = dtypes.get(view.dtype).size
-    steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and abs(step) != size]
-    return min(_power_of_two(value, most) for value in (view.pointer, *steps))
-
-
-def _power_of_two(value: int, most: int) -> int:
-    return min(value & -value, most) if value else most
+def alignment(view: View) -> int:
+    """Return the largest power of two, at most 16, that divides the pointer and all strides except the unit stride."""
+    size, walked = dtypes.get(view.dtype).size, zip(view.strides, view.shape, strict=True)
+    return arrays.alignment(view.pointer, tuple(step for step, length in walked if length > 1 and abs(step) != size))
 
 
 def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

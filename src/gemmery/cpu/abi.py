@@ -11,43 +11,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gemmery.cpu.ir import Function, Value
 
+Fields = tuple[tuple[str, str], ...]  # the names of a record's fields, each with its LLVM type
+
+
+def pointers(*names: str) -> Fields:
+    """Return fields that are addresses."""
+    return tuple((name, "ptr") for name in names)
+
+
+def words(*names: str) -> Fields:
+    """Return fields that are integers."""
+    return tuple((name, "i64") for name in names)
+
+
 FIELDS = (
-    ("m", "i64"),
-    ("n", "i64"),
-    ("k", "i64"),
-    ("a", "ptr"),
-    ("a_row", "i64"),
-    ("a_col", "i64"),
-    ("b", "ptr"),
-    ("b_row", "i64"),
-    ("b_col", "i64"),
-    ("c", "ptr"),
-    ("c_row", "i64"),
-    ("c_col", "i64"),
-    ("alpha", "ptr"),
-    ("beta", "ptr"),
-    ("bias", "ptr"),
-    ("bias_step", "i64"),
-    ("batch", "i64"),
-    ("a_batch", "i64"),
-    ("b_batch", "i64"),
-    ("c_batch", "i64"),
-    ("workspace", "ptr"),
-    ("mc", "i64"),
-    ("kc", "i64"),
-    ("nc", "i64"),
-    (
-        "below",
-        "i64",
-    ),  # 0, or by how many rows the first element lies below the diagonal, from which on C is needed, and 1
-)
+    *words("m", "n", "k"),
+    *pointers("a"), *words("a_row", "a_col"),
+    *pointers("b"), *words("b_row", "b_col"),
+    *pointers("c"), *words("c_row", "c_col"),
+    *pointers("alpha", "beta", "bias"), *words("bias_step"),
+    *words("batch", "a_batch", "b_batch", "c_batch"),
+    *pointers("workspace"), *words("mc", "kc", "nc"),
+    # 0, or by how many rows the first element lies below the diagonal, from which on C is needed, and 1.
+    *words("below"),
+)  # fmt: skip
 SLOT = {name: i for i, (name, _) in enumerate(FIELDS)}
 
 
 class Args:
     """A record inside a kernel: `args.m` loads a field, `args.m = x` stores it."""
 
-    def __init__(self, f: Function, base: Value, fields: tuple[tuple[str, str], ...] = FIELDS) -> None:
+    def __init__(self, f: Function, base: Value, fields: Fields = FIELDS) -> None:
         object.__setattr__(self, "_f", f)
         object.__setattr__(self, "_base", base)
         object.__setattr__(self, "_fields", {name: (8 * i, type_) for i, (name, type_) in enumerate(fields)})

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
-from gemmery.cpu.entry_layout import (
-    ACTIVATION_SHIFT,
-    ACTIVATIONS,
-    ARGUMENTS,
-    ARRAY_BIAS,
-    BETA,
-    CALL,
-    HEAD,
-    NO_BIAS,
-    NUMBER_BIAS,
-    OPERAND,
-    SCALED,
-    THREADS,
-    WIDENS,
-    at,
-)
+from gemmery.cpu.entry_layout import ARGUMENTS, CALL, HEAD, OPERAND, at
 from gemmery.cpu.ir import Function, Module, Value, Var
 
 # Positions and names of the arguments, by builtin: at least as many positions as the second number.
@@ -119,8 +105,7 @@ def define_number(module: Module) -> None:
             good.value = 1
         with f.else_(), f.if_(same(f, type_, head.int_type)):
             overflow = f.buffer(8)
-            integer = f.call_address(head.integer, "i64", x, overflow)
-            assert integer is not None
+            integer = f.result_of(head.integer, "i64", x, overflow)
             f.store(f.convert("sitofp", integer, "double"), record)
             f.store(integer, record + 8)
             f.store(f.index(1), record + 16)
@@ -171,7 +156,7 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     """Fill in the record of a call from its arguments; return whether the entry can take it."""
     slots, fields = Args(f, arguments, ARGUMENTS), Args(f, record, CALL)
     null = Value(f, "ptr", "null")
-    fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, NO_BIAS, f.const("double", 0)
+    fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, layout.NO_BIAS, f.const("double", 0)
     fields.out_object = fields.old_object = fields.bias_object = null
     fields.out_ndim = fields.bias_ndim = 0
     fields.tensors, fields.dtype, fields.threads = 0, null, null
@@ -194,7 +179,7 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     else:
         _scalars(f, head, table, slots, record, good)
     with f.if_(_passed(f, head, slots.threads)):
-        fields.threads, fields.options = slots.threads, fields.options | THREADS
+        fields.threads, fields.options = slots.threads, fields.options | layout.THREADS
     with f.if_(good.value & fields.tensors.differs(0)):
         good.value = call(f, "i64", "recorded", head.tensors).equals(0)
     return good.value
@@ -224,19 +209,19 @@ def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value,
     fields = Args(f, record, CALL)
     bias, activation, dtype = slots.bias, slots.activation, slots.dtype
     with f.if_(_passed(f, head, dtype)):
-        fields.dtype, fields.options = dtype, WIDENS
+        fields.dtype, fields.options = dtype, layout.WIDENS
     with f.if_(_passed(f, head, bias)):
         with f.if_(same(f, f.load("ptr", bias + objects.TYPE), head.float_type)):
-            fields.bias_number, fields.bias_kind = f.load("double", bias + objects.FLOAT_VALUE), NUMBER_BIAS
+            fields.bias_number, fields.bias_kind = f.load("double", bias + objects.FLOAT_VALUE), layout.NUMBER_BIAS
         with f.else_():
-            fields.bias_kind = ARRAY_BIAS
+            fields.bias_kind = layout.ARRAY_BIAS
             _optional(f, head, table, bias, record, "bias", good)
     with f.if_(_passed(f, head, activation)):
         number = f.index(0)
-        for i, name in enumerate(ACTIVATIONS, 1):
+        for i, name in enumerate(objects.ACTIVATIONS, 1):
             number = f.select(same(f, activation, getattr(head, f"is_{name}")), f.index(i), number)
         good.value = good.value & number.differs(0)
-        fields.options = fields.options | number << ACTIVATION_SHIFT
+        fields.options = fields.options | number << layout.ACTIVATION_SHIFT
 
 
 def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:
@@ -263,8 +248,8 @@ def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, 
     alpha, alpha_imag = fields.alpha, fields.alpha_imag.differs(0)
     beta = fields.beta.differs(0) | fields.beta_imag.differs(0)
     good.value = good.value & (alpha.differs(0) | alpha_imag)
-    scales = f.convert("zext", alpha.differs(1) | alpha_imag | beta, "i64") * SCALED
-    fields.options = scales | f.convert("zext", beta, "i64") * BETA
+    scales = f.convert("zext", alpha.differs(1) | alpha_imag | beta, "i64") * layout.SCALED
+    fields.options = scales | f.convert("zext", beta, "i64") * layout.BETA
     old = slots.old
     has_old = _passed(f, head, old)
     is_out = same(f, old, fields.out_object)

@@ -9,28 +9,12 @@ from __future__ import annotations
 
 from gemmery.cpu import entry_arguments as arguments
 from gemmery.cpu import entry_family, entry_quick, entry_run, entry_tensors, jit, objects
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null, read
-from gemmery.cpu.entry_layout import (
-    ARGUMENTS,
-    ARRAY_BIAS,
-    BETA,
-    BIAS,
-    BUILTINS,
-    CALL,
-    CAST,
-    FACTORS,
-    HEAD,
-    OPERAND,
-    PAIR,
-    PAIRS,
-    PAIRS_AT,
-    PROBES,
-    at,
-    size,
-)
-from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, copy_words, special
+from gemmery.cpu.entry_layout import ARGUMENTS, CALL, HEAD, OPERAND, PAIR, at, size
+from gemmery.cpu.entry_run import RAISED, UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.target import Target
 
@@ -45,10 +29,10 @@ def module(target: Target) -> Module:
         define_converted, define_cast, entry_family.define_member,
         entry_run.define_product,
     )  # fmt: skip
-    entry_tensors.define(module, OPERAND)
+    entry_tensors.define(module)
     for define in shared:
         define(module)
-    for name in BUILTINS:
+    for name in layout.BUILTINS:
         params = (("ptr", "self"), ("ptr", "args"), ("i64", "count"), ("ptr", "names"))
         with module.function(name, *params, returns="ptr") as f:
             _builtin(f, name)
@@ -59,12 +43,12 @@ def python(target: Target) -> Module:
     """Return the module of builtins that only call Python, for the time until the others are compiled."""
     module = Module(target)
     params = (("ptr", "args"), ("i64", "count"), ("ptr", "names"))
-    for name in BUILTINS:
+    for name in layout.BUILTINS:
         # With a function of its own that reads the table, HOLE stays a constant that no offset is added to.
         with module.function(f"call_{name}", ("ptr", "table"), *params, local=True, returns="ptr") as f:
             head = Args(f, f["table"], HEAD)
             function = getattr(head, f"python_{name}")
-            f.ret(called(f, head.vectorcall, "ptr", function, f["args"], f["count"], f["names"]))
+            f.ret(f.result_of(head.vectorcall, "ptr", function, f["args"], f["count"], f["names"]))
         with module.function(name, ("ptr", "self"), *params, returns="ptr") as f:
             table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
             f.ret(call(f, "ptr", f"call_{name}", table, f["args"], f["count"], f["names"]))
@@ -95,7 +79,7 @@ def _builtin(f: Function, name: str) -> None:
                 answer.value = call(f, "ptr", "aside", table, record)
     with f.if_(is_null(f, answer.value)):
         python = getattr(head, f"python_{name}")
-        answer.value = called(f, head.vectorcall, "ptr", python, f["args"], f["count"], f["names"])
+        answer.value = f.result_of(head.vectorcall, "ptr", python, f["args"], f["count"], f["names"])
     with f.else_():
         raised = f.emit("i64", f"ptrtoint {answer.value} to i64").equals(RAISED)
         answer.value = f.select(raised, Value(f, "ptr", "null"), answer.value)
@@ -110,9 +94,9 @@ def define_pair(module: Module) -> None:
     params = (("ptr", "table"), ("i64", "first"), ("i64", "second"), ("i64", "use"))
     with module.function("pair", *params, local=True, returns="ptr") as f:
         result = f.var(Value(f, "ptr", "null"))
-        index = (f["first"] * FACTORS[0] + f["second"] * FACTORS[1]) >> (65 - PAIRS.bit_length())
-        with f.loop(0, PROBES) as i:
-            place = f["table"] + PAIRS_AT + (index + i) * size(PAIR)
+        index = (f["first"] * layout.FACTORS[0] + f["second"] * layout.FACTORS[1]) >> (65 - layout.PAIRS.bit_length())
+        with f.loop(0, layout.PROBES) as i:
+            place = f["table"] + layout.PAIRS_AT + (index + i) * size(PAIR)
             pair = Args(f, place, PAIR)
             match = pair.first.equals(f["first"]) & pair.second.equals(f["second"]) & pair.use.equals(f["use"])
             with f.if_(match):
@@ -125,12 +109,12 @@ def define_as_type(module: Module) -> None:
     params = (("ptr", "table"), ("ptr", "array"), ("ptr", "descr"))
     with module.function("as_type", *params, local=True, returns="ptr") as f:
         head, answer = Args(f, f["table"], HEAD), f.var(Value(f, "ptr", "null"))
-        token = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
+        token = f.result_of(head.set_context, "ptr", head.error_state, head.ignoring)
         with f.if_(is_null(f, token) ^ True):
-            f.call_address(head.incref, "void", f["descr"])  # from_array takes over a reference
-            answer.value = called(f, head.from_array, "ptr", f["array"], f["descr"], f.const("i32", _FLAGS))
-            called(f, head.reset_context, "i32", head.error_state, token)
-            f.call_address(head.decref, "void", token)
+            f.call_address(head.incref, f["descr"])  # from_array takes over a reference
+            answer.value = f.result_of(head.from_array, "ptr", f["array"], f["descr"], f.const("i32", _FLAGS))
+            f.result_of(head.reset_context, "i32", head.error_state, token)
+            f.call_address(head.decref, token)
         f.ret(answer.value)
 
 
@@ -142,9 +126,9 @@ def define_with_bias(module: Module) -> None:
     with module.function("with_bias", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         head, fields, answer = Args(f, table, HEAD), Args(f, record, CALL), f.var(special(f, UNKNOWN))
-        good = fields.bias_kind.equals(ARRAY_BIAS) & fields.a_element.equals(fields.b_element)
+        good = fields.bias_kind.equals(layout.ARRAY_BIAS) & fields.a_element.equals(fields.b_element)
         with f.if_(good & is_null(f, fields.dtype) & fields.tensors.equals(0)):
-            pair = call(f, "ptr", "pair", table, fields.a_element, fields.bias_element, f.index(BIAS))
+            pair = call(f, "ptr", "pair", table, fields.a_element, fields.bias_element, f.index(layout.BIAS))
             with f.if_(is_null(f, pair) ^ True):
                 bias = f.buffer(size(OPERAND))
                 place = record + at(CALL, "bias_object")
@@ -155,7 +139,7 @@ def define_with_bias(module: Module) -> None:
                     answer.value = special(f, UNKNOWN)
                     with f.if_(read(f, head, copy, place)):
                         answer.value = call(f, "ptr", "product", table, record)
-                    f.call_address(head.decref, "void", copy)
+                    f.call_address(head.decref, copy)
                     copy_words(f, bias, place, len(OPERAND))
         f.ret(answer.value)
 
@@ -183,7 +167,7 @@ def define_converted(module: Module) -> None:
             answer.value = call(f, "ptr", "product", f["table"], f["call"])
         for copy in copies:
             with f.if_(is_null(f, copy.value) ^ True):
-                f.call_address(head.decref, "void", copy.value)
+                f.call_address(head.decref, copy.value)
         f.ret(answer.value)
 
 
@@ -200,8 +184,8 @@ def define_cast(module: Module) -> None:
             & fields.a_element.equals(fields.b_element)
             & fields.out_element.differs(fields.a_element)
         )
-        with f.if_(good & (fields.options & BETA).equals(0)):
-            pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(CAST))
+        with f.if_(good & (fields.options & layout.BETA).equals(0)):
+            pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(layout.CAST))
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "aside", f["table"], f["call"])
         f.ret(answer.value)

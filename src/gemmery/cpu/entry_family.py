@@ -6,35 +6,12 @@ more rows, one that shares A (with one row) one with more columns.
 
 from __future__ import annotations
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import symmetric
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
-from gemmery.cpu.entry_layout import (
-    ACTIVATION_SHIFT,
-    ARRAY_BIAS,
-    CALL,
-    CLASS,
-    CLASS_BYTES,
-    CLASS_KEY,
-    CLASSES,
-    CLASSES_AT,
-    COUNTERS,
-    COUNTERS_AT,
-    ENTRY,
-    ENTRY_BYTES,
-    FACTORS,
-    LIMITS,
-    LONG,
-    MEMBER,
-    OFTEN,
-    PROBES,
-    PRODUCTS_BITS,
-    RUN,
-    SOON,
-    at,
-    size,
-)
+from gemmery.cpu.entry_layout import CALL, CLASS, ENTRY, MEMBER, at, size
 from gemmery.cpu.entry_run import UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB
@@ -55,10 +32,10 @@ def define_member(module: Module) -> None:
         answer, shape, fields = f.var(special(f, UNKNOWN)), f.buffer(size(SHAPE) + 8), Args(f, record, CALL)
         few = (fields.a_ndim <= 3) & (fields.b_ndim <= 3)
         with f.if_(few & fields.a_element.equals(fields.b_element)):
-            place = f.buffer(ENTRY_BYTES)
+            place = f.buffer(layout.ENTRY_BYTES)
             class_ = call(f, "ptr", "class", table, record, shape, place)
             with f.if_(is_null(f, class_) ^ True):
-                often = f.var(f.index(OFTEN))
+                often = f.var(f.index(layout.OFTEN))
                 family = _family(f, class_, shape, often)
                 with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, shape, often.value)):
                     _entry(f, fields, class_, family, shape, place)
@@ -69,10 +46,10 @@ def define_member(module: Module) -> None:
 def _seldom(f: Function, table: Value, fields: Args, shape: Value, often: Value) -> Value:
     """Count the calls of this shape, by their work; return false at `often`, where Python makes an entry."""
     key_hash = fields.hash
-    counter = table + COUNTERS_AT + (key_hash >> (65 - COUNTERS.bit_length())) * 16
+    counter = table + layout.COUNTERS_AT + (key_hash >> (65 - layout.COUNTERS.bit_length())) * 16
     count = f.select(f.load("i64", counter, align=8).equals(key_hash), f.load("i64", counter + 8, align=8), f.index(0))
     f.store(key_hash, counter, align=8)
-    after = count + 1 + (Args(f, shape, SHAPE).batch >> PRODUCTS_BITS)
+    after = count + 1 + (Args(f, shape, SHAPE).batch >> layout.PRODUCTS_BITS)
     f.store(after, counter + 8, align=8)
     return (count >= often) | (after < often)
 
@@ -84,21 +61,21 @@ def _define_class(module: Module) -> None:
         fields, answer = Args(f, f["call"], CALL), f.var(Value(f, "ptr", "null"))
         good = f.var(call(f, "i64", "shape", f["call"], f["shape"], f["place"]))
         shape = Args(f, f["shape"], SHAPE)
-        with f.if_(good.value.differs(0) & fields.bias_kind.equals(ARRAY_BIAS)):
+        with f.if_(good.value.differs(0) & fields.bias_kind.equals(layout.ARRAY_BIAS)):
             good.value = _fits(f, fields, shape.n)
         with f.if_(good.value.differs(0)):
             b_row = f.convert("zext", shape.n.equals(1) | shape.b_col.equals(fields.b_size), "i64")
-            bias = f.select(fields.bias_kind.equals(ARRAY_BIAS), fields.bias_element, f.index(0))
+            bias = f.select(fields.bias_kind.equals(layout.ARRAY_BIAS), fields.bias_element, f.index(0))
             key = (fields.a_element, fields.options, fields.bias_kind, bias, b_row)
-            total = key[0] * FACTORS[0]
-            for word, factor in zip(key[1:], FACTORS[1:], strict=False):
+            total = key[0] * layout.FACTORS[0]
+            for word, factor in zip(key[1:], layout.FACTORS[1:], strict=False):
                 total = total + word * factor
-            index = total >> (65 - CLASSES.bit_length())
-            with f.loop(0, PROBES) as i:
-                place = f["table"] + CLASSES_AT + (index + i) * CLASS_BYTES
+            index = total >> (65 - layout.CLASSES.bit_length())
+            with f.loop(0, layout.PROBES) as i:
+                place = f["table"] + layout.CLASSES_AT + (index + i) * layout.CLASS_BYTES
                 class_ = Args(f, place, CLASS)
                 match = class_.families > 0
-                for name, word in zip(CLASS_KEY, key, strict=True):
+                for name, word in zip(layout.CLASS_KEY, key, strict=True):
                     match = match & getattr(class_, name).equals(word)
                 with f.if_(match):
                     answer.value = place
@@ -219,7 +196,7 @@ def _fold(f: Function, fields: Args, shape: Args, good: Var) -> None:
         walks = shape.b_batch.equals(shape.b_col * shape.n) & shape.c_batch.equals(shape.c_col * shape.n)
         # Of the columns that `arrange` would fold, those that make C column-major are Python's.
         folds = one_column | walks
-        good.value = (folds ^ True) | (fields.options < 1 << ACTIVATION_SHIFT) & fields.bias_kind.equals(0)
+        good.value = (folds ^ True) | (fields.options < 1 << layout.ACTIVATION_SHIFT) & fields.bias_kind.equals(0)
         good.value = good.value & ((folds ^ True) | shape.c_batch.equals(shape.c_col * shape.n))
         with f.if_(folds):
             shape.b_col = f.select(one_column, shape.b_batch, shape.b_col)
@@ -229,7 +206,7 @@ def _fold(f: Function, fields: Args, shape: Args, good: Var) -> None:
 def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
     """Return the first family of a class that takes a product, or NULL; one worth threads is `often` at SOON."""
     shape, answer = Args(f, shape_at, SHAPE), f.var(Value(f, "ptr", "null"))
-    m, n, k = (getattr(shape, name) for name in LIMITS)
+    m, n, k = (getattr(shape, name) for name in layout.LIMITS)
     work = f.convert("sitofp", m, "double")
     for factor in (n, k, shape.batch):  # as a float, which does not overflow
         work = work * f.convert("sitofp", factor, "double")
@@ -238,12 +215,12 @@ def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
         place = class_ + size(CLASS) + i * size(MEMBER)
         family = Args(f, place, MEMBER)
         good = (work <= family.most) & (k * n <= family.b_elements) & (m * n <= family.c_elements)
-        for name in LIMITS:
+        for name in layout.LIMITS:
             length = getattr(shape, name)
             good = good & (getattr(family, f"{name}_low") <= length) & (length <= getattr(family, f"{name}_high"))
         with f.if_(good):
             answer.value = place
-            often.value = f.select(work <= family.work, f.index(OFTEN), f.index(SOON))
+            often.value = f.select(work <= family.work, f.index(layout.OFTEN), f.index(layout.SOON))
     return answer.value
 
 
@@ -254,19 +231,19 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
     for name in _NAMES:
         setattr(entry, f"job_{name}", getattr(shape, name))
     entry.job_rows, entry.job_columns, entry.job_products = shape.m, shape.n, shape.batch
-    number = fields.bias_kind.differs(ARRAY_BIAS) | fields.bias_ndim.equals(0)
+    number = fields.bias_kind.differs(layout.ARRAY_BIAS) | fields.bias_ndim.equals(0)
     step = f.var(f.index(0))
     with f.if_(number ^ True):
         step.value = f.select(f.load("i64", fields.bias_shape).equals(1), f.index(0), fields.bias_size)
     entry.job_bias_step = step.value
-    entry.kind, entry.c_descr, entry.c_tensor = RUN, class_.c_descr, class_.c_tensor
+    entry.kind, entry.c_descr, entry.c_tensor = layout.RUN, class_.c_descr, class_.c_tensor
     entry.scalar, entry.runs, entry.transposed, entry.countdown = class_.scalar, 1, 0, 0
     _reach(f, entry, "a", fields.a_size, ((shape.m, shape.a_row), (shape.k, shape.a_col), (shape.batch, shape.a_batch)))
     _reach(f, entry, "b", fields.b_size, ((shape.k, shape.b_row), (shape.n, shape.b_col), (shape.batch, shape.b_batch)))
     _reach(f, entry, "c", fields.a_size, ((shape.m, shape.c_row), (shape.n, shape.c_col), (shape.batch, shape.c_batch)))
     entry.bias_low, entry.bias_high = 0, shape.n * fields.bias_size
     operations = shape.m * shape.n * shape.k * shape.batch * class_.operations
-    is_long = operations >= LONG
+    is_long = operations >= layout.LONG
     entry.long = f.convert("zext", is_long, "i64")
     whole = symmetric.is_transposed(shape) ^ True
     entry.plain = f.convert("zext", (is_long ^ True) & whole & entry.job_workspace_bytes.equals(0), "i64")

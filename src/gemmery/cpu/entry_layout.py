@@ -14,18 +14,9 @@ from typing import Any
 import numpy as np
 
 from gemmery.cpu import objects
+from gemmery.cpu.abi import Fields, pointers, words
 from gemmery.cpu.layout import JOB
 from gemmery.tuples import NamedTuple
-
-Fields = tuple[tuple[str, str], ...]
-
-
-def _pointers(*names: str) -> Fields:
-    return tuple((name, "ptr") for name in names)
-
-
-def _words(*names: str) -> Fields:
-    return tuple((name, "i64") for name in names)
 
 
 def size(fields: Fields) -> int:
@@ -40,112 +31,92 @@ def at(fields: Fields, name: str) -> int:
 
 # Python's functions for the calls that the entry passes on, in the order of the builtins.
 BUILTINS = ("matmul", "gemm", "gemv")
-KEYWORDS = (
-    *("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype"),
-    *("threads", "precision", "scale_a", "scale_b", "batch_invariant"),
-)
-ACTIVATIONS = ("relu", "gelu", "silu")
-OBJECTS = (
-    "array_type",
-    "none",
-    "false",
-    "float_type",
-    "double_type",
-    "single_type",
-    "complex_type",
-    "int_type",
-    "error_state",
-    "ignoring",
-)
-FUNCTIONS = (
-    "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's
-    "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",
+HEAD = pointers(
+    "array_type", "none", "false", "float_type", "double_type", "single_type", "complex_type", "int_type",
+    "error_state", "ignoring",
+    *(f"python_{name}" for name in BUILTINS),
+    *(f"name_{name}" for name in objects.KEYWORDS),
+    *(f"is_{name}" for name in objects.ACTIVATIONS),
+    "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's functions
+    "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",  # Python's
     "clear_error", "set_context", "reset_context",
     "run",  # the pool's
-)  # fmt: skip
-HEAD = _pointers(
-    *OBJECTS,
-    *(f"python_{name}" for name in BUILTINS),
-    *(f"name_{name}" for name in KEYWORDS),
-    *(f"is_{name}" for name in ACTIVATIONS),
-    *FUNCTIONS,
     "tensors",  # what is known of PyTorch, NULL before its first tensor
-)
+)  # fmt: skip
 
 # An array as the entry sees it. `unit` is that of the strides in bytes; `element` identifies the element type.
 OPERAND = (
-    *_pointers("object", "data"),
-    *_words("ndim"),
-    *_pointers("shape", "strides"),
-    *_words("element", "size", "unit", "flags"),
+    *pointers("object", "data"),
+    *words("ndim"),
+    *pointers("shape", "strides"),
+    *words("element", "size", "unit", "flags"),
 )
 OPERANDS = ("a", "b", "out", "old", "bias")  # `old` is the C that beta multiplies
 MOST_WORDS = 32  # of a key; products with more dimensions are Python's
 CALL = (
     *((f"{operand}_{name}", type_) for operand in OPERANDS for name, type_ in OPERAND),
-    *_words("options"),  # SCALED, BETA, and the number of the activation
-    ("alpha", "double"), ("alpha_imag", "double"), *_words("alpha_integer"),
-    ("beta", "double"), ("beta_imag", "double"), *_words("beta_integer"),
-    *_words("integral"),  # 1: alpha and beta are integers
-    ("bias_number", "double"), *_words("bias_kind"),
-    *_words("tensors"),  # 1: an operand is a tensor
-    *_pointers("dtype", "threads"),  # the objects that the caller passed, NULL without; words of the key
-    *_words("raw"),  # 1: the result is an array even without dimensions
-    *_words("count", "hash"), *_words(*(f"key_{i}" for i in range(MOST_WORDS))),
+    *words("options"),  # SCALED, BETA, and the number of the activation
+    ("alpha", "double"), ("alpha_imag", "double"), *words("alpha_integer"),
+    ("beta", "double"), ("beta_imag", "double"), *words("beta_integer"),
+    *words("integral"),  # 1: alpha and beta are integers
+    ("bias_number", "double"), *words("bias_kind"),
+    *words("tensors"),  # 1: an operand is a tensor
+    *pointers("dtype", "threads"),  # the objects that the caller passed, NULL without; words of the key
+    *words("raw"),  # 1: the result is an array even without dimensions
+    *words("count", "hash"), *words(*(f"key_{i}" for i in range(MOST_WORDS))),
 )  # fmt: skip
 SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alone; the activation's number above them
 WIDENS, THREADS = 16, 32  # in options: the caller chose the type of the result, or the number of threads
 NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
 
 # What the parsers fill in: objects, NULL where the caller passed none.
-ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype", "threads")
+ARGUMENTS = pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype", "threads")
 
 MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel
 RUN, ASIDE = 1, 2  # run the job; compute in memory of its own, then copy
 SINGLE, DOUBLE, INTEGER, COMPLEX = 0, 1, 2, 4  # the type of alpha and beta in a job; COMPLEX is added to one
 _ENTRY = (
-    *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
-    *_words("kind"),
-    *_words("countdown"),  # products until Python makes a better entry, and 1; 0: it does not
-    *_pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
-    *_words("c_tensor"),  # not 0: the result is a tensor of PyTorch's element type of this number - 1
-    *_words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
-    *_words(*(f"{name}_{end}" for name in ("a", "b", "c", "bias") for end in ("low", "high"))),  # reach in bytes
-    *_words("plain"),  # 1: one thread and no workspace, so the kernel is called directly
-    *_words("quick"),  # the words of the key where the job is plain, runs once, and has A and B in order; else 0
-    *_words("long"),  # 1: long enough to release the GIL
-    *_words("scalar"),
-    *_words("transposed"),  # 1: the job computes C' = B' A', so its A is b
-    *_words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
+    *words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
+    *words("kind"),
+    *words("countdown"),  # products until Python makes a better entry, and 1; 0: it does not
+    *pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
+    *words("c_tensor"),  # not 0: the result is a tensor of PyTorch's element type of this number - 1
+    *words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
+    *words(*(f"{name}_{end}" for name in ("a", "b", "c", "bias") for end in ("low", "high"))),  # reach in bytes
+    *words("plain"),  # 1: one thread and no workspace, so the kernel is called directly
+    *words("quick"),  # the words of the key where the job is plain, runs once, and has A and B in order; else 0
+    *words("long"),  # 1: long enough to release the GIL
+    *words("scalar"),
+    *words("transposed"),  # 1: the job computes C' = B' A', so its A is b
+    *words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
 )
 PADDING = -len(_ENTRY) % 8  # so that a job begins with a cache line
 ENTRY = (
     *_ENTRY,
-    *_words(*(f"padding_{i}" for i in range(PADDING))),
+    *words(*(f"padding_{i}" for i in range(PADDING))),
     *((f"job_{name}", type_) for name, type_ in JOB),
 )
 
 # The element type to which a pair of types promotes (CONVERTED: its dtype object), that of a result which may be cast
 # to that of `out` (CAST), and that to which a bias for a result is converted (BIAS).
 CONVERTED, CAST, BIAS = 1, 2, 3
-PAIR = (*_words("first", "second", "use"), *_pointers("descr"))
+PAIR = (*words("first", "second", "use"), *pointers("descr"))
 
 # What serves every shape of an element type: families, each a kernel with the shapes that it takes.
 LIMITS = ("m", "n", "k")
 MEMBER = (
-    *_words(*(f"{name}_{end}" for name in LIMITS for end in ("low", "high")), "b_elements", "c_elements"),
+    *words(*(f"{name}_{end}" for name in LIMITS for end in ("low", "high")), "b_elements", "c_elements"),
     ("work", "double"), ("most", "double"),  # m n k batch up to which one thread is enough, and is faster than a plan
     *((f"job_{name}", type_) for name, type_ in JOB),
 )  # fmt: skip
 MOST_FAMILIES = 12
 CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_row")
 CLASS = (
-    *_words(
-        *CLASS_KEY, "families", "size", "scalar", "operations"
-    ),  # bytes of an element; operations of a multiply-add
-    *_pointers("c_descr"),
-    *_words("c_tensor"),
+    *words(*CLASS_KEY, "families"),
+    *words("size", "scalar", "operations"),  # bytes of an element; operations of a multiply-add
+    *pointers("c_descr"),
+    *words("c_tensor"),
 )
 
 SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the oldest is replaced
@@ -323,7 +294,7 @@ class Member(NamedTuple):
 
 def _bias_and_options(kind: Kind | Class) -> tuple[int, int]:
     array = NO_BIAS if kind.bias is None else ARRAY_BIAS
-    activation = ACTIVATIONS.index(kind.activation) + 1 if kind.activation else 0
+    activation = objects.ACTIVATIONS.index(kind.activation) + 1 if kind.activation else 0
     options = kind.scaled * SCALED | kind.beta * BETA | activation << ACTIVATION_SHIFT
     return NUMBER_BIAS if kind.bias_is_number else array, options
 

@@ -6,27 +6,12 @@ whose look-up is here too: the key of a call, and the entry of the table that ha
 
 from __future__ import annotations
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.entry_arguments import is_null, same
-from gemmery.cpu.entry_layout import (
-    CALL,
-    ENTRIES_AT,
-    ENTRY,
-    ENTRY_BYTES,
-    FACTORS,
-    FACTORS_AT,
-    HASHES_AT,
-    HEAD,
-    MIX,
-    MOST_WORDS,
-    OPERAND,
-    SET_BITS,
-    WAYS,
-    at,
-    size,
-)
-from gemmery.cpu.entry_run import UNKNOWN, called, copy_words, special
+from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, OPERAND, at, size
+from gemmery.cpu.entry_run import UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.tuples import NamedTuple
@@ -100,14 +85,14 @@ def _look_up(
             f.store(word, out + 8 * i)
         total.value = total.value + _sum(matrix.words, len(base))
     key_hash = total.value | 1
-    index = (set_of(key_hash)) * WAYS
-    way = f.index(WAYS)
-    for i in range(WAYS):
+    index = (set_of(key_hash)) * layout.WAYS
+    way = f.index(layout.WAYS)
+    for i in range(layout.WAYS):
         way = f.select(
-            f.load("i64", table + (HASHES_AT + 8 * i) + index * 8, align=8).equals(key_hash), f.index(i), way
+            f.load("i64", table + (layout.HASHES_AT + 8 * i) + index * 8, align=8).equals(key_hash), f.index(i), way
         )
-    with f.if_(way < WAYS):
-        place = table + ENTRIES_AT + (index + way) * ENTRY_BYTES
+    with f.if_(way < layout.WAYS):
+        place = table + layout.ENTRIES_AT + (index + way) * layout.ENTRY_BYTES
         entry = Args(f, place, ENTRY)
         # A result inherits the metadata of a dtype, so those that have some are left to Python.
         metadata = f.load("i64", a.descr + objects.METADATA) | f.load("i64", b.descr + objects.METADATA)
@@ -121,8 +106,8 @@ def _look_up(
 
 
 def _sum(words: tuple[Value, ...], start: int) -> Value:
-    total = words[0] * FACTORS[start]
-    for word, factor in zip(words[1:], FACTORS[start + 1 :], strict=False):
+    total = words[0] * layout.FACTORS[start]
+    for word, factor in zip(words[1:], layout.FACTORS[start + 1 :], strict=False):
         total = total + word * factor
     return total
 
@@ -156,20 +141,18 @@ def _finish(
             start, end = (matrix.data + getattr(entry, f"{name}_{which}") for which in ("low", "high"))
             good.value = good.value & ((high <= start) | (end <= low))
         with f.if_(good.value):
-            f.call_address(head.incref, "void", arrays[2])
+            f.call_address(head.incref, arrays[2])
             answer.value = arrays[2]
     with f.else_():
         # The job is copied after this. Nobody replaces the entry meanwhile: new_array keeps the GIL, and the garbage
         # collector, which runs any code, does not count arrays.
-        f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
+        f.call_address(head.incref, entry.c_descr)  # new_array takes over a reference
         null, zero, two = Value(f, "ptr", "null"), f.const("i32", 0), f.const("i32", 2)
         shape = place + at(ENTRY, "c_shape_0")
-        array = called(
-            f, head.new_array, "ptr", head.array_type, entry.c_descr, two, shape, null, null, zero, null
-        )  # fmt: skip
+        array = f.result_of(head.new_array, "ptr", head.array_type, entry.c_descr, two, shape, null, null, zero, null)
         answer.value = array
         with f.if_(is_null(f, array)):
-            f.call_address(head.clear_error, "void")  # the call is Python's: it tries again and says why
+            f.call_address(head.clear_error)  # the call is Python's: it tries again and says why
             answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
         with f.else_():
             data.value = f.load("i64", array + objects.DATA)
@@ -181,7 +164,7 @@ def _finish(
         for name, value in (("a", a.data), ("b", b.data), ("c", data.value)):
             f.store(value, job_at + JOB_AT[name], align=8)
         job.alpha, job.beta = job_at + JOB_AT["alpha_value"], job_at + JOB_AT["beta_value"]
-        f.call_address(entry.job_kernel, "void", job_at)
+        f.call_address(entry.job_kernel, job_at)
 
 
 _KEY_AT = at(CALL, "key_0")
@@ -189,7 +172,7 @@ _KEY_AT = at(CALL, "key_0")
 
 def set_of(key_hash: Value) -> Value:
     """Return the number of the set where a key may be, as `entry_layout.place` does."""
-    return (key_hash ^ key_hash >> MIX) * FACTORS[1] >> (64 - SET_BITS)
+    return (key_hash ^ key_hash >> layout.MIX) * layout.FACTORS[1] >> (64 - layout.SET_BITS)
 
 
 def define_find(module: Module) -> None:
@@ -198,12 +181,12 @@ def define_find(module: Module) -> None:
         match = f.var(Value(f, "ptr", "null"))
         fields = Args(f, f["call"], CALL)
         words = 7 + 2 * (fields.a_ndim + fields.b_ndim + fields.out_ndim + fields.bias_ndim)
-        with f.if_(words <= MOST_WORDS):
+        with f.if_(words <= layout.MOST_WORDS):
             key_hash = _key(f, fields)
             at_set = set_of(key_hash)
-            hashes = f["table"] + (HASHES_AT + at_set * (8 * WAYS))
-            with f.loop(0, WAYS) as way, f.if_(f.load("i64", hashes + way * 8, align=8).equals(key_hash)):
-                entry = f["table"] + (ENTRIES_AT + (at_set * WAYS + way) * ENTRY_BYTES)
+            hashes = f["table"] + (layout.HASHES_AT + at_set * (8 * layout.WAYS))
+            with f.loop(0, layout.WAYS) as way, f.if_(f.load("i64", hashes + way * 8, align=8).equals(key_hash)):
+                entry = f["table"] + (layout.ENTRIES_AT + (at_set * layout.WAYS + way) * layout.ENTRY_BYTES)
                 with f.if_(_equal(f, fields, entry)):
                     match.value = entry
         f.ret(match.value)
@@ -211,7 +194,7 @@ def define_find(module: Module) -> None:
 
 def _key(f: Function, fields: Args) -> Value:
     """Write the key: numbers of dimensions and options; then element, lengths and strides of each array."""
-    at_word, at_factor = f.var(f["call"] + _KEY_AT), f.var(f["table"] + FACTORS_AT)
+    at_word, at_factor = f.var(f["call"] + _KEY_AT), f.var(f["table"] + layout.FACTORS_AT)
     total = f.var(f.index(0))
     has_out = is_null(f, fields.out_object) ^ True
     out = f.select(has_out, fields.out_ndim + 1, f.index(0))

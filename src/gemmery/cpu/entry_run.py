@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
-from gemmery.cpu.entry_layout import (
-    ASIDE,
-    BETA,
-    CALL,
-    COMPLEX,
-    CONVERTED,
-    DOUBLE,
-    ENTRY,
-    ENTRY_BYTES,
-    HEAD,
-    INTEGER,
-    LOOPS,
-    NUMBER_BIAS,
-    SCALED,
-    SINGLE,
-    at,
-    size,
-)
+from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, at, size
 from gemmery.cpu.entry_tensors import IS_TENSOR
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
 
 UNKNOWN, RAISED = 0, 1  # results that are no object: a call for Python; an error is set
 _COPIED = 8  # words copied at once
-
-
-def called(f: Function, address: Value, type_: str, *values: Value) -> Value:
-    """Call a function that returns a value."""
-    result = f.call_address(address, type_, *values)
-    assert result is not None
-    return result
 
 
 def special(f: Function, number: int) -> Value:
@@ -62,12 +39,12 @@ def define_product(module: Module) -> None:
             with f.if_(countdown.differs(2)):
                 # A copy: another thread may replace the entry once this one allocates a tensor (Python 3.11 may
                 # collect garbage there, and run any code) or releases the GIL.
-                place, start = f.buffer(ENTRY_BYTES), at(ENTRY, "kind")
+                place, start = f.buffer(layout.ENTRY_BYTES), at(ENTRY, "kind")
                 copy_words(f, entry + start, place + start, (size(ENTRY) - start) // 8)
                 answer.value = call(f, "ptr", "prepared", table, record, place)
         with f.else_():
             fields = Args(f, record, CALL)
-            pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(CONVERTED))
+            pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(layout.CONVERTED))
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "converted", table, record, pair)
             with f.else_():
@@ -89,11 +66,11 @@ def define_prepared(module: Module) -> None:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         answer = f.var(special(f, UNKNOWN))
         good, data = f.var(f.const("i1", 1)), f.var(fields.out_data)
-        scaled = (fields.options & SCALED).differs(0)
-        with f.if_(scaled & entry.scalar.equals(INTEGER)):
+        scaled = (fields.options & layout.SCALED).differs(0)
+        with f.if_(scaled & entry.scalar.equals(layout.INTEGER)):
             good.value = fields.integral.differs(0)
         with f.if_(scaled & (fields.alpha_imag.differs(0) | fields.beta_imag.differs(0))):
-            good.value = entry.scalar >= COMPLEX
+            good.value = entry.scalar >= layout.COMPLEX
         has_out = is_null(f, fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
@@ -107,12 +84,12 @@ def define_prepared(module: Module) -> None:
         with f.if_(good.value):
             error = call(f, "i64", "execute", f["table"], f["call"], f["place"], data.value)
             with f.if_(error.differs(0)):  # no memory: Python tries again, and says so
-                f.call_address(head.decref, "void", answer.value)
+                f.call_address(head.decref, answer.value)
                 answer.value = special(f, UNKNOWN)
             with f.else_():
                 scalar = entry.c_ndim.equals(0) & entry.c_tensor.equals(0) & fields.raw.equals(0)
                 with f.if_(scalar & (has_out ^ True)):
-                    answer.value = called(f, head.to_scalar, "ptr", answer.value)
+                    answer.value = f.result_of(head.to_scalar, "ptr", answer.value)
                 with f.if_(has_out & (fields.out_flags & IS_TENSOR).differs(0) & fields.raw.equals(0)):
                     f.call("written", head.tensors, fields.out_object)
         f.ret(answer.value)
@@ -120,15 +97,13 @@ def define_prepared(module: Module) -> None:
 
 def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
     """Make an array for the result. Where NumPy cannot, the call is Python's: it tries again and says why."""
-    f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
+    f.call_address(head.incref, entry.c_descr)  # new_array takes over a reference
     null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
     ndim = f.convert("trunc", entry.c_ndim, "i32")
     shape = f["place"] + at(ENTRY, "c_shape_0")
-    array = called(
-        f, head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null
-    )  # fmt: skip
+    array = f.result_of(head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null)
     with f.if_(is_null(f, array)):
-        f.call_address(head.clear_error, "void")
+        f.call_address(head.clear_error)
         answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
     with f.else_():
         answer.value, data.value = array, f.load("ptr", array + objects.DATA)
@@ -148,7 +123,7 @@ def _store_old(f: Function, head: Args, answer: Var, good: Var) -> None:
     old, out = (f["call"] + at(CALL, f"{name}_object") for name in ("old", "out"))
     good.value = call(f, "i64", "store_tensor", old, out).differs(0)
     with f.if_(good.value ^ True):
-        f.call_address(head.decref, "void", answer.value)
+        f.call_address(head.decref, answer.value)
         answer.value = special(f, UNKNOWN)
 
 
@@ -158,13 +133,13 @@ def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) ->
     with f.if_(good.value):
         out = f.emit("i64", f"ptrtoint {fields.out_data} to i64")
         low, high = out + entry.c_low, out + entry.c_high
-        apart = entry.kind.differs(ASIDE)
+        apart = entry.kind.differs(layout.ASIDE)
         for name in ("a", "b", "bias"):
             start = f.emit("i64", f"ptrtoint {getattr(fields, f'{name}_data')} to i64")
             clear = (high <= start + getattr(entry, f"{name}_low")) | (start + getattr(entry, f"{name}_high") <= low)
             apart = apart & (clear | is_null(f, getattr(fields, f"{name}_object")))
         with f.if_(apart):
-            f.call_address(Args(f, f["table"], HEAD).incref, "void", fields.out_object)
+            f.call_address(Args(f, f["table"], HEAD).incref, fields.out_object)
             answer.value = fields.out_object
         with f.else_():
             answer.value = call(f, "ptr", "aside", f["table"], f["call"])
@@ -189,7 +164,7 @@ def define_aside(module: Module) -> None:
             contiguous = fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)
             good.value = (fields.out_flags & objects.WRITEABLE).differs(0) & contiguous.differs(0)
             good.value = good.value & fields.out_element.equals(fields.old_element)
-        with f.if_(good.value & (fields.options & BETA).differs(0)):
+        with f.if_(good.value & (fields.options & layout.BETA).differs(0)):
             source = f.select(is_null(f, fields.old_object), out, fields.old_object)
             with f.if_(is_tensor):
                 # Python decides of which kind the result is where the old C alone, or not it, is a tensor.
@@ -197,7 +172,7 @@ def define_aside(module: Module) -> None:
                     copy.value = call(f, "ptr", "copy_tensor", head.tensors, record + at(CALL, "old_object"))
                 good.value = is_null(f, copy.value) ^ True
             with f.else_():
-                copy.value = called(f, head.new_copy, "ptr", source, f.const("i32", 0))
+                copy.value = f.result_of(head.new_copy, "ptr", source, f.const("i32", 0))
                 with f.if_(is_null(f, copy.value)):
                     answer.value, good.value = special(f, RAISED), f.const("i1", 0)
             with f.if_(good.value):
@@ -213,9 +188,9 @@ def define_aside(module: Module) -> None:
                 answer.value = special(f, UNKNOWN)
                 with f.if_(_same_shape(f, result, out_ndim, out_shape)):
                     answer.value = call(f, "ptr", "copied", table, out, result)
-                f.call_address(head.decref, "void", result)
+                f.call_address(head.decref, result)
         with f.if_(is_null(f, copy.value) ^ True):
-            f.call_address(head.decref, "void", copy.value)
+            f.call_address(head.decref, copy.value)
         f.ret(answer.value)
 
 
@@ -240,16 +215,16 @@ def define_copied(module: Module) -> None:
         token, ready = f.var(null), f.var(f.const("i1", 1))
         casts = elements[0].differs(elements[1])
         with f.if_(casts):  # as in np.errstate(all="ignore"): no warnings of overflow
-            token.value = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
+            token.value = f.result_of(head.set_context, "ptr", head.error_state, head.ignoring)
             ready.value = is_null(f, token.value) ^ True
         with f.if_(ready.value):
-            error = called(f, head.copy_into, "i32", f["out"], f["result"])
+            error = f.result_of(head.copy_into, "i32", f["out"], f["result"])
             with f.if_(error.equals(0)):
-                f.call_address(head.incref, "void", f["out"])
+                f.call_address(head.incref, f["out"])
                 answer.value = f["out"]
             with f.if_(casts):
-                called(f, head.reset_context, "i32", head.error_state, token.value)
-                f.call_address(head.decref, "void", token.value)
+                f.result_of(head.reset_context, "i32", head.error_state, token.value)
+                f.call_address(head.decref, token.value)
         f.ret(answer.value)
 
 
@@ -262,11 +237,11 @@ def define_execute(module: Module) -> None:
         job = Args(f, job_at, JOB)
         a, b, transposed = fields.a_data, fields.b_data, entry.transposed.differs(0)
         job.a, job.b, job.c = f.select(transposed, b, a), f.select(transposed, a, b), f["data"]
-        with f.if_((fields.options & SCALED).differs(0)):
+        with f.if_((fields.options & layout.SCALED).differs(0)):
             _scalars(f, fields, entry.scalar, job_at)
         number = f.buffer(16)
         with f.if_(fields.bias_kind.differs(0)):
-            with f.if_(fields.bias_kind.equals(NUMBER_BIAS)):
+            with f.if_(fields.bias_kind.equals(layout.NUMBER_BIAS)):
                 _number(f, entry.scalar, fields.bias_number, f.const("double", 0), number)
                 job.bias = number
             with f.else_():
@@ -274,14 +249,14 @@ def define_execute(module: Module) -> None:
         state = f.var(Value(f, "ptr", "null"))
         is_long, plain = entry.long.differs(0), entry.plain.differs(0)
         with f.if_(is_long):
-            state.value = called(f, head.save_thread, "ptr")
+            state.value = f.result_of(head.save_thread, "ptr")
         error = f.var(f.index(0))
         with f.if_(entry.runs.equals(1)):
             error.value = call(f, "i64", "launch", f["table"], job_at, f.convert("zext", plain, "i64"))
         with f.else_():
             _loops(f, f["place"] + at(ENTRY, "loop0_length"), job_at, job, f.convert("zext", plain, "i64"), error)
         with f.if_(is_long):
-            f.call_address(head.restore_thread, "void", state.value)
+            f.call_address(head.restore_thread, state.value)
         f.ret(error.value)
 
 
@@ -295,7 +270,7 @@ def copy_words(f: Function, source: Value, target: Value, words: int) -> None:
 
 def _scalars(f: Function, fields: Args, scalar: Value, job_at: Value) -> None:
     """Set alpha and beta in a job, as its kernel reads them."""
-    with f.if_(scalar.equals(INTEGER)):
+    with f.if_(scalar.equals(layout.INTEGER)):
         for name in ("alpha", "beta"):
             f.store(getattr(fields, f"{name}_integer"), job_at + JOB_AT[f"{name}_value"])
     with f.else_():
@@ -308,22 +283,22 @@ def _number(f: Function, scalar: Value, number: Value, imag: Value, target: Valu
     """Store a number of a kernel's type, after which a real kernel does not read the imaginary part."""
     f.store(f.index(0), target)
     f.store(f.index(0), target + 8)
-    part = scalar & ~COMPLEX
-    with f.if_(part.equals(SINGLE)):
+    part = scalar & ~layout.COMPLEX
+    with f.if_(part.equals(layout.SINGLE)):
         f.store(f.convert("fptrunc", number, "float"), target)
         f.store(f.convert("fptrunc", imag, "float"), target + 4)
-    with f.if_(part.equals(DOUBLE)):
+    with f.if_(part.equals(layout.DOUBLE)):
         f.store(number, target)
         f.store(imag, target + 8)
 
 
 def _loops(f: Function, loops: Value, job_at: Value, job: Args, plain: Value, error: Var) -> None:
     """Run the job once for each product of a batch that the kernel cannot walk, until it fails."""
-    lengths = [f.load("i64", loops + 32 * i) for i in range(LOOPS)]
+    lengths = [f.load("i64", loops + 32 * i) for i in range(layout.LOOPS)]
     starts = [getattr(job, name) for name in "abc"]
     with f.loop(0, lengths[2]) as z, f.loop(0, lengths[1]) as y, f.loop(0, lengths[0]) as x:
         for operand, name in enumerate("abc"):
-            step = [f.load("i64", loops + (32 * i + 8 * (operand + 1))) for i in range(LOOPS)]
+            step = [f.load("i64", loops + (32 * i + 8 * (operand + 1))) for i in range(layout.LOOPS)]
             setattr(job, name, starts[operand] + (x * step[0] + y * step[1] + z * step[2]))
         with f.if_(error.value.equals(0)):
             error.value = call(f, "i64", "launch", f["table"], job_at, plain)
@@ -335,13 +310,13 @@ def define_launch(module: Module) -> None:
     with module.function("launch", *params, local=True, returns="i64") as f:
         error = f.var(f.index(0))
         with f.if_(f["plain"].equals(0)):
-            error.value = called(f, Args(f, f["table"], HEAD).run, "i64", f["job"])
+            error.value = f.result_of(Args(f, f["table"], HEAD).run, "i64", f["job"])
         with f.else_():
             job = Args(f, f["job"], JOB)
             job.alpha, job.beta = f["job"] + JOB_AT["alpha_value"], f["job"] + JOB_AT["beta_value"]
             kernel, count = job.kernel, f.select(job.at_once.differs(0), f.index(1), job.batch)
-            f.call_address(kernel, "void", f["job"])
+            f.call_address(kernel, f["job"])
             with f.loop(1, count):
                 job.a, job.b, job.c = job.a + job.a_batch, job.b + job.b_batch, job.c + job.c_batch
-                f.call_address(kernel, "void", f["job"])
+                f.call_address(kernel, f["job"])
         f.ret(error.value)

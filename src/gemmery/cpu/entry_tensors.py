@@ -10,6 +10,8 @@ from gemmery.arrays.pytorch_abi import CODES
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
+from gemmery.cpu.entry_arguments import is_null, same
+from gemmery.cpu.entry_layout import OPERAND
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.tensors import CODES_AT, WORDS
 
@@ -20,20 +22,20 @@ _LARGE = 1 << 30  # bytes from which Python allocates, because the shim writes a
 _NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("ptr", "data"))
 
 
-def define(module: Module, operand: tuple[tuple[str, str], ...]) -> None:
-    """Define what the builtins need for tensors; `operand` are the fields of an operand's record."""
+def define(module: Module) -> None:
+    """Define what the builtins need for tensors."""
     with _function(module, "read_tensor", ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
-        _read(f, Args(f, f["facts"], WORDS), Args(f, f["record"], operand))
+        _read(f, Args(f, f["facts"], WORDS), Args(f, f["record"], OPERAND))
     with _function(module, "recorded", returns="i64") as f:
         f.ret(_recorded(f, Args(f, f["facts"], WORDS)))
     with _function(module, "new_tensor", *_NEW, returns="ptr") as f:
         _new(f, Args(f, f["facts"], WORDS))
     with module.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
-        _contiguous(f, Args(f, f["record"], operand))
+        _contiguous(f, Args(f, f["record"], OPERAND))
     with _function(module, "copy_tensor", ("ptr", "record"), returns="ptr") as f:
-        _copy(f, Args(f, f["record"], operand))
+        _copy(f, Args(f, f["record"], OPERAND))
     with module.function("store_tensor", ("ptr", "source"), ("ptr", "target"), local=True, returns="i64") as f:
-        _store(f, Args(f, f["source"], operand), Args(f, f["target"], operand))
+        _store(f, Args(f, f["source"], OPERAND), Args(f, f["target"], OPERAND))
     with _function(module, "written", ("ptr", "x")) as f:
         _written(f, Args(f, f["facts"], WORDS))
 
@@ -50,7 +52,7 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
     """
     x, good = f["x"], f.var(f.index(0))
     type_ = f.load("ptr", x + objects.TYPE)
-    with f.if_(_same(f, type_, torch.tensor_type) | _same(f, type_, torch.parameter_type)):
+    with f.if_(same(f, type_, torch.tensor_type) | same(f, type_, torch.parameter_type)):
         handle = x + torch.tensor_at
         impl = f.load("ptr", handle)
         keys = f.load("i64", impl + torch.keys_at)
@@ -67,8 +69,7 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
             operand.element, operand.size, operand.unit = element, size, size
             plain = keys.equals(torch.plain_keys)  # an inference tensor is written in inference mode alone: by Python
             operand.flags = f.select(plain, f.index(IS_TENSOR | objects.WRITEABLE), f.index(IS_TENSOR))
-            has_memory = f.emit("i1", f"icmp ne {operand.data}, null")
-            known = (tracked.value ^ True) & element.differs(0) & has_memory
+            known = (tracked.value ^ True) & element.differs(0) & (is_null(f, operand.data) ^ True)
             with f.if_(known & (_word(f, torch.storage_size, handle) >= _needed(f, torch, operand, handle, size))):
                 good.value = 1
     f.ret(good.value)
@@ -86,11 +87,11 @@ def _needed(f: Function, torch: Args, operand: Args, handle: Value, size: Value)
 
 def _recorded(f: Function, torch: Args) -> Value:
     """Return nonzero while PyTorch records, transforms or differentiates operations (forward mode)."""
-    level = _called(f, torch.get_item, "ptr", torch.forward, torch.level_name)
-    active = _called(f, torch.modes, "i64")
+    level = f.result_of(torch.get_item, "ptr", torch.forward, torch.level_name)
+    active = f.result_of(torch.modes, "i64")
     for key in (torch.front_key, torch.back_key, torch.trace_key):
         active = active | f.convert("zext", _true(f, torch.included, key), "i64")
-    return active | f.convert("zext", _same(f, level, torch.no_level) ^ True, "i64")
+    return active | f.convert("zext", same(f, level, torch.no_level) ^ True, "i64")
 
 
 def _new(f: Function, torch: Args) -> None:
@@ -105,11 +106,11 @@ def _new(f: Function, torch: Args) -> None:
     code_at = f["facts"] + f["code"] * 16 + CODES_AT
     with f.if_(step.value * f.load("i64", code_at + 8) < _LARGE):
         code, cpu = f.convert("trunc", f["code"], "i32"), f.const("i32", 0)
-        error = _called(f, torch.empty, "i32", ndim, shape, strides, code, cpu, cpu, handle)
+        error = f.result_of(torch.empty, "i32", ndim, shape, strides, code, cpu, cpu, handle)
         with f.if_(error.equals(0)):
-            f.call_address(torch.data, "i32", f.load("ptr", handle), f["data"])
-            tensor.value = _called(f, torch.wrap, "ptr", f.load("ptr", handle))  # 2.5 leaves an empty handle
-            f.call_address(torch.delete, "i32", f.load("ptr", handle))
+            f.result_of(torch.data, "i32", f.load("ptr", handle), f["data"])
+            tensor.value = f.result_of(torch.wrap, "ptr", f.load("ptr", handle))  # 2.5 leaves an empty handle
+            f.result_of(torch.delete, "i32", f.load("ptr", handle))
     f.ret(tensor.value)
 
 
@@ -132,7 +133,7 @@ def _copy(f: Function, source: Args) -> None:
     size = call(f, "i64", "contiguous", f["record"])
     with f.if_(size.differs(0)):
         copy.value = call(f, "ptr", "new_tensor", f["facts"], source.element * -1 - 1, source.ndim, source.shape, data)
-        with f.if_(f.emit("i1", f"icmp ne {copy.value}, null")):
+        with f.if_(is_null(f, copy.value) ^ True):
             _move(f, source.data, f.load("ptr", data), size)
     f.ret(copy.value)
 
@@ -170,34 +171,24 @@ def _written(f: Function, torch: Args) -> None:
     x = f["x"]
     keys = f.load("i64", f.load("ptr", x + torch.tensor_at) + torch.keys_at)
     with f.if_(keys.equals(torch.plain_keys)):
-        f.call_address(torch.bump, "void", x + torch.tensor_at)
+        f.call_address(torch.bump, x + torch.tensor_at)
 
 
 def _word(f: Function, function: Value, handle: Value, type_: str = "i64") -> Value:
     """Ask the shim for a word; 0 where it fails: PyTorch may forbid access to the memory of a tensor."""
     slot = f.buffer(8, 8)
     f.store(f.index(0), slot)
-    f.call_address(function, "i32", handle, slot)
+    f.result_of(function, "i32", handle, slot)
     return f.load(type_, slot)
 
 
 def _number(f: Function, function: Value, handle: Value) -> Value:
     """Ask the shim for a 32-bit number."""
     slot = f.buffer(8, 8)
-    f.call_address(function, "i32", handle, slot)
+    f.result_of(function, "i32", handle, slot)
     return f.convert("zext", f.load("i32", slot), "i64")
 
 
 def _true(f: Function, function: Value, *values: Value) -> Value:
     """Call a C++ function that returns a bool, of which only the low byte is defined."""
-    return (_called(f, function, "i8", *values) & 1).differs(0)
-
-
-def _same(f: Function, x: Value, y: Value) -> Value:
-    return f.emit("i1", f"icmp eq {x}, {y.text}")
-
-
-def _called(f: Function, address: Value, type_: str, *values: Value) -> Value:
-    result = f.call_address(address, type_, *values)
-    assert result is not None
-    return result
+    return (f.result_of(function, "i8", *values) & 1).differs(0)

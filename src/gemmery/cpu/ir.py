@@ -400,13 +400,13 @@ class Function:
         """Call a function of this module."""
         self.line(f"call void @{name}({', '.join(map(str, values))})")
 
-    def call_address(self, address: Value, type_: str, *values: Value) -> Value | None:
-        """Call the function at an address; returns None for a `void` one."""
-        text = f"call {type_} {address.text}({', '.join(map(str, values))})"
-        if type_ == "void":
-            self.line(text)
-            return None
-        return self.emit(type_, text)
+    def call_address(self, address: Value, *values: Value) -> None:
+        """Call the function at an address."""
+        self.line(f"call void {address.text}({', '.join(map(str, values))})")
+
+    def result_of(self, address: Value, type_: str, *values: Value) -> Value:
+        """Call the function at an address, which returns a value."""
+        return self.emit(type_, f"call {type_} {address.text}({', '.join(map(str, values))})")
 
 
 class While:

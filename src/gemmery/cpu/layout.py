@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from gemmery.cpu.abi import FIELDS
+from gemmery.cpu.abi import FIELDS, pointers, words
 
 # The job that `run` reads, 8-byte words: a record whose alpha, beta and workspace `part` fills in, the two scalars
 # (16 bytes each), and the cut. A part is `rows` x `columns` of C in `products` products of the batch.
 JOB = (
     *FIELDS,
-    ("alpha_value", "i64"),
-    ("alpha_high", "i64"),
-    ("beta_value", "i64"),
-    ("beta_high", "i64"),
-    ("kernel", "ptr"),
-    ("at_once", "i64"),  # 1: the kernel runs `batch` products itself
-    ("threads", "i64"),
-    ("parts", "i64"),  # row_parts * column_parts * groups of products
-    ("row_parts", "i64"),
-    ("column_parts", "i64"),
-    ("rows", "i64"),
-    ("columns", "i64"),
-    ("products", "i64"),
-    ("workspace_bytes", "i64"),
-    ("wakes", "i64"),  # 1: enough work to wake sleepers for it alone
-    ("pool", "ptr"),
-    ("half_rows", "i64"),  # the cut of a product of half the work: `symmetric.halve`
-    ("half_columns", "i64"),  # 0: for one thread
-    ("half", "i64"),  # 1: the parts above the diagonal are mirrored
+    *words("alpha_value", "alpha_high", "beta_value", "beta_high"),
+    *pointers("kernel"),
+    *words("at_once"),  # 1: the kernel runs `batch` products itself
+    *words("threads"),
+    *words("parts", "row_parts", "column_parts"),  # parts: row_parts * column_parts * groups of products
+    *words("rows", "columns", "products", "workspace_bytes"),
+    *words("wakes"),  # 1: enough work to wake sleepers for it alone
+    *pointers("pool"),
+    # The cut of a product of half the work: `symmetric.halve`; half_columns is 0 for one thread.
+    *words("half_rows", "half_columns"),
+    *words("half"),  # 1: the parts above the diagonal are mirrored
 )
 JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
 

@@ -106,7 +106,7 @@ def _part(module: Module) -> None:
         record.workspace = f["workspace"]
         kernel = job.kernel
         with f.loop(0, f.select(rows > 0, f.select(job.at_once.differs(0), f.index(1), count), f.index(0))):
-            f.call_address(kernel, "void", copy)
+            f.call_address(kernel, copy)
             with f.if_(half):
                 image = record.c + below * (job.c_col - job.c_row)
                 f.call("mirror", record.c, image, job.c_col, job.c_row, rows, record.n, below)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gemmery.arrays.pytorch_abi import CODES, Abi
 from gemmery.cpu import workspace
+from gemmery.cpu.abi import pointers, words
 
 _FUNCTIONS = (
     "data", "dim", "sizes", "strides", "dtype", "storage_size", "storage_offset", "empty", "delete", "wrap",
@@ -14,20 +15,11 @@ _FUNCTIONS = (
 )  # fmt: skip
 # The element types follow, by PyTorch's number: the word that identifies each, and its size.
 WORDS = (
-    *((name, "ptr") for name in _FUNCTIONS),
-    ("tensor_type", "ptr"),
-    ("parameter_type", "ptr"),
-    ("tensor_at", "i64"),
-    ("keys_at", "i64"),
-    ("plain_keys", "i64"),
-    ("inference_keys", "i64"),
-    ("front_key", "i64"),
-    ("back_key", "i64"),
-    ("trace_key", "i64"),
-    ("get_item", "ptr"),
-    ("forward", "ptr"),  # the dictionary of torch.autograd.forward_ad
-    ("level_name", "ptr"),
-    ("no_level", "ptr"),
+    *pointers(*_FUNCTIONS, "tensor_type", "parameter_type"),
+    *words("tensor_at", "keys_at", "plain_keys", "inference_keys", "front_key", "back_key", "trace_key"),
+    *pointers("get_item"),
+    *pointers("forward"),  # the dictionary of torch.autograd.forward_ad
+    *pointers("level_name", "no_level"),
 )
 CODES_AT = 8 * len(WORDS)
 _BYTES = CODES_AT + 16 * CODES

@@ -77,8 +77,7 @@ def _failed(module: Module) -> None:
         f.store(f["message"], arguments + ERROR_MESSAGE)
         f.store(f["code"], arguments + ERROR_CODE)
         create = f.load("ptr", f.load("ptr", f["frame"] + API) + ERROR_CREATE)
-        error = f.call_address(create, "ptr", arguments)
-        assert error is not None
+        error = f.result_of(create, "ptr", arguments)
         f.ret(error)
 
 
@@ -104,8 +103,7 @@ def _run_entry(module: Module) -> None:
             job.a, job.b = f.select(swapped, y, x), f.select(swapped, x, y)
             job.c = c + f.load("i64", at + 16)
             with f.if_(error.value.equals(0)):
-                failed = f.call_address(Args(f, f["table"], HEAD).run, "i64", place)
-                assert failed is not None
+                failed = f.result_of(Args(f, f["table"], HEAD).run, "i64", place)
                 error.value = failed
         f.ret(error.value)
 
@@ -127,8 +125,7 @@ def _handle(module: Module) -> None:
             key = f.load("i64", f.load("ptr", attribute + SCALAR_VALUE))
             entry = f.var(atomics.call(f, "ptr", "find", table, key))
             with f.if_(f.is_null(entry.value)):
-                prepared = f.call_address(head.prepare, "ptr", frame)
-                assert prepared is not None
+                prepared = f.result_of(head.prepare, "ptr", frame)
                 entry.value = prepared
             with f.if_(f.is_null(entry.value)):
                 code = f.index(INTERNAL)

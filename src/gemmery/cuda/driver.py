@@ -6,7 +6,7 @@ Reference: NVIDIA, CUDA Driver API. Contexts are the primary ones, which PyTorch
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -160,6 +160,12 @@ def on(ordinal: int) -> Iterator[None]:
         check(driver.cuCtxPopCurrent())
 
 
+def in_context(ordinal: int, function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
+    """Return the result of a function of the driver, called in the context of a device."""
+    with on(ordinal):
+        return check(function(*arguments))
+
+
 _functions: dict[tuple[int, str, str, str], Any] = {}
 _opted: dict[tuple[int, str, str, str], int] = {}  # bytes of shared memory
 _loading = threading.RLock()  # the garbage collector may run code that loads another kernel
@@ -184,8 +190,7 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
                 _functions[key] = handle
     if shared > _opted.get(key, STATIC_SHARED):
         attribute = api().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        with on(ordinal):
-            check(api().cuFuncSetAttribute(handle, attribute, shared))
+        in_context(ordinal, api().cuFuncSetAttribute, handle, attribute, shared)
         _opted[key] = shared
     return handle
 
@@ -238,8 +243,7 @@ class Memory:
 
     def __init__(self, size: int, ordinal: int = 0) -> None:
         self.size, self.ordinal, self.pointer = size, ordinal, 0
-        with on(ordinal):
-            self.pointer = int(check(api().cuMemAlloc(max(size, 1))))
+        self.pointer = int(in_context(ordinal, api().cuMemAlloc, max(size, 1)))
 
     def write(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
         """Copy a contiguous array to the device, and wait until it is there: some streams wait for no other."""
@@ -249,18 +253,17 @@ class Memory:
 
     def read(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
         """Copy it back into a contiguous array."""
-        with on(self.ordinal):
-            check(api().cuMemcpyDtoH(array.ctypes.data, self.pointer + offset, array.nbytes))
+        in_context(self.ordinal, api().cuMemcpyDtoH, array.ctypes.data, self.pointer + offset, array.nbytes)
 
     def fill(self, byte: int, offset: int = 0, size: int | None = None) -> None:
         """Set all bytes, or `size` bytes from `offset` on."""
-        with on(self.ordinal):
-            check(api().cuMemsetD8(self.pointer + offset, byte, self.size - offset if size is None else size))
+        in_context(
+            self.ordinal, api().cuMemsetD8, self.pointer + offset, byte, self.size - offset if size is None else size
+        )
 
     def copy(self, source: int, target: int, size: int) -> None:
         """Copy bytes within it, from one offset to another."""
-        with on(self.ordinal):
-            check(api().cuMemcpyDtoD(self.pointer + target, self.pointer + source, size))
+        in_context(self.ordinal, api().cuMemcpyDtoD, self.pointer + target, self.pointer + source, size)
 
     def __del__(self) -> None:
         if self.pointer:
@@ -270,8 +273,7 @@ class Memory:
 
 def room(ordinal: int = 0) -> int:
     """Return the free memory of a device, in bytes."""
-    with on(ordinal):
-        return int(check(api().cuMemGetInfo())[0])
+    return int(in_context(ordinal, api().cuMemGetInfo)[0])
 
 
 def uuid(ordinal: int = 0) -> str:
@@ -282,8 +284,7 @@ def uuid(ordinal: int = 0) -> str:
 
 def synchronize(ordinal: int = 0) -> None:
     """Wait for all work of the device; raise DeviceError if a kernel failed."""
-    with on(ordinal):
-        check(api().cuCtxSynchronize())
+    in_context(ordinal, api().cuCtxSynchronize)
 
 
 class Stream:
@@ -291,13 +292,11 @@ class Stream:
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal, self.handle = ordinal, 0
-        with on(ordinal):
-            self.handle = int(check(api().cuStreamCreate(api().CUstream_flags.CU_STREAM_NON_BLOCKING.value)))
+        self.handle = int(in_context(ordinal, api().cuStreamCreate, api().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
 
     def synchronize(self) -> None:
         """Wait until it is empty."""
-        with on(self.ordinal):
-            check(api().cuStreamSynchronize(self.handle))
+        in_context(self.ordinal, api().cuStreamSynchronize, self.handle)
 
     def __del__(self) -> None:
         if self.handle:
@@ -311,13 +310,11 @@ class Event:
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
         self._handle: Any = None
-        with on(ordinal):
-            self._handle = check(api().cuEventCreate(0))
+        self._handle = in_context(ordinal, api().cuEventCreate, 0)
 
     def record(self, stream: int = 0) -> None:
         """Record the event after the work put on the stream so far."""
-        with on(self.ordinal):
-            check(api().cuEventRecord(self._handle, stream))
+        in_context(self.ordinal, api().cuEventRecord, self._handle, stream)
 
     def since(self, earlier: Event) -> float:
         """Seconds from an earlier event to this one; waits for it."""

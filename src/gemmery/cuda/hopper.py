@@ -10,23 +10,10 @@ from functools import lru_cache
 from math import log2
 
 from gemmery import dtypes
+from gemmery.cuda import hopper_model as model
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import describable
-from gemmery.cuda.hopper_model import (
-    FINISH,
-    PACKED,
-    ROW,
-    Demand,
-    Instance,
-    at_a_time,
-    cycles,
-    demand_of,
-    exchanged,
-    grid,
-    is_swapped,
-    shared_turns,
-    straddles,
-)
+from gemmery.cuda.hopper_model import ROW, Demand, Instance, demand_of, is_swapped, straddles
 from gemmery.cuda.hopper_table import MEASURED, SizeClass
 from gemmery.problem import Problem
 
@@ -111,7 +98,7 @@ LINES_AHEAD = {8: 12, 64: 8, 128: 4}
 FAST_MEMORY, LINES_OF_FAST = 4000, 8  # GB/s
 BRIEF, BRIEF_AREA = 2048, 1 << 22  # bytes of k and elements of C up to which a product is brief: about 20 us
 LEAST_SWAPPED = 64  # rows of C up to which no tile of C' = B' A' was timed
-APART = ROW // PACKED  # rows of multiples of so many bytes that are so far apart begin at the same place of a line
+APART = ROW // model.PACKED  # rows of multiples of so many bytes that are so far apart begin at one place of a line
 APART_TILES = ((192, 192), (64, 128))  # that gain from such rows
 
 
@@ -132,7 +119,7 @@ def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tup
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
     tile, splits = measured(problem, device, split, swapped) or modelled(problem, device, split, swapped)
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
-    ordered = (exchanged(tile), columns, rows) if is_swapped(tile.bm) else (tile, rows, columns)
+    ordered = (model.exchanged(tile), columns, rows) if is_swapped(tile.bm) else (tile, rows, columns)
     band, blocks = order(*ordered, problem.batch, device.sms)
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
@@ -203,7 +190,7 @@ def has_room(tile: Instance, demand: Demand, device: Device) -> bool:
     Boxes of B that are 64 columns wide may extend beyond the tile.
     """
     wide = -(-tile.bn // 64) * 64 if demand.boxed else tile.bn
-    halves = demand.finish < FINISH[4] and (tile.bm * tile.bn > WHOLE_TILE or is_swapped(tile.bm))
+    halves = demand.finish < model.FINISH[4] and (tile.bm * tile.bn > WHOLE_TILE or is_swapped(tile.bm))
     return tile.stages * (tile.bm + wide) * ROW + (16384 if halves else 32768) + 3072 <= device.limits.shared
 
 
@@ -229,10 +216,9 @@ def modelled(problem: Problem, device: Device, split: bool = True, swapped: bool
     choices = [(tile, 1) for tile in full or whole]  # a device that has room for none of them refuses the kernel
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
-        choices += [
-            (tile, splits) for tile in alone for splits in SPLITS if shared_turns(demand, tile, splits, device.sms)
-        ]
-    return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device))
+        cut = [(tile, splits) for tile in alone for splits in SPLITS]
+        choices += [each for each in cut if model.shared_turns(demand, *each, device.sms)]
+    return min(choices, key=lambda choice: model.cycles(demand, choice[0], choice[1], device))
 
 
 def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
@@ -243,7 +229,7 @@ def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
     if tile.known == "straddle":
         tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
         rounds = STRADDLING_ROUNDS if tile.bm == 256 else CLUSTER_ROUNDS
-        return straddles(demand) and tiles <= rounds * at_a_time(tile.cm * tile.cn, device.sms)
+        return straddles(demand) and tiles <= rounds * model.at_a_time(tile.cm * tile.cn, device.sms)
     if tile.known == "whole":
         return demand.m <= 64 or not straddles(demand)
     return tile.known == "all"
@@ -351,4 +337,4 @@ def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tupl
     most = 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
     clusters = max(1, -(-rows // tile.cm))  # on top of each other
     band = -(-clusters // -(-clusters * tile.cm // most))  # of equal bands: 3000 squared gains 0.7 %
-    return band, grid(tiles, sms)
+    return band, model.grid(tiles, sms)

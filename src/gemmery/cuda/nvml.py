@@ -82,13 +82,7 @@ class Monitor:
         return float(field.value["ui_val"][0]) / 1e3 if int(field.nvml_return) == 0 else 0.0
 
     def _number(self, name: str, *options: int) -> int:
-        nvml = _library()
-        if self.missing or nvml is None:
-            return 0
-        try:
-            return int(getattr(nvml, name)(self._handle, *options))
-        except nvml.NvmlError:
-            return 0
+        return 0 if self.missing else int(_result_of(name, self._handle, *options) or 0)
 
 
 @lru_cache
@@ -107,10 +101,15 @@ def _library() -> Any:
 
 def driver_version() -> str:
     """Return the driver's version, "580.95.05"; "" if NVML is missing."""
+    return str(_result_of("system_get_driver_version") or "")
+
+
+def _result_of(name: str, *arguments: object) -> Any:
+    """Return the result of a function of the library; None without the library, and where it fails."""
     nvml = _library()
     if nvml is None:
-        return ""
+        return None
     try:
-        return str(nvml.system_get_driver_version())
+        return getattr(nvml, name)(*arguments)
     except nvml.NvmlError:
-        return ""
+        return None

@@ -19,21 +19,18 @@ def allocate(size: int, stream: int, ordinal: int) -> int:
 
     Raises DeviceError if the device is out of memory.
     """
-    with driver.on(ordinal):
-        return int(driver.check(driver.api().cuMemAllocAsync(max(size, 1), stream)))
+    return int(driver.in_context(ordinal, driver.api().cuMemAllocAsync, max(size, 1), stream))
 
 
 def free(pointer: int, stream: int, ordinal: int) -> None:
     """Free them after the work put on the stream so far."""
-    with driver.on(ordinal):
-        driver.check(driver.api().cuMemFreeAsync(pointer, stream))
+    driver.in_context(ordinal, driver.api().cuMemFreeAsync, pointer, stream)
 
 
 def free_after_all(pointer: int, ordinal: int) -> None:
     """Free them after all work of the device; waits, and uses no stream, which may no longer exist."""
-    with driver.on(ordinal):
-        driver.check(driver.api().cuCtxSynchronize())
-        driver.check(driver.api().cuMemFree(pointer))
+    driver.synchronize(ordinal)
+    driver.in_context(ordinal, driver.api().cuMemFree, pointer)
 
 
 class Scratch:
@@ -50,21 +47,18 @@ class Scratch:
 
 def copy(source: int, target: int, size: int, stream: int, ordinal: int) -> None:
     """Copy bytes from one address to another."""
-    with driver.on(ordinal):
-        driver.check(driver.api().cuMemcpyDtoDAsync(target, source, size, stream))
+    driver.in_context(ordinal, driver.api().cuMemcpyDtoDAsync, target, source, size, stream)
 
 
 def bring(source: int, target: int, size: int, stream: int, ordinal: int) -> None:
     """Copy bytes of the host. The driver keeps them until then, so they may be freed at once; a graph would not."""
-    with driver.on(ordinal):
-        driver.check(driver.api().cuMemcpyHtoDAsync(target, source, size, stream))
+    driver.in_context(ordinal, driver.api().cuMemcpyHtoDAsync, target, source, size, stream)
 
 
 def fetch(source: int, size: int, ordinal: int) -> bytes:
     """Return bytes of the device; all work that writes them must have ended."""
     memory = ctypes.create_string_buffer(size)
-    with driver.on(ordinal):
-        driver.check(driver.api().cuMemcpyDtoH(ctypes.addressof(memory), source, size))
+    driver.in_context(ordinal, driver.api().cuMemcpyDtoH, ctypes.addressof(memory), source, size)
     return memory.raw
 
 
@@ -88,8 +82,7 @@ class Mark:
 
     def before(self, stream: int) -> None:
         """Make `stream` wait for it."""
-        with driver.on(self._ordinal):
-            driver.check(driver.api().cuStreamWaitEvent(stream, self._event, 0))
+        driver.in_context(self._ordinal, driver.api().cuStreamWaitEvent, stream, self._event, 0)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         event = getattr(self, "_event", None)

@@ -297,7 +297,7 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 
 // ---- packed weights ----
 
-__device__ __forceinline__ void ld_shared_v4(unsigned (&x)[4], unsigned shared) {
+template <class Word> __device__ __forceinline__ void ld_shared_v4(Word (&x)[4], unsigned shared) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(shared)

@@ -154,13 +154,6 @@ __device__ __forceinline__ void ld_shared_v4(float (&x)[4], unsigned shared) {
                : "memory");
 }
 
-__device__ __forceinline__ void ld_shared_v4(int (&x)[4], unsigned shared) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared)
-               : "memory");
-}
-
 // ---- warpgroups, sm_90a: 128 threads that multiply together, and the registers of each ----
 
 template <int COUNT> __device__ __forceinline__ void setmaxnreg_dec() {

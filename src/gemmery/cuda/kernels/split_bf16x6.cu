@@ -103,10 +103,10 @@ struct ThreePartsConsumer : PartsConsumer<Tiles, 3> {
   }
 };
 
-template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
-__device__ __forceinline__ void split_bf16x6_tiles(const TmaProduct<T, Out>& p, const char* shared) {
+template <int EPILOGUE, class Consumer, class Tiles, class P>
+__device__ __forceinline__ void multiply_three_parts(const P& p, const char* shared) {
   split_product<Tiles>(p, shared, [&](const SplitWork& work, auto& pipe, auto& order, unsigned) {
-    multiply_tiles<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH>>(p, work, pipe, order, shared);
+    multiply_tiles<EPILOGUE, Tiles, ThreeParts, Consumer>(p, work, pipe, order, shared);
   });
 }
 
@@ -114,12 +114,12 @@ template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_bf16x6(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_bf16x6_tiles<T, Out, EPILOGUE, Tiles, DEPTH>(p, shared);
+  multiply_three_parts<EPILOGUE, ThreePartsConsumer<Tiles, DEPTH>, Tiles>(p, shared);
 }
 
 template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_bf16x6_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_bf16x6_tiles<T, Out, EPILOGUE, Tiles, DEPTH>(p, shared);
+  multiply_three_parts<EPILOGUE, ThreePartsConsumer<Tiles, DEPTH>, Tiles>(p, shared);
 }

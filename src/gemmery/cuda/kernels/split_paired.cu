@@ -27,24 +27,18 @@ template <int SUMS> struct Paired {
   }
 };
 
-template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
-__device__ __forceinline__ void split_paired_tiles(const TmaProduct<T, Out>& p, const char* shared) {
-  split_product<Tiles>(p, shared, [&](const SplitWork& work, auto& pipe, auto& order, unsigned) {
-    multiply_tiles<EPILOGUE, Tiles, ThreeParts, ThreePartsConsumer<Tiles, DEPTH, Paired, true>>(p, work, pipe, order,
-                                                                                                shared);
-  });
-}
+template <class Tiles, int DEPTH> using PairedConsumer = ThreePartsConsumer<Tiles, DEPTH, Paired, true>;
 
 template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_paired(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_paired_tiles<T, Out, EPILOGUE, Tiles, DEPTH>(p, shared);
+  multiply_three_parts<EPILOGUE, PairedConsumer<Tiles, DEPTH>, Tiles>(p, shared);
 }
 
 template <class T, class Out, int EPILOGUE, class Tiles, int DEPTH>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     split_paired_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
-  split_paired_tiles<T, Out, EPILOGUE, Tiles, DEPTH>(p, shared);
+  multiply_three_parts<EPILOGUE, PairedConsumer<Tiles, DEPTH>, Tiles>(p, shared);
 }

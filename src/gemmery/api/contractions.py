@@ -1,10 +1,9 @@
 """tensordot, vecdot and einsum: contractions of two arrays that are one batch of products."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from functools import lru_cache, partial, reduce
+from functools import reduce
 from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -12,23 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api import elementwise, opaque, products, spellings, subscripts
+from gemmery.api import elementwise, opaque, plain, products, spellings, subscripts
 from gemmery.api.one_product import (
     DimensionLabel,
     Dimensions,
     Labels,
-    OneProduct,
-    Turn,
-    innermost,
-    one_product,
     shape_of,
 )
 from gemmery.api.options import dtype_name, thread_count
 from gemmery.api.promote import promoted, widened
-from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.dtypes import get
-from gemmery.errors import ArgumentError, DeviceError, GemmeryError, LayoutError, ShapeError, brief
+from gemmery.errors import DeviceError, GemmeryError, LayoutError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -91,15 +85,16 @@ def tensordot(
     """
     if opaque.waiting and opaque.settle():
         return tensordot(a, b, axes, out=out, dtype=dtype, threads=threads, precision=precision)
-    if _is_plain(a, b, out, dtype, threads, precision):
+    if plain.is_plain(a, b, out, dtype, threads, precision):
         try:
-            result = _at_once(_tensordot(_pair(axes), tuple(a.shape), tuple(b.shape)), a, b)
+            labels = subscripts.of_tensordot(subscripts.pair_of(axes), tuple(a.shape), tuple(b.shape))
+            result = plain.at_once(labels, a, b)
             if result is not None:
                 return result
         except GemmeryError:  # which the way below tells in words of the arguments
             pass
     x, y = spellings.viewed("a", a), spellings.viewed("b", b)
-    labels = _tensordot(_pair(axes), x.shape, y.shape)
+    labels = subscripts.of_tensordot(subscripts.pair_of(axes), x.shape, y.shape)
     return _contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(spellings.single(out), dtype, threads, precision))
 
 
@@ -156,9 +151,9 @@ def vecdot(
         return vecdot(
             a, b, out, axis=axis, keepdims=keepdims, dtype=dtype, threads=threads, precision=precision, **options
         )
-    if axis == -1 and keepdims is False and not options and _is_plain(a, b, out, dtype, threads, precision):
+    if axis == -1 and keepdims is False and not options and plain.is_plain(a, b, out, dtype, threads, precision):
         try:
-            result = _rows_of(a, b)
+            result = plain.rows_of(a, b)
             if result is not None:
                 return result
         except GemmeryError:
@@ -172,7 +167,7 @@ def vecdot(
         arrays.unchanged(a=x)
         a = _with_transposes(a, x, arrays.allocates(a)).conj()
         x = view(a)
-    labels = _vecdot(axis, len(x.shape), len(y.shape))
+    labels = subscripts.of_vecdot(axis, len(x.shape), len(y.shape))
     place = index(axis) % (len(labels.c) + 1)
     target = out
     if keepdims and out is not None:
@@ -184,24 +179,6 @@ def vecdot(
     if out is not None:
         return out
     return result[(slice(None),) * place + (None,)] if keepdims else result
-
-
-def _is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any) -> bool:
-    """Return True for two arrays of NumPy, or two tensors of PyTorch, without options."""
-    kind = type(a)
-    alike = kind is type(b) and (kind is np.ndarray or kind.__module__ == "torch")
-    return alike and out is None and dtype is None and threads is None and precision is None
-
-
-def _rows_of(a: Any, b: Any) -> Any:
-    """Return the dot products of the rows of two plain arrays; None for complex ones."""
-    if type(a) is not np.ndarray:
-        return None if a.is_complex() else _at_once(_vecdot(-1, a.ndim, b.ndim), a, b)
-    if a.dtype.kind == "c":
-        return None
-    if a.ndim == 1 or b.ndim == 1:
-        return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
-    return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
 
 
 if TYPE_CHECKING:
@@ -268,9 +245,9 @@ def einsum(
         )  # fmt: skip
     if len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
         a, b = operands
-        if _is_plain(a, b, out, dtype, threads, precision):
+        if plain.is_plain(a, b, out, dtype, threads, precision):
             try:
-                result = _quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
+                result = plain.quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
                 if result is not None:
                     return result
             except GemmeryError:  # of lengths that differ, of which one may be 1, among others
@@ -331,7 +308,7 @@ def _sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> A
     """Compute a contraction of one or two operands, whatever their labels."""
     (left, a, x), (right, b, y) = factors[0], factors[-1]
     like = arrays.kind(*(factor.array for factor in factors))
-    if len(factors) == 2 and _is_product(left, right, c):
+    if len(factors) == 2 and plain.is_product(left, right, c):
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
             return _contract(like, Labels(left, right, c), a, b, x, y, options)
     own = arrays.allocates(like)
@@ -347,17 +324,10 @@ def _sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> A
         left, a = _reduced(left, a, {*right, *c}, options)
         right, b = _reduced(right, b, {*left, *c}, options)
     x, y = view(a), view(b)
-    if _is_product(left, right, c):
+    if plain.is_product(left, right, c):
         return _contract(like, Labels(left, right, c), a, b, x, y, options)
     product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.dtype), options.out)
     return product if options.out is not None else arrays.wrap(like, product)
-
-
-def _is_product(a: Dimensions, b: Dimensions, c: Dimensions) -> bool:
-    """Return True for a product of matrices: each label of one operand once and in the result, and not by elements."""
-    alone = set(a) ^ set(b)
-    once = len(set(a)) == len(a) and len(set(b)) == len(b)
-    return once and alone <= set(c) and (not set(a) & set(b) <= set(c) or not (set(a) <= set(b) or set(b) <= set(a)))
 
 
 def _may_repeat(left: Dimensions, x: View, right: Dimensions, y: View) -> bool:
@@ -374,108 +344,6 @@ def _reduced(labels: Dimensions, array: Any, needed: set[DimensionLabel], option
     return retained, _sum_of_products([Factor(labels, array, view(array))], retained, options._replace(out=None))
 
 
-@lru_cache(maxsize=1024)
-def _quick(expression: str, a: int, b: int, numpys: bool) -> Callable[[Any, Any], Any]:
-    """Return a function that takes two arrays of NumPy, or two tensors of PyTorch, to `matmul`, or returns None.
-
-    Of NumPy, where one letter is summed, and at most one is of the rows and one of the columns, no shape or stride is
-    looked at: 1 us in place of 4.
-    """
-    if expression.count(",") != 1:
-        return lambda a, b: None
-    (left, right), c = subscripts.labels(expression, (a, b))
-    labels = Labels(left, right, c)
-    batch = [label for label in c if label in left and label in right]
-    summed = [label for label in left if label in right and label not in c]
-    if not numpys:
-        return partial(_at_once, labels) if _is_product(left, right, c) else lambda a, b: None
-    if not _is_product(left, right, c):
-        once = len({*left}) == len(left) and len({*right}) == len(right) and {*left, *right} == {*c}
-        return elementwise.multiplier(labels) if once else lambda a, b: None
-    if left == right and not c:
-        return partial(_dot, labels)
-    swaps = c[len(batch) :] != tuple(label for label in (*left, *right) if label in c and label not in batch)
-    if swaps:
-        left, right = right, left
-    rows = [label for label in left if label in c and label not in batch]
-    columns = [label for label in right if label in c and label not in batch]
-    if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1 or len(summed) != 1:
-        return partial(_at_once, labels)
-    before = _order(left, [*batch, *rows, *summed])
-    after = _order(right, [*batch, *summed, *columns])
-    row = (..., None, slice(None)) if batch and not rows else None
-    column = (..., None) if batch and not columns else None
-    flat = (..., *((0,) if row else ()), *((slice(None),) if columns and row else ()), *((0,) if column else ()))
-    apart = [(left.index(label), right.index(label)) for label in batch if label != c[-1]]
-
-    def product(a: Any, b: Any) -> Any:
-        for i, j in apart:
-            if (b if swaps else a).strides[i] == (a if swaps else b).strides[j] == a.itemsize:
-                return _at_once(labels, a, b)  # `innermost` says where it belongs in the result
-        if swaps:
-            a, b = b, a
-        if before is not None:
-            a = a.transpose(before)
-        if after is not None:
-            b = b.transpose(after)
-        if row is None and column is None:
-            return products.multiply(a, b)
-        return products.multiply(a if row is None else a[row], b if column is None else b[column])[flat]
-
-    return product
-
-
-def _dot(labels: Labels, a: Any, b: Any) -> Any:
-    """Return the sum of all products of two arrays of NumPy."""
-    if a.shape == b.shape and a.flags.c_contiguous and b.flags.c_contiguous:
-        return products.multiply(a.reshape(-1), b.reshape(-1))
-    return _at_once(labels, a, b)
-
-
-def _at_once(labels: Labels, a: Any, b: Any) -> Any:
-    """Compute a contraction of two plain arrays of one type; None for others."""
-    numpys = type(a) is np.ndarray
-    if a.dtype is not b.dtype or not (numpys or a.layout is b.layout is sys.modules["torch"].strided):
-        return None
-    steps = (a.strides, b.strides, a.itemsize) if numpys else (a.stride(), b.stride(), 1)
-    shape, form, lengths, inverse = _form(labels, a.shape, steps[0], b.shape, *steps[1:])
-    x, y = _turned(a, form.a), _turned(b, form.b)
-    if not (form.c.moves or inverse):
-        product = products.multiply(x, y)
-        return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
-    if not numpys and a.element_size() == 1:  # a device has results of another type
-        return None
-    array = np.empty(lengths, a.dtype) if numpys else a.new_empty(lengths)
-    array = elementwise.transposed(array, inverse) if inverse else array
-    products.multiply(x, y, _turned(array, form.c))
-    return array
-
-
-def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:
-    """Return the places of labels in another order, or None if they are in that order."""
-    places = tuple(labels.index(label) for label in order)
-    return None if places == tuple(range(len(places))) else places
-
-
-@lru_cache(maxsize=4096)
-def _form(
-    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int, out: Ints | None = None
-) -> tuple[Ints, OneProduct, Ints, Ints]:
-    """Return the shape of a result, the products that it is, the shape to allocate, and how that becomes the result.
-
-    The last is () where the result's dimensions lie in memory in their order: see `innermost`. `size` is that of the
-    operands' elements in bytes, or 0 if it is two, and `out` the strides of the caller's array.
-    """
-    shape = shape_of(labels, a_shape, b_shape)
-    memory = innermost(labels, a_strides, b_strides, size, shape) if out is None and size else ()
-    lengths = tuple(shape[place] for place in memory) or shape
-    inverse = tuple(memory.index(place) for place in range(len(memory)))
-    if memory:
-        steps = arrays.contiguous(lengths, size)
-        out = tuple(steps[place] for place in inverse)
-    return shape, one_product(labels, a_shape, a_strides, b_shape, b_strides, shape, out), lengths, inverse
-
-
 def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, options: Wanted) -> Any:
     """Compute a contraction of a and b, with the views x and y, as one batch of products like `like`."""
     own = arrays.allocates(like)
@@ -488,14 +356,14 @@ def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, optio
         _check_out(target, shape_of(labels, x.shape, y.shape))
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
     size = get(x.dtype).size if x.dtype == y.dtype and options.dtype is None else 0
-    shape, form, lengths, inverse = _form(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
+    shape, form, lengths, inverse = plain.form_of(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
     if array is None and (form.c.moves or inverse):
         array = arrays.empty(like if own else None, lengths, _result(x, y, options.dtype))[0]
         array = elementwise.transposed(array, inverse) if inverse else array
     product = products.matmul(
-        _turned(_with_transposes(a, x, own), form.a),
-        _turned(_with_transposes(b, y, own), form.b),
-        None if array is None else _turned(array, form.c),
+        plain.turned(_with_transposes(a, x, own), form.a),
+        plain.turned(_with_transposes(b, y, own), form.b),
+        None if array is None else plain.turned(array, form.c),
         dtype=options.dtype,
         threads=options.threads,
         precision=options.precision,
@@ -537,79 +405,3 @@ def _with_transposes(obj: Any, its_view: View, own: bool) -> Any:
             "tensors and CuPy arrays; convert with torch.from_dlpack or cupy.from_dlpack, or call gm.matmul"
         )
     return arrays.as_numpy(obj, its_view)
-
-
-def _turned(array: Any, turn: Turn) -> Any:
-    """Reorder and merge dimensions; a view of the same memory where the strides allow it."""
-    if turn.moves:
-        array = array.transpose(turn.axes) if type(array) is np.ndarray else elementwise.transposed(array, turn.axes)
-    return array if array.shape == turn.shape else array.reshape(turn.shape)
-
-
-@lru_cache(maxsize=256)
-def _vecdot(axis: Any, a: int, b: int) -> Labels:
-    """Return the labels of a vecdot: 0 for the vectors, -1, -2, ... from the last for the other dimensions."""
-    sides = []
-    for count in (a, b):
-        place = _dimension(axis, count, "axis")
-        sides.append((*range(1 - count, place - count + 1), 0, *range(place - count + 1, 0)))
-    left, right = sides
-    return Labels(left, right, tuple(sorted({*left, *right} - {0})))
-
-
-def _pair(axes: Any) -> int | tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the axes of tensordot as a number, or as two tuples."""
-    with suppress(TypeError):  # of what is no number: an array has __index__ too
-        return index(axes)
-    try:
-        ours, theirs = map(_side, axes)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"axes={brief(axes)}: pass a number of dimensions, or the dimensions of a and of b as a pair of lists"
-        ) from error
-    return ours, theirs
-
-
-def _side(axes: Any) -> tuple[Any, ...]:
-    """Return the dimensions of one operand, of which there may be one alone, not in a list."""
-    with suppress(TypeError):
-        return (index(axes),)
-    return tuple(axes)
-
-
-@lru_cache(maxsize=256)
-def _tensordot(
-    axes: int | tuple[tuple[Any, ...], tuple[Any, ...]], a_shape: tuple[int, ...], b_shape: tuple[int, ...]
-) -> Labels:
-    """Return the labels of a tensordot: the numbers of the dimensions of a, then of those of b that are its own."""
-    a, b = len(a_shape), len(b_shape)
-    if isinstance(axes, int):
-        if not 0 <= axes <= min(a, b):
-            raise ShapeError(f"axes={axes} of operands of shapes {a_shape} and {b_shape}: it must be 0 to {min(a, b)}")
-        axes = tuple(range(a - axes, a)), tuple(range(axes))
-    if len(axes[0]) != len(axes[1]):
-        raise ArgumentError(f"axes={axes}: the lists have {len(axes[0])} and {len(axes[1])} dimensions; pair them")
-    ours, theirs = [_dimension(i, a, "axes") for i in axes[0]], [_dimension(i, b, "axes") for i in axes[1]]
-    if len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):
-        raise ArgumentError(f"axes={axes} names a dimension twice; name each once")
-    left, right = list(range(a)), list(range(a, a + b))
-    for mine, other in zip(ours, theirs, strict=True):
-        if a_shape[mine] != b_shape[other]:
-            raise ShapeError(
-                f"dimension {mine} of a, of shape {a_shape}, has length {a_shape[mine]}, and dimension {other} of "
-                f"b, of shape {b_shape}, has length {b_shape[other]}; tensordot sums over both, so they must be equal"
-            )
-        right[other] = left[mine]
-    free = [label for label in left + right if (label in left) != (label in right)]
-    return Labels(tuple(left), tuple(right), tuple(free))
-
-
-def _dimension(axis: Any, count: int, name: str) -> int:
-    """Return a dimension counted from 0."""
-    try:
-        place = index(axis)
-    except TypeError as error:
-        raise ArgumentError(f"{name} contains {brief(axis)}, which is no dimension; pass integers") from error
-    if not -count <= place < count:
-        raise ShapeError(f"{name} contains dimension {place}, and the operand has {count}; the first is 0, the last -1")
-    return place % count

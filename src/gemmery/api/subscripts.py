@@ -1,8 +1,9 @@
-"""The subscripts of `einsum`: which letter names which dimension, and which operands are multiplied first."""
+"""The labels of contractions: which letter or number names which dimension, and which operands are multiplied first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from operator import index
 from string import ascii_letters
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.api.one_product import DimensionLabel, Dimensions
+from gemmery.api.one_product import DimensionLabel, Dimensions, Labels
 from gemmery.arrange import Ints
 from gemmery.errors import ArgumentError, ShapeError, brief
 
@@ -142,3 +143,72 @@ def _output(term: str, inputs: list[DimensionLabel], ellipsis: Ints, subscripts:
             "'...' there too, or a letter for each of them"
         )
     return (*before, *ellipsis, *after)
+
+
+@lru_cache(maxsize=256)
+def of_vecdot(axis: Any, a: int, b: int) -> Labels:
+    """Return the labels of a vecdot: 0 for the vectors, -1, -2, ... from the last for the other dimensions."""
+    sides = []
+    for count in (a, b):
+        place = _dimension(axis, count, "axis")
+        sides.append((*range(1 - count, place - count + 1), 0, *range(place - count + 1, 0)))
+    left, right = sides
+    return Labels(left, right, tuple(sorted({*left, *right} - {0})))
+
+
+def pair_of(axes: Any) -> int | tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the axes of tensordot as a number, or as two tuples."""
+    with suppress(TypeError):  # of what is no number: an array has __index__ too
+        return index(axes)
+    try:
+        ours, theirs = map(_side, axes)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"axes={brief(axes)}: pass a number of dimensions, or the dimensions of a and of b as a pair of lists"
+        ) from error
+    return ours, theirs
+
+
+def _side(axes: Any) -> tuple[Any, ...]:
+    """Return the dimensions of one operand, of which there may be one alone, not in a list."""
+    with suppress(TypeError):
+        return (index(axes),)
+    return tuple(axes)
+
+
+@lru_cache(maxsize=256)
+def of_tensordot(
+    axes: int | tuple[tuple[Any, ...], tuple[Any, ...]], a_shape: tuple[int, ...], b_shape: tuple[int, ...]
+) -> Labels:
+    """Return the labels of a tensordot: the numbers of the dimensions of a, then of those of b that are its own."""
+    a, b = len(a_shape), len(b_shape)
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(a, b):
+            raise ShapeError(f"axes={axes} of operands of shapes {a_shape} and {b_shape}: it must be 0 to {min(a, b)}")
+        axes = tuple(range(a - axes, a)), tuple(range(axes))
+    if len(axes[0]) != len(axes[1]):
+        raise ArgumentError(f"axes={axes}: the lists have {len(axes[0])} and {len(axes[1])} dimensions; pair them")
+    ours, theirs = [_dimension(i, a, "axes") for i in axes[0]], [_dimension(i, b, "axes") for i in axes[1]]
+    if len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):
+        raise ArgumentError(f"axes={axes} names a dimension twice; name each once")
+    left, right = list(range(a)), list(range(a, a + b))
+    for mine, other in zip(ours, theirs, strict=True):
+        if a_shape[mine] != b_shape[other]:
+            raise ShapeError(
+                f"dimension {mine} of a, of shape {a_shape}, has length {a_shape[mine]}, and dimension {other} of "
+                f"b, of shape {b_shape}, has length {b_shape[other]}; tensordot sums over both, so they must be equal"
+            )
+        right[other] = left[mine]
+    free = [label for label in left + right if (label in left) != (label in right)]
+    return Labels(tuple(left), tuple(right), tuple(free))
+
+
+def _dimension(axis: Any, count: int, name: str) -> int:
+    """Return a dimension counted from 0."""
+    try:
+        place = index(axis)
+    except TypeError as error:
+        raise ArgumentError(f"{name} contains {brief(axis)}, which is no dimension; pass integers") from error
+    if not -count <= place < count:
+        raise ShapeError(f"{name} contains dimension {place}, and the operand has {count}; the first is 0, the last -1")
+    return place % count

@@ -1,0 +1,158 @@
+"""Contractions of two arrays of NumPy, or two tensors of PyTorch, without options: the short way to a product."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from gemmery import arrays
+from gemmery.api import elementwise, products, subscripts
+from gemmery.api.one_product import (
+    DimensionLabel,
+    Dimensions,
+    Labels,
+    OneProduct,
+    Turn,
+    innermost,
+    one_product,
+    shape_of,
+)
+from gemmery.arrange import Ints
+
+
+def is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any) -> bool:
+    """Return True for two arrays of NumPy, or two tensors of PyTorch, without options."""
+    kind = type(a)
+    alike = kind is type(b) and (kind is np.ndarray or kind.__module__ == "torch")
+    return alike and out is None and dtype is None and threads is None and precision is None
+
+
+def rows_of(a: Any, b: Any) -> Any:
+    """Return the dot products of the rows of two plain arrays; None for complex ones."""
+    if type(a) is not np.ndarray:
+        return None if a.is_complex() else at_once(subscripts.of_vecdot(-1, a.ndim, b.ndim), a, b)
+    if a.dtype.kind == "c":
+        return None
+    if a.ndim == 1 or b.ndim == 1:
+        return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
+    return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
+
+
+def is_product(a: Dimensions, b: Dimensions, c: Dimensions) -> bool:
+    """Return True for a product of matrices: each label of one operand once and in the result, and not by elements."""
+    alone = set(a) ^ set(b)
+    once = len(set(a)) == len(a) and len(set(b)) == len(b)
+    return once and alone <= set(c) and (not set(a) & set(b) <= set(c) or not (set(a) <= set(b) or set(b) <= set(a)))
+
+
+@lru_cache(maxsize=1024)
+def quick(expression: str, a: int, b: int, numpys: bool) -> Callable[[Any, Any], Any]:
+    """Return a function that takes two arrays of NumPy, or two tensors of PyTorch, to `matmul`, or returns None.
+
+    Of NumPy, where one letter is summed, and at most one is of the rows and one of the columns, no shape or stride is
+    looked at: 1 us in place of 4.
+    """
+    if expression.count(",") != 1:
+        return lambda a, b: None
+    (left, right), c = subscripts.labels(expression, (a, b))
+    labels = Labels(left, right, c)
+    batch = [label for label in c if label in left and label in right]
+    summed = [label for label in left if label in right and label not in c]
+    if not numpys:
+        return partial(at_once, labels) if is_product(left, right, c) else lambda a, b: None
+    if not is_product(left, right, c):
+        once = len({*left}) == len(left) and len({*right}) == len(right) and {*left, *right} == {*c}
+        return elementwise.multiplier(labels) if once else lambda a, b: None
+    if left == right and not c:
+        return partial(_dot, labels)
+    swaps = c[len(batch) :] != tuple(label for label in (*left, *right) if label in c and label not in batch)
+    if swaps:
+        left, right = right, left
+    rows = [label for label in left if label in c and label not in batch]
+    columns = [label for label in right if label in c and label not in batch]
+    if c != (*batch, *rows, *columns) or len(rows) > 1 or len(columns) > 1 or len(summed) != 1:
+        return partial(at_once, labels)
+    before = _order(left, [*batch, *rows, *summed])
+    after = _order(right, [*batch, *summed, *columns])
+    row = (..., None, slice(None)) if batch and not rows else None
+    column = (..., None) if batch and not columns else None
+    flat = (..., *((0,) if row else ()), *((slice(None),) if columns and row else ()), *((0,) if column else ()))
+    apart = [(left.index(label), right.index(label)) for label in batch if label != c[-1]]
+
+    def product(a: Any, b: Any) -> Any:
+        for i, j in apart:
+            if (b if swaps else a).strides[i] == (a if swaps else b).strides[j] == a.itemsize:
+                return at_once(labels, a, b)  # `innermost` says where it belongs in the result
+        if swaps:
+            a, b = b, a
+        if before is not None:
+            a = a.transpose(before)
+        if after is not None:
+            b = b.transpose(after)
+        if row is None and column is None:
+            return products.multiply(a, b)
+        return products.multiply(a if row is None else a[row], b if column is None else b[column])[flat]
+
+    return product
+
+
+def _dot(labels: Labels, a: Any, b: Any) -> Any:
+    """Return the sum of all products of two arrays of NumPy."""
+    if a.shape == b.shape and a.flags.c_contiguous and b.flags.c_contiguous:
+        return products.multiply(a.reshape(-1), b.reshape(-1))
+    return at_once(labels, a, b)
+
+
+def at_once(labels: Labels, a: Any, b: Any) -> Any:
+    """Compute a contraction of two plain arrays of one type; None for others."""
+    numpys = type(a) is np.ndarray
+    if a.dtype is not b.dtype or not (numpys or a.layout is b.layout is sys.modules["torch"].strided):
+        return None
+    steps = (a.strides, b.strides, a.itemsize) if numpys else (a.stride(), b.stride(), 1)
+    shape, form, lengths, inverse = form_of(labels, a.shape, steps[0], b.shape, *steps[1:])
+    x, y = turned(a, form.a), turned(b, form.b)
+    if not (form.c.moves or inverse):
+        product = products.multiply(x, y)
+        return product if product.shape == shape else arrays.wrap(a, product.reshape(shape))
+    if not numpys and a.element_size() == 1:  # a device has results of another type
+        return None
+    array = np.empty(lengths, a.dtype) if numpys else a.new_empty(lengths)
+    array = elementwise.transposed(array, inverse) if inverse else array
+    products.multiply(x, y, turned(array, form.c))
+    return array
+
+
+def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:
+    """Return the places of labels in another order, or None if they are in that order."""
+    places = tuple(labels.index(label) for label in order)
+    return None if places == tuple(range(len(places))) else places
+
+
+@lru_cache(maxsize=4096)
+def form_of(
+    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, size: int, out: Ints | None = None
+) -> tuple[Ints, OneProduct, Ints, Ints]:
+    """Return the shape of a result, the products that it is, the shape to allocate, and how that becomes the result.
+
+    The last is () where the result's dimensions lie in memory in their order: see `innermost`. `size` is that of the
+    operands' elements in bytes, or 0 if it is two, and `out` the strides of the caller's array.
+    """
+    shape = shape_of(labels, a_shape, b_shape)
+    memory = innermost(labels, a_strides, b_strides, size, shape) if out is None and size else ()
+    lengths = tuple(shape[place] for place in memory) or shape
+    inverse = tuple(memory.index(place) for place in range(len(memory)))
+    if memory:
+        steps = arrays.contiguous(lengths, size)
+        out = tuple(steps[place] for place in inverse)
+    return shape, one_product(labels, a_shape, a_strides, b_shape, b_strides, shape, out), lengths, inverse
+
+
+def turned(array: Any, turn: Turn) -> Any:
+    """Reorder and merge dimensions; a view of the same memory where the strides allow it."""
+    if turn.moves:
+        array = array.transpose(turn.axes) if type(array) is np.ndarray else elementwise.transposed(array, turn.axes)
+    return array if array.shape == turn.shape else array.reshape(turn.shape)

@@ -51,6 +51,7 @@ def test_every_shape(dtype):
         verify.require(multiply(a, b, c), a.array, b.array)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", RUNG.dtypes)
 def test_every_layout_of_a_and_b(dtype, layout):

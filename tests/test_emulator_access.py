@@ -96,6 +96,7 @@ def kernel(space, generic, width, kind, body, constants):
 }}"""
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("space", "generic"), PLACES)
 def test_loads(space, generic, kind):
@@ -124,6 +125,7 @@ def test_loads(space, generic, kind):
         assert run.findings == ()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("space", "generic"), WRITTEN)
 def test_stores(space, generic, kind):

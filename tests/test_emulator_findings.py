@@ -121,6 +121,7 @@ def test_nothing_is_found_in_the_repaired_kernel(name):
     assert found(name, fixed=True) == ()
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_of_warps_hides_nothing(seed):
     """Every fault is found in any order of blocks and warps, and no repaired kernel has a finding."""

@@ -133,6 +133,7 @@ def test_layouts(rung, name, out):
             run(rung, *matrices(shape, name, out, (one, two, stored)))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_batches(rung, name, out):
     if not takes(rung, name, out):

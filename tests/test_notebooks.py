@@ -104,6 +104,7 @@ def test_a_notebook_runs_and_checks_its_exercise(path, quick, capsys, recwarn):
         execute(tagged(path, "check"), names)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
 def test_jupyter_runs_a_notebook(path, tmp_path):
     """The same in a kernel of its own, where Jupyter is installed: CI does not install it."""

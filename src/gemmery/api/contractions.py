@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api import elementwise, opaque, plain, products, spellings, subscripts
+from gemmery.api import elementwise, opaque, products, quick_contractions, spellings, subscripts
 from gemmery.api.one_product import (
     DimensionLabel,
     Dimensions,
@@ -85,10 +85,10 @@ def tensordot(
     """
     if opaque.waiting and opaque.settle():
         return tensordot(a, b, axes, out=out, dtype=dtype, threads=threads, precision=precision)
-    if plain.is_plain(a, b, out, dtype, threads, precision):
+    if quick_contractions.is_plain(a, b, out, dtype, threads, precision):
         try:
             labels = subscripts.of_tensordot(subscripts.pair_of(axes), tuple(a.shape), tuple(b.shape))
-            result = plain.at_once(labels, a, b)
+            result = quick_contractions.at_once(labels, a, b)
             if result is not None:
                 return result
         except GemmeryError:  # which the way below tells in words of the arguments
@@ -151,9 +151,14 @@ def vecdot(
         return vecdot(
             a, b, out, axis=axis, keepdims=keepdims, dtype=dtype, threads=threads, precision=precision, **options
         )
-    if axis == -1 and keepdims is False and not options and plain.is_plain(a, b, out, dtype, threads, precision):
+    if (
+        axis == -1
+        and keepdims is False
+        and not options
+        and quick_contractions.is_plain(a, b, out, dtype, threads, precision)
+    ):
         try:
-            result = plain.rows_of(a, b)
+            result = quick_contractions.rows_of(a, b)
             if result is not None:
                 return result
         except GemmeryError:
@@ -245,9 +250,9 @@ def einsum(
         )  # fmt: skip
     if len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
         a, b = operands
-        if plain.is_plain(a, b, out, dtype, threads, precision):
+        if quick_contractions.is_plain(a, b, out, dtype, threads, precision):
             try:
-                result = plain.quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
+                result = quick_contractions.quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
                 if result is not None:
                     return result
             except GemmeryError:  # of lengths that differ, of which one may be 1, among others
@@ -308,7 +313,7 @@ def _sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> A
     """Compute a contraction of one or two operands, whatever their labels."""
     (left, a, x), (right, b, y) = factors[0], factors[-1]
     like = arrays.kind(*(factor.array for factor in factors))
-    if len(factors) == 2 and plain.is_product(left, right, c):
+    if len(factors) == 2 and quick_contractions.is_product(left, right, c):
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
             return _contract(like, Labels(left, right, c), a, b, x, y, options)
     own = arrays.allocates(like)
@@ -324,7 +329,7 @@ def _sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> A
         left, a = _reduced(left, a, {*right, *c}, options)
         right, b = _reduced(right, b, {*left, *c}, options)
     x, y = view(a), view(b)
-    if plain.is_product(left, right, c):
+    if quick_contractions.is_product(left, right, c):
         return _contract(like, Labels(left, right, c), a, b, x, y, options)
     product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.dtype), options.out)
     return product if options.out is not None else arrays.wrap(like, product)
@@ -356,14 +361,16 @@ def _contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, optio
         _check_out(target, shape_of(labels, x.shape, y.shape))
         array, steps = _with_transposes(out, target, arrays.allocates(out)), target.strides
     size = get(x.dtype).size if x.dtype == y.dtype and options.dtype is None else 0
-    shape, form, lengths, inverse = plain.form_of(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
+    shape, form, lengths, inverse = quick_contractions.form_of(
+        labels, x.shape, x.strides, y.shape, y.strides, size, steps
+    )
     if array is None and (form.c.moves or inverse):
         array = arrays.empty(like if own else None, lengths, _result(x, y, options.dtype))[0]
         array = elementwise.transposed(array, inverse) if inverse else array
     product = products.matmul(
-        plain.turned(_with_transposes(a, x, own), form.a),
-        plain.turned(_with_transposes(b, y, own), form.b),
-        None if array is None else plain.turned(array, form.c),
+        quick_contractions.turned(_with_transposes(a, x, own), form.a),
+        quick_contractions.turned(_with_transposes(b, y, own), form.b),
+        None if array is None else quick_contractions.turned(array, form.c),
         dtype=options.dtype,
         threads=options.threads,
         precision=options.precision,

@@ -16,24 +16,29 @@ struct Rounded {
 template <> __device__ __forceinline__ f16 widen<f16>(f16 x) { return x; }
 template <> __device__ __forceinline__ bf16 widen<bf16>(bf16 x) { return x; }
 
-// Fragments of 16 x DEPTH and DEPTH x 16 elements.
-template <class S, int REGISTERS, int DEPTH> struct Fragment16 {
-  using Stored = S;
-  using Registers = unsigned[REGISTERS];
+template <> struct WmmaFragment<f16> {
+  using Stored = f16;
+  using Registers = unsigned[8];
   using Sums = float[8];
-  static constexpr int M = 16, N = 16, K = DEPTH;
-};
-template <> struct WmmaFragment<f16> : Fragment16<f16, 8, 16> {
+  static constexpr int M = 16, N = 16, K = 16;
   struct Shape { static constexpr const char text[] = "m16n16k16"; };
   struct Type { static constexpr const char text[] = "f16"; };
   struct Types { static constexpr const char text[] = "m16n16k16.f32.f32"; };
 };
-template <> struct WmmaFragment<bf16> : Fragment16<bf16, 4, 16> {
+template <> struct WmmaFragment<bf16> {
+  using Stored = bf16;
+  using Registers = unsigned[4];
+  using Sums = float[8];
+  static constexpr int M = 16, N = 16, K = 16;
   struct Shape { static constexpr const char text[] = "m16n16k16"; };
   struct Type { static constexpr const char text[] = "bf16"; };
   struct Types { static constexpr const char text[] = "m16n16k16.f32.bf16.bf16.f32"; };
 };
-template <> struct WmmaFragment<tf32> : Fragment16<Rounded, 4, 8> {
+template <> struct WmmaFragment<tf32> {
+  using Stored = Rounded;
+  using Registers = unsigned[4];
+  using Sums = float[8];
+  static constexpr int M = 16, N = 16, K = 8;
   struct Shape { static constexpr const char text[] = "m16n16k8"; };
   struct Type { static constexpr const char text[] = "tf32"; };
   struct Types { static constexpr const char text[] = "m16n16k8.f32.tf32.tf32.f32"; };

@@ -33,12 +33,13 @@ def is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any)
 
 def rows_of(a: Any, b: Any) -> Any:
     """Return the dot products of the rows of two plain arrays; None for complex ones."""
-    if type(a) is not np.ndarray:
-        return None if a.is_complex() else at_once(subscripts.of_vecdot(-1, a.ndim, b.ndim), a, b)
-    if a.dtype.kind == "c":
+    numpys = type(a) is np.ndarray
+    if a.dtype.kind == "c" if numpys else a.is_complex():
         return None
     if a.ndim == 1 or b.ndim == 1:
         return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
+    if not numpys:
+        return products.multiply(a.unsqueeze(-2), b.unsqueeze(-1)).squeeze((-2, -1))
     return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
 
 

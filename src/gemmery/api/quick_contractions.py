@@ -23,6 +23,9 @@ from gemmery.api.one_product import (
 )
 from gemmery.arrange import Ints
 
+# A vector as a row and as a column, and the number that their product is.
+_ROW, _COLUMN, _NUMBER = (..., None, slice(None)), (..., None), (..., 0, 0)
+
 
 def is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any) -> bool:
     """Return True for two arrays of NumPy, or two tensors of PyTorch, without options."""
@@ -40,7 +43,7 @@ def rows_of(a: Any, b: Any) -> Any:
         return products.multiply(b, a) if b.ndim > 1 else products.multiply(a, b)
     if not numpys:
         return products.multiply(a.unsqueeze(-2), b.unsqueeze(-1)).squeeze((-2, -1))
-    return products.multiply(a[..., None, :], b[..., None])[..., 0, 0]
+    return products.multiply(a[_ROW], b[_COLUMN])[_NUMBER]
 
 
 def is_product(a: Dimensions, b: Dimensions, c: Dimensions) -> bool:

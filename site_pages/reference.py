@@ -29,7 +29,7 @@ ALSO = {  # page -> what its functions return
         "gemmery.inspection.kernel_run.KernelRun",
         "gemmery.emulator.run.EmulatedRun",
         "gemmery.emulator.counters.counts.Counts",
-        "gemmery.emulator.findings.finding.Finding",
+        "gemmery.emulator.findings.messages.Finding",
     ),
     "inspect": ("gemmery.inspection.records.Inspection",),
 }

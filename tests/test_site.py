@@ -3,6 +3,8 @@
 tests/test_site_built.py looks at the site itself, which `make site` builds.
 """
 
+import importlib
+import itertools
 import json
 import re
 import shutil
@@ -168,6 +170,12 @@ def test_public_names_are_read_from_source(tmp_path):
     (tmp_path / "one.py").write_text('import nothing_of_this_name\n__all__ = ["a", "b"]\n')
     assert reference.public(tmp_path / "one") == ["a", "b"]
     assert reference.public(tmp_path / "two") == []
+
+
+def test_what_functions_return_is_where_the_reference_looks():
+    for name in itertools.chain(*reference.ALSO.values()):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
 
 
 def test_the_site_needs_no_other_versions_than_the_library():

@@ -508,3 +508,22 @@ def test_rows_by_the_kernel_for_their_length(name):
         if plan is not None:
             plan.kernel(*(arrays.view(z) for z in (a[:, None, :], b[..., None], c[:, None, None])))
             check(c, "ij,ij->i", a, b)
+
+
+@pytest.mark.parametrize("kind", ["nested", "sparse rows", "sparse", "a size", "a type"])
+def test_what_is_no_dense_tensor_of_pytorch_takes_the_long_way(kind):
+    """An error of gemmery in words, or NumPy's result: no AttributeError, and none of PyTorch's own."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if kind == "a size":
+        x = torch.Size([1, 2, 3])
+        assert [gm.vecdot(x, x), gm.tensordot(x, x, 1), gm.einsum("i,i->", x, x)] == [14, 14, 14]
+        return
+    x = {
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+        "sparse rows": lambda: torch.eye(3).to_sparse_csr(),
+        "sparse": lambda: torch.eye(3).to_sparse(),
+        "a type": lambda: torch.float32,
+    }[kind]()
+    for call in (lambda: gm.vecdot(x, x), lambda: gm.tensordot(x, x, 1), lambda: gm.einsum("ij,jk->ik", x, x)):
+        with pytest.raises(gm.GemmeryError):
+            call()

@@ -28,10 +28,17 @@ _ROW, _COLUMN, _NUMBER = (..., None, slice(None)), (..., None), (..., 0, 0)
 
 
 def is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any) -> bool:
-    """Return True for two arrays of NumPy, or two tensors of PyTorch, without options."""
-    kind = type(a)
-    alike = kind is type(b) and (kind is np.ndarray or kind.__module__ == "torch")
-    return alike and out is None and dtype is None and threads is None and precision is None
+    """Return True for two arrays of NumPy, or two dense tensors of PyTorch, without options."""
+    if type(a) is not type(b) or not (out is dtype is threads is precision is None):
+        return False
+    return type(a) is np.ndarray or (_is_dense(a) and _is_dense(b))
+
+
+def _is_dense(array: Any) -> bool:
+    """Return True for a tensor of PyTorch that has strides, and False for whatever else."""
+    torch: Any = sys.modules.get("torch")
+    is_tensor = torch is not None and type(array) is getattr(torch, "Tensor", None)
+    return is_tensor and array.layout is torch.strided and not array.is_nested
 
 
 def rows_of(a: Any, b: Any) -> Any:
@@ -114,7 +121,7 @@ def _dot(labels: Labels, a: Any, b: Any) -> Any:
 def at_once(labels: Labels, a: Any, b: Any) -> Any:
     """Compute a contraction of two plain arrays of one type; None for others."""
     numpys = type(a) is np.ndarray
-    if a.dtype is not b.dtype or not (numpys or a.layout is b.layout is sys.modules["torch"].strided):
+    if a.dtype is not b.dtype:
         return None
     steps = (a.strides, b.strides, a.itemsize) if numpys else (a.stride(), b.stride(), 1)
     shape, form, lengths, inverse = form_of(labels, a.shape, steps[0], b.shape, *steps[1:])

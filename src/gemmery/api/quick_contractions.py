@@ -29,16 +29,12 @@ _ROW, _COLUMN, _NUMBER = (..., None, slice(None)), (..., None), (..., 0, 0)
 
 def is_plain(a: Any, b: Any, out: Any, dtype: Any, threads: Any, precision: Any) -> bool:
     """Return True for two arrays of NumPy, or two dense tensors of PyTorch, without options."""
-    if type(a) is not type(b) or not (out is dtype is threads is precision is None):
+    kind = type(a)
+    if kind is not type(b) or not (out is dtype is threads is precision is None):
         return False
-    return type(a) is np.ndarray or (_is_dense(a) and _is_dense(b))
-
-
-def _is_dense(array: Any) -> bool:
-    """Return True for a tensor of PyTorch that has strides, and False for whatever else."""
-    torch: Any = sys.modules.get("torch")
-    is_tensor = torch is not None and type(array) is getattr(torch, "Tensor", None)
-    return is_tensor and array.layout is torch.strided and not array.is_nested
+    if kind is np.ndarray or (kind.__module__, kind.__name__) != ("torch", "Tensor"):
+        return kind is np.ndarray
+    return a.layout is b.layout is sys.modules["torch"].strided and not (a.is_nested or b.is_nested)
 
 
 def rows_of(a: Any, b: Any) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gemmery as gm
 from gemmery import arrays, dispatch, dtypes
-from gemmery.api import contractions, products, quick_contractions
+from gemmery.api import products, quick_contractions, sums_of_products
 from gemmery.api.one_product import Labels, one_product, shape_of
 from gemmery.problem import Problem
 from operands import random
@@ -413,7 +413,7 @@ def test_an_out_that_overlaps_an_operand():
 def test_an_array_on_a_device_without_a_library_is_refused():
     its_view = arrays.View(4096, (2, 2), (8, 4), "f32", "cuda:0")
     with pytest.raises(gm.DeviceError, match=r"cupy\.from_dlpack"):
-        contractions._with_transposes(object(), its_view, own=False)
+        sums_of_products.with_transposes(object(), its_view, own=False)
 
 
 @st.composite

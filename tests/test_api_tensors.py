@@ -12,7 +12,7 @@ import pytest
 import gemmery as gm
 from gemmery import config
 from gemmery.api import repeats
-from gemmery.cpu import entry, entry_layout
+from gemmery.cpu import entry, entry_layout, entry_table
 from tensors import LAYOUTS, MET, meet, native, parameter, python_calls, same, torch, values
 
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "int8", "int32", "int64", "uint8")
@@ -187,7 +187,7 @@ def test_a_pytorch_of_which_too_little_is_known_is_served_by_python(monkeypatch)
         pytest.skip("this machine or this PyTorch has no fast path for tensors")
     a, out = values(8, 8), torch.zeros(8, 8)
     meet(lambda: gm.matmul(a, a))
-    table = entry._table() + entry_layout.at(entry_layout.HEAD, "tensors")
+    table = entry_table.address() + entry_layout.at(entry_layout.HEAD, "tensors")
     facts = ctypes.c_int64.from_address(table).value
     monkeypatch.setattr(repeats, "_known", lambda _: None)
     entry.know_tensors(0)

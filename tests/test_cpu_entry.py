@@ -16,10 +16,10 @@ import gemmery as gm
 from fences import survives
 from gemmery import tiers
 from gemmery.api import products
-from gemmery.cpu import entry, entry_layout
+from gemmery.cpu import entry, entry_layout, entry_table
 from gemmery.cpu.entry_layout import ArrayKey, Class, Kind
 
-FUNCTIONS = (products._matmul, products._gemm, products._gemv)
+FUNCTIONS = {"matmul": products._matmul, "gemm": products._gemm, "gemv": products._gemv}
 DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]
 
 
@@ -40,12 +40,12 @@ class Handed:
 
     def __init__(self, monkeypatch):
         self.calls = 0
-        self.builtin, *_ = entry.builtins((self, *FUNCTIONS[1:]), DOCS)
+        self.builtin, *_ = entry.builtins(FUNCTIONS | {"matmul": self}, DOCS)
         monkeypatch.setattr(products, "multiply", self.builtin)
 
     def __call__(self, *args, **options):
         self.calls += 1
-        return FUNCTIONS[0](*args, **options)
+        return FUNCTIONS["matmul"](*args, **options)
 
 
 @pytest.fixture
@@ -74,29 +74,29 @@ def kinds_of_one_place(count):
 
 def test_two_threads_that_begin_at_once_share_one_table(met, monkeypatch):
     """Compiled code has the address of a table: were there two, it would never see what Python stores in the other."""
-    monkeypatch.setattr(entry, "_tables", [])
+    monkeypatch.setattr(entry_table, "_tables", [])
     fresh, both = entry.workspace.pages, threading.Barrier(2)
 
     def pages(size):
         both.wait(10)
         return fresh(size)
 
-    monkeypatch.setattr(entry.workspace, "pages", pages)
+    monkeypatch.setattr(entry_table.workspace, "pages", pages)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: entry._table(), range(2))
-    assert first == second == entry._table()
+        first, second = pool.map(lambda _: entry_table.address(), range(2))
+    assert first == second == entry_table.address()
 
 
 def test_two_threads_that_store_entries_in_one_place_at_once_lose_neither_for_good(met, monkeypatch):
     first, second = kinds_of_one_place(2)
-    write, others = entry._write_bytes, [second]
+    write, others = entry_table.write_bytes, [second]
 
     def interrupted(at, data):
         write(at, data)
         while others:
             entry.remember(*others.pop(), None)
 
-    monkeypatch.setattr(entry, "_write_bytes", interrupted)
+    monkeypatch.setattr(entry_table, "write_bytes", interrupted)
     entry.remember(*first, None)
     monkeypatch.undo()
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_two_threads_that_store_entries_in_one_place_at_once_lose_neither_for_go
                 entry.remember(*product, None)
     size = entry_layout.ENTRY_BYTES
     for _, key, _ in (first, second):
-        at = entry._table() + entry_layout.ENTRIES_AT + entry_layout.place(key.hash) * size
+        at = entry_table.address() + entry_layout.ENTRIES_AT + entry_layout.place(key.hash) * size
         entries = ctypes.string_at(at, entry_layout.WAYS * size)
         assert np.array([len(key.words), *key.words]).tobytes() in entries
     entry.forget()
@@ -113,8 +113,8 @@ def test_two_threads_that_store_entries_in_one_place_at_once_lose_neither_for_go
 
 def test_a_class_that_is_learned_while_all_are_forgotten_is_forgotten_next(met, monkeypatch):
     kinds = [Class(np.dtype(kind), True) for kind in (np.int8, np.uint8)]
-    write, others = entry._write_bytes, [kinds[1]]
-    classes, size = entry._table() + entry_layout.CLASSES_AT, entry_layout.COUNTERS_AT - entry_layout.CLASSES_AT
+    write, others = entry_table.write_bytes, [kinds[1]]
+    classes, size = entry_table.address() + entry_layout.CLASSES_AT, entry_layout.COUNTERS_AT - entry_layout.CLASSES_AT
 
     def interrupted(at, data):
         while others and classes <= at < classes + size:
@@ -122,7 +122,7 @@ def test_a_class_that_is_learned_while_all_are_forgotten_is_forgotten_next(met, 
         write(at, data)
 
     entry.learn(kinds[0], "int32", 2, [])
-    monkeypatch.setattr(entry, "_write_bytes", interrupted)
+    monkeypatch.setattr(entry_table, "write_bytes", interrupted)
     entry.forget()
     monkeypatch.undo()
     assert others == []
@@ -207,7 +207,7 @@ def test_an_out_that_overlapped_once_is_not_copied_for_ever(met):
     x, y = np.ones((6, 6), "c16"), np.ones((6, 6), "c16")
     products._matmul(x, x, out=x)
     products._matmul(y, y, out=np.empty_like(y))
-    table, at = entry._table(), entry_layout.at(entry_layout.ENTRY, "kind")
+    table, at = entry_table.address(), entry_layout.at(entry_layout.ENTRY, "kind")
     kinds = set()
     for i in range(entry.counts()[1]):
         if ctypes.c_uint64.from_address(table + entry_layout.HASHES_AT + 8 * i).value:

@@ -401,7 +401,7 @@ def test_objects_passed_as_dtype_are_kept_but_not_all():
             assert gm.matmul(a, a, dtype=wanted).dtype == wanted
         kept.append(wanted if i % 3 else None)
         del wanted
-    assert len(entry._dtype_objects) <= entry._MOST_DTYPES
+    assert len(entry._dtype_objects) <= entry._MOST_OBJECTS
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex")

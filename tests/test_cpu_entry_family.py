@@ -12,13 +12,13 @@ import pytest
 import gemmery as gm
 from gemmery.api import products
 from gemmery.arrays import View
-from gemmery.cpu import entry, entry_layout
+from gemmery.cpu import entry, entry_layout, entry_table
 from gemmery.cpu.build import packed
 from gemmery.cpu.entry_layout import Class, Member
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.problem import Problem
 
-FUNCTIONS = (products._matmul, products._gemm, products._gemv)
+FUNCTIONS = {"matmul": products._matmul, "gemm": products._gemm, "gemv": products._gemv}
 DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]
 MOST = 1 << 40
 
@@ -37,7 +37,7 @@ def member(launch, m=(1, MOST), n=(1, MOST), k=(0, 256), work=1e9, most=None):
 def served():
     """The builtins, whose f32 products are all served by the packed kernel, and the calls that reach Python."""
     gm.matmul(np.eye(2), np.eye(2))
-    if not entry.counts()[1] or not entry._table():
+    if not entry.counts()[1] or not entry_table.address():
         pytest.skip("no compiled entry on this interpreter")
     entry.forget()
     calls = []
@@ -49,7 +49,7 @@ def served():
 
         return call
 
-    built = entry.builtins([python(function) for function in FUNCTIONS], DOCS)
+    built = entry.builtins({name: python(function) for name, function in FUNCTIONS.items()}, DOCS)
     f32 = np.dtype(np.float32)
     for scaled, beta, bias, activation in [
         (False, False, "", ""),
@@ -211,7 +211,7 @@ def test_limits_of_a_family_are_kept():
     def python(*args, **options):
         calls.append(args)
 
-    matmul, *_ = entry.builtins((python, *FUNCTIONS[1:]), DOCS)
+    matmul, *_ = entry.builtins(FUNCTIONS | {"matmul": python}, DOCS)
     launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
     try:
         good = member(launch, (2, 4), (3, 5), (4, 6), 60.0)
@@ -238,7 +238,7 @@ def test_a_product_worth_several_threads_is_planned_when_it_comes_back():
     def python(*args, **options):
         calls.append(args)
 
-    matmul, *_ = entry.builtins((python, *FUNCTIONS[1:]), DOCS)
+    matmul, *_ = entry.builtins(FUNCTIONS | {"matmul": python}, DOCS)
     launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
     try:
         entry.learn(Class(np.dtype(np.float32), True), "float", 2, [member(launch, work=100.0, most=1000.0)])

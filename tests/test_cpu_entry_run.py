@@ -9,7 +9,7 @@ import pytest
 
 import gemmery as gm
 from fences import survives
-from gemmery.cpu import entry, entry_layout, objects
+from gemmery.cpu import entry, entry_layout, entry_table, objects
 
 MET = 3
 
@@ -17,13 +17,13 @@ MET = 3
 def clear_entries():
     """Overwrite every entry, as other products do in time."""
     size = entry_layout.TABLE_BYTES - entry_layout.ENTRIES_AT
-    ctypes.memset(entry._table() + entry_layout.ENTRIES_AT, 0, size)
+    ctypes.memset(entry_table.address() + entry_layout.ENTRIES_AT, 0, size)
 
 
 @contextlib.contextmanager
 def without_interpreter(other):
     """Call `other` where a product releases the interpreter, as another thread may run there."""
-    names, head = ("save_thread", "restore_thread"), entry._table()
+    names, head = ("save_thread", "restore_thread"), entry_table.address()
     words = [ctypes.c_void_p.from_address(head + entry_layout.at(entry_layout.HEAD, name)) for name in names]
     kept = [word.value for word in words]
     stands_in = (ctypes.PYFUNCTYPE(ctypes.c_void_p)(other), ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(lambda _: None))

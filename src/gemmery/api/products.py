@@ -164,6 +164,7 @@ def _matmul(
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
+prepared = _matmul  # which tells the compiled entry of the job
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -349,7 +350,8 @@ def _compile_entries() -> None:
     docs = [
         f"{signature}\n--\n\n{function.__doc__ or ''}" for signature, function in zip(_SIGNATURES, public, strict=True)
     ]
-    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
+    functions: dict[str, Callable[..., Any]] = {"matmul": _matmul, "gemm": _gemm, "gemv": _gemv}
+    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins(functions, docs)
     for name in ("gemmery", "gemmery.api"):
         module = sys.modules[name]
         module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]

@@ -201,6 +201,21 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     )
 
 
+def kind_of(a: Any, b: Any, out: Any = None, contraction: str = "", described: str | int | None = None) -> Kind | None:
+    """Return the key of a product or contraction without options, or None if compiled code does not read an array.
+
+    `described` is the contraction's expression or axes, as the caller passed them.
+    """
+    operands = [x for x in (a, b, out) if x is not None]
+    if not (entry.active() and all(map(_plain, operands))):
+        return None
+    views = [arrays.view(x) for x in operands]
+    if not all(view.owner is x for view, x in zip(views, operands, strict=True)):
+        return None
+    x, y, *written = map(_array_of, operands, views)
+    return Kind(x, y, written[0] if written else None, dtype=described, contraction=contraction)
+
+
 _ONE_OBJECT = 256  # Python has one object for each integer up to this, so that its address identifies it
 _NUMBER, _NO_BIAS = (ArrayKey(np.dtype(np.float64), (), ()) for _ in range(2))
 

@@ -1,13 +1,15 @@
-"""Compiled builtins for `matmul`, `gemm` and `gemv` that repeat products: 50 ns instead of the microseconds of Python.
+"""Compiled builtins for `matmul` and its like that repeat products: 50 ns instead of the microseconds of Python.
 
 The first product of a kind (element types, shapes, strides, options) goes through Python, which checks, plans and
 stores a prepared job in a table in plain memory. From then on the builtins read the fields of the NumPy arrays, find
 the job with the same key, allocate the result and run the job. Every other call goes to the Python functions.
+`einsum`, `tensordot` and `vecdot` without options are products by another key: their operands, and the address of the
+expression or the axes.
 
 The GIL guards the table; where there is none there are no builtins (`objects.known`). Compiled code holds it from the
 look-up of an entry until it has copied the entry to its stack: it allocates arrays before that, which runs no Python
 code, but tensors, which may, and long jobs after it. It also counts under the GIL: the numbers are plain. Python writes
-a record by one call that keeps the GIL (`_write_bytes`), but an entry and its hash by two, between which another thread
+a record by one call that keeps the GIL (`write_bytes`), but an entry and its hash by two, between which another thread
 may look up, or store an entry in the same place. So who reads an entry by its hash compares the whole key.
 
 A number of threads that changes meanwhile: `forget` empties the table, and who stores a job afterwards that it made for
@@ -23,57 +25,27 @@ import ctypes
 import math
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gemmery.cpu import entry_layout as layout
-from gemmery.cpu import jit, objects, pool, threads, workspace
+from gemmery.cpu import entry_table, jit, objects, pool, threads, workspace
 from gemmery.cpu.entry_layout import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import host
+from gemmery.tuples import NamedTuple
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
-
 
 _dtypes: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
 _learned: dict[tuple[int, ...], int] = {}  # addresses of the classes in the table, by key
 _active: list[bool] = []  # not empty: there are builtins
-_tables: list[int] = []  # the first is this process's table
-_turns: dict[int, int] = {}  # which entry of a full set is replaced next
 
 
-def _table() -> int:
-    """Return the address of this process's table, or 0 where the fields of arrays are unknown or there is no pool."""
-    return _tables[0] if _tables else _make_table()
-
-
-def _make_table() -> int:
-    if not pool.address() or not objects.known():
-        _tables.append(0)
-    else:
-        at = workspace.pages(layout.TABLE_BYTES)
-        _write(at + layout.FACTORS_AT, layout.FACTORS)
-        _tables.append(at)  # if two threads were here at once, the second table stays unused
-    return _tables[0]
-
-
-def _packed(words: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(words)}q", *words)
-
-
-def _write(at: int, words: Sequence[int]) -> None:
-    _write_bytes(at, _packed(words))
-
-
-def _write_bytes(at: int, data: bytes) -> None:
-    """Write while holding the GIL, which ctypes.memmove releases: compiled code reads the table under it."""
-    (ctypes.c_char * len(data)).from_address(at).raw = data
-
-
-def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
+def _head() -> list[int]:
     api = ctypes.pythonapi
     python = (
         api.Py_IncRef, api.Py_DecRef, api.PyEval_SaveThread, api.PyEval_RestoreThread,
@@ -82,7 +54,7 @@ def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
     )  # fmt: skip
     return [
         *map(id, (np.ndarray, None, False, float, np.float64, np.float32, complex, int, *objects.ERROR_STATE)),
-        *map(id, functions),
+        *_ZEROS[: len(layout.BUILTINS)],
         *map(id, objects.KEYWORDS),
         *map(id, objects.ACTIVATIONS),
         *objects.numpy_functions(),
@@ -91,19 +63,21 @@ def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
     ]
 
 
-def builtins(functions: Sequence[Callable[..., Any]], docs: Sequence[str]) -> list[Callable[..., Any]]:
-    """Return the compiled entries for Python's matmul, gemm and gemv, or these where arrays cannot be read.
+def builtins(functions: Mapping[str, Callable[..., Any]], docs: Sequence[str]) -> list[Callable[..., Any]]:
+    """Return the compiled entries for functions of Python by name, or these where arrays cannot be read.
 
     Each text of `docs` begins with the signature, as builtins' do, so that `help` and `inspect.signature` know it.
     """
-    table = _table()
+    table = entry_table.address()
     if not table:
-        return list(functions)
+        return list(functions.values())
     target = host()
-    for function in functions:
+    if not _active:
+        entry_table.write(table, _head())
+        _active.append(True)
+    for name, function in functions.items():
         workspace.forever(function)
-    _write(table, _head(functions))
-    _active.append(True)
+        entry_table.write(table + layout.at(layout.HEAD, f"python_{name}"), [id(function)])
 
     def generate(name: str) -> Any:
         from gemmery.cpu import entry_code
@@ -116,12 +90,12 @@ def builtins(functions: Sequence[Callable[..., Any]], docs: Sequence[str]) -> li
     addresses = jit.load(target, "entry" if start == "module" else "entry_python", lambda: generate(start), table)
     methods = [
         _Method(name.encode(), addresses[name], _METH_FASTCALL_KEYWORDS, doc.encode())
-        for name, doc in zip(layout.BUILTINS, docs, strict=True)
+        for name, doc in zip(functions, docs, strict=True)
     ]
 
     def replace() -> None:
         compiled = jit.load(target, "entry", lambda: generate("module"), table)
-        for method, name in zip(methods, layout.BUILTINS, strict=True):
+        for method, name in zip(methods, functions, strict=True):
             method.call = compiled[name]
 
     if late:
@@ -149,9 +123,9 @@ def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, calls:
 
     The last of `calls`, if there are any, goes to Python again.
     """
-    table, result, count = _table(), _result(c.dtype), len(key.words)
+    table, result, count = entry_table.address(), _result(c.dtype), len(key.words)
     many = work is not None and len(work.loops) > layout.LOOPS
-    if kind.dtype is not None and not _keep(kind.dtype):
+    if kind.dtype is not None and not _keep(kind.dtype, _dtype_objects):
         return
     if not (table and result) or count > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
         return
@@ -160,25 +134,78 @@ def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, calls:
         reaches = [end for x in (kind.a, kind.b, c, kind.bias) for end in ((0, 0) if x is None else x.reach())]
     words = [
         count, *key.words, *_ZEROS[count:],
-        layout.ASIDE if work is None else layout.RUN, calls and calls + 1, *result,
+        layout.ASIDE if work is None else layout.RUN, calls and calls + 1, *result, 0,
         len(c.shape), *c.shape, *_ZEROS[: layout.MOST_DIMENSIONS - len(c.shape)],
         *reaches, *(_NO_RUN if work is None else _run(work, count, calls > 0)), *_ZEROS[: layout.PADDING],
     ]  # fmt: skip
-    index = _index(table, key.hash)
-    job = _NO_JOB if work is None else work.job
-    _write_bytes(table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, _packed(words) + job)
-    ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = key.hash
+    data = entry_table.packed(words) + (_NO_JOB if work is None else work.job)
+    entry_table.store_entry(table, key, data)
+    for contraction in _contractions.get(key.hash, ()):
+        _store_contraction(table, contraction, data)
 
 
-def _keep(dtype: object) -> bool:
-    """Keep an object passed as dtype= alive, so that no other gets its address; False for one too many."""
-    if len(_dtype_objects) < _MOST_DTYPES:
-        _dtype_objects.setdefault(id(dtype), dtype)
-    return id(dtype) in _dtype_objects
+class _Contraction(NamedTuple):
+    """A product by another key, with another shape of the result."""
+
+    key: Key
+    shape: tuple[int, ...]
+    fortran: bool
+
+
+# By the hash of the product's key: a tuple, which another thread replaces and does not change.
+_contractions: dict[int, tuple[_Contraction, ...]] = {}
+
+
+def remember_contraction(product: Key, kind: Kind, shape: tuple[int, ...], fortran: bool) -> None:
+    """Store contractions of this kind as a product of the table, now and whenever that gets a better job.
+
+    `shape` is that of the result, of which the first dimension is innermost if `fortran`.
+    """
+    table, place, key = entry_table.address(), entry_table.find(product), kind.key()
+    fits = len(key.words) <= layout.MOST_WORDS and len(shape) <= layout.MOST_DIMENSIONS
+    if not place or not fits or not _keep(kind.dtype, _descriptions):
+        return
+    contraction, others = _Contraction(key, shape, fortran), _contractions.get(product.hash, ())
+    if len(_contractions) >= _MOST_CONTRACTIONS:
+        _contractions.clear()
+    _contractions[product.hash] = (*(other for other in others if other.key != key), contraction)
+    _store_contraction(table, contraction, ctypes.string_at(place, layout.size(layout.ENTRY)))
+
+
+_MOST_CONTRACTIONS = layout.SETS * layout.WAYS
+
+
+def _store_contraction(table: int, contraction: _Contraction, product: bytes) -> None:
+    """Store an entry of the table once more, by the key of a contraction."""
+    words, count = list(struct.unpack_from(_ENTRY_WORDS, product)), len(contraction.key.words)
+    if words[layout.at(layout.ENTRY, "kind") // 8] != layout.RUN:
+        return
+    shape = [*contraction.shape, *_ZEROS[len(contraction.shape) : layout.MOST_DIMENSIONS]]
+    fields = (
+        ("count", [count, *contraction.key.words, *_ZEROS[count:]]),
+        ("c_fortran", [contraction.fortran]),
+        ("c_ndim", [len(contraction.shape), *shape]),
+        ("quick", [0]),  # which `matmul` alone looks for
+    )
+    for name, values in fields:
+        first = layout.at(layout.ENTRY, name) // 8
+        words[first : first + len(values)] = values
+    entry_table.store_entry(table, contraction.key, struct.pack(_ENTRY_WORDS, *words))
+
+
+_ENTRY_WORDS = f"<{len(layout.ENTRY)}q"
+
+
+def _keep(argument: object, objects: dict[int, object]) -> bool:
+    """Keep an argument that the table knows by its address alive, so that no other gets it; False for one too many."""
+    if len(objects) < _MOST_OBJECTS:
+        objects.setdefault(id(argument), argument)
+    return id(argument) in objects
 
 
 _dtype_objects: dict[int, object] = {}
-_MOST_DTYPES = 256
+_descriptions: dict[int, object] = {}  # expressions and axes of contractions
+_MOST_OBJECTS = 256
 _ZEROS = [0] * layout.MOST_WORDS
 _NO_REACHES = [0] * 8
 _NO_RUN = [0] * (6 + 4 * layout.LOOPS)
@@ -219,26 +246,31 @@ def calls_until_often(products: int) -> int:
 
 
 NEW, STORED, OFTEN = range(3)
-_Set = ctypes.c_uint64 * layout.WAYS
 _COUNTDOWN_AT = layout.at(layout.ENTRY, "countdown")
 
 
 def status(key: Key) -> int:
     """Return whether the table has a key, or OFTEN where compiled code asks Python for a job, or for a better one."""
-    table, first = _table(), layout.place(key.hash)
+    table = entry_table.address()
     if not table or len(key.words) > layout.MOST_WORDS:
         return NEW
-    for index, stored in enumerate(_Set.from_address(table + layout.HASHES_AT + 8 * first), first):
-        if stored == key.hash:
-            place, count = table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, len(key.words)
-            if (ctypes.c_int64 * (1 + count)).from_address(place)[:] != [count, *key.words]:
-                continue  # two threads stored an entry here at once
-            countdown = ctypes.c_int64.from_address(place + _COUNTDOWN_AT).value
-            return OFTEN if countdown == 1 else STORED
-    counted, count = (ctypes.c_uint64 * 2).from_address(
-        table + layout.COUNTERS_AT + 16 * layout.counter_place(key.hash)
-    )
+    place = entry_table.find(key)
+    if place:
+        return OFTEN if ctypes.c_int64.from_address(place + _COUNTDOWN_AT).value == 1 else STORED
+    counted, count = entry_table.counter(table, key)
     return OFTEN if counted == key.hash and count >= layout.OFTEN else NEW
+
+
+def come_often(key: Key) -> None:
+    """Let the next call of Python with this key store the best job, as if it had come often."""
+    table = entry_table.address()
+    if not table or len(key.words) > layout.MOST_WORDS:
+        return
+    place = entry_table.find(key)
+    if not place:
+        entry_table.counter(table, key)[:] = key.hash, layout.OFTEN
+    elif ctypes.c_int64.from_address(place + _COUNTDOWN_AT).value > 0:
+        ctypes.c_int64.from_address(place + _COUNTDOWN_AT).value = 1
 
 
 def _result(dtype: np.dtype[Any] | Element) -> tuple[int, ...]:
@@ -254,21 +286,9 @@ def _result(dtype: np.dtype[Any] | Element) -> tuple[int, ...]:
 
 def know_tensors(facts: int) -> None:
     """Let the builtins take PyTorch's tensors, by what is known of PyTorch at this address."""
-    table = _table()
+    table = entry_table.address()
     if table:
         ctypes.c_int64.from_address(table + layout.at(layout.HEAD, "tensors")).value = facts
-
-
-def _index(table: int, hash_: int) -> int:
-    """Return where an entry with this hash is, or a free place, or the place whose turn it is."""
-    first = layout.place(hash_)
-    stored = list(_Set.from_address(table + layout.HASHES_AT + 8 * first))
-    for candidate in (hash_, 0):
-        if candidate in stored:
-            return first + stored.index(candidate)
-    turn = _turns.get(first, 0)
-    _turns[first] = (turn + 1) % layout.WAYS
-    return first + turn
 
 
 def promote(first: np.dtype[Any], second: np.dtype[Any], common: np.dtype[Any]) -> None:
@@ -287,7 +307,7 @@ def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:
 
 
 def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np.dtype[Any]) -> None:
-    table, key, result = _table(), [word(first), word(second)], _result(dtype)
+    table, key, result = entry_table.address(), [word(first), word(second)], _result(dtype)
     if table and result and key != [word(_dtypes[result[0]])] * 2:
         _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [result[0]])
 
@@ -297,7 +317,7 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
 
     `scalar` is the type of alpha and beta as in `PreparedJob`, `operations` the number of those of a multiply-add.
     """
-    table, key, result = _table(), class_.words(), _result(class_.dtype)
+    table, key, result = entry_table.address(), class_.words(), _result(class_.dtype)
     if not table or not result:
         return
     members = members[: layout.MOST_FAMILIES]
@@ -321,20 +341,21 @@ def _store(records: int, size: int, first: int, key: list[int], words: list[int]
     stored = [list((ctypes.c_int64 * len(key)).from_address(place)) for place in places]
     index = next((i for candidate in (key, [0] * len(key)) for i, other in enumerate(stored) if other == candidate), 0)
     _learned.pop(tuple(stored[index]), None)
-    _write(places[index], [*key, *words])
+    entry_table.write(places[index], [*key, *words])
     return places[index]
 
 
 def forget() -> None:
     """Drop every prepared job, because the number of threads has changed."""
-    table = _table()
+    table = entry_table.address()
+    _contractions.clear()
     if table:
-        _write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
-        _write_bytes(table + layout.COUNTERS_AT, bytes(16 * layout.COUNTERS))
+        entry_table.write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
+        entry_table.write_bytes(table + layout.COUNTERS_AT, bytes(16 * layout.COUNTERS))
         while _learned:  # another thread may learn a class meanwhile
             with contextlib.suppress(KeyError):  # or forget the last one
                 _, place = _learned.popitem()
-                _write_bytes(place, bytes(layout.size(layout.CLASS)))
+                entry_table.write_bytes(place, bytes(layout.size(layout.CLASS)))
 
 
 def active() -> bool:
@@ -344,7 +365,7 @@ def active() -> bool:
 
 def counts() -> tuple[int, int]:
     """Return the number of prepared products in the table, and the number of its places."""
-    table, places = _table(), layout.SETS * layout.WAYS
+    table, places = entry_table.address(), layout.SETS * layout.WAYS
     used = (ctypes.c_uint64 * places).from_address(table + layout.HASHES_AT) if table else ()
     return sum(1 for word in used if word), places
 

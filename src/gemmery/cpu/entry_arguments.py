@@ -14,6 +14,9 @@ POSITIONS = {
     "matmul": (("a", "b", "out"), 2),
     "gemm": (("alpha", "a", "b", "beta", "old"), 3),
     "gemv": (("a", "b", "old"), 2),
+    "einsum": (("dtype", "a", "b"), 3),
+    "tensordot": (("a", "b", "dtype"), 2),
+    "vecdot": (("a", "b"), 2),
 }
 NAMES = {
     "matmul": {"out": "out", "bias": "bias", "activation": "activation", "dtype": "dtype", "threads": "threads"},
@@ -31,6 +34,8 @@ DEFAULTS = {
     "gemm": {"precision": "none"},
     "gemv": {"precision": "none"},
 }
+for _name in layout.CONTRACTION:  # with options they are Python's
+    NAMES[_name] = DEFAULTS[_name] = {}
 TENSOR = 2  # what `read` returns for a tensor
 _EXACT = 1 << 53  # integers up to this have a double
 
@@ -170,12 +175,15 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     a_ndim, b_ndim = fields.a_ndim, fields.b_ndim
     if builtin == "matmul":
         good.value = good.value & (a_ndim >= 1) & (b_ndim >= 1)
-    else:
+    elif builtin not in layout.CONTRACTION:
         shapes = (a_ndim >= 2) & (b_ndim >= 2) if builtin == "gemm" else a_ndim.equals(2) & b_ndim.equals(1)
         good.value = good.value & shapes
     _optional(f, head, table, slots.out, record, "out", good)
     if builtin == "matmul":
         _epilogue(f, head, table, slots, record, good)
+    elif builtin in layout.CONTRACTION:
+        fields.options = layout.CONTRACTION[builtin]
+        fields.dtype = f.select(is_null(f, slots.dtype), head.none, slots.dtype)
     else:
         _scalars(f, head, table, slots, record, good)
     with f.if_(_passed(f, head, slots.threads)):

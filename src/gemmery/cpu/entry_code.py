@@ -68,7 +68,7 @@ def _builtin(f: Function, name: str) -> None:
         f.if_(arguments.parse(f, head, name, slots)),
         f.if_(arguments.operands(f, head, name, table, slots, record)),
     ):
-        if name == "matmul":
+        if name == "matmul" or name in layout.CONTRACTION:
             answer.value = call(f, "ptr", "product", table, record)
         else:
             fields = Args(f, record, CALL)

@@ -236,7 +236,7 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
     with f.if_(number ^ True):
         step.value = f.select(f.load("i64", fields.bias_shape).equals(1), f.index(0), fields.bias_size)
     entry.job_bias_step = step.value
-    entry.kind, entry.c_descr, entry.c_tensor = layout.RUN, class_.c_descr, class_.c_tensor
+    entry.kind, entry.c_descr, entry.c_tensor, entry.c_fortran = layout.RUN, class_.c_descr, class_.c_tensor, 0
     entry.scalar, entry.runs, entry.transposed, entry.countdown = class_.scalar, 1, 0, 0
     _reach(f, entry, "a", fields.a_size, ((shape.m, shape.a_row), (shape.k, shape.a_col), (shape.batch, shape.a_batch)))
     _reach(f, entry, "b", fields.b_size, ((shape.k, shape.b_row), (shape.n, shape.b_col), (shape.batch, shape.b_batch)))

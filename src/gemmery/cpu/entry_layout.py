@@ -30,7 +30,7 @@ def at(fields: Fields, name: str) -> int:
 
 
 # Python's functions for the calls that the entry passes on, in the order of the builtins.
-BUILTINS = ("matmul", "gemm", "gemv")
+BUILTINS = ("matmul", "gemm", "gemv", "einsum", "tensordot", "vecdot")
 HEAD = pointers(
     "array_type", "none", "false", "float_type", "double_type", "single_type", "complex_type", "int_type",
     "error_state", "ignoring",
@@ -67,6 +67,8 @@ CALL = (
 )  # fmt: skip
 SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alone; the activation's number above them
 WIDENS, THREADS = 16, 32  # in options: the caller chose the type of the result, or the number of threads
+# In options: a contraction, by builtin. Its expression or axes, or None, take the place of dtype in a call and a key.
+CONTRACTION = {"einsum": 64, "tensordot": 128, "vecdot": 256}
 NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
 
 # What the parsers fill in: objects, NULL where the caller passed none.
@@ -82,6 +84,7 @@ _ENTRY = (
     *words("countdown"),  # products until Python makes a better entry, and 1; 0: it does not
     *pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
     *words("c_tensor"),  # not 0: the result is a tensor of PyTorch's element type of this number - 1
+    *words("c_fortran"),  # 1: the first dimension of a new array is innermost
     *words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
     *words(*(f"{name}_{end}" for name in ("a", "b", "c", "bias") for end in ("low", "high"))),  # reach in bytes
     *words("plain"),  # 1: one thread and no workspace, so the kernel is called directly
@@ -232,6 +235,7 @@ class Kind(NamedTuple):
     activation: str = ""
     dtype: object = None  # the object passed as dtype=, which identifies it; the table keeps it alive
     threads: int | None = None  # one of those that Python has as one object each, or None
+    contraction: str = ""  # the builtin; `dtype` is its expression or axes, or None
 
     def key(self) -> Key:
         """Return the key, as compiled code writes it."""
@@ -242,7 +246,10 @@ class Kind(NamedTuple):
         for array in (self.out, self.bias):
             if array is not None:
                 words += array.words()
-        if self.dtype is not None:
+        if self.contraction:
+            words[0] |= CONTRACTION[self.contraction] << 32
+            words.append(id(self.dtype))
+        elif self.dtype is not None:
             words[0] |= WIDENS << 32
             words.append(id(self.dtype))
         if self.threads is not None:

@@ -42,8 +42,8 @@ def define_product(module: Module) -> None:
                 place, start = f.buffer(layout.ENTRY_BYTES), at(ENTRY, "kind")
                 copy_words(f, entry + start, place + start, (size(ENTRY) - start) // 8)
                 answer.value = call(f, "ptr", "prepared", table, record, place)
-        with f.else_():
-            fields = Args(f, record, CALL)
+        fields = Args(f, record, CALL)
+        with f.else_(), f.if_(fields.options < min(layout.CONTRACTION.values())):
             pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(layout.CONVERTED))
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "converted", table, record, pair)
@@ -98,7 +98,7 @@ def define_prepared(module: Module) -> None:
 def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
     """Make an array for the result. Where NumPy cannot, the call is Python's: it tries again and says why."""
     f.call_address(head.incref, entry.c_descr)  # new_array takes over a reference
-    null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
+    null, flags = Value(f, "ptr", "null"), f.convert("trunc", entry.c_fortran, "i32")
     ndim = f.convert("trunc", entry.c_ndim, "i32")
     shape = f["place"] + at(ENTRY, "c_shape_0")
     array = f.result_of(head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null)
@@ -112,7 +112,8 @@ def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good
 def _allocate_tensor(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
     """Make a tensor for the result; Python raises the error where there is no memory."""
     shape, memory = f["place"] + at(ENTRY, "c_shape_0"), f.buffer(8, 8)
-    tensor = call(f, "ptr", "new_tensor", head.tensors, entry.c_tensor - 1, entry.c_ndim, shape, memory)
+    code, fortran = entry.c_tensor - 1, entry.c_fortran
+    tensor = call(f, "ptr", "new_tensor", head.tensors, code, entry.c_ndim, shape, fortran, memory)
     answer.value, good.value = tensor, is_null(f, tensor) ^ True
     with f.if_(good.value):
         data.value = f.load("ptr", memory)

@@ -19,7 +19,7 @@ IS_TENSOR = 1 << 32  # in the flags of an operand, above those of NumPy
 _MOST_DIMENSIONS = 8  # of a new tensor
 _LARGE = 1 << 30  # bytes from which Python allocates, because the shim writes a failure to stderr
 
-_NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("ptr", "data"))
+_NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("i64", "fortran"), ("ptr", "data"))
 
 
 def define(module: Module) -> None:
@@ -95,12 +95,15 @@ def _recorded(f: Function, torch: Args) -> Value:
 
 
 def _new(f: Function, torch: Args) -> None:
-    """Return a new contiguous tensor and store where its memory is, or NULL and no exception: Python then tries."""
+    """Return a new tensor and store where its memory is, or NULL and no exception: Python then tries.
+
+    It is contiguous, in the order of Fortran if asked for.
+    """
     shape, ndim = f["shape"], f["ndim"]
     strides, handle, tensor = f.buffer(8 * _MOST_DIMENSIONS, 8), f.buffer(8, 8), f.var(Value(f, "ptr", "null"))
     step = f.var(f.index(1))
     with f.loop(0, ndim) as i:
-        axis = (ndim - 1 - i) * 8
+        axis = f.select(f["fortran"].equals(0), ndim - 1 - i, i) * 8
         f.store(step.value, strides + axis)
         step.value = step.value * f.load("i64", shape + axis)
     code_at = f["facts"] + f["code"] * 16 + CODES_AT
@@ -132,7 +135,8 @@ def _copy(f: Function, source: Args) -> None:
     copy, data = f.var(Value(f, "ptr", "null")), f.buffer(8, 8)
     size = call(f, "i64", "contiguous", f["record"])
     with f.if_(size.differs(0)):
-        copy.value = call(f, "ptr", "new_tensor", f["facts"], source.element * -1 - 1, source.ndim, source.shape, data)
+        code, in_order = source.element * -1 - 1, f.index(0)
+        copy.value = call(f, "ptr", "new_tensor", f["facts"], code, source.ndim, source.shape, in_order, data)
         with f.if_(is_null(f, copy.value) ^ True):
             _move(f, source.data, f.load("ptr", data), size)
     f.ret(copy.value)

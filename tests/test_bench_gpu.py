@@ -335,7 +335,7 @@ def test_pytorch_multiplies_factors_and_groups(monkeypatch, work, names):
     scales = factors(work) if work.scales else ()
     ends = offsets(work) if work.groups else None
     resident = SimpleNamespace(work=work, tensors=[matrices], scales=scales, offsets=ends)
-    ways = cublas._grouped_ways(resident) if work.groups else cublas._eight_bit_ways(resident, fast=True)
+    ways = cublas.grouped_ways(resident) if work.groups else cublas._eight_bit_ways(resident, fast=True)
     assert list(ways) == names
     bound = (lambda k: 2.0**8 * k) if work.dtype == "e4m3" else float
     three = [x if x.ndim == 3 else x[None] for x in host]

@@ -47,7 +47,7 @@ FEWEST_ROWS = 5
 _DIRECT_FEWEST = 0.25
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
-# streamed, 98 packed; see docs/findings.md.
+# streamed, 98 packed; see docs/findings/few_rows_on_a_cpu.md.
 STREAMED_ROWS = 160
 LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.

@@ -119,7 +119,7 @@ class Writer:
             "guides": [page for page in documents if page.startswith("guides/")],
             "reference": api,
             "explanation": [*EXPLANATION, *(page for page in documents if page not in LISTED and "/" not in page)],
-            "project": [*PROJECT, {self.titles["decisions"]: [p for p in documents if p.startswith("decisions/")]}],
+            "project": [*PROJECT, *({self.titles[name]: _folder(name, documents)} for name in FOLDERS)],
         }
         return [
             {self.titles["home"]: "index.md"},
@@ -199,6 +199,13 @@ class Writer:
         path.write_text(text, encoding="utf-8")
 
 
+def _folder(name: str, documents: Sequence[str]) -> list[str]:
+    """The pages of a folder of documents, its index first."""
+    return sorted(
+        (page for page in documents if page.startswith(f"{name}/")), key=lambda page: "/documents." not in page
+    )
+
+
 @cache
 def _chapter(root: Path, name: str, pictures: bool) -> Chapter:
     """The chapter of a rung, which every language shows."""
@@ -215,7 +222,6 @@ EXPLANATION = ("measuring.md", "promises.md", "gpu.md", "hopper.md", "emulator.m
 PROJECT: Sequence[str] = (
     "documents.md",
     "design.md",
-    "findings.md",
     "results.md",
     "ladder.md",
     "ladder_gpu.md",
@@ -223,6 +229,7 @@ PROJECT: Sequence[str] = (
     "repository/benchmarks.md",
     "repository/changelog.md",
 )
+FOLDERS = "findings", "decisions"
 LISTED = {"index.md", *EXPLANATION, *PROJECT}
 
 

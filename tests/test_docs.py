@@ -167,7 +167,8 @@ def test_no_value_begins_a_line(name):
 def test_every_document_is_in_the_index():
     text = (ROOT / "docs" / "README.md").read_text()
     listed = {name.removeprefix("docs/") for name in DOCUMENTS if name.startswith("docs/")}
-    single = {name for name in listed if not name.startswith("decisions/")} - {"README.md"}
+    pages = {name for name in listed if name.startswith(("decisions/", "findings/"))}  # findings/README.md has its own
+    single = listed - pages - {"README.md"} | {"findings/README.md"}
     assert [name for name in sorted(single) if f"]({name})" not in text] == []
 
 
@@ -187,22 +188,56 @@ def test_what_is_generated_is_up_to_date():
     assert stale == [], "run `make docs`"
 
 
-MEASURED = r"[\d.,]*\d\s?(?:[GT]FLOP/s|[GT]op/s|[GT]B/s|ns|[uµm]s|%|×|x\b(?!\d| \d))"
+UNITS = r"[GT]FLOP/s|[GT]op/s|[GT]B/s|ns|[uµm]s|%|×|x\b(?!\d| \d)| times as (?:fast|long|slow)| of cuBLAS"
+MEASURED = rf"[\d.,]*\d\s?(?:{UNITS})"
+RECORDED = r"benchmarks/(?:results|tuning|nsight)/[\w.-]+\w|(?:benchmarks|examples)/\w+\.py"  # records, or a script
+NAMED = rf"<!-- record -->|`gemmery\s[a-z]+|`[^`]*(?:{RECORDED})"
+
+
+def blocks(text: str) -> list[str]:
+    """Return the paragraphs, list items and tables of a document; a table has the paragraph or item in front of it.
+
+    A measured value between markers is `<!-- record -->`; other generated text is left out.
+    """
+    from site_pages.documents import MARKER
+
+    own = MARKER.sub(lambda marked: "<!-- record -->" if marked[1] == "value" else "", text)
+    parts = re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", own)
+    before = ["", *parts]
+    return [f"{before[i]}\n{part}" if part.startswith("|") else part for i, part in enumerate(parts)]
 
 
 def typed_figures(text: str) -> list[str]:
-    """Return figures of speed outside the markers: numbers with such a unit, and table cells that are numbers."""
-    from site_pages.documents import MARKER
+    """Return figures of speed: numbers with such a unit, and table cells that are numbers."""
+    cells = [cell.strip() for line in text.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
+    return re.findall(MEASURED, text) + [cell for cell in cells if re.fullmatch(r"[*~]*[\d.,]+\D{0,12}", cell)]
 
-    own = MARKER.sub("", text)
-    cells = [cell.strip() for line in own.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
-    return re.findall(MEASURED, own) + [cell for cell in cells if re.fullmatch(r"[*~]*[\d.,]+\D{0,12}", cell)]
+
+def figures_without_source(text: str) -> list[str]:
+    """Return figures of speed whose paragraph, list item or table names no record and no command that repeats them."""
+    return [figure for block in blocks(text) if not re.search(NAMED, block) for figure in typed_figures(block)]
+
+
+def unknown_sources(text: str) -> list[str]:
+    """Return the records, scripts and suites in a document that do not exist."""
+    from gemmery.bench import suite
+
+    spans, known = code(text), suite.names()
+    files = [file for span in spans for file in re.findall(RECORDED, span)]
+    lists = [names for span in spans for names in re.findall(r"gemmery bench((?: [a-z]\w*(?![\w.]))+)", span)]
+    missing = [name for names in lists for name in names.split() if name not in known]
+    return [file for file in files if not (ROOT / file).is_file()] + missing
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("docs/", "README"))])
-def test_no_figure_of_speed_is_typed(name):
+def test_typed_figures_of_speed_name_their_source(name):
     if name not in PLANS:
-        assert typed_figures((ROOT / name).read_text()) == []
+        assert figures_without_source((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_records_and_suites_exist(name):
+    assert unknown_sources((ROOT / name).read_text()) == []
 
 
 def test_the_design_names_every_file():
@@ -222,8 +257,23 @@ def test_a_broken_document_is_caught():
     assert unknown_commands(text) == ["gemmery ladder --colour", "gemmery frobnicate"]
 
 
-def test_a_typed_figure_is_caught():
+def test_a_typed_figure_without_source_is_caught():
     text = "it runs at 12.5 GFLOP/s, 3x faster, 97 % of the peak\n\n| n | a |\n| --- | --- |\n| 64 | **1.5×** |\n"
     assert typed_figures(text) == ["12.5 GFLOP/s", "3x", "97 %", "1.5×", "64", "**1.5×**"]
+    assert figures_without_source(text) == ["12.5 GFLOP/s", "3x", "97 %", *typed_figures(text)]
     inside = "<!-- table: skinny -->\n| 64 | 1.5× |\n<!-- end -->\ngains <!-- value: skinny rate -->2.5×<!-- end -->"
-    assert typed_figures(f"{inside}\na 4x4 product of 4 x 4, float32, 16 rows, 4 KiB, Python 3.11") == []
+    assert figures_without_source(f"{inside}\na 4x4 product of 4 x 4, float32, 16 rows, 4 KiB, Python 3.11") == []
+
+
+def test_a_typed_figure_is_welcome_with_its_source():
+    record = "`benchmarks/results/nvidia-h200.jsonl`"
+    assert figures_without_source(f"- it takes 3 µs (`gemmery bench skinny`)\n- and 4 % ({record})") == []
+    assert figures_without_source(f"so fast ({record}):\n\n| n | a |\n| --- | --- |\n| 64 | 3 ms |\n") == []
+    assert figures_without_source(f"- it takes 3 µs\n- and 4 % ({record})\n\n2 ms, 0.98 of cuBLAS") == [
+        "3 µs",
+        "2 ms",
+        "0.98 of cuBLAS",
+    ]
+    assert unknown_sources(f"{record} `gemmery bench skinny mine.toml gemv`, `benchmarks/tune_wgmma.py`") == []
+    wrong = "`gemmery bench skinny nosuch --seconds 1`, `benchmarks/tuning/none.jsonl`, `python benchmarks/none.py`"
+    assert unknown_sources(wrong) == ["benchmarks/tuning/none.jsonl", "benchmarks/none.py", "nosuch"]

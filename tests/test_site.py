@@ -156,7 +156,7 @@ def test_every_page_of_the_reference_has_a_title_and_every_title_a_page(language
     import gemmery
 
     titles = write.Writer(ROOT, tmp_path, language, pictures=False).titles
-    sections = {"home", "tutorial", "guides", "reference", "explanation", "project", "decisions"}
+    sections = {"home", "tutorial", "guides", "reference", "explanation", "project", "findings", "decisions"}
     assert titles.keys() - sections == reference.pages(gemmery._HOMES, ROOT).keys()
 
 

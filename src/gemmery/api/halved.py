@@ -1,7 +1,7 @@
 """Products of a matrix with its own transpose on a device: half of C is computed, and mirrored.
 
-C is halved again and again: the lower left quarter is one product, the two quarters on the diagonal are halved in the
-same way, as one batch, down to squares on the diagonal, which are computed whole. All are products of parts of A and of
+C is halved again and again: the lower left part is one product, the two parts on the diagonal are halved in the same
+way, as one batch, down to squares on the diagonal, which are computed whole. All are products of parts of A and of
 B for the kernel that multiplies the whole. What remains of n below them is a product of few rows.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemmery.dispatch import Plan
 
 # From so many rows and so deep a k on, the launches that make up half of a product take less time than one of all: at
-# 4096 three rounds of 132 tiles take the place of four, and the mirror image one tenth of a round.
+# 4096 three rounds of 132 tiles take the place of four, and the mirror image 0.1 of a round.
 LEAST, DEEP = 4096, 512
 SMALLEST = 1024  # least side of the squares on the diagonal: eight of them fill a card of 132 multiprocessors twice
 UNIT = 256  # of which their side is a multiple: whole tiles, and addresses as aligned as A's

@@ -1,6 +1,6 @@
 """The load of other processes during a measurement.
 
-A kernel looks slow in some rounds and not in others if another process uses its core a third of the time. The load
+A kernel looks slow in some rounds and not in others if another process uses its core 1/3 of the time. The load
 average of `uptime` shows that too late, as it is a mean over a minute, and includes the measurement itself. This file
 reads the busy time of each core and subtracts the time of this process and its rivals.
 """
@@ -20,7 +20,7 @@ _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, and steal: taken
 
 
 def limit(cores: int) -> float:
-    """Return the load from which figures are unreliable: LIMIT, or a fiftieth of many cores.
+    """Return the load from which figures are unreliable: LIMIT, or 2 % of many cores.
 
     >>> limit(2), limit(128)
     (0.3, 2.56)

@@ -1,6 +1,6 @@
 """The short path of `matmul(a, b)` and `matmul(a, b, out)` of matrices: the same table, without a record of the call.
 
-It saves a quarter of the time of an 8 x 8 product (0.13 -> 0.10 us). Whatever it does not take, goes the general way,
+It saves 0.03 us of an 8 x 8 product (0.13 -> 0.10 us). Whatever it does not take, goes the general way,
 whose look-up is here too: the key of a call, and the entry of the table that has it.
 """
 

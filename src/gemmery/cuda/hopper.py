@@ -81,9 +81,10 @@ SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 FEW, FEW_COLUMNS = 8, 32  # rows of C that are a size class of their own, and columns of their tiles by the model
 FEW_DEPTH = 4096  # k from which so many rows are known to gain from tiles of their own
-# Where rows straddle, 256 by 192 that share A are the fastest for some sizes, by up to a quarter. In more rounds they
-# vary: at n = 4040 they take a quarter longer than 128 by 256, at 5400 a third longer than 256 by 160. Other tiles
-# for such rows, most of them in clusters of 8, were timed in few rounds alone.
+# Where rows straddle, 256 by 192 that share A are the fastest for some sizes. In more rounds they vary: at n = 4040
+# they take 225 us where 128 by 256 takes 184, at 5400 583 us where 256 by 160 takes 431 (H100,
+# benchmarks/tuning/straddling-nvidia-h100.jsonl). Other tiles for such rows, most of them in clusters of 8, were timed
+# in few rounds alone.
 STRADDLING_ROUNDS, CLUSTER_ROUNDS = 2, 4
 # A copy takes five times as long for a row beyond the edge as for one of the matrix. With pairs of 64 rows that do not
 # overlap, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116 22.0; with 128 by 32, 21.2, 22.4, 22.8. Smaller
@@ -157,7 +158,7 @@ def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
 def measured(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int] | None:
     """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
 
-    Products are as large as each other if they have as many tiles, and k within an eighth of an octave; rows that
+    Products are as large as each other if they have as many tiles, and k within 1/8 of an octave; rows that
     straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
     """
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
@@ -224,7 +225,7 @@ def modelled(problem: Problem, device: Device, split: bool = True, swapped: bool
 def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
     """Return True if the model knows where a tile is fast.
 
-    Where rows straddle, 64 by 64 was faster than 64 by 32 at each of 48 sizes: at n = 600 it takes a quarter less.
+    Where rows straddle, 64 by 64 was faster than 64 by 32 at each of 48 sizes: at n = 600 5.1 us, not 8.0 (H100).
     """
     if tile.known == "straddle":
         tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
@@ -293,7 +294,7 @@ def begins_at_once(problem: Problem, device: Device) -> bool:
     """Return True if the next launch may begin at once after a brief product where memory is fast, whatever the tile.
 
     Large tiles gain if it begins late (see lets_next_begin in wgmma_specialized.cu), brief products lose: on an H200
-    n = 1024 takes a fifteenth longer, and 2048 in int8 a twentieth. On an H100 n = 1024 gains a hundredth.
+    n = 1024 takes 5.87 us where it took 5.35, and 2048 in int8 15.8 where it took 14.9. On an H100 n = 1024 gains.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> squares = [Problem(n, n, n, "bf16", "bf16", b_layout="col") for n in (1024, 2048)]

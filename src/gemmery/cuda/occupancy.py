@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gemmery.cuda.device import WARP, Device
 
 REGISTER_UNIT = 256  # registers are allocated to a warp in this unit
-PARTITIONS = 4  # of a multiprocessor, each with a quarter of its registers and warps
+PARTITIONS = 4  # of a multiprocessor, each with 1/4 of its registers and warps
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,13 @@ _DIRECT_MANY = 1.0
 # Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
 # 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
 _DIRECT_MANY_INTEL = 0.375
-# Up to so many rows a tile has too few multiply-adds to hide that: from a quarter of L2 on, streams are as fast where B
+# Up to so many rows a tile has too few multiply-adds to hide that: from 1/4 of L2 on, streams are as fast where B
 # is in a cache (4 x 512 x 512, f32, Zen 5: 160 GFLOP/s, direct 136), and twice as fast where it is not (21 against 14).
 FEWEST_ROWS = 5
 _DIRECT_FEWEST = 0.25
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
-# streamed, 98 packed; see docs/findings.md.
+# streamed, 98 packed; see docs/findings/few_rows_on_a_cpu.md.
 STREAMED_ROWS = 160
 LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.

@@ -26,7 +26,7 @@ from gemmery.emulator.steps import LaneStep, Lowering, Read, Step, viewed
 
 OnRegisters = Callable[[list[Any]], None]  # a function of the registers
 
-# Python's operators do the same to two operands of one type; to numbers in a fifth of the time.
+# Python's operators do the same to two operands of one type; to numbers several times as fast.
 OPERATORS: Mapping[Any, Callable[..., Any]] = {
     np.add: operator.add,
     np.subtract: operator.sub,

@@ -254,7 +254,7 @@ def added(before: Array, a: Array, b: Array, rule: SumRule) -> Array:
 
     >>> ones, start = np.ones((1, 1, 16), np.float32), np.full((1, 1, 1), 2.0**25, np.float32)
     >>> rule = SumRule(16, NORMAL["f16"], NORMAL["f16"])
-    >>> float(added(start, ones, ones / 4, rule)[0, 0, 0] - 2.0**25)  # each of the quarters is cut off
+    >>> float(added(start, ones, ones / 4, rule)[0, 0, 0] - 2.0**25)  # each 1/4 is cut off
     0.0
     """
     for k in range(0, a.shape[2], rule.depth):

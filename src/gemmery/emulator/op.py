@@ -89,7 +89,7 @@ def warps_in(mask: Flags) -> int:
 
 
 def lowest(values: NDArray[Any]) -> int:
-    """The least of some values; for few, argmin takes a quarter of the time of min."""
+    """The least of some values; for few, argmin is faster than min."""
     return int(values[values.argmin()])
 
 

@@ -68,7 +68,7 @@ class EmulatedRun:
 
     kernel: str
     launch: LaunchConfig
-    counted: Callable[[bool], Counts]  # merged or not; when first read, for it takes a tenth of a small run's time
+    counted: Callable[[bool], Counts]  # merged or not; when first read, for it takes part of a small run's time
     findings: tuple[Finding, ...] = ()
     merging: bool = True
     left_out: tuple[str, ...] = ()  # of the source, because the kernel does not need it: "main() (line 40)"

@@ -26,7 +26,7 @@ from gemmery.problem import Config
 
 BATCHED = 16  # side of the products of a batch
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
-THREADED_SHARE = 4.0  # the same if each turn begins with a quarter of a second of rest
+THREADED_SHARE = 4.0  # the same if each turn begins with 0.25 s of rest
 
 
 class CpuStage:

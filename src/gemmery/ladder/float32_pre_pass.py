@@ -15,7 +15,7 @@ PARTS = 3  # for which the workspace has room
 INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
 KEPT_PARTS = 5  # of an operand that was split before: two and three
 # Rows of more k than this have blocks of their own; blocks take several of the others. On an H200 a block for each row
-# takes a twentieth longer at n = 2048 and a tenth less at 4096.
+# takes longer at n = 2048; at 4096 it reaches 0.91 of a copy's rate, not 0.82 (benchmarks/float32_pre_pass.py).
 _SHORT = 2048
 _IN_REGISTERS = ((1024, 1, 4), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8))  # longest row, warps, eights of a thread
 
@@ -31,8 +31,8 @@ class Slab(NamedTuple):
 
 SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
 # Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip and k of a
-# tile. From a tile that is measured to one that is split there is a fifth of what the L2 cache holds: 320 tiles on an
-# H100, 384 on an H200. With 300 an H200 takes up to a twenty-fourth longer, with 500 a hundredth.
+# tile. From a tile that is measured to one that is split there is 1/5 of what the L2 cache holds: 320 tiles on an
+# H100, 384 on an H200. With 300, 400 and 500 an H200 reaches 0.78, 0.82 and 0.81 of a copy's rate at n = 16384.
 _SLABS_TO = 1024
 _STRIP, _STRIP_DEEP = 64, 128
 _LAG = 5 * 4 * _STRIP * _STRIP_DEEP  # bytes of L2 for each of these tiles

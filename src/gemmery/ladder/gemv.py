@@ -19,7 +19,7 @@ _MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 _MOST_SPLIT = 64  # blocks that share k
 _BLOCKS = 128  # enough to keep a large device busy
 _LINE = 128  # bytes of memory requested together
-# Blocks of 512 threads with all of k from which an H200 runs some multiprocessors a third longer than others: half as
+# Blocks of 512 threads with all of k from which an H200 runs some multiprocessors longer than others: half as
 # many, for twice the columns and half of k each, take 0.74 of the time at 32000 x 4096, but 1.06 at 17000 x 3000.
 _UNEVEN = 300
 

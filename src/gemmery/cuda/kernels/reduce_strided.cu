@@ -1,6 +1,6 @@
 // Effect: partners are half of the remaining range apart, so whole warps retire at every level.
 // Parent: reduce_adjacent. The same number of additions, by the first threads of the block instead of every second one:
-// a quarter of the warps work. Measured on an H200: hardly faster, since the barrier is the cost of a level.
+// 1/4 of the warps work. Measured on an H200: hardly faster, since the barrier is the cost of a level.
 template <int BLOCK>
 __global__ void reduce_strided(const float* x, float* y, int n) {
   __shared__ float sums[BLOCK];

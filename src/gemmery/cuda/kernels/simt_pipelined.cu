@@ -4,7 +4,7 @@
 // Parent: simt_warptile, where a block waits for memory, then for its own threads, at every tile.
 // Measured on an H200 at n = 4096: in f32 faster by cp.async than through registers, and faster still with 16 x 8 sums
 // per thread instead of 8 x 8: then it is close to cuBLAS, and 2048 of the loop's 2233 instructions are multiply-adds.
-// In f64, 512 of 627, it stays more than a quarter below the peak.
+// In f64, 512 of 627, it does not come as close to its peak.
 #include "simt_warptile.cu"
 
 template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS>

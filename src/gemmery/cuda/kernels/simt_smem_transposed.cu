@@ -3,8 +3,8 @@
 // Parent: simt_smem. Rows of a tile are 32 banks apart, so lanes would use the same four banks; the chunks of each row
 // are therefore stored in a different order (SWIZZLE), and no two threads of a warp use one bank.
 // Measured on an H200, n = 1024: in f32 shared loads take 33,554,432 wavefronts, one per multiply-add of a warp, and
-// 50.4 million in the parent; in f64 without SWIZZLE four times as many as with it. The time falls by less than a
-// fifth, because the loop has as many instructions per multiply-add as the parent's.
+// 50.4 million in the parent; in f64 without SWIZZLE four times as many as with it. The time falls by
+// less, because the loop has as many instructions per multiply-add as the parent's.
 #include "epilogue.cuh"
 #include "load.cuh"
 

@@ -1,5 +1,5 @@
 // Idea: sums in two numbers each. What an addition rounds off is known exactly, and is summed beside it: the error no
-// longer grows with k, only with the DEPTH of k that tensor cores sum. That takes a third as many registers again, so
+// longer grows with k, only with the DEPTH of k that tensor cores sum. That takes 1/3 as many registers again, so
 // the tile has 96 columns; and it takes time, so one warpgroup multiplies while the other adds.
 // Parent: split_bf16x6, whose sums round once for every 64 of k.
 // Measured on an H200: 88 TFLOP/s at n = 4096 and 94 at 8192, 1.7 and 1.9 times cuBLAS in float32.

@@ -1,7 +1,7 @@
 // Idea: where sides are adjacent and not k, the largest element of a side is known after all of k was read, and whole
 // lines hold elements of many sides. So some blocks measure tiles, and others split those that were measured a while
 // ago: what is read twice is in L2 the second time. Blocks start in the order of their numbers, and wait for lower ones
-// alone. They ask for a tile before they wait: only its scales depend on other blocks. L2 is nine tenths busy, so whole
+// alone. They ask for a tile before they wait: only its scales depend on other blocks. L2 is the busiest, so whole
 // lines are read, and a tile is turned in shared memory. That costs less than a cluster that holds all k of 64 bytes of
 // each line, and waits for it.
 // Parent: split_slabs of split_parts.cu, in clusters, which stays for 1024 of k and less.

@@ -70,8 +70,8 @@ template <class Out> __device__ __forceinline__ float log2_erfc(float x, Out) {
   y = __fmaf_rn(y, x, -1.83712304f);
   return x * __fmaf_rn(y, x, -2.30217338f);
 }
-// For results of bf16, a polynomial in 4 instructions in place of 5: within 2^-11 of gelu, an eighth of a rounding, and
-// 4 u of its argument, with an eighth of that left. It falls, too, and is minus infinity at infinity.
+// For results of bf16, a polynomial in 4 instructions in place of 5: within 2^-11 of gelu, 1/8 of a rounding, and
+// 4 u of its argument, with 1/8 of that left. It falls, too, and is minus infinity at infinity.
 __device__ __forceinline__ float log2_erfc(float x, bf16) {
   float y = __fmaf_rn(-0.12814965f, x, 1.16382618f), z = __fmaf_rn(y, x, 5.81638208f);
   return __fmaf_rn(y, __fmaf_rn(z, z, 106.987606f), -163.888114f);
@@ -317,7 +317,7 @@ template <class P> struct Staging {
     }
   }
 
-  // Of 32 bits: 4 lanes have 8 elements of a row, 32 bytes. Odd rows store another quarter of the piece at a time than
+  // Of 32 bits: 4 lanes have 8 elements of a row, 32 bytes. Odd rows store other columns of the piece at a time than
   // even ones, so that the 4 rows that are served together lie in different banks.
   template <class X> __device__ __forceinline__ void stage_wide(const X (&part)[P::EACH]) const {
     const int lane = threadIdx.x % 32;

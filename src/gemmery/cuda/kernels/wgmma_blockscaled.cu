@@ -14,7 +14,7 @@ struct Factors { float upper, lower, block; };
 __device__ const float ONE = 1;  // the factor of products without any
 
 // Where the factors of a tile are. The four threads of two rows read those of four parts of k, one part each, and pass
-// them on: each reading all of them took an eighth of the cycles in which shared memory serves wgmma and copies.
+// them on: each reading all of them took 136 cycles beside the 640 in which shared memory serves wgmma and copies.
 struct BlockScales {
   const float *upper = &ONE, *lower = &ONE, *block = &ONE;
   long long a_step = 0, b_step = 0;

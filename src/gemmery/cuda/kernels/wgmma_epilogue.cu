@@ -32,7 +32,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED) && !Tiles::SWAPPED;  // SWAPPED: a bias of rows
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
   static_assert(Tiles::WN % 16 == 0 || !NEAR, "fours of 16 columns");
-  // For gelu, an eighth of it is loaded while the last products run, so that work is at hand when they end: with that
+  // For gelu, 1/8 of it is loaded while the last products run, so that work is at hand when they end: with that
   // and fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
   constexpr bool LOADED = NEAR && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
   // The largest sums leave no registers for it, nor for fours: with these NVRTC 13.0 spills some.
@@ -101,7 +101,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
         }
         consumer.next_stage();
       }
-      // After the steps that store pieces: in the last of them, it takes up to a three-hundredth of n = 8192.
+      // After the steps that store pieces: in the last of them, n = 8192 took longer.
       if (NEAR && steps - brief == P::STEPS) bring();
       auto multiply_rest = [&](auto columns) {
         constexpr int COLUMNS = decltype(columns)::value;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       at = place();
     }
     if constexpr (NEAR) {
-      if constexpr (!HALVED<EPILOGUE>) wait_for_bias();  // earlier, it would take a four-hundredth of n = 8192
+      if constexpr (!HALVED<EPILOGUE>) wait_for_bias();  // earlier, n = 8192 would take longer
       if (!biases_columns<P::GROUPED>(p)) {
 #pragma unroll
         for (int block = 0; block < Tiles::BLOCKS; ++block) {

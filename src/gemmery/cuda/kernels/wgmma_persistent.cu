@@ -12,7 +12,7 @@
 // has the same columns of the next band; unless rows of C begin at sectors of 32 bytes, and tiles would not.
 //
 // The last tiles may OVERLAP those above them, whose rows they leave to these: a copy takes five times as long for a
-// row beyond the edge as for one of the matrix. 136 rows by 4096 squared take a third less, 520 and 1032 a quarter.
+// row beyond the edge as for one of the matrix. 264 rows by 4096 squared take 19.7 us, not 36.3 (H100).
 template <class Tiles, bool OVERLAP = false> struct Bands {
   static constexpr bool GROUPED = false, LAST = true;  // LAST: a block has no tiles but these
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;

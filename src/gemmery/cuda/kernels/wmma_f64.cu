@@ -3,7 +3,7 @@
 // fragments, at the end of a tile those of the next tile, are read while the current ones are multiplied.
 // Parent: simt_smem, where a thread reads two elements of a tile for every multiply-add.
 // Measured on an H200: half of cuBLAS's speed, because this instruction has half the rate of larger ones on sm_90.
-// Without reading ahead into the next tile it is a tenth slower.
+// Without reading ahead into the next tile it is slower.
 #include "wmma.cuh"
 
 // The only shape in f64.

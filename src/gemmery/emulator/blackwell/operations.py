@@ -179,7 +179,7 @@ class TensorShape:
 
     @property
     def halves(self) -> Indices:
-        """The halves of quarters of the lanes that hold sums, relative to the address."""
+        """The groups of 16 lanes that hold sums, relative to the address."""
         return np.arange(0, 8, 2) if self.m == 64 else np.arange(8)
 
     @property

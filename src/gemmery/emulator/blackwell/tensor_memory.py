@@ -16,9 +16,9 @@ from gemmery.dtypes import Array
 from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery.emulator.op import Flags, Indices
 
-LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches a quarter of the lanes
+LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches 1/4 of the lanes
 COUNTS = (32, 64, 128, 256, 512)  # columns that can be allocated
-HALF = 16  # lanes: accesses are followed by halves of quarters
+HALF = 16  # lanes: accesses are followed by groups of so many
 FREE = -1
 LANE_AT = 16  # an address: the lane above its column
 UNWRITTEN = 0xFFFFFFFF  # a NaN
@@ -223,13 +223,13 @@ class TensorMemory:
                 return
 
     def report(self, index: int, threads: Indices, places: Indices, what: str) -> None:
-        """Tell the observers of accesses to columns, by halves of quarters of the lanes: (threads, places)."""
+        """Tell the observers of accesses to columns, by groups of HALF lanes: (threads, places)."""
         for observer in self._machine.observers if len(threads) else ():
             observer.tensor(self._machine, index, threads, places * 4, what)
 
 
 def columns_of(first: Indices, halves: Array, count: int) -> Indices:
-    """The places of columns from the first on, in these halves of quarters: (blocks, halves * count)."""
+    """The places of columns from the first on, in these groups of lanes: (blocks, halves * count)."""
     pattern = (halves[:, None] * COLUMNS + np.arange(count)).ravel()
     places: Indices = first[:, None] + pattern
     return places

@@ -31,7 +31,7 @@ SHARED = {
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
 }
-FEW = 1 << 11  # threads of a chunk whose accesses are counted together, up to this many lanes: a tenth of the time
+FEW = 1 << 11  # threads of a chunk whose accesses are counted together, up to this many lanes, which is faster
 TOGETHER = 1 << 12
 PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 

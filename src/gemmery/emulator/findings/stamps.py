@@ -55,7 +55,7 @@ class Stamps:
         self._searches, self._packed_in = 0, np.zeros(rows, np.int32)
         self._patterns = np.zeros((16, self._row), np.int64)
         self._numbers: dict[int, int] = {}  # of patterns, by hash
-        self._most = max(rows >> 6, 8)  # patterns: they take a 64th of what they may save
+        self._most = max(rows >> 6, 8)  # patterns: they take 1/64 of what they may save
         self._since, self._interval = 0, LEAST  # places in use since the last search, and how many until the next
         self._unpacked = 0  # rows of those that the last search packed
 

@@ -1,0 +1,105 @@
+"""Findings are pages with a command each and an index, and shares are numbers: "3 %" and not "a thirtieth"."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from test_docs import DOCUMENTS, PLANS, ROOT, code
+
+PAGES = [name for name in DOCUMENTS if name.startswith("docs/findings/")]
+SINGLE = [name for name in PAGES if not name.endswith("/README.md")]
+SOURCES = sorted(path for end in ("py", "cu", "cuh") for path in (ROOT / "src").rglob(f"*.{end}"))
+
+TENS = "twent|thirt|fort|fift|sixt|sevent|eight|ninet"
+PART = (
+    r"(?:(?:[a-z]+-)*(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
+    r"|(?:thir|four|fif|six|seven|eigh|nine)teenth|(?:TENS)ieth|hundredth|thousandth|millionth)|\d+(?:st|nd|rd|th))"
+).replace("TENS", TENS)
+# What follows "a third" if it is a share; a noun follows it if it is the one after the second.
+AFTER = (
+    r"(?=\s+(?:of|off|more|less|longer|shorter|slower|faster|quicker|sooner|later|larger|smaller|higher|lower|above|below"
+    r"|as|to|than|too|for|with|without|in|at|on|and|or|from|by|while|where|when|if|took|went|goes|was|is)\b"
+    r"|\s*[.,;:()*]|\s*$)"
+)
+HALVES = rf"\bhalf\s+(?:as|of\s+an?)\s+(?:long|fast|{PART})\b"
+SHARES = rf"\b(?:an?|one|another)[\s-]+(?:quarter\b|{PART}{AFTER})|\b{PART}s\b|{HALVES}"
+
+
+def shares_in_words(text: str) -> list[str]:
+    """Return shares such as "a third of", "two fifths" and "a 340th"; a third operand is none."""
+    return [" ".join(share.split()) for share in re.findall(SHARES, text, re.IGNORECASE)]
+
+
+def remarks(path: Path) -> str:
+    """Return the comments of a source file, and its docstrings; adjacent lines of comments are one text."""
+    source = path.read_text()
+    if path.suffix != ".py":
+        return "\n\n".join(re.sub(r"\s*//", " ", lines) for lines in re.findall(r"//[^\n]*(?:\n\s*//[^\n]*)*", source))
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    rows = {token.start[0]: token.string.lstrip("# ") for token in comments}
+    lines = [("" if row - 1 in rows else "\n\n") + rows[row] for row in sorted(rows)]
+    return "\n\n".join([*texts, " ".join(lines)])
+
+
+def typed(name: str) -> str:
+    """Return a document without the text between markers, which comes from records and from the rungs' rows."""
+    from site_pages.documents import MARKER
+
+    return MARKER.sub("", (ROOT / name).read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("docs/", "README"))])
+def test_documents_write_shares_as_numbers(name):
+    if name not in PLANS | {"docs/results.md"}:  # these say rules: a spread of a fifth or more
+        assert shares_in_words(typed(name)) == []
+
+
+def test_comments_and_docstrings_write_shares_as_numbers():
+    assert len(SOURCES) > 300
+    shares = {str(path.relative_to(ROOT)): shares_in_words(remarks(path)) for path in SOURCES}
+    assert {name: words for name, words in shares.items() if words} == {}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_finding_has_a_title_a_lesson_and_a_command(name):
+    title, lesson, *_ = typed(name).split("\n\n")
+    last = typed(name).strip().rpartition("\n\n")[2]
+    assert re.fullmatch(r"# .+", title)
+    assert re.fullmatch(r"\*\*[^*]+\.\*\*", lesson)
+    assert last.startswith("Repeat: ")
+    assert [span for span in code(last) if re.match(r"gemmery [a-z]|python benchmarks/|make [a-z]", span)] != []
+
+
+def test_the_index_lists_every_finding_once():
+    text = (ROOT / "docs" / "findings" / "README.md").read_text()
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", text, re.MULTILINE)
+    assert sorted(listed) == sorted(Path(name).name for name in SINGLE)
+
+
+def test_a_share_in_words_is_caught():
+    text = (
+        "a third of the time, a thirtieth less, took two fifths longer, a 340th of n = 4096, a twenty-fifth, "
+        "one tenth of a round, within a hundredth. a hundred-and-fiftieth more, a\nquarter, half of a hundredth, "
+        "seven eighths, half as long again, three-hundredths"
+    )
+    assert shares_in_words(text) == [
+        "a third", "a thirtieth", "fifths", "a 340th", "a twenty-fifth", "one tenth", "a hundredth",
+        "a hundred-and-fiftieth", "a quarter", "half of a hundredth", "eighths", "half as long", "three-hundredths",
+    ]  # fmt: skip
+    plain = "a third operand, a second thread, the fifth stage, every eighth row, a first product, 1/3 of the tiles"
+    assert shares_in_words(f"{plain}, half the work, half precision, 3 %, 16th, a half, a tenth stage") == []
+
+
+def test_remarks_are_comments_and_docstrings(tmp_path):
+    (tmp_path / "a.py").write_text('"""One."""\n# two\n# three\nx = "four"  # five\n')
+    (tmp_path / "a.cu").write_text("// one\n// two\nint x;  // three\n")
+    assert remarks(tmp_path / "a.py").split() == ["One.", "two", "three", "five"]
+    assert remarks(tmp_path / "a.cu").split() == ["one", "two", "three"]

@@ -9,6 +9,9 @@ CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
+# Without .pyc files pytest rewrites the assertions of every test in each run, and every process compiles gemmery.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup ladder bench test test-all test-gpu sanitize check docs site site-check serve wheels format lock clean
 

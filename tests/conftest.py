@@ -40,6 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--few", action="store_true", help="run about one case in ten of tests with the marker `many`")
     parser.addoption("--user", action="store_true", help="hide packages that `pip install '.[cuda]'` does not bring")
+    parser.addoption("--skipped", action="store_true", help="run the tests that the last whole run skipped")
     parser.addoption("--isa", choices=("avx512", "avx2", "generic"), help="run the tests with GEMMERY_ISA set to this")
 
 
@@ -62,15 +63,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     names = config.option.keyword or config.args != config.getini("testpaths")
     if config.getoption("--few") and not names:
-        few = dict.fromkeys(few_of(items))
-        config.hook.pytest_deselected(items=[item for item in items if item not in few])
-        items[:] = few
+        leave(config, items, few_of(items))
+    if config.getoption("--skipped"):
+        skipped = set(config.cache.get(SKIPPED, ()))
+        leave(config, items, [item for item in items if not skipped.isdisjoint((item.nodeid, item.location[0]))])
     places = [at for at, item in enumerate(items) if item.path.stem == "test_emulator_ladder"]
     tests = sorted(
         (items[at] for at in places), key=lambda item: item.name.partition("[")[2].partition("-")[0].rstrip("]")
     )
     for at, test in zip(places, tests, strict=True):
         items[at] = test
+
+
+def leave(config: pytest.Config, items: list[pytest.Item], some: list[pytest.Item]) -> None:
+    """Deselect all items but some."""
+    few = dict.fromkeys(some)
+    config.hook.pytest_deselected(items=[item for item in items if item not in few])
+    items[:] = few
+
+
+SKIPPED = "gemmery/skipped"  # in pytest's cache: tests and files that the last run skipped
+_skipped: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.add(report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skipped.add(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "cache") and not hasattr(config, "workerinput") and not config.getoption("--skipped"):
+        config.cache.set(SKIPPED, sorted(_skipped))
 
 
 def few_of(items: list[pytest.Item]) -> list[pytest.Item]:

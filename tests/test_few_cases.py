@@ -1,6 +1,7 @@
 """`make test` runs about one case in ten of tests with many: still each of those tests, and each rung."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -60,10 +61,31 @@ def test_every_rung_is_left_in_thinned_tests_of_the_emulator(cases):
     assert {rung.name for rung in CUDA} - left == set()
 
 
-@pytest.mark.parametrize(
-    "named", [["tests/test_emulator_mutants.py"], ["tests/test_emulator_mutants.py", "-k", "wgmma"]]
-)
-def test_tests_that_are_named_keep_every_case(named):
-    every, few = collected(*named)
+def test_tests_that_are_named_keep_every_case():
+    every, few = collected("tests/test_emulator_trace.py")
     assert len(few) < len(every) / 2
-    assert collected("--few", *named)[0] == every
+    assert collected("--few", "tests/test_emulator_trace.py")[0] == every
+
+
+def test_what_a_run_skipped_can_be_run(tmp_path):
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        "import os, pytest\n"
+        "here = pytest.mark.skipif('MISSING' in os.environ, reason='missing')\n"
+        "@here\n@pytest.mark.parametrize('n', [1, 2])\ndef test_first(n): pass\n"
+        "def test_second(): pass\n"
+    )
+    (tmp_path / "test_other.py").write_text(
+        "import os, pytest\nif 'MISSING' in os.environ: pytest.skip('missing', allow_module_level=True)\n"
+        "def test_third(): pass\n"
+    )
+    (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  many: few\n")
+    command = [sys.executable, "-m", "pytest", "-v"]
+    for extra, missing, passed in ((["-n", "2"], "1", 1), (["--skipped"], "", 3)):
+        environment = {name: value for name, value in os.environ.items() if name != "MISSING"}
+        done = subprocess.run(
+            [*command, *extra], cwd=tmp_path, env=environment | ({"MISSING": missing} if missing else {}),
+            capture_output=True, text=True, timeout=100, check=True,
+        )  # fmt: skip
+        assert f"{passed} passed" in done.stdout, done.stdout

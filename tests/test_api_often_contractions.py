@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import contractions
+from gemmery.api import contractions, repeats
 from gemmery.cpu import entry
 
 
@@ -117,3 +117,19 @@ def test_texts_made_anew_for_each_call_are_not_kept():
     for _ in range(300 * contractions._SAMPLED):
         gm.einsum("".join(("ij,jk", "->ik")), a, a)
     assert len(entry._descriptions) == kept
+
+
+def test_a_changed_number_of_threads_brings_contractions_back():
+    gm.matmul(np.eye(2), np.eye(2))
+    if not inspect.isbuiltin(gm.matmul):
+        pytest.skip("no compiled entry on this interpreter")
+    a = random_array((6, 6))
+    key = repeats.kind_of(a, a, None, "vecdot").key()
+    often(lambda: gm.vecdot(a, a))
+    assert entry.status(key) == entry.STORED
+    entry.forget()
+    assert entry.status(key) == entry.NEW
+    exact = np.vecdot(a, a)
+    for _ in range(3 * contractions._SAMPLED):
+        assert np.array_equal(gm.vecdot(a, a), exact)
+    assert entry.status(key) == entry.STORED

@@ -154,16 +154,31 @@ def remember(builtin: str, described: str | int | None, labels: Labels, a: Any, 
     in_order = not inverse or inverse == tuple(reversed(range(len(inverse))))
     if form.copied or not in_order or not 0 < math.prod(shape) * form.a.shape[-1] < _SHORT:
         return
+    kind = repeats.kind_of(a, b, None, builtin, described)
+    if kind is None or not _worth_another_time(kind.key().hash):
+        return
     x, y = turned(a, form.a), turned(b, form.b)
     out = turned(_empty(a, lengths, inverse), form.c) if form.c.moves or inverse else None
-    product, kind = repeats.kind_of(x, y, out), repeats.kind_of(a, b, None, builtin, described)
-    if product is not None and kind is not None:
+    product = repeats.kind_of(x, y, out)
+    if product is not None:
         entry.come_often(product.key())
         products.prepared(x, y, out)
         entry.remember_contraction(product.key(), kind, shape, bool(inverse))
 
 
 _SHORT = 1 << 20  # multiply-adds
+_times: dict[int, int] = {}  # of a contraction, by the hash of its key
+
+
+def _worth_another_time(contraction: int) -> bool:
+    """Return True at powers of two: what the entry is told takes 100 us, and each change of threads makes it forget."""
+    if len(_times) >= _MOST_TIMES:
+        _times.clear()
+    _times[contraction] = times = _times.get(contraction, 0) + 1
+    return times & (times - 1) == 0
+
+
+_MOST_TIMES = 4096
 
 
 def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:

@@ -16,24 +16,15 @@ ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 
 
 class Repository:
-    """Documents of a checkout in a language, and `sources`: the files of code that they link to, each to become a page.
+    """Documents of a checkout, and `sources`: the files of code that they link to, each to become a page."""
 
-    NAME.zh.md takes the place of NAME.md in Chinese.
-    """
-
-    def __init__(self, root: Path, language: str = "en") -> None:
-        self.root, self.language = root, language
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.places = dict(_places(root))  # document in the repository -> page of the site
         self.sources: set[str] = set()
 
-    def file(self, document: str) -> Path:
-        """The file with a document in this language; it need not exist."""
-        suffix = ".md" if self.language == "en" else f".{self.language}.md"
-        return (self.root / document).with_suffix(suffix)
-
-    def page(self, document: str) -> str:
-        """Return the Markdown of the page of a document."""
-        text = self.file(document).read_text(encoding="utf-8")
+    def page(self, document: str, text: str) -> str:
+        """Return the Markdown of the page of a document with that text."""
         parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
         blocks = (part.replace("```python\n>>>", "```pycon\n>>>", 1) for part in parts)
         return "".join(part if part.startswith("```") else self._prose(document, part) for part in blocks)

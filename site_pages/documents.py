@@ -1,4 +1,4 @@
-"""Measured figures in the documents: the text between two markers is generated from benchmarks/results.
+"""The generated parts of documents, each between two markers: measured figures, lists of rungs and of modules.
 
 | marker | text generated between it and `<!-- end -->` |
 | --- | --- |
@@ -10,6 +10,7 @@
 | `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
 | `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
 | `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
+| `<!-- files: FOLDER -->` | the modules of a folder, with the first lines of their docstrings |
 | `<!-- value: SUITE WHAT -->` | `rate`, `share`, `time`, or the speed-up over the rival WHAT; never begins a line |
 
 Each block covers every machine that has a file of records: `machine=cpu` selects the CPUs, `machine=gpu` the GPUs,
@@ -46,7 +47,7 @@ from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, ove
 from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table
-from site_pages import modelled
+from site_pages import modelled, modules
 from site_pages.stored import TYPE, Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")
@@ -108,6 +109,9 @@ class Documents:
 
     def _modelled(self, _: Path, marker: str) -> str:
         return modelled.machine() if marker == "machine" else modelled.instructions()
+
+    def _files(self, _: Path, marker: str) -> str:
+        return modules.listing(self.root, marker)
 
     def _overview(self, _: Path, marker: str) -> str:
         selection, runs, about = self._suites(marker)
@@ -186,6 +190,7 @@ BLOCKS: dict[str, Callable[[Documents, Path, str], str]] = {
     "picture": Documents._picture,
     "value": Documents._value,
     "modelled": Documents._modelled,
+    "files": Documents._files,
 }
 MARKER = re.compile(rf"<!-- ({'|'.join(BLOCKS)})(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)
 

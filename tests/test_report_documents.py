@@ -294,6 +294,17 @@ def test_the_tree_puts_each_rung_under_its_parent():
     assert all(depth[r.name] == (depth[r.parent] + 2 if r.parent else 0) for r in records.RUNGS)
 
 
+def test_the_files_of_a_folder_are_listed_with_the_first_lines_of_their_docstrings(root):
+    (root / "a" / "b").mkdir(parents=True)
+    for name, said in (("c.py", "One. Two."), ("b/__init__.py", "Packs."), ("b/d.py", "Long " * 30)):
+        (root / "a" / name).write_text(f'"""{said}\n\nMore.\n"""\n')
+    (root / "a" / "b" / "e.py").touch()
+    lines = filled(root, "<!-- files: a -->\n<!-- end -->").splitlines()
+    assert lines[2:4] == ["a/", "  c.py" + 18 * " " + "One. Two."]
+    assert lines[4:6] == ["a/b/" + 20 * " " + "Packs.", "  d.py" + 18 * " " + ("Long " * 19).strip()]
+    assert lines[6:8] == [24 * " " + ("Long " * 11).strip(), "  e.py"]
+
+
 def test_a_document_without_markers_stays(root):
     assert filled(root, "# 12.5 GFLOP/s\n\ntext <!-- a remark -->\n") == "# 12.5 GFLOP/s\n\ntext <!-- a remark -->\n"
 

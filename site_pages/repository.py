@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from site_pages.documents import documents
+from site_pages.stored import FOLDER
+
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".toml": "toml", ".cpp": "cpp", ".h": "cpp"}
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 IMAGE = re.compile(r'<img src="(?P<file>[^"]+\.svg)"[^>]*>')
 FENCE = re.compile(r"^ *```")
+RECORDS = {FOLDER: "docs/results.md"}  # a folder -> the document with what it holds
 TRANSLATION = re.compile(r"\.[a-z]{2}\.md$")
 ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 
@@ -51,6 +55,7 @@ class Repository:
         if re.match(r"[a-z]+:", target) or not path:
             return ""
         document = TRANSLATION.sub(".md", os.path.normpath(os.path.join(folder, path)))
+        document = RECORDS.get(document, document)
         if document in self.places:
             return self.places[document] + (f"#{fragment}" if fragment else "")
         if (self.root / document).is_dir():
@@ -106,9 +111,8 @@ def _in_item(lines: list[str]) -> bool:
 
 
 def _places(root: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted((root / "docs").rglob("*.md")):
-        document = path.relative_to(root).as_posix()
-        if not TRANSLATION.search(document):
+    for document in sorted(path.relative_to(root).as_posix() for path in documents(root)):
+        if document.startswith("docs/") and not TRANSLATION.search(document):
             yield document, document.removeprefix("docs/").replace("README", "documents")
     for document in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
         yield document, f"repository/{document.replace('/README', '').lower()}"

@@ -11,12 +11,14 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 import gemmery
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.svg import PALETTE
 from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course
-from site_pages.documents import sentence
+from site_pages.documents import Documents, documents, sentence
 from site_pages.measured import Records
 from site_pages.phrases import in_drawing, joined, translated
 from site_pages.repository import Repository, fenced, inline, source_page, source_text
@@ -159,8 +161,9 @@ class Writer:
 
     def _documents(self) -> list[str]:
         repository = Repository(self.root)
+        built = _built(self.root) if self.language == "en" else {}
         for document, place in repository.places.items():
-            text = self.texts.document(document)
+            text = built.get(document) or self.texts.document(document)
             if place != "index.md" and text is not None:
                 self._page(place, repository.page(document, text))
         for file in sorted(repository.sources if self.language == "en" else ()):
@@ -190,6 +193,14 @@ def _chapter(root: Path, name: str, pictures: bool) -> Chapter:
     """The chapter of a rung, which every language shows."""
     ((part, rung),) = [(part, rung) for part in course() for rung in part.rungs if rung.name == name]
     return chapter(rung, part, _records(root), RUNGS, pictures)
+
+
+@cache
+def _built(root: Path) -> dict[str, str]:
+    """The documents that are not under version control."""
+    filler = Documents(root, CPU, CUDA)
+    sources = {path: source for path, source in documents(root).items() if path != source}
+    return {path.relative_to(root).as_posix(): filler.fill(path, source) for path, source in sources.items()}
 
 
 @cache

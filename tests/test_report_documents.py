@@ -131,6 +131,15 @@ def test_a_figure_is_written_beside_the_documents(root):
     assert not stale.exists()
 
 
+def test_a_document_that_is_built_has_its_text_elsewhere(root):
+    (root / "site_pages").mkdir()
+    (root / "site_pages" / "results.md").write_text(text := "# All\n<!-- table: skinny_f32 -->\n<!-- end -->\n")
+    (root / "docs" / "results.md").write_text("of old")
+    main(root)
+    assert (root / "docs" / "results.md").read_text().startswith("# All\n<!-- table: skinny_f32 -->\n*")
+    assert (root / "site_pages" / "results.md").read_text() == text
+
+
 def test_an_overview_takes_the_fastest_rival_of_each_problem(root):
     text = filled(root, "<!-- overview: skinny_f32 -->\n<!-- end -->")
     assert "| Thin ones | 5 | 0.961× | 1.28× | 2.00× |" in text  # 8 x 1024 x 1024: 3.52 times NumPy, 2 times PyTorch

@@ -197,6 +197,14 @@ def test_the_documents_are_pages_and_keep_their_links(pages):
     assert "```pycon\n>>> import numpy" in texts["emulator.md"]
 
 
+def test_the_records_have_a_page_which_links_to_their_folder_lead_to(pages):
+    texts, config = pages
+    assert "results.md" in leaves(config["nav"])
+    assert "\n<!-- table: square_f32 -->\n*" in texts["results.md"]
+    assert "](results.md#the-emulator)" in texts["emulator.md"]
+    assert "](../results.md)" in texts["guides/quantised_decode.md"]
+
+
 def test_lists_examples_and_drawings_become_what_the_site_understands():
     assert repository.spaced("one:\n- a\n- b\n  c\n- d") == "one:\n\n- a\n- b\n  c\n- d"
     svg = '<svg id="a"><style>x</style>\n\n<use href="#a"/><g fill="url(#a)"/></svg>'

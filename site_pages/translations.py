@@ -25,7 +25,7 @@ from site_pages.phrases import LETTERS, WIDE, in_drawing, translated
 TEXTS = Path(__file__).parent / "text"
 LANGUAGES = {"en": "English", "zh": "中文"}  # a language is written if it has a folder in text/
 FIELDS = {"english": ("idea", "lesson"), "source": ("opening",)}  # a fingerprint in rungs.toml -> what it is of
-SHOWN = re.compile(r'section\("([^"]+)", "([^"]+)"\)')  # a section of a document, in a template
+SHOWN = re.compile(r'{{ section\("([^"]+)", "([^"]+)"\) }}')  # a section of a document, in a template
 OF_SECTION = re.compile(r"<!-- english: (\w+) -->\n")  # the fingerprint above each section of a document
 PHRASE = re.compile(r"[a-z]+(?: [a-z]+){2,}")  # words of a sentence, and no names
 CAPTIONED = "simt_smem"  # a rung whose pictures have captions of most kinds
@@ -64,9 +64,7 @@ class Translations:
         words = self._toml("phrases")
         self.phrases: dict[str, str] = words.get("phrases", {})
         self.refusals: dict[str, str] = words.get("refusals", {})
-        self.drawings: dict[str, str] = {rung.idea: self.rung(rung)["idea"] for rung in RUNGS} | words.get(
-            "drawings", {}
-        )
+        self.drawings = {**{rung.idea: self.rung(rung)["idea"] for rung in RUNGS}, **words.get("drawings", {})}
 
     def _toml(self, name: str) -> dict[str, Any]:
         file = TEXTS / self.language / f"{name}.toml"
@@ -76,12 +74,13 @@ class Translations:
         """A template, an introduction or the titles."""
         return _read(TEXTS / ("en" if self._stale_text(name) else self.language) / name)
 
+    def english(self, name: str) -> str:
+        """The English text of the same, with the sections of documents that it shows."""
+        return SHOWN.sub(lambda at: section(_read(self.root / at[1]), at[2]), _read(TEXTS / "en" / name))
+
     def _stale_text(self, name: str) -> str:
         """The fingerprint of an English text whose translation is missing or stale, else ""."""
-        english = _read(TEXTS / "en" / name)
-        mark = fingerprint(
-            english + "".join(section(_read(self.root / file), title) for file, title in SHOWN.findall(english))
-        )
+        mark = fingerprint(self.english(name))
         return "" if self._marks.get(name) == mark and (TEXTS / self.language / name).exists() else mark
 
     @property
@@ -98,7 +97,7 @@ class Translations:
         """The fingerprints of a rung that its translation lacks."""
         own, english = self._rungs.get(rung.name, {}), _english(rung)
         new = {mark: fingerprint(" ".join(english[name] for name in names)) for mark, names in FIELDS.items()}
-        return {mark: new[mark] for mark in FIELDS if own.get(mark) != new[mark] or not own.keys() >= {*FIELDS[mark]}}
+        return {mark: new[mark] for mark in FIELDS if own.get(mark) != new[mark]}
 
     def document(self, document: str) -> str | None:
         """The text of a document, None where it has no translation or a section of that is stale."""
@@ -117,18 +116,14 @@ class Translations:
         for rung in RUNGS:
             for field, mark in self._stale_rung(rung).items():
                 yield f'{folder}/rungs.toml: {" and ".join(FIELDS[field])} of {rung.name}; {field} = "{mark}"'
-        for name in self._rungs.keys() - {rung.name for rung in RUNGS}:
-            yield f"{folder}/rungs.toml: {name} is no rung"
         for words in self._stale_phrases():
             yield f"{folder}/phrases.toml: {words}"
-        for own in documents(self.root):
-            if own.name.endswith(f".{self.language}.md"):
-                english = own.with_name(own.name.replace(f".{self.language}.", "."))
-                for title, mark in stale_sections(english, own).items():
-                    yield f"{own.relative_to(self.root)}: {title}; <!-- english: {mark} -->"
-                for block in MARKER.finditer(_read(own)):
-                    for words in PHRASE.findall(re.sub(r"\b(?:src|alt|width)=|\w+\.svg", "", block[3])):
-                        yield f"docs/{self.language}.toml: {words}"
+        for own in (file for file in documents(self.root) if file.name.endswith(f".{self.language}.md")):
+            for title, mark in stale_sections(own.with_suffix("").with_suffix(".md"), own).items():
+                yield f"{own.relative_to(self.root)}: {title}; <!-- english: {mark} -->"
+            for block in MARKER.finditer(_read(own)):
+                for words in PHRASE.findall(re.sub(r"\b(?:src|alt|width)=|\w+\.svg", "", block[3])):
+                    yield f"docs/{self.language}.toml: {words}"
 
     def _stale_phrases(self) -> Iterator[str]:
         """What the library says and phrases.toml lacks."""

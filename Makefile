@@ -48,9 +48,10 @@ check: $(STAMP) ## check format, lint, types, layering, documentation
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m pytest -q -n 2 tests/test_layering.py tests/test_docs.py
 
-docs: $(STAMP) ## regenerate the figures and tables of the documents from benchmarks/results
+docs: $(STAMP) ## regenerate what is generated in the documents, write docs/results.md, list stale translations
 	@$(PYTHON) -m site_pages.documents
 	@$(PYTHON) -m site_pages.pictures
+	@$(PYTHON) -m site_pages.translations
 
 site: $(STAMP) $(SITE_STAMP) ## build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m site_pages

@@ -28,7 +28,6 @@ class Chapter:
     """What the template of a chapter shows; texts are plain, and HTML is in names that end with it."""
 
     rung: Rung
-    opening: tuple[str, ...]  # paragraphs of the comment that opens the kernel
     loops: str  # pseudocode of a CPU rung
     bound: str
     expected: Mapping[str, float]
@@ -49,7 +48,6 @@ def chapter(rung: Rung, part: Part, records: Records, rungs: Sequence[Rung], pic
     first = next((place for place, line in enumerate(lines) if BESIDE.match(line)), len(lines))
     return Chapter(
         rung=rung,
-        opening=tuple(opening(rung)),
         loops=pseudocode(rung.source, rung.name),
         bound=f"{rung.bound(DEPTH):,.6g}",
         expected=rung.expect,

@@ -1,4 +1,4 @@
-"""Measured figures in the documents: the text between two markers is generated from benchmarks/results.
+"""The generated parts of documents, each between two markers: measured figures, lists of rungs and of modules.
 
 | marker | text generated between it and `<!-- end -->` |
 | --- | --- |
@@ -10,13 +10,15 @@
 | `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
 | `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
 | `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
+| `<!-- files: FOLDER -->` | the modules of a folder, with the first lines of their docstrings |
 | `<!-- value: SUITE WHAT -->` | `rate`, `share`, `time`, or the speed-up over the rival WHAT; never begins a line |
 
 Each block covers every machine that has a file of records: `machine=cpu` selects the CPUs, `machine=gpu` the GPUs,
 `machine=NAME` or `machine=first` one machine. Fields of a measurement narrow the selection: `n=1024 dtype=f32
 kernel='packed kc=256'`; `precision=` excludes tf32. A block without records says so. README.zh.md has
 the blocks of README.md in the words of docs/zh.toml. `python -m site_pages.documents` in a checkout rewrites every
-document; a test checks that they are up to date.
+document, and writes docs/results.md, which git ignores, from site_pages/results.md. A test checks that the others are
+up to date.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, ove
 from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table
-from site_pages import modelled
+from site_pages import modelled, modules
 from site_pages.stored import TYPE, Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")
@@ -60,8 +62,8 @@ class Documents:
         self.written: dict[Path, str] = {}
         self._stored = Stored(root)
 
-    def fill(self, path: Path) -> str:
-        """Return the text of the document at `path` with every generated block rewritten.
+    def fill(self, path: Path, source: Path | None = None) -> str:
+        """Return the text of the document at `path`, or of `source` in its place, with every generated block rewritten.
 
         >>> Documents(Path("."), CPU).fill(Path("README.md"))  # doctest: +SKIP
         '# gemmery...'
@@ -75,7 +77,7 @@ class Documents:
             body = self._in_language_of(path, BLOCKS[kind](self, path, marker))
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
 
-        return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
+        return MARKER.sub(replaced, (source or path).read_text(encoding="utf-8"))
 
     def _in_language_of(self, path: Path, text: str) -> str:
         """A generated block in the words of docs/XX.toml, for a document README.XX.md."""
@@ -108,6 +110,9 @@ class Documents:
 
     def _modelled(self, _: Path, marker: str) -> str:
         return modelled.machine() if marker == "machine" else modelled.instructions()
+
+    def _files(self, _: Path, marker: str) -> str:
+        return modules.listing(self.root, marker)
 
     def _overview(self, _: Path, marker: str) -> str:
         selection, runs, about = self._suites(marker)
@@ -186,6 +191,7 @@ BLOCKS: dict[str, Callable[[Documents, Path, str], str]] = {
     "picture": Documents._picture,
     "value": Documents._value,
     "modelled": Documents._modelled,
+    "files": Documents._files,
 }
 MARKER = re.compile(rf"<!-- ({'|'.join(BLOCKS)})(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)
 
@@ -234,9 +240,14 @@ def _stem(*parts: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).lower() for part in parts)
 
 
-def documents(root: Path) -> tuple[Path, ...]:
-    """Return the documents of a checkout."""
-    return (*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md")), *sorted(root.glob("*/README.md")))
+def documents(root: Path) -> dict[Path, Path]:
+    """Return the documents of a checkout, each with the file that has its text.
+
+    That is the document itself, or site_pages/NAME.md for docs/NAME.md, which is built and not under version control.
+    """
+    kept = (*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md")), *sorted(root.glob("*/README.md")))
+    built = {root / "docs" / file.name: file for file in (root / "site_pages").glob("*.md")}
+    return {**{path: path for path in kept}, **built}
 
 
 def main(root: Path) -> None:
@@ -245,8 +256,8 @@ def main(root: Path) -> None:
     from gemmery.ladder.cuda import CUDA
 
     filler = Documents(root, CPU, CUDA)
-    for path in documents(root):
-        path.write_text(filler.fill(path), encoding="utf-8")
+    for path, source in documents(root).items():
+        path.write_text(filler.fill(path, source), encoding="utf-8")
     for path in (root / FIGURES).glob("*.svg"):
         if path not in filler.written:
             path.unlink()

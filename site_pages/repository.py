@@ -7,33 +7,28 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from site_pages.documents import documents
+from site_pages.stored import FOLDER
+
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".toml": "toml", ".cpp": "cpp", ".h": "cpp"}
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 IMAGE = re.compile(r'<img src="(?P<file>[^"]+\.svg)"[^>]*>')
 FENCE = re.compile(r"^ *```")
+RECORDS = {FOLDER: "docs/results.md"}  # a folder -> the document with what it holds
 TRANSLATION = re.compile(r"\.[a-z]{2}\.md$")
 ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
 
 
 class Repository:
-    """Documents of a checkout in a language, and `sources`: the files of code that they link to, each to become a page.
+    """Documents of a checkout, and `sources`: the files of code that they link to, each to become a page."""
 
-    NAME.zh.md takes the place of NAME.md in Chinese.
-    """
-
-    def __init__(self, root: Path, language: str = "en") -> None:
-        self.root, self.language = root, language
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.places = dict(_places(root))  # document in the repository -> page of the site
         self.sources: set[str] = set()
 
-    def file(self, document: str) -> Path:
-        """The file with a document in this language; it need not exist."""
-        suffix = ".md" if self.language == "en" else f".{self.language}.md"
-        return (self.root / document).with_suffix(suffix)
-
-    def page(self, document: str) -> str:
-        """Return the Markdown of the page of a document."""
-        text = self.file(document).read_text(encoding="utf-8")
+    def page(self, document: str, text: str) -> str:
+        """Return the Markdown of the page of a document with that text."""
         parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
         blocks = (part.replace("```python\n>>>", "```pycon\n>>>", 1) for part in parts)
         return "".join(part if part.startswith("```") else self._prose(document, part) for part in blocks)
@@ -60,6 +55,7 @@ class Repository:
         if re.match(r"[a-z]+:", target) or not path:
             return ""
         document = TRANSLATION.sub(".md", os.path.normpath(os.path.join(folder, path)))
+        document = RECORDS.get(document, document)
         if document in self.places:
             return self.places[document] + (f"#{fragment}" if fragment else "")
         if (self.root / document).is_dir():
@@ -115,9 +111,8 @@ def _in_item(lines: list[str]) -> bool:
 
 
 def _places(root: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted((root / "docs").rglob("*.md")):
-        document = path.relative_to(root).as_posix()
-        if not TRANSLATION.search(document):
+    for document in sorted(path.relative_to(root).as_posix() for path in documents(root)):
+        if document.startswith("docs/") and not TRANSLATION.search(document):
             yield document, document.removeprefix("docs/").replace("README", "documents")
     for document in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
         yield document, f"repository/{document.replace('/README', '').lower()}"

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 import gemmery
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.svg import PALETTE
 from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course
-from site_pages.documents import sentence
+from site_pages.documents import Documents, documents, sentence
 from site_pages.measured import Records
 from site_pages.phrases import in_drawing, joined, translated
 from site_pages.repository import Repository, fenced, inline, source_page, source_text
+from site_pages.translations import LANGUAGES, TEXTS, Translations, section
 
 HERE = Path(__file__).parent
-TEXTS = HERE / "text"
-LANGUAGES = {"en": "English", "zh": "中文"}  # a language is written if it has a folder in text/
 Navigation = list[dict[str, Any]]
 
 
@@ -68,44 +67,32 @@ class Writer:
 
     def __init__(self, root: Path, folder: Path, language: str, pictures: bool) -> None:
         self.root, self.folder, self.language, self.pictures = root, folder, language, pictures
-        self.texts = TEXTS / language
-        loader = FileSystemLoader(self.texts)
+        self.texts = Translations(root, language)
+        self.titles = self.texts.titles
         self.templates = Environment(
-            loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+            loader=FunctionLoader(self.texts.text),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
         )
         self.templates.filters |= {
             "fenced": fenced,
             "code_html": code_html,
             "inline": self._drawing,
             "sentence": sentence,
-            "told": self._told,
-            "phrase": self._phrase,
+            "told": lambda rung, field: self.texts.rung(rung)[field],
+            "phrase": lambda english: translated(english, self.texts.phrases),
+            "refusal": lambda english: self.texts.refusals.get(english, english),
         }
-        self.titles: Mapping[str, str] = json.loads((self.texts / "titles.json").read_text(encoding="utf-8"))
-        self._rungs = self._toml("rungs")  # rung -> its "idea", "lesson" and "opening" in this language
-        words = self._toml("phrases")
-        self._phrases: Mapping[str, str] = words.get("phrases", {})
-        ideas = {rung.idea: self._rungs[rung.name]["idea"] for rung in RUNGS if rung.name in self._rungs}
-        self._of_drawings: Mapping[str, str] = {**ideas, **words.get("drawings", {})}
 
     @property
     def labels(self) -> dict[str, str]:
         """Every title of the navigation by its key."""
         return {**self.titles, **{part.name: self._title(part) for part in course()}}
 
-    def _told(self, rung: Rung, field: str) -> str:
-        """The idea or the lesson of a rung, or the opening of its source."""
-        return str(self._rungs.get(rung.name, {}).get(field) or getattr(rung, field, ""))
-
-    def _phrase(self, english: str) -> str:
-        return translated(english, self._phrases)
-
     def _drawing(self, svg: str, name: str) -> str:
-        return in_drawing(inline(svg, name), self._of_drawings)
-
-    def _toml(self, name: str) -> dict[str, Any]:
-        file = self.texts / f"{name}.toml"
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return in_drawing(inline(svg, name), self.texts.drawings)
 
     def write(self) -> Navigation:
         """Write every page and return the navigation."""
@@ -160,7 +147,7 @@ class Writer:
         ]
 
     def _introduction(self, part: Part) -> str:
-        return (self.texts / "parts" / f"{part.name}.md").read_text(encoding="utf-8").strip()
+        return self.texts.text(f"parts/{part.name}.md").strip()
 
     def _title(self, part: Part) -> str:
         return self._introduction(part).partition("\n")[0].removeprefix("# ")
@@ -173,18 +160,20 @@ class Writer:
         return [f"reference/{page}.md" for page in pages]
 
     def _documents(self) -> list[str]:
-        repository = Repository(self.root, self.language)
+        repository = Repository(self.root)
+        built = _built(self.root) if self.language == "en" else {}
         for document, place in repository.places.items():
-            if place != "index.md" and repository.file(document).exists():
-                self._page(place, repository.page(document))
+            text = built.get(document) or self.texts.document(document)
+            if place != "index.md" and text is not None:
+                self._page(place, repository.page(document, text))
         for file in sorted(repository.sources if self.language == "en" else ()):
             self._page(source_page(file), source_text(self.root, file))
         return list(repository.places.values())
 
     def _section(self, document: str, title: str) -> str:
         """The text below a heading of a document, to the next heading of its level."""
-        text = Repository(self.root).page(document)
-        return text.partition(f"## {title}\n")[2].partition("\n## ")[0].strip()
+        text = (self.root / document).read_text(encoding="utf-8")
+        return Repository(self.root).page(document, section(text, title))
 
     def _figure(self, name: str) -> str:
         svg = (self.root / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
@@ -211,6 +200,14 @@ def _chapter(root: Path, name: str, pictures: bool) -> Chapter:
     """The chapter of a rung, which every language shows."""
     ((part, rung),) = [(part, rung) for part in course() for rung in part.rungs if rung.name == name]
     return chapter(rung, part, _records(root), RUNGS, pictures)
+
+
+@cache
+def _built(root: Path) -> dict[str, str]:
+    """The documents that are not under version control."""
+    filler = Documents(root, CPU, CUDA)
+    sources = {path: source for path, source in documents(root).items() if path != source}
+    return {path.relative_to(root).as_posix(): filler.fill(path, source) for path, source in sources.items()}
 
 
 @cache

@@ -131,6 +131,15 @@ def test_a_figure_is_written_beside_the_documents(root):
     assert not stale.exists()
 
 
+def test_a_document_that_is_built_has_its_text_elsewhere(root):
+    (root / "site_pages").mkdir()
+    (root / "site_pages" / "results.md").write_text(text := "# All\n<!-- table: skinny_f32 -->\n<!-- end -->\n")
+    (root / "docs" / "results.md").write_text("of old")
+    main(root)
+    assert (root / "docs" / "results.md").read_text().startswith("# All\n<!-- table: skinny_f32 -->\n*")
+    assert (root / "site_pages" / "results.md").read_text() == text
+
+
 def test_an_overview_takes_the_fastest_rival_of_each_problem(root):
     text = filled(root, "<!-- overview: skinny_f32 -->\n<!-- end -->")
     assert "| Thin ones | 5 | 0.961× | 1.28× | 2.00× |" in text  # 8 x 1024 x 1024: 3.52 times NumPy, 2 times PyTorch
@@ -292,6 +301,17 @@ def test_the_tree_puts_each_rung_under_its_parent():
     assert lines[0].startswith("scalar_naive ")
     depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in lines}
     assert all(depth[r.name] == (depth[r.parent] + 2 if r.parent else 0) for r in records.RUNGS)
+
+
+def test_the_files_of_a_folder_are_listed_with_the_first_lines_of_their_docstrings(root):
+    (root / "a" / "b").mkdir(parents=True)
+    for name, said in (("c.py", "One. Two."), ("b/__init__.py", "Packs."), ("b/d.py", "Long " * 30)):
+        (root / "a" / name).write_text(f'"""{said}\n\nMore.\n"""\n')
+    (root / "a" / "b" / "e.py").touch()
+    lines = filled(root, "<!-- files: a -->\n<!-- end -->").splitlines()
+    assert lines[2:4] == ["a/", "  c.py" + 18 * " " + "One. Two."]
+    assert lines[4:6] == ["a/b/" + 20 * " " + "Packs.", "  d.py" + 18 * " " + ("Long " * 19).strip()]
+    assert lines[6:8] == [24 * " " + ("Long " * 11).strip(), "  e.py"]
 
 
 def test_a_document_without_markers_stays(root):

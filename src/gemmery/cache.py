@@ -1,4 +1,4 @@
-"""Bytes under a key on disk: written whole or not at all, and a damaged entry is a miss.
+"""Bytes under a key on disk: written whole or not at all; a damaged entry is a miss; entries are listed and removed.
 
 Entries hold machine code, so an entry is read only if nobody but this user could have written it. The folder is opened
 once; it and the entry are checked and used through their descriptors, so that nobody can exchange them between the

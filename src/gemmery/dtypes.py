@@ -1,4 +1,4 @@
-"""Element types: size, accumulator, rounding, and their names."""
+"""Element types: size, accumulator, unit roundoff, and their names in LLVM, NumPy and elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiled entry is told of a product on the CPU, so that it runs the next one like it."""
+"""What the compiled entry gets of a product on the CPU, so that it runs the next one like it."""
 
 from __future__ import annotations
 

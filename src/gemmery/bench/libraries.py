@@ -1,4 +1,4 @@
-"""The rival libraries as callables; the only importer of PyTorch.
+"""The rival libraries of the CPU as callables: NumPy, PyTorch and MKL.
 
 Each runs in its own process (`rival_process`), without the environment variables that change which kernels a BLAS runs:
 `OPENBLAS_CORETYPE=Haswell`, which some shells export, halves NumPy's speed on a CPU with AVX-512.

@@ -1,4 +1,4 @@
-"""The load of other processes during a measurement.
+"""The number of cores that other processes use during a measurement.
 
 A kernel looks slow in some rounds and not in others if another process uses its core 1/3 of the time. The load
 average of `uptime` shows that too late, as it is a mean over a minute, and includes the measurement itself. This file

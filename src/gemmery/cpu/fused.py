@@ -1,7 +1,7 @@
-"""Arithmetic that the emulator computes by compiled code: it has the bits of what the emulator has in NumPy.
+"""Arithmetic of the emulator as compiled code: fused multiply-adds, and the sums of tensor cores.
 
-It is the CPU's fused multiply-add as a NumPy ufunc, which NumPy does not have; chains of it; and sums of products as
-tensor cores add them.
+It has the bits of what the emulator has in NumPy: the CPU's fused multiply-add as a ufunc, which NumPy does not have,
+chains of it, and sums of products as tensor cores add them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The features of this CPU, and its tile and block sizes."""
+"""The features and caches of this CPU, and the tile and block sizes that suit them."""
 
 from __future__ import annotations
 

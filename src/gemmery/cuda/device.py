@@ -1,4 +1,4 @@
-"""The limits of a CUDA device, present or only named."""
+"""The limits and rates of a CUDA device, present or only named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The images of the general kernels on a device: those with larger tiles are made in the background."""
+"""The images on a device of the kernels that serve every product of their types."""
 
 from __future__ import annotations
 

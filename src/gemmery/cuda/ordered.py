@@ -1,5 +1,4 @@
-"""Operations on memory in stream order: except for `free_after_all` and `fetch` nothing waits, and a graph may capture
-them.
+"""Operations on memory in stream order, which a graph may capture: only `free_after_all` and `fetch` wait.
 
 Reference: NVIDIA, CUDA Driver API, stream-ordered memory allocator, stream and event management.
 """

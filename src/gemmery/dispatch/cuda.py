@@ -1,4 +1,4 @@
-"""The choice of the rung that runs a problem on a CUDA device."""
+"""The rungs to consider for a problem on a CUDA device, best first, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values from nowhere: registers and local memory that a thread reads before it has written them.
+"""Registers and local memory that a thread reads before it has written them.
 
 Registers that some way through a kernel reads first, and those computed from them, are followed thread by thread; a
 kernel without such registers and local memory pays nothing. Moves, sums and selections pass a value on, because

@@ -1,4 +1,4 @@
-"""What the lab asks of a device: operands in its memory, what can be run on them, rivals and measured limits.
+"""A device as the lab needs it: operands in its memory, what can be run on them, rivals and measured limits.
 
 `on_cpu` and `on_cuda` are the two implementations. The ladder, the sweeps and the suites know nothing else of a device.
 """

@@ -1,4 +1,4 @@
-"""What other parts of PyTorch ask of the operators.
+"""The operators on DTensors, and the operations that FlopCounterMode counts.
 
 DTensor: which operands each device needs a part of, for which part of the result. FlopCounterMode: the operations, of
 which a multiplication and an addition count as two, as in PyTorch's own formulas; bias and activation count as nothing.

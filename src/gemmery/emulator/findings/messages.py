@@ -1,5 +1,6 @@
-"""Faults of a kernel, each with its line, its thread and a remedy; the collection of those found in a run, and their
-texts: "thread 3 of block 0", "byte 132 of shared memory", the causes of races.
+"""One fault of a kernel, with its line, its thread and a remedy; the collection of those of a run, and their texts.
+
+These name "thread 3 of block 0", "byte 132 of shared memory", and the causes of races.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Logic, shifts and byte permutes: PTX ISA 9.0, "Logic and Shift Instructions", prmt, and those that count, find and
-move bits within an integer.
+"""Logic, shifts, byte permutes and bit fields: PTX ISA 9.0, "Logic and Shift Instructions", prmt, popc, bfe and others.
 
 Counts beyond the width need no special case: NumPy's shifts then give zeros, or the sign.
 """

@@ -14,6 +14,7 @@ import pytest
 from gemmery import dtypes
 from gemmery.arrays import pytorch_abi
 from gemmery.cpu import entry_tensors, jit, objects, tensors
+from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_layout import OPERAND
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import host
@@ -36,9 +37,10 @@ def module():
         f.ret(f.emit("i64", f"call i64 @read_tensor({f['facts']}, {f['x']}, {f['record']})"))
     with made.function("try_recorded", ("ptr", "facts"), returns="i64") as f:
         f.ret(f.emit("i64", f"call i64 @recorded({f['facts']})"))
-    params = (("ptr", "facts"), ("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("ptr", "data"))
-    with made.function("try_new", *params, returns="ptr") as f:
-        f.ret(f.emit("ptr", f"call ptr @new_tensor({', '.join(str(f[name]) for _, name in params)})"))
+    params = (*entry_tensors.NEW[:3], entry_tensors.NEW[-1])
+    with made.function("try_new", ("ptr", "facts"), *params, returns="ptr") as f:
+        code, ndim, shape, data = (f[name] for _, name in params)
+        f.ret(call(f, "ptr", "new_tensor", f["facts"], code, ndim, shape, f.index(0), data))
     with made.function("try_copy", ("ptr", "facts"), ("ptr", "record"), returns="ptr") as f:
         made_copy = f.emit("ptr", f"call ptr @copy_tensor({f['facts']}, {f['record']})")
         missing = f.emit("i1", f"icmp eq {made_copy}, null")

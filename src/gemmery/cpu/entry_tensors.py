@@ -19,7 +19,7 @@ IS_TENSOR = 1 << 32  # in the flags of an operand, above those of NumPy
 _MOST_DIMENSIONS = 8  # of a new tensor
 _LARGE = 1 << 30  # bytes from which Python allocates, because the shim writes a failure to stderr
 
-_NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("i64", "fortran"), ("ptr", "data"))
+NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("i64", "fortran"), ("ptr", "data"))
 
 
 def define(module: Module) -> None:
@@ -28,7 +28,7 @@ def define(module: Module) -> None:
         _read(f, Args(f, f["facts"], WORDS), Args(f, f["record"], OPERAND))
     with _function(module, "recorded", returns="i64") as f:
         f.ret(_recorded(f, Args(f, f["facts"], WORDS)))
-    with _function(module, "new_tensor", *_NEW, returns="ptr") as f:
+    with _function(module, "new_tensor", *NEW, returns="ptr") as f:
         _new(f, Args(f, f["facts"], WORDS))
     with module.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
         _contiguous(f, Args(f, f["record"], OPERAND))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.bench import cublaslt_groups
 from gemmery.bench.record import version
 from gemmery.bench.resident import DeviceOperands, Put, Resident, Shared, replays
 from gemmery.bench.rival import Rival, by_name, not_found
@@ -92,7 +91,7 @@ def _place_torch(resident: Resident) -> Placed:
 
     work = resident.work
     if work.groups:
-        return _tried({**grouped_ways(resident), **grouped_by_lt(resident)}, resident)
+        return _tried(grouped_ways(resident), resident)
     if work.dtype in EIGHT_BITS:
         ways = _eight_bit_ways(resident, fast=True)
         also = _eight_bit_ways(resident, fast=False) if work.scales == "blocks" else {}
@@ -167,14 +166,6 @@ def grouped_ways(resident: Resident) -> dict[str, Put]:
         "torch._grouped_mm": allocating(stream, sets, grouped),
         "a loop of torch.mm": functools.partial(put_by, stream, sets, loop),
     }
-
-
-def grouped_by_lt(resident: Resident) -> dict[str, Put]:
-    """cublasLt's own product of groups, if the version that is loaded has one."""
-    try:
-        return {"cublasLtMatmul of groups": cublaslt_groups.grouped(resident)}
-    except RefusedError:
-        return {}
 
 
 def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:

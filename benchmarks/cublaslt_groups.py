@@ -1,4 +1,4 @@
-"""Products of groups by cublasLt itself, for which PyTorch 2.11 has no call; beside `bench.cublas`.
+"""Products of groups by cublasLt itself, for which PyTorch 2.11 has no call; grouped_ways.py times them.
 
 Sizes and addresses lie on the device. All that describes them is there before the clock starts: only the library's own
 launches are timed.

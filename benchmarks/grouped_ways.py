@@ -3,8 +3,8 @@
     python benchmarks/grouped_ways.py --seconds 1
 
 The suite hopper_grouped compares with the faster of PyTorch's two ways; this prints the time of each for the same
-products, by the same protocol, and its ratio to gemmery's. What cublasLt computes is checked against a reference. Before
-version 13.4 it has no such products.
+products, by the same protocol, and its ratio to gemmery's. What cublasLt computes is checked against a reference.
+Before version 13.4 it has no such products.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import reduce
-from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,9 +13,7 @@ import numpy as np
 
 from gemmery import arrays
 from gemmery.api import opaque, quick_contractions, spellings, subscripts
-from gemmery.api.one_product import (
-    Labels,
-)
+from gemmery.api.one_product import Labels
 from gemmery.api.promote import promoted
 from gemmery.api.sums_of_products import Factor, Wanted, contract, merged, sum_of_products, with_transposes
 from gemmery.arrays import view
@@ -274,14 +270,14 @@ def _einsum(
     factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
     if len(factors) > 2:
         if dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
-            options = options._replace(dtype=get(reduce(promoted, (x.dtype for x in views))).numpy)
+            options = options._replace(dtype=get(functools.reduce(promoted, (x.dtype for x in views))).numpy)
         for places in subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1]:
             some = [factors[place] for place in places]
             factors = [factor for place, factor in enumerate(factors) if place not in places]
-            factors.append(merged(some, {*letters, *chain(*(factor.labels for factor in factors))}, options))
+            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, options))
         while len(factors) > 2:  # a path may leave several to its last step
             some, factors = factors[:2], factors[2:]
-            factors.append(merged(some, {*letters, *chain(*(factor.labels for factor in factors))}, options))
+            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, options))
     result = sum_of_products(factors, letters, options)
     return result if order == "K" or options.out is not None else spellings.in_order(result, order)
 

@@ -138,6 +138,8 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
             at = _Lanes(machine, index, mask, members, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
                 at.reading(*(read(machine.registers) for read in reads))
+        for observer in machine.observers:
+            observer.converged(machine, mask)
         step(machine, mask)
 
     return run
@@ -165,6 +167,8 @@ def _complete(index: int, step: Step) -> Step:
                 what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
                 what += "outside of branches" if others.any() else "in a block of whole warps"
                 report_mismatch(machine, index, threads, what)
+        for observer in machine.observers:
+            observer.converged(machine, mask)
         step(machine, mask)
 
     return run

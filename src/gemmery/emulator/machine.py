@@ -209,6 +209,9 @@ class Observer:
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         """These threads leave a barrier that is complete for their blocks (their warps: barrier -1)."""
 
+    def converged(self, machine: Machine, mask: Mask) -> None:
+        """These threads have waited for others of their warps, at a shuffle or an instruction of matrices."""
+
     def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
         """Threads arrive at mbarriers of their blocks, or pass them (`acquired`) and see everything before."""
 

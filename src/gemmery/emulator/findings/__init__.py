@@ -15,7 +15,7 @@ from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
 from gemmery.emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
 from gemmery.emulator.findings.messages import LATE, SKIPPED, Collection, Finding
-from gemmery.emulator.findings.orders import orders
+from gemmery.emulator.findings.orders import UPDATES, orders
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.findings.tensor_races import TensorRaces
 from gemmery.emulator.hopper import cluster
@@ -26,6 +26,8 @@ from gemmery.emulator.ptx import Line, PtxKernel
 from gemmery.emulator.unwritten import Unwritten
 
 __all__ = ["Finding", "Findings"]
+
+PUBLISHED = UPDATES | {"st", "stmatrix"}  # writes of lanes that other lanes may publish
 
 
 class Findings(Observer):
@@ -62,6 +64,10 @@ class Findings(Observer):
         self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
 
     def access(self, machine: Machine, event: Access) -> None:
+        if self._orders.publishes and event.kind in PUBLISHED and event.space != "local":
+            few = event.mask is not None and np.count_nonzero(event.mask) <= machine.warps
+            if not (few and event.kind == "atom"):  # one lane of a warp takes a lock or a ticket, or waits
+                self._shared.clocks.publishing.write(event.index, event.mask, self._shared.clocks.clock)
         if event.space == "global":
             self._global.access(event)
             self._read_only.access(machine, event)
@@ -73,6 +79,10 @@ class Findings(Observer):
             self._shared.receives(event)
         if self._peers is not None and event.space in ("shared", cluster.SPACE):
             self._peers.access(event)
+
+    def converged(self, machine: Machine, mask: Mask) -> None:
+        if self._orders.publishes and self._shared.clocks.publishing.matters():
+            self._shared.clocks.converge(self._shared.followed.lanes(mask))
 
     def landed(self, machine: Machine, index: int, addresses: Indices, threads: Indices) -> None:
         self._shared.landed(index, addresses, threads)

@@ -49,6 +49,7 @@ class GlobalRaces:
         self._ids.append(range(int(ids[0]), int(ids[-1]) + 1) if (np.diff(ids) == 1).all() else ids)
         self._threads = np.arange(machine.threads)
         warps = machine.block_threads // 32
+        clocks.publishing.releases, clocks.publishing.first = self._handover.releases, self._grid.first * warps
         # The clocks that each warp covered at its last fence: of any scope, and of a scope beyond its block.
         self._own_fence, self._fence = np.zeros((2, machine.blocks, warps, warps), np.int64)
 
@@ -123,10 +124,22 @@ class GlobalRaces:
                         ready = before.diagonal() <= every[block, warp]
                         covered[each] = np.where(ready[:, None], before, 0).max(axis=0)
                 self._handover.release(key, block, thread, covered[each])
+        if self._clocks.publishing.matters():
+            self._publish(index, threads, covered)
         if releases:
             warps = np.zeros(self._fence.shape[:2], np.bool_)
             warps[blocks, own >> 5] = True
             self._clocks.has_released(warps)
+
+    def _publish(self, index: int, threads: Words, covered: dict[tuple[int, int, int], Words]) -> None:
+        """Threads have released, to their blocks or to all, what the warps of their blocks did up to these clocks."""
+        each = self._fence.shape[1]
+        until = np.zeros((2, self._machine.blocks * each), np.int64)
+        for (block, warp, scope), clocks in covered.items():
+            self._clocks.publishing.pass_on(block, clocks)
+            until[int(scope < 0), block * each + warp] = clocks[warp]
+        for clocks in until:
+            self._clocks.publishing.publish(index, threads, clocks)
 
     def unwritten(self) -> dict[str, int]:
         """The bytes that no thread has written of each array that the launch writes and does not read."""
@@ -184,7 +197,9 @@ class GlobalRaces:
             where = int(number[first] + self._grid.first) - 1
             place = self._block_id(where), int(second[first])
             thread, address = int(threads[first]), int(addresses[first])
-            message = partial(messages.grid_race, machine, index, thread, address, other, place, equal=kind == EQUAL)
+            clock = int(others[first]) >> self._grid.fields.clock_at
+            reason = messages.reason(machine, kind, self._handover.releases.missed.get((place[1] & 31, clock)))
+            message = partial(messages.grid_race, machine, index, thread, address, other, place, reason)
             self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
 
     def _pairs(self, threads: Words, others: Words) -> tuple[Words, Words, Words, Flags, Flags]:

@@ -324,21 +324,27 @@ class GridHistory:
     def _unordered(self, threads: Words, stamps: Words, then: Words) -> Flags:
         fields, warps = self.fields, self._threads // 32
         own_block, own_warp = threads // self._threads, threads % self._threads >> 5
-        other, clock = fields.threads(then) >> 5, then >> fields.clock_at
+        second, clock = fields.threads(then), then >> fields.clock_at
+        other, lanes = second >> 5, np.full_like(then, -1)
         inside = (then ^ stamps) & self._block == 0
         known = self._clocks.known
-        rows = own_block if len(known) > 1 else 0
-        unordered: Flags = ~inside | (clock > known[rows, own_warp, np.where(inside, other, 0)])
+        rows = own_block if len(known) > 1 else np.zeros_like(own_block)
+        known = known[rows, own_warp, np.where(inside, other, 0)]
+        unordered: Flags = ~inside | (clock > known)
+        if (publishing := self._clocks.publishing).releases.partial:
+            lanes = publishing.lanes(second, fields.instructions(then))
+            apart = np.where(inside & (own_warp != other), lanes, -1)
+            unordered |= publishing.releases.left_out(publishing.first + rows * warps + other, known, apart, clock)
         if self._clocks.lanes is not None:
-            in_one = threads if len(known) > 1 else threads % self._threads
-            unordered &= ~(inside & self._clocks.lanes_have_met(in_one, fields.threads(then), clock))
+            in_one = rows * self._threads + threads % self._threads
+            unordered &= ~(inside & self._clocks.lanes_have_met(in_one, second, clock))
         if self._cluster > 1:  # within a cluster its barriers may order blocks
             mate = (fields.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
             unordered &= inside | ~mate
         if self._handover.knows_any and unordered.any():
             some = np.flatnonzero(unordered)
-            numbers = fields.blocks(then[some])
-            unordered[some] = ~self._handover.known(own_block[some], numbers, other[some], clock[some], warps)
+            numbers = fields.blocks(then[some]) * warps + other[some]
+            unordered[some] = ~self._handover.known(own_block[some], numbers, lanes[some], clock[some], warps)
         return unordered
 
     def _emit(self, touch: Touch, some: Words, others: Words, together: bool) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gemmery.emulator.findings.orders import Words
+from gemmery.emulator.findings.publishing import Releases
 from gemmery.emulator.op import Flags, Indices
 
 LogKey = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
@@ -41,17 +42,18 @@ class Log:
         vouched.append(np.maximum(vouched[-1], clocks) if vouched else clocks)
         self.length += 1
 
-    def vouches(self, length: int, block: int, warp: int, clock: int) -> bool:
-        """Whether the first `length` entries cover a warp of a block up to a clock."""
+    def vouched(self, length: int, block: int, warp: int) -> int:
+        """The clock up to which the first `length` entries cover a warp of a block; -1 if none is of the block."""
         places, vouched = self.entries.get(block, ([], []))
         count = bisect_left(places, length)
-        return count > 0 and bool(vouched[count - 1][warp] >= clock)
+        return int(vouched[count - 1][warp]) if count else -1
 
 
 class Handover:
     """The logs of a launch, and how much of them each block of the chunk knows."""
 
     def __init__(self) -> None:
+        self.releases = Releases()
         self._logs: dict[LogKey, Log] = {}
         self._addresses: set[int] = set()  # of the logs
         self._knows: dict[int, Known] = {}  # by block of the chunk, from 0
@@ -115,20 +117,24 @@ class Handover:
             return True
         for start in {address, address & ~3, address & ~7}:  # a granule may be narrower than the atomic
             log, length = self._logs.get((start, -1)), known.get((start, -1), 0)
-            if log is not None and log.vouches(length, number, 0, 0):
+            if log is not None and log.vouched(length, number, 0) >= 0:
                 return True
         return False
 
-    def known(self, blocks: Words, numbers: Words, warps: Words, clocks: Words, each: int) -> Flags:
-        """Whether blocks of the chunk know clocks of warps of numbered blocks; `each` is the warps of a block."""
-        queries = np.stack([blocks, numbers * each + warps, clocks])
+    def known(self, blocks: Words, warps: Words, lanes: Words, clocks: Words, each: int) -> Flags:
+        """Whether blocks of the chunk know clocks of lanes, of warps numbered through the launch, `each` of a block."""
+        queries = np.stack([blocks, warps, lanes, clocks])
         unique, back = np.unique(queries, axis=1, return_inverse=True)
         answers = [
             any(
-                key == EVERYTHING or self._logs[key].vouches(length, other // each, other % each, clock)
+                key == EVERYTHING
+                or (
+                    (until := self._logs[key].vouched(length, warp // each, warp % each)) >= clock
+                    and not self.releases.leave_out(warp, until, lane, clock)
+                )
                 for key, length in self._knows.get(block, {}).items()
             )
-            for block, other, clock in unique.T.tolist()
+            for block, warp, lane, clock in unique.T.tolist()
         ]
         known: Flags = np.array(answers, np.bool_)[back.reshape(-1)]
         return known

@@ -80,14 +80,14 @@ def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach:
     return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
 
 
-def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool, equal: bool) -> str:
+def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool, reason: str) -> str:
     """A race in shared memory: an access of a thread, and an earlier one of thread `own` of the same block.
 
-    `equal` if both store the same value.
+    `reason` is the cause if it is known.
     """
     second = number - number % machine.block_threads + own
-    if equal:
-        cause = _EQUAL
+    if reason:
+        cause = reason
     elif in_bulk(machine, index) and second != number and second // 32 == number // 32:
         cause = _unordered(machine, index, other, "__syncwarp()")
     elif in_bulk(machine, index) or in_bulk(machine, other):
@@ -109,15 +109,15 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
 
 
 def grid_race(
-    machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int], equal: bool
+    machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int], reason: str
 ) -> str:
     """A race in global memory: an access of a thread, and an earlier one of thread `place` (block, thread)."""
     block, own = place
     launch, mine = machine.launch, int(machine.block_ids[number // machine.block_threads])
     one_block = block == mine
     here, there = (_does_globally(machine, each) for each in (index, other))
-    if equal:
-        cause = _EQUAL
+    if reason:
+        cause = reason
     elif way := pointers.update(machine.kernel, index, other):
         cause = _unordered_update(way)
     elif not one_block and _own_scope(machine, index, other):
@@ -137,6 +137,16 @@ def grid_race(
         f"{thread(machine, number)} {here} {address(machine, 'global', where)}, which {second} "
         f"{there} at {line_of(machine, other)}; {cause}"
     )
+
+
+def reason(machine: Machine, kind: str, released: int | None) -> str:
+    """Why two accesses race: both store the same value, or an instruction has `released` what another lane wrote."""
+    if kind == EQUAL or released is None:
+        return _EQUAL if kind == EQUAL else ""
+    opcode = machine.kernel.instructions[released].opcode
+    fenced = opcode.family != "mbarrier" and {"release", "acq_rel"}.isdisjoint(opcode.modifiers)
+    line, where = line_of(machine, released), "the fence there" if fenced else "that line"
+    return f"another lane of its warp publishes it at {line} and does not wait for it: put __syncwarp() before {where}"
 
 
 def _unordered(machine: Machine, index: int, other: int, barrier: str) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gemmery.banks import WARP
 from gemmery.emulator.findings import pointers
+from gemmery.emulator.findings.publishing import Publishing
 from gemmery.emulator.op import Flags
 from gemmery.emulator.ptx import Opcode, PtxKernel
 
@@ -63,6 +64,7 @@ class Orders:
     tickets: Flags
     with_fences: Flags  # atomic or volatile accesses of a kernel that has fences
     hands_over: bool  # whether threads may synchronize by global memory
+    publishes: bool  # whether some lanes may publish what others have written: by atomics or mbarriers
     meets: bool  # whether blocks of a cluster may order each other by more than atomics that all blocks see
     products: bool  # whether there are products of warpgroups
     bulk_groups: bool  # whether there are bulk copies out of shared memory
@@ -107,6 +109,7 @@ def orders(kernel: PtxKernel) -> Orders:
         _flags(map(is_ticket, opcodes)),
         (atomic | volatile) & fence.any(),
         bool((ordered & (fence.any() | releases | acquires)).any()),
+        bool(((updates | volatile) & (fence.any() | releases)).any()) or any(op.family == "mbarrier" for op in opcodes),
         any(opcode.family == "mapa" or opcode.name.startswith("barrier.cluster") for opcode in opcodes)
         or any(not CLUSTER.isdisjoint(opcode.modifiers) for opcode in opcodes),
         any(opcode.name == "wgmma.mma_async" for opcode in opcodes),
@@ -135,6 +138,7 @@ class Clocks:
         self.known = np.zeros((blocks, warps, warps), np.int64)
         self.before: list[Callable[[], None]] = []  # called before what is known changes,
         self.meeting: list[Callable[[], None]] = []  # or these, if all warps meet
+        self.publishing = Publishing(blocks, warps)
         self.ticks = 0  # how often a clock or what is known has changed
         # The latest clock of each lane that a fence.proxy.async has seen: (blocks, warps, lanes).
         self.fenced = np.zeros((blocks, warps, WARP), np.int64)
@@ -159,6 +163,8 @@ class Clocks:
     def spread(self, blocks: int) -> None:
         """Follow each block from now on, and not one for all."""
         self.blocks = blocks
+        lanes = self.publishing
+        lanes.waited, lanes.wrote = np.tile([lanes.waited, lanes.wrote], (blocks, 1, 1))
         self.clock, self.fenced = np.tile(self.clock, (blocks, 1)), np.tile(self.fenced, (blocks, 1, 1))
         self.known, self._at_fence, self._received = (
             np.tile(clocks, (blocks, 1, 1)) for clocks in (self.known, self._at_fence, self._received)
@@ -169,6 +175,7 @@ class Clocks:
 
     def meets(self, warps: Flags) -> None:
         """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
+        self.publishing.meet(warps, self.clock)
         if warps.all():
             for note in self.meeting:
                 note()
@@ -188,6 +195,7 @@ class Clocks:
     def lanes_meet(self, lanes: Flags) -> None:
         """Some lanes (blocks, warps, 32) of each warp meet: __syncwarp() with a mask of these."""
         self.settle()
+        self.publishing.meet(lanes, self.clock)
         if self.lanes is None:
             self.lanes = np.zeros((*lanes.shape, lanes.shape[-1]), np.int64)
         latest = np.where(lanes[..., None], self.lanes, 0).max(axis=2)
@@ -206,6 +214,13 @@ class Clocks:
         since: Flags = warps[threads >> 5, threads & 31, others & 31] >= clocks
         since &= (threads >> 5) % self.clock.shape[1] == others >> 5
         return since
+
+    def converge(self, lanes: Flags) -> None:
+        """Lanes (blocks, warps, 32) wait for each other at a shuffle or the like: it orders no memory by itself."""
+        late: Flags = np.any((self.publishing.wrote > self.publishing.waited) & lanes, axis=2)
+        if late.any():
+            self.publishing.meet(lanes, self.clock)
+            self.has_released(late)
 
     def fences(self, lanes: Flags) -> None:
         """Asynchronous units see everything that these lanes (blocks, warps, 32) have seen: fence.proxy.async.
@@ -249,6 +264,13 @@ class Clocks:
         else:
             self._pass_on(key, self._together(warps))
             self._advance(warps)
+
+    def lanes_publish(self, index: int, threads: Words, at_fence: bool = False) -> None:
+        """These threads are about to `publish` or `release`, by this instruction."""
+        if self.publishing.matters():
+            self.settle()
+            clocks = self._at_fence.diagonal(axis1=1, axis2=2) if at_fence else self.clock
+            self.publishing.publish(index, threads, clocks.reshape(-1))
 
     def has_released(self, warps: Flags) -> None:
         """What these warps (blocks, warps) do from now on is not part of what they have released to other blocks."""

@@ -313,7 +313,7 @@ class History:
         self._ticks = clocks.ticks
         self._stamps = (np.repeat(clocks.clock << CLOCK_AT, 32, axis=1) | self._lanes).ravel()
         self._known_by = clocks.known.flatten()  # known at the first access that waits
-        self._new = (int(clocks.known.min()) + 1) << CLOCK_AT
+        self._new = 0 if clocks.publishing.releases.partial else (int(clocks.known.min()) + 1) << CLOCK_AT
 
     def _split(self, width: int) -> None:
         """Split granules wider than an access."""
@@ -329,6 +329,11 @@ class History:
         known = self._known_by[(threads >> 5) * self._warps + ((then & THREAD) >> 5)]
         clock = (then & ~UNDER_WAY) >> CLOCK_AT
         unordered: Flags = (clock > known) & ((then ^ stamps) & THREAD != 0)
+        if (publishing := self._clocks.publishing).releases.partial:
+            own, second = threads >> 5, then & THREAD
+            warps = own - own % self._warps + (second >> 5)
+            lanes = np.where(warps == own, -1, publishing.lanes(second, then >> INDEX_AT & INDEX))
+            unordered |= publishing.releases.left_out(publishing.first + warps, known, lanes, clock)
         if self._clocks.lanes is not None:
             unordered &= ~self._clocks.lanes_have_met(threads, then & THREAD, clock)
         return unordered

@@ -19,7 +19,7 @@ from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.messages import EQUAL, Collection
 from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words
-from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
+from gemmery.emulator.findings.races import ATOMIC, CLOCK_AT, INDEX, INDEX_AT, THREAD, History
 from gemmery.emulator.findings.together import Contents
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.bulk import Bulk
@@ -181,6 +181,8 @@ class SharedRaces:
         releases, acquires, fences = orders.releases[index], orders.acquires[index], orders.with_fences[index]
         if not (releases or acquires or fences):
             return
+        if releases or (fences and event.kind != "ld"):
+            self.clocks.lanes_publish(index, threads, at_fence=not releases)
         for address in np.unique(addresses).tolist():
             key = ("atomic", address)
             for warps in _in_turn(self.followed.warps_of(threads[addresses == address]), event.kind == "atom"):
@@ -224,6 +226,7 @@ class SharedRaces:
         if barrier < 0:
             self._warps_meet(mask, warps)
         elif BARRIERS[self._opcodes[index].spelling].arrives:
+            self.clocks.publishing.meet(warps, self.clocks.clock)
             self.clocks.release(warps, barrier)
         else:
             self.clocks.acquire(warps, barrier)  # from threads that arrived and did not wait
@@ -237,6 +240,7 @@ class SharedRaces:
             if (running & ~lanes)[lanes.any(axis=1)].any():
                 self.clocks.lanes_meet(self.followed.lanes(mask))
                 return
+        self.clocks.publishing.meet(warps, self.clocks.clock)
         self.clocks.meets_itself(warps)
 
     def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
@@ -246,6 +250,8 @@ class SharedRaces:
         inside = addresses >= 0  # the barrier of a cluster has no address
         if inside.any():
             self._history.updates(index, addresses[inside], threads[inside], 8)
+        if not acquired:
+            self.clocks.lanes_publish(index, threads)
         for address in np.unique(addresses).tolist():
             warps = self.followed.warps_of(threads[addresses == address])
             if acquired:
@@ -310,7 +316,8 @@ class SharedRaces:
         message: str | Callable[[], str]
         if kind in ("race", EQUAL):
             access = machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC)
-            message = partial(messages.race, *access, equal=kind == EQUAL)
+            released = self.clocks.publishing.releases.missed.get((stamp & 31, stamp >> CLOCK_AT))
+            message = partial(messages.race, *access, messages.reason(machine, kind, released))
         elif kind == "uninitialised":
             message = f"{place}, which no thread has written: write it first, or do not read it"
         elif kind == "not landed":

@@ -48,6 +48,16 @@ class MapBox(NamedTuple):
     split: int = 0  # parts of an operand that was split before: they lie elsewhere, and its room stays empty; 0: none
 
 
+class Scaling(NamedTuple):
+    """What a launch must know of factors in advance. A step of 0: the same factor."""
+
+    kind: str = ""  # as Problem.scales
+    a_row: int = 0  # elements from one row, or block of k, of A to the next
+    a_k: int = 0
+    b_k: int = 0
+    b_column: int = 0  # or from block to block of columns
+
+
 @dataclass(frozen=True)
 class Geometry:
     """One launch; those in `before` prepare it, in order, with the same arguments."""

@@ -16,7 +16,7 @@ from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 BLOCK = 128  # rows and columns of an operand that share a factor
-SCALED = ("e4m3", "e5m2", "int8", "f16", "bf16")  # element types of operands that may have factors
+SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
 _NUMBER = (int, float, np.number)
 
 
@@ -60,7 +60,7 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
         return OperandScales("outer", factor, a, b, Scaling("outer", a_row, 0, 0, b_column))
     pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
     if alone and a is not None and b is not None and a.shape == (m, pieces) and b.shape == (pieces, columns):
-        if common not in dtypes.FP8:
+        if common not in dtypes.FLOAT8:
             raise DTypeError(
                 f"factors of blocks of {BLOCK} apply to float8 products, not to {dtypes.get(common).numpy}: pass one "
                 f"for each row of a, shape ({m},), and one for each column of b, shape ({n},)"
@@ -116,5 +116,5 @@ def _wrong_shape(x: View, y: View, a: View | None, b: View | None) -> ShapeError
     blocks = f", or, for blocks of {BLOCK}, both have the shapes ({m}, {pieces}) and ({pieces}, {columns})"
     return ShapeError(
         f"{have} for operands of shapes {x.shape} and {y.shape}: scale_a is one number or has the shape ({m},), "
-        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FP8 else ''}"
+        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FLOAT8 else ''}"
     )

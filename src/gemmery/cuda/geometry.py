@@ -12,16 +12,7 @@ from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
-C_NAMES = {
-    "f64": "double",
-    "f32": "float",
-    "f16": "f16",
-    "bf16": "bf16",
-    "e4m3": "e4m3",
-    "e5m2": "e5m2",
-    "int8": "i8",
-    "int32": "int",
-}
+C_NAMES = {row.name: row.cpp for row in dtypes.DTYPES if row.cpp}
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
 ACTIVATION = 12  # their bits
 BAND = 8

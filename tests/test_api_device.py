@@ -214,8 +214,7 @@ def test_shapes_of_factors_decide_what_they_mean(a_shape, b_shape, kind, steps):
     )
     x, y = (z._replace(device="cuda:0") for z in (x, y))
     factors = scales.scales(options, x, y, "e4m3", "bf16")
-    assert (factors.kind, factors.factor, factors.steps) == (kind, 1.0, steps)
-    assert factors.scaling == (kind, *steps)
+    assert (factors.kind, factors.factor, factors.scaling) == (kind, 1.0, (kind, *steps))
     assert (factors.a is None, factors.b is None) == (a_shape is None, b_shape is None)
 
 

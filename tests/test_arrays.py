@@ -235,6 +235,13 @@ class HandMade:
         return make(("PyCapsule_New", ctypes.pythonapi))(ctypes.addressof(self.managed), self.name, None)
 
 
+@pytest.mark.parametrize("row", dtypes.DTYPES, ids=lambda row: row.name)
+def test_a_capsule_says_which_type_its_elements_have(row):
+    capsule = dlpack.capsule(arrays.View(4096, (2,), (row.size,), row.name, "cuda:0"), 2, 0, versioned=True)
+    tensor, _ = dlpack._tensor(capsule, "capsule")
+    assert (dlpack._element(tensor), tensor.bits) == (row.numpy, 8 * row.size)
+
+
 def test_the_fields_of_a_capsule():
     x = np.arange(12.0).reshape(3, 4)
     assert view(HandMade(x))[:4] == (x.ctypes.data, (3, 4), (32, 8), "f64")

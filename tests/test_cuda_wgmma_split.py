@@ -230,4 +230,4 @@ def test_products_without_factors_of_blocks_are_refused(options, reason):
 
 def test_the_bound_of_parts_does_not_grow_as_k_does():
     assert promoted(16384) < 1.01 * promoted(128)
-    assert BLOCKSCALED.dtypes == tuple(dtypes.FP8)
+    assert BLOCKSCALED.dtypes == dtypes.FLOAT8

@@ -15,6 +15,18 @@ def test_short_and_long_names_in_any_case(row):
         assert dtypes.resolve(spelling) == row.name
 
 
+@pytest.mark.parametrize("row", dtypes.DTYPES, ids=lambda row: row.name)
+def test_rows_say_of_numbers_what_numpy_does(row):
+    kind = np.dtype(getattr(ml_dtypes, row.numpy, row.numpy))
+    assert (kind.itemsize, np.dtype(row.stored).itemsize) == (row.size, row.size)
+    if kind.kind != "V" and not hasattr(ml_dtypes, row.numpy):
+        assert (row.stored, kind.kind) == (row.numpy, row.kind)
+    if row.kind in "fc":
+        limits = ml_dtypes.finfo(kind)
+        assert (row.unit_roundoff, row.fraction) == (float(limits.eps) / 2, limits.nmant)
+        assert 2.0**row.normal == float(limits.smallest_normal)
+
+
 def test_short_codes_mean_what_they_mean_to_numpy():
     for code, name in dtypes._CODES.items():
         if code in ("c64", "c128"):  # none of NumPy's

@@ -254,7 +254,7 @@ def test_the_first_size_is_predicted_by_a_smaller_one():
 def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
     one = next(other for other in CUDA if other.name == name)
     dtype = one.dtypes[0]
-    out = "bf16" if dtype in dtypes.FP8 else dtype
+    out = "bf16" if dtype in dtypes.FLOAT8 else dtype
     like = Work(1, 1, 1, dtype, out, precision="tf32" if dtype == "f32" else "")
     work = on_cuda.product_for(one, 512, like, "cuda:0")
     if name.startswith("gemv_"):

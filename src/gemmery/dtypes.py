@@ -1,4 +1,4 @@
-"""Element types: size, accumulator, unit roundoff, and their names in LLVM, NumPy and elsewhere."""
+"""Element types: size, accumulator, rounding, and their names in each library and language."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMPORTED_AT = time_ns()
 
 
 class DType(NamedTuple):
-    """One element type.
+    """One element type; a name is "" where a language has no such type.
 
     `accumulator` is the type in which products of two elements are summed; `unit_roundoff` is 2**-p for p bits of
     significand, and 0 for integers, which wrap.
@@ -32,44 +32,52 @@ class DType(NamedTuple):
     size: int
     kind: str  # f float, c complex, i signed, u unsigned, b bool
     accumulator: str
-    llvm: str  # a complex element is two of these
-    numpy: str
     unit_roundoff: float
+    normal: int  # exponent of the least normal number
+    numpy: str  # PyTorch's name too, and that of ml_dtypes where NumPy has no such type
+    stored: str  # NumPy's type of the same bits
+    dlpack: int  # its code
+    llvm: str  # a complex element is two of these
+    cpp: str = ""  # of kernels on devices
+    ptx: str = ""  # in opcodes of products
+    tensor_map: str = ""  # of CUDA's driver
+
+    @property
+    def fraction(self) -> int:
+        """Bits of a float that are stored after the leading one."""
+        return int(1 / self.unit_roundoff).bit_length() - 2
 
 
-_ROWS = (
-    DType("f64", 8, "f", "f64", "double", "float64", 2.0**-53),
-    DType("f32", 4, "f", "f32", "float", "float32", 2.0**-24),
-    DType("f16", 2, "f", "f32", "half", "float16", 2.0**-11),
-    DType("bf16", 2, "f", "f32", "bfloat", "bfloat16", 2.0**-8),
-    DType("complex64", 8, "c", "complex64", "float", "complex64", 2.0**-24),
-    DType("complex128", 16, "c", "complex128", "double", "complex128", 2.0**-53),
-    DType("int8", 1, "i", "int32", "i8", "int8", 0.0),
-    DType("int16", 2, "i", "int32", "i16", "int16", 0.0),
-    DType("int32", 4, "i", "int32", "i32", "int32", 0.0),
-    DType("int64", 8, "i", "int64", "i64", "int64", 0.0),
-    DType("uint8", 1, "u", "uint32", "i8", "uint8", 0.0),
-    DType("uint16", 2, "u", "uint32", "i16", "uint16", 0.0),
-    DType("uint32", 4, "u", "uint32", "i32", "uint32", 0.0),
-    DType("uint64", 8, "u", "uint64", "i64", "uint64", 0.0),
+DTYPES = (
+    DType("f64", 8, "f", "f64", 2.0**-53, -1022, "float64", "float64", 2, "double", "double", "f64"),
+    DType("f32", 4, "f", "f32", 2.0**-24, -126, "float32", "float32", 2, "float", "float", "f32", "FLOAT32"),
+    DType("f16", 2, "f", "f32", 2.0**-11, -14, "float16", "float16", 2, "half", "f16", "f16", "FLOAT16"),
+    DType("bf16", 2, "f", "f32", 2.0**-8, -126, "bfloat16", "uint16", 4, "bfloat", "bf16", "bf16", "BFLOAT16"),
+    DType("complex64", 8, "c", "complex64", 2.0**-24, -126, "complex64", "complex64", 5, "float"),
+    DType("complex128", 16, "c", "complex128", 2.0**-53, -1022, "complex128", "complex128", 5, "double"),
+    DType("int8", 1, "i", "int32", 0.0, 0, "int8", "int8", 0, "i8", "i8", "s8", "UINT8"),
+    DType("int16", 2, "i", "int32", 0.0, 0, "int16", "int16", 0, "i16"),
+    DType("int32", 4, "i", "int32", 0.0, 0, "int32", "int32", 0, "i32", "int", "", "INT32"),
+    DType("int64", 8, "i", "int64", 0.0, 0, "int64", "int64", 0, "i64"),
+    DType("uint8", 1, "u", "uint32", 0.0, 0, "uint8", "uint8", 1, "i8", "", "u8"),
+    DType("uint16", 2, "u", "uint32", 0.0, 0, "uint16", "uint16", 1, "i16"),
+    DType("uint32", 4, "u", "uint32", 0.0, 0, "uint32", "uint32", 1, "i32"),
+    DType("uint64", 8, "u", "uint64", 0.0, 0, "uint64", "uint64", 1, "i64"),
+    # A product of bools is the "or" of "and"s: pairs are counted in uint32 and the counts compared with 0.
+    DType("bool", 1, "b", "uint32", 0.0, 0, "bool", "bool", 6, "i8"),
+    # Which devices of compute capability 9.0 multiply, and CPUs do not.
+    DType("e4m3", 1, "f", "f32", 2.0**-4, -6, "float8_e4m3fn", "uint8", 10, "i8", "e4m3", "e4m3", "UINT8"),
+    DType("e5m2", 1, "f", "f32", 2.0**-3, -14, "float8_e5m2", "uint8", 12, "i8", "e5m2", "e5m2", "UINT8"),
 )
 
 # Bytes of LLVM's types.
 SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
 
-# A product of bools is the "or" of "and"s: pairs are counted in uint32 and the counts compared with 0.
-BOOL = DType("bool", 1, "b", "uint32", "i8", "bool", 0.0)
-
-# Eight bits with 4 or 5 of exponent, which devices of compute capability 9.0 multiply, and CPUs do not.
-FP8 = {
-    "e4m3": DType("e4m3", 1, "f", "f32", "i8", "float8_e4m3fn", 2.0**-4),
-    "e5m2": DType("e5m2", 1, "f", "f32", "i8", "float8_e5m2", 2.0**-3),
-}
-
-NAMES = tuple(row.name for row in _ROWS)  # the types of numbers, which kernels of the CPU multiply
-BY_NAME = {row.name: row for row in (*_ROWS, BOOL)}
+FLOAT8 = tuple(row.name for row in DTYPES if row.kind == "f" and row.size == 1)
+NAMES = tuple(row.name for row in DTYPES if row.kind != "b" and row.name not in FLOAT8)  # that CPUs multiply as numbers
+BY_NAME = {row.name: row for row in DTYPES if row.name not in FLOAT8}
 BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
-_BY_ANY_NAME = {**BY_NUMPY_NAME, **{row.numpy: row for row in FP8.values()}, **BY_NAME, **FP8}
+_BY_ANY_NAME = {row.numpy: row for row in DTYPES} | {row.name: row for row in DTYPES}
 
 # NumPy's short codes, and others, with one meaning. Codes of integers have two.
 _CODES = {
@@ -113,7 +121,7 @@ def written(name: str) -> str:
     >>> written("e4m3"), written("f16")
     ('bf16', 'f16')
     """
-    return "bf16" if name in FP8 else name
+    return "bf16" if name in FLOAT8 else name
 
 
 def resolve(spelling: object, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:

@@ -195,15 +195,14 @@ def _unit(name: str) -> float:
 
 def _tiny(name: str) -> float:
     """Return the smallest subnormal number of a floating type."""
-    return {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149, "complex64": 2.0**-149}.get(name, 2.0**-1074)
+    row = dtypes.get(name)
+    return row.unit_roundoff * 2.0 ** (row.normal + 1)
 
 
 def _largest(name: str) -> float:
     """Return the largest finite value of a floating type."""
-    f32 = (2 - 2.0**-23) * 2.0**127
-    return {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "f32": f32, "complex64": f32}.get(
-        name, float(np.finfo(np.float64).max)
-    )
+    row = dtypes.get(name)
+    return (2 - 2 * row.unit_roundoff) * 2.0 ** (1 - row.normal)
 
 
 def _wide(x: Array) -> Array:

@@ -46,7 +46,7 @@ def types(x: View, y: View, dtype: str | None, like: str | None) -> tuple[str, s
 
     Raises DTypeError for types that the device does not multiply.
     """
-    eight = [name for name in (x.dtype, y.dtype) if name == "int8" or name in dtypes.FP8]
+    eight = [name for name in (x.dtype, y.dtype) if name == "int8" or name in dtypes.FLOAT8]
     if eight:
         return _of_eight_bits(x, y, dtype or like)
     for z in (x, y):
@@ -90,7 +90,7 @@ def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
 @lru_cache
 def check_capability(dtype: str, has_factors: bool, device: str) -> None:
     """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
-    eight = dtype == "int8" or dtype in dtypes.FP8
+    eight = dtype == "int8" or dtype in dtypes.FLOAT8
     card = driver.find(device) if eight or has_factors else None
     if card is not None and card.capability != _HOPPER:
         long = dtypes.get(dtype).numpy

@@ -18,6 +18,7 @@ from gemmery.api.scales import check_scaled, read_scale
 from gemmery.arrange import Ints, layout
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
+from gemmery.cuda.geometry import Scaling
 from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.dispatch.cuda import grouped
 from gemmery.errors import DeviceError, DTypeError, LayoutError, RefusedError, ShapeError
@@ -149,17 +150,17 @@ def _compute(
             raise LayoutError(f"a {type(a).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
         _one_by_one(a, b, _read(offsets, where, target.shape[0], captured), inputs, array, target, terms)
         return
-    owners = list(inputs.owners)
+    owners, read = list(inputs.owners), (inputs.x, inputs.y, inputs.bias, inputs.a_scale, inputs.b_scale)
     if where.device == "cpu":
         ends = np.array(host_ends(offsets, target.shape[0]), np.int32)
         owner, where = device_memory.scratch(a, ends.nbytes, inputs.x, stream)
         owners.append(owner)
         ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, stream, ordinal)
-    others = {z.stream for z in (*inputs[1:5], target, where) if z is not None} - {stream}
+    others = {z.stream for z in (*read, target, where) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
     x, y, bias, a_scale, b_scale = (
-        0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in inputs[:5]
+        0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in read
     )
     workspace = 0
     if run.workspace:
@@ -213,8 +214,8 @@ def clamped(ends: list[int], rows: int) -> list[int]:
 
 def _terms(inputs: GroupInputs, target: View, terms: GroupTerms) -> tuple[Any, ...]:
     """Return the arguments of `prepared`: what a launch must know before it has addresses."""
-    bare = tuple(View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (*inputs[:2], target))
-    steps = tuple(None if z is None else z.strides for z in inputs[2:5])
+    bare = tuple(View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (inputs.x, inputs.y, target))
+    steps = tuple(None if z is None else z.strides for z in (inputs.bias, inputs.a_scale, inputs.b_scale))
     epilogue = epilogue_name(inputs.bias, terms.activation)
     return *bare, steps, epilogue, inputs.factor != 1, invariance(terms.batch_invariant)
 
@@ -231,7 +232,8 @@ def prepared(
 ) -> Ready | str:
     """Return the launch for operands of these shapes and strides, or why no kernel reads their offsets."""
     groups, _, n = y.shape
-    scales = "outer" if any(steps[1:]) else ""
+    bias_step, a_step, b_step = steps
+    scales = "outer" if a_step or b_step else ""
     problem = described(x, y, c)._replace(epilogue=epilogue, scaled=scaled, scales=scales, invariant=invariant)
     try:
         candidate = grouped(problem)
@@ -239,11 +241,11 @@ def prepared(
         return str(refused)
     kernel = candidate.rung.build(problem, candidate.config)
     assert isinstance(kernel, CudaLaunch)
-    bias = None if steps[0] is None else View(0, (groups, n), steps[0], dtypes.get(problem.out).accumulator)
+    bias = None if bias_step is None else View(0, (groups, n), bias_step, dtypes.get(problem.out).accumulator)
     scaling = None
     if problem.scales:
-        (row, _), (group, column) = (step or (0, 0) for step in steps[1:])
-        scaling = (problem.scales, row // 4, 0, group // 4, column // 4)
+        (row, _), (group, column) = a_step or (0, 0), b_step or (0, 0)
+        scaling = Scaling(problem.scales, row // 4, 0, group // 4, column // 4)
     a, c = (z._replace(shape=(groups, *z.shape), strides=(0, *z.strides)) for z in (x, c))  # all groups share them
     return kernel.ready(a, y, c, bias, scaling)
 

@@ -229,14 +229,15 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     stream, ordinal = operands.x.stream, device_memory.ordinal(operands.x)
     served = prepared(operands, target, options)
     run, bias = served.next(stream), operands.bias
-    others = {z.stream for z in (operands.y, bias, target, old, *operands.scales[2:4]) if z is not None} - {stream}
+    a_scale, b_scale = operands.scales.a, operands.scales.b
+    others = {z.stream for z in (operands.y, bias, target, old, a_scale, b_scale) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
     owners = list(operands.owners)  # a copy: scratch memory does not keep a product from being remembered
-    x, y = (device_memory.apart(a, z, target, stream, owners) for z in operands[:2])
+    x, y = (device_memory.apart(a, z, target, stream, owners) for z in (operands.x, operands.y))
     bias_view = None if bias is None else device_memory.apart(a, bias, target, stream, owners)
     factors = [
-        0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in operands.scales[2:4]
+        0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in (a_scale, b_scale)
     ]
     scratch = 0
     if run.workspace:
@@ -278,7 +279,7 @@ def _remember(
     if 0 in target.shape or options.alpha == 0:
         return
     served = prepared(operands, target, options)
-    views = [operands.y, operands.bias, *operands.scales[2:4], target]
+    views = [operands.y, operands.bias, operands.scales.a, operands.scales.b, target]
     if served.form.runs != 1 or any(z is not None and z.stream != operands.x.stream for z in views):
         return
     if not short:

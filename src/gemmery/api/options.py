@@ -50,7 +50,7 @@ def dtype_name(dtype: Any) -> str:
         except Exception:  # TypeError, ValueError, or what an object's own `dtype` raises
             name = ""  # not one of NumPy's spellings
         text = name if name in dtypes.BY_NUMPY_NAME else text
-    if text in dtypes.FP8 or any(text == row.numpy for row in dtypes.FP8.values()):
+    if text in dtypes.FLOAT8 or text in [dtypes.get(name).numpy for name in dtypes.FLOAT8]:
         raise DTypeError(f"dtype={text!r} is not a type of results; pass dtype='bfloat16' and convert the result")
     return dtypes.resolve(text, dtypes.BY_NAME)
 

@@ -18,10 +18,10 @@ from gemmery.api.halved import Halved, halved
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
-from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.geometry import Geometry, Scaling
 from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import Images, images
-from gemmery.cuda.launch import CudaLaunch, Ready, Scaling, first_arguments, mapped_argument, product_argument
+from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, mapped_argument, product_argument
 from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
 from gemmery.errors import LayoutError
 from gemmery.problem import Problem
@@ -92,25 +92,28 @@ class TieredLaunch:
                 self.countdown = 0
 
 
-@lru_cache(maxsize=4096)
-def described(
-    x: View,
-    y: View,
-    c: View,
-    bias_step: int | None,
-    epilogue: str,
-    scaled: bool,
-    precision: str,
-    scaling: Scaling | None,
-    invariant: bool,
-    split: str = "",
-) -> tuple[Arrangement, Problem]:
-    """Return a product as a kernel sees it; cached for each combination of shapes and strides.
+class DeviceProduct(NamedTuple):
+    """A product with its options; the pointers of its views are their lowest four bits, which decide on alignment."""
 
-    The pointers of the views are their lowest four bits, which decide on alignment. `scaling` is a field of
-    `OperandScales`, `split` names the operands that have parts: those that the product walks in another order, or that
-    CUDA cores multiply, do not count.
+    x: View
+    y: View
+    c: View
+    bias_step: int | None
+    epilogue: str
+    scaled: bool
+    precision: str
+    scaling: Scaling | None
+    invariant: bool
+    split: str = ""  # operands that have parts
+
+
+@lru_cache(maxsize=4096)
+def described(*terms: Any) -> tuple[Arrangement, Problem]:
+    """Return a `DeviceProduct` as a kernel sees it; cached for each combination of shapes and strides.
+
+    Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
     """
+    x, y, c, bias_step, epilogue, scaled, precision, scaling, invariant, split = DeviceProduct(*terms)
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
     m, n, k = form.m, form.n, form.k
@@ -136,7 +139,7 @@ def described(
         device=c.device,
         precision=precision,
         alignments=(alignments[0], alignments[1], alignments[2]),
-        scales="" if scaling is None else scaling[0],
+        scales="" if scaling is None else scaling.kind,
         invariant=invariant,
         split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
     )
@@ -189,23 +192,23 @@ def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
 
 @lru_cache(maxsize=4096)
 def specialised(*terms: Any) -> PreparedLaunch:
-    """Return the kernel made for this product, the form and the launches, for the arguments of `described`."""
-    form, problem = described(*terms)
+    """Return the kernel made for this product, the form and the launches, of the fields of `DeviceProduct`."""
+    product, (form, problem) = DeviceProduct(*terms), described(*terms)
     try:
-        return _ready(dispatch.plan(problem), form, problem, terms[3], terms[7])
+        return _ready(dispatch.plan(problem), form, problem, product.bias_step, product.scaling)
     except LayoutError:  # no tensor map has such strides, although they are aligned: take what needs none, or packs
         sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
         problem = problem._replace(alignments=sizes)
-        return _ready(dispatch.plan(problem), form, problem, terms[3], terms[7])
+        return _ready(dispatch.plan(problem), form, problem, product.bias_step, product.scaling)
 
 
 @lru_cache(maxsize=4096)
 def prepare(*terms: Any) -> TieredLaunch:
-    """Return what runs a product, for the arguments of `described`."""
+    """Return what runs a product, of the fields of `DeviceProduct`."""
     form, problem = described(*terms)
     work = problem.flops * form.runs
     at_once = not tiers.enabled() or work >= LARGE or _at_once(form, problem)
-    run = None if at_once else _general(form, problem, terms[3])
+    run = None if at_once else _general(form, problem, DeviceProduct(*terms).bias_step)
     if run is None:
         return TieredLaunch(form, specialised(*terms).run)
     return TieredLaunch(form, run, _specialised, terms, often(problem.dtype, problem.device, work))

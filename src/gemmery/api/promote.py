@@ -39,7 +39,7 @@ def can_cast(source: str, target: str, rule: str) -> bool:
 
     float8 is cast to no other type, and no other type to it.
     """
-    if source in dtypes.FP8 or target in dtypes.FP8:
+    if source in dtypes.FLOAT8 or target in dtypes.FLOAT8:
         return source == target
     if rule == "safe" and source != target and "bf16" in (source, target):
         return target in _ABOVE_BFLOAT or source in _INTO_BFLOAT

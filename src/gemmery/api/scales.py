@@ -11,12 +11,12 @@ from gemmery.api.device_types import ROUNDED, located
 from gemmery.api.options import Options, scalar
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
-from gemmery.cuda.launch import Scaling
+from gemmery.cuda.geometry import Scaling
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 BLOCK = 128  # rows and columns of an operand that share a factor
-SCALED = ("e4m3", "e5m2", "int8", "f16", "bf16")  # element types of operands that may have factors
+SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
 _NUMBER = (int, float, np.number)
 
 
@@ -27,14 +27,7 @@ class OperandScales(NamedTuple):
     factor: float = 1.0  # the product of the numbers
     a: View | None = None
     b: View | None = None
-    # In elements: from row to row of A and from block to block of k; from block to block of k in B and from column to
-    # column, or from block to block of columns. 0: the same factor.
-    steps: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """What a launch must know in advance; None without arrays."""
-        return (self.kind, *self.steps) if self.kind else None
+    scaling: Scaling | None = None  # None without arrays
 
 
 NO_SCALES = OperandScales()
@@ -64,15 +57,16 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     if by_row and by_column:
         a_row = 0 if a is None or not a.shape else _step(a, 0)
         b_column = 0 if b is None or not b.shape else _step(b, -1)
-        return OperandScales("outer", factor, a, b, (a_row, 0, 0, b_column))
+        return OperandScales("outer", factor, a, b, Scaling("outer", a_row, 0, 0, b_column))
     pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
     if alone and a is not None and b is not None and a.shape == (m, pieces) and b.shape == (pieces, columns):
-        if common not in dtypes.FP8:
+        if common not in dtypes.FLOAT8:
             raise DTypeError(
                 f"factors of blocks of {BLOCK} apply to float8 products, not to {dtypes.get(common).numpy}: pass one "
                 f"for each row of a, shape ({m},), and one for each column of b, shape ({n},)"
             )
-        return OperandScales("blocks", factor, a, b, (_step(a, 0), _step(a, 1), _step(b, 0), _step(b, 1)))
+        scaling = Scaling("blocks", _step(a, 0), _step(a, 1), _step(b, 0), _step(b, 1))
+        return OperandScales("blocks", factor, a, b, scaling)
     raise _wrong_shape(x, y, a, b)
 
 
@@ -122,5 +116,5 @@ def _wrong_shape(x: View, y: View, a: View | None, b: View | None) -> ShapeError
     blocks = f", or, for blocks of {BLOCK}, both have the shapes ({m}, {pieces}) and ({pieces}, {columns})"
     return ShapeError(
         f"{have} for operands of shapes {x.shape} and {y.shape}: scale_a is one number or has the shape ({m},), "
-        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FP8 else ''}"
+        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FLOAT8 else ''}"
     )

@@ -125,7 +125,8 @@ def _dtype_name(dtype: Any) -> str:
     if dtype is None:  # NumPy's name for float64
         raise DTypeError("a dtype is None: name a type, such as 'float32', or leave dtypes out for all")
     text = str(dtype).removeprefix("torch.") if isinstance(dtype, str) or hasattr(dtype, "itemsize") else ""
-    return next((name for name, row in known.FP8.items() if text in (name, row.numpy)), "") or options.dtype_name(dtype)
+    float8 = next((name for name in known.FLOAT8 if text in (name, known.get(name).numpy)), "")
+    return float8 or options.dtype_name(dtype)
 
 
 def _folder() -> str:
@@ -192,7 +193,7 @@ def _pairs(name: str) -> list[tuple[str, str]]:
 
 
 _TYPES = ("f16", "bf16", "f32", "f64")
-_OUT = {"e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}  # the usual results of types that only some devices multiply
+_EIGHT_BITS = (*known.FLOAT8, "int8")  # which only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
 _MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
 _EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row
@@ -203,7 +204,7 @@ _ALIGNMENTS = (16, 2)  # bytes: operands that tensor maps describe, and such tha
 def types(name: str) -> tuple[str, ...]:
     """Return the element types of products on a GPU; the usual ones for a GPU that is not known."""
     try:
-        return (*_TYPES, *_OUT) if copies_tensors(name) else _TYPES
+        return (*_TYPES, *_EIGHT_BITS) if copies_tensors(name) else _TYPES
     except DeviceError:
         return _TYPES
 
@@ -223,7 +224,7 @@ def images(names: tuple[str, ...], name: str, apart: bool = False) -> Iterator[W
     nvrtc.bindings()
     make = _in_a_process if apart else nvrtc.code
     yielded = set()
-    numbers = tuple(dtype for dtype in names if dtype not in _OUT)
+    numbers = tuple(dtype for dtype in names if dtype not in _EIGHT_BITS)
     for geometry in chain(_general(numbers, name), _specialised(numbers, name), _shared(names, name)):
         key = geometry.source, geometry.kernel, card.arch
         if key not in yielded:
@@ -271,9 +272,9 @@ def _shared(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
     """Yield the launches of kernels that serve many shapes: those that products of small and large sides choose."""
     layouts = _LAYOUTS if copies_tensors(name) else ()
     for dtype, a, b, alignment in product(names, layouts, layouts, _ALIGNMENTS):
-        plain = Problem(1, 1, 1, dtype, _OUT.get(dtype, dtype), a_layout=a, b_layout=b, device=name)
-        floats = dtype in ("e4m3", "e5m2")  # which come with factors
-        finished = plain._replace(scales="outer") if floats else plain._replace(epilogue="bias")
+        out = "int32" if dtype == "int8" else known.written(dtype)
+        plain = Problem(1, 1, 1, dtype, out, a_layout=a, b_layout=b, device=name)
+        finished = plain._replace(scales="outer") if dtype in known.FLOAT8 else plain._replace(epilogue="bias")
         for (m, n, k), steps in product((*product(_MANY_SIDES, repeat=3), _EIGHTHS), (plain, finished)):
             problem = steps._replace(m=m, n=n, k=k, alignments=(alignment,) * 3)
             with contextlib.suppress(RefusedError):

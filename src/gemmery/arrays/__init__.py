@@ -104,7 +104,7 @@ def allocates(like: object) -> bool:
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:
     """Return uninitialised C-contiguous memory for intermediate results."""
-    memory = _memory(shape, np.uint16 if dtype == "bf16" else dtypes.get(dtype).numpy)
+    memory = _memory(shape, dtypes.get(dtype).stored)
     return View(memory.ctypes.data, shape, memory.strides, dtype, owner=memory)
 
 
@@ -141,12 +141,13 @@ def _exporter(result: Array) -> Any:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's element type for gemmery's `name`; for bfloat16 ml_dtypes must have been imported."""
-    if name != "bf16":
-        return np.dtype(dtypes.get(name).numpy)
-    bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)
-    if bfloat16 is None:
-        raise DTypeError("NumPy has no bfloat16: import ml_dtypes, or pass dtype='float32'")
-    result: np.dtype[Any] = np.dtype(bfloat16)
+    row = dtypes.get(name)
+    if row.stored == row.numpy:
+        return np.dtype(row.numpy)
+    foreign = getattr(sys.modules.get("ml_dtypes"), row.numpy, None)
+    if foreign is None:
+        raise DTypeError(f"NumPy has no {row.numpy}: import ml_dtypes, or pass dtype='float32'")
+    result: np.dtype[Any] = np.dtype(foreign)
     return result
 
 
@@ -222,8 +223,7 @@ class _Memory:
 
 def _raw(source: View) -> Array:
     """Return the memory of `source` as a NumPy array without a copy; bfloat16 as uint16."""
-    stored = "uint16" if source.dtype == "bf16" else dtypes.get(source.dtype).numpy
-    return np.asarray(_Memory(source, np.dtype(stored).str))
+    return np.asarray(_Memory(source, np.dtype(dtypes.get(source.dtype).stored).str))
 
 
 def _cast(source: View, dtype: str) -> Array:

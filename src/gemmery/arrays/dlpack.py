@@ -55,18 +55,16 @@ _READ_ONLY = 1
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _NAMES = {  # codes of one width each
-    6: "bool",
     7: "float8_e3m4",
     8: "float8_e4m3",
     9: "float8_e4m3b11fnuz",
-    10: "float8_e4m3fn",
     11: "float8_e4m3fnuz",
-    12: "float8_e5m2",
     13: "float8_e5m2fnuz",
     14: "float8_e8m0fnu",
     15: "float6_e2m3fn",
     16: "float6_e3m2fn",
     17: "float4_e2m1fn",
+    **{row.dlpack: row.numpy for row in dtypes.DTYPES if row.dlpack >= 6},
 }
 
 
@@ -148,7 +146,7 @@ def _viewed(tensor: DLTensor, device: str, writable: bool, name: str, owner: obj
         )
     shape = tuple(tensor.shape[: tensor.ndim])
     row = dtypes.get(_element(tensor))
-    if device == "cpu" and row.name in dtypes.FP8:
+    if device == "cpu" and row.name in dtypes.FLOAT8:
         raise only_on_devices(row.numpy)
     if tensor.strides:
         strides = tuple(row.size * step for step in tensor.strides[: tensor.ndim])
@@ -194,11 +192,10 @@ def capsule(memory: View, kind: int, ordinal: int, versioned: bool) -> Any:
 
     `kind` and `ordinal` are the device as DLPack numbers it.
     """
-    size, count = dtypes.get(memory.dtype).size, len(memory.shape)
+    row, count = dtypes.get(memory.dtype), len(memory.shape)
     shape = (ctypes.c_int64 * count)(*memory.shape)
-    strides = (ctypes.c_int64 * count)(*(step // size for step in memory.strides))
-    code = 4 if memory.dtype == "bf16" else {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}[dtypes.get(memory.dtype).kind]
-    tensor = DLTensor(memory.pointer, kind, ordinal, count, code, 8 * size, 1, shape, strides, 0)
+    strides = (ctypes.c_int64 * count)(*(step // row.size for step in memory.strides))
+    tensor = DLTensor(memory.pointer, kind, ordinal, count, row.dlpack, 8 * row.size, 1, shape, strides, 0)
     managed: ManagedTensor | ManagedTensorVersioned
     if versioned:
         managed = ManagedTensorVersioned((1, 0), None, ctypes.cast(_deleter, ctypes.c_void_p), 0, tensor)

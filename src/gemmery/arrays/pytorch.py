@@ -67,7 +67,7 @@ def _view(tensor: Any, torch: Any) -> View:
             "torch.autograd.forward_ad.unpack_dual(x).primal, or use torch.matmul"
         )
     row = _ROWS.get(tensor.dtype) or _row(tensor)
-    if device == "cpu" and row.name in dtypes.FP8:
+    if device == "cpu" and row.name in dtypes.FLOAT8:
         raise only_on_devices(row.numpy)
     writable = not tensor.is_inference() or torch.is_inference_mode_enabled()  # PyTorch refuses it too
     if tensor.is_neg() or (row.kind == "c" and tensor.is_conj()):  # lazily negated: the memory holds the other sign

@@ -16,7 +16,7 @@ from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
 SHORT: dict[object, str] = {}  # NumPy's element types seen so far -> gemmery's names
 for _row in dtypes.BY_NAME.values():
-    if _row.name != "bf16":
+    if _row.stored == _row.numpy:
         SHORT[np.dtype(_row.numpy)] = _row.name
 
 
@@ -138,7 +138,7 @@ def _numpy_view(array: Array) -> View:
         if array.dtype.kind in _WORDS or array.dtype.type is np.void:  # types of ml_dtypes have kind "V" too
             raise _unsupported(array)
         name = dtypes.get(array.dtype.name).name
-        if name in dtypes.FP8:
+        if name in dtypes.FLOAT8:
             raise only_on_devices(array.dtype.name)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="), order="C")  # as compiled code copies it

@@ -22,7 +22,7 @@ from gemmery.bench.timing import Sample
 from gemmery.bench.torch_operands import Sets, allocating, host_time, on_torch, put_by, tensor, tensors, without_torch
 from gemmery.errors import RefusedError
 
-EIGHT_BITS = ("int8", *dtypes.FP8)
+EIGHT_BITS = ("int8", *dtypes.FLOAT8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
 TRIED_SECONDS = 0.003
 LARGEST_BIASED = 2  # bytes of elements whose products with a bias PyTorch leaves to cublasLt
@@ -184,7 +184,7 @@ def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:
 
 def _place_full(resident: Resident) -> Placed:
     """torch._scaled_mm that adds up in float32, not in the tensor cores' own sums."""
-    if resident.work.dtype not in dtypes.FP8:
+    if resident.work.dtype not in dtypes.FLOAT8:
         raise RefusedError("only products of float8 have sums of two kinds")
     return _tried(_eight_bit_ways(resident, fast=False), resident)
 

@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from gemmery import dtypes
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.resident import replays
 from gemmery.cuda import driver
@@ -56,7 +57,7 @@ UNITS = {
         )
         for dtype, name, sides in (
             *((name, name, sides) for name, sides in (("f16", 64), ("bf16", 64), ("tf32", 32))),
-            *((dtype, name, 128) for dtype, name in (("e4m3", "e4m3"), ("e5m2", "e5m2"), ("int8", "i8"))),
+            *((name, dtypes.get(name).cpp, 128) for name in (*dtypes.FLOAT8, "int8")),
         )
     },
 }

@@ -154,7 +154,7 @@ class Shared:
     def __init__(self, view: View) -> None:
         self.view = view
         row = dtypes.get(view.dtype)
-        stored = "int16" if row.name == "bf16" else "int8" if row.name in dtypes.FP8 else row.numpy
+        stored = row.numpy if row.stored == row.numpy else f"int{8 * row.size}"
         self.__cuda_array_interface__ = {
             "shape": view.shape,
             "strides": view.strides,

@@ -300,6 +300,6 @@ def _one_of(value: Any, known: tuple[str, ...], where: str) -> str:
 
 def _dtype(name: Any, where: str) -> str:
     try:
-        return dtypes.resolve(_text(name, where), (*dtypes.NAMES, *dtypes.FP8))
+        return dtypes.resolve(_text(name, where), (*dtypes.NAMES, *dtypes.FLOAT8))
     except DTypeError as error:
         raise ArgumentError(f"{where}: {error}") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.bench import new_shapes as shapes
 from gemmery.bench.new_shapes import Pairs
@@ -16,7 +17,7 @@ from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
 from gemmery.errors import DeviceError, RefusedError
 
-TORCH_NAMES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # of what is shared as integers
+TORCH_NAMES = {row.name: row.numpy for row in dtypes.DTYPES if row.stored != row.numpy}  # of what is shared as integers
 
 Sets = Sequence[tuple[Any, ...]]
 """(a, b, c) as arrays of a library, a set after the other."""

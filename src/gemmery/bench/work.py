@@ -83,7 +83,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
 
     row = dtypes.get(name)
-    if row.name != "bf16" and row.name not in dtypes.FP8:
+    if row.stored == row.numpy:
         return np.dtype(row.numpy)
     try:
         import ml_dtypes

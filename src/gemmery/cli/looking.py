@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from gemmery import dtypes
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import As, HtmlToo, Json, place, settings
 from gemmery.cli.showing import check_page, check_writable, console, print_records, write_page
@@ -87,7 +88,7 @@ def inspect(
         str,
         Option(
             metavar="TYPE",
-            help="f32, f64, f16, bf16, tf32, e4m3, e5m2, int8.",
+            help=f"f32, f64, f16, bf16, tf32, {', '.join(dtypes.FLOAT8)}, int8.",
             show_default="the first that the rungs take",
         ),
     ] = "",

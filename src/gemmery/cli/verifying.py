@@ -112,7 +112,9 @@ def warm(
 
     place = device.strip().lower()
     try:
-        types = [dtypes.resolve(name, (*dtypes.BY_NAME, *dtypes.FP8)) for text in dtype or () for name in names(text)]
+        types = [
+            dtypes.resolve(name, (*dtypes.BY_NAME, *dtypes.FLOAT8)) for text in dtype or () for name in names(text)
+        ]
         if place != "cpu" and place.partition(":")[0] != "cuda":
             from gemmery.cuda.device import card
 

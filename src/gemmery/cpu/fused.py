@@ -169,7 +169,7 @@ def _loop(f: Function, element: str, lanes: int) -> None:
 
 # Sums of tensor cores: a vector holds 8 neighbouring ones. Each number is taken apart into a significand in float32 and
 # an exponent, so the product of two significands is exact, and cutting it where the largest exponent says is one
-# conversion to int32. Products of f16 and fp8 are exact in float32 themselves, which saves half of the work.
+# conversion to int32. Products of f16 and float8 are exact in float32 themselves, which saves half of the work.
 _LANES = 8
 _ROWS = 4  # of sums that are computed together, so that the CPU need not wait for each result
 _TURN = 4  # elements of k in a turn of the loops; a tensor core adds at least as many at once

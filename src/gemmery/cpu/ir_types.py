@@ -6,9 +6,9 @@ import struct
 
 from gemmery import dtypes
 
-FLOATS = {"half": 2, "bfloat": 2, "float": 4, "double": 8}
+FLOATS = {row.llvm: row.size for row in map(dtypes.get, dtypes.NAMES) if row.kind == "f"}
 SIZES = dtypes.SIZES
-_MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}
+_MANGLED = {row.llvm: row.name for row in map(dtypes.get, dtypes.NAMES) if row.kind == "f"} | {"ptr": "p0"}
 
 
 def vector(lanes: int, element: str) -> str:

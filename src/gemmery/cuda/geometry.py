@@ -12,16 +12,7 @@ from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
-C_NAMES = {
-    "f64": "double",
-    "f32": "float",
-    "f16": "f16",
-    "bf16": "bf16",
-    "e4m3": "e4m3",
-    "e5m2": "e5m2",
-    "int8": "i8",
-    "int32": "int",
-}
+C_NAMES = {row.name: row.cpp for row in dtypes.DTYPES if row.cpp}
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
 ACTIVATION = 12  # their bits
 BAND = 8
@@ -46,6 +37,16 @@ class MapBox(NamedTuple):
     element: str = ""  # of the packed operand; "": the operand's own
     parts: int = 1  # of which an element of the packed operand consists, each a matrix of its own
     split: int = 0  # parts of an operand that was split before: they lie elsewhere, and its room stays empty; 0: none
+
+
+class Scaling(NamedTuple):
+    """What a launch must know of factors in advance. A step of 0: the same factor."""
+
+    kind: str = ""  # as Problem.scales
+    a_row: int = 0  # elements from one row, or block of k, of A to the next
+    a_k: int = 0
+    b_k: int = 0
+    b_column: int = 0  # or from block to block of columns
 
 
 @dataclass(frozen=True)

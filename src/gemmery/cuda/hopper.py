@@ -122,7 +122,7 @@ def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tup
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
     ordered = (model.exchanged(tile), columns, rows) if is_swapped(tile.bm) else (tile, rows, columns)
     band, blocks = order(*ordered, problem.batch, device.sms)
-    return (*tile[:5], band, splits, blocks if splits == 1 else 0)
+    return tile.bm, tile.bn, tile.stages, tile.cm, tile.cn, band, splits, blocks if splits == 1 else 0
 
 
 def suits(problem: Problem, bm: int, bn: int, swapped: bool = True) -> bool:
@@ -162,9 +162,12 @@ def measured(problem: Problem, device: Device, split: bool = True, swapped: bool
     straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
     """
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
-    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or not suits(problem, *winner[:2], swapped):
+    if winner is None or problem.batch > 1:
         return None
-    return Instance(*winner[:5]), winner[5]
+    bm, bn, stages, cm, cn, splits = winner
+    if (splits > 1 and not split) or not suits(problem, bm, bn, swapped):
+        return None
+    return Instance(bm, bn, stages, cm, cn), splits
 
 
 def outruns_gemv(problem: Problem) -> bool:
@@ -180,7 +183,8 @@ def outruns_gemv(problem: Problem) -> bool:
     n, k = problem.n, problem.k
     if problem.m != 1 or problem.batch > 1 or problem.a_layout == "col" or problem.b_layout == "col":
         return False
-    if kind(problem)[:2] != (2, 2) or describable(problem, "a") or describable(problem, "b") or min(n, k) < 512:
+    size, out, _ = kind(problem)
+    if (size, out) != (2, 2) or describable(problem, "a") or describable(problem, "b") or min(n, k) < 512:
         return False
     return (k <= 1536 and n <= 32 * k) or (k <= 3072 and 4096 <= n < 16384) or (k <= 4096 and n in (4096, 8192))
 

@@ -146,7 +146,7 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
     """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
     if is_swapped(tile.bm):
         return cycles(swapped(demand), exchanged(tile), splits, device)
-    bm, bn, stages, cm, cn = tile[:5]
+    bm, bn, stages, cm, cn, *_ = tile
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
     area, cluster, sms = bm * bn, cm * cn, device.sms
     end = END * min(1, bm / 64) + area * demand.finish
@@ -189,7 +189,7 @@ def step_cycles(demand: Demand, tile: Instance, busy: float) -> float:
 
     `busy` is the share of the multiprocessors that read at a time.
     """
-    bm, bn, _, cm, cn = tile[:5]
+    bm, bn, _, cm, cn, *_ = tile
     wide = -(-bn // 64) * 64 if demand.boxed else min(bn, demand.n)
     a_line, b_line = ROW + demand.a_more * busy, ROW + demand.b_more * busy
     brought = (a_line * min(bm, demand.m) / cn + b_line * wide / cm) / LINE_RATE
@@ -207,7 +207,7 @@ def streamed_cycles(demand: Demand, tile: Instance, blocks: int, device: Device)
     >>> [round(streamed_cycles(demand, tile, 128, KNOWN["h200"])) for tile in tiles]
     [304, 251]
     """
-    bm, bn, stages = tile[:3]
+    bm, bn, stages, *_ = tile
     if not streams(demand):
         return 0
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0

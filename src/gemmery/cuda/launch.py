@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.cuda import driver, ordered, tensormaps
-from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, epilogue, refusal
+from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, Scaling, epilogue, refusal
 from gemmery.cuda.tensormaps import KEPT, Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
 
-Scaling = tuple[str, int, int, int, int]  # Problem.scales; steps of factors: A's rows, A's k, B's k, B's columns
 FirstArguments = tuple[int, int, int, int, int, int, int, int]
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
@@ -362,8 +361,8 @@ def mapped_argument(
     `extra` those of the factors of A and B, and of offsets.
     """
     transposed = is_transposed(problem, swapped)
-    a_row, a_k, b_k, b_col = (0, 0, 0, 0) if scaling is None else scaling[1:]
-    steps = (b_col, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_col)
+    _, a_row, a_k, b_k, b_column = scaling or Scaling()
+    steps = (b_column, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_column)
     activation = epilogue(problem) & ACTIVATION
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)

@@ -16,7 +16,9 @@ from gemmery.problem import Problem
 _UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
 _PRODUCT = re.compile(r"(?:wmma\.|wgmma\.|tcgen05\.)?mma(?:_async)?\.")
 _TENSOR_UNITS = {"f64": "tensor_f64", "tf32": "tensor_tf32"}  # types in opcodes of PTX; the others are half precision
-_TENSOR_UNITS |= dict.fromkeys(("e4m3", "e5m2", "f8f6f4", "s8", "u8", "i8"), "tensor_8")
+_TENSOR_UNITS |= dict.fromkeys(
+    (*(row.ptx for row in dtypes.DTYPES if row.size == 1 and row.ptx), "f8f6f4", "i8"), "tensor_8"
+)
 WAVEFRONTS = 1  # of shared memory, a clock and multiprocessor: 128 bytes
 ISSUED = 4  # warp instructions, a clock and multiprocessor: one by each of its four schedulers
 

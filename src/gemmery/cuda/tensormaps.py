@@ -24,15 +24,7 @@ PACKED_APART = 256  # bytes of which packed operands begin at multiples
 KEPT = -2  # the place of an operand that was split before
 _LONGEST_BOX, _LARGEST_STRIDE = 256, 1 << 40
 _SWIZZLES, _PROMOTIONS = (0, 32, 64, 128), (0, 64, 128, 256)
-_KINDS = {
-    "bf16": "BFLOAT16",
-    "f16": "FLOAT16",
-    "f32": "FLOAT32",
-    "int32": "INT32",
-    "int8": "UINT8",
-    "e4m3": "UINT8",
-    "e5m2": "UINT8",
-}
+_KINDS = {row.name: row.tensor_map for row in dtypes.DTYPES if row.tensor_map}
 
 
 class MapShape(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from gemmery import dtypes
 from gemmery.cuda import driver, geometry, hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
@@ -23,7 +24,7 @@ TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 
 # The rungs that may apply the factors of operands, by their kind; they refuse those that they do not.
 _FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled",)}
-_TENSOR_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "int8")  # what wgmma multiplies
+_TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
 
 _MANY = 8  # products of a batch from which one may use less than a multiprocessor
 _SMALL = (

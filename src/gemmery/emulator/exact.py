@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.dtypes import Array
+from gemmery.dtypes import DTYPES, Array
 
 Reals = Any  # NumPy scalars or arrays of one float type
 
@@ -233,7 +233,7 @@ Added = Callable[[Array, Array, Array, "SumRule"], Array]
 
 LEAST = -133  # exponent below which nothing is aligned
 ZERO = -(1 << 12)  # the exponent of a zero: below all others
-NORMAL = {"f16": -14, "bf16": -126, "tf32": -126, "e4m3": -6, "e5m2": -14, "f32": -126}  # of least normal numbers
+NORMAL = {row.ptx: row.normal for row in DTYPES if row.ptx} | {"tf32": -126}  # exponents of least normal numbers
 NAN = np.uint32(0x7FFFFFFF).view("f4")  # the bits of every NaN that a tensor core makes
 
 

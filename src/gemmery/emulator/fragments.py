@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.dtypes import Array
+from gemmery.dtypes import DTYPES, Array
 from gemmery.emulator.ptx import Opcode
 from gemmery.errors import EmulationError
 
 _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern, copied as one
 
-BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+BITS = {row.ptx: 8 * row.size for row in DTYPES if row.ptx} | {"tf32": 32}
 WMMA_16 = ("m16n16k16", "m32n8k16", "m8n32k16")  # shapes for elements of 8 and 16 bits
 BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane are in a column of C
 

@@ -99,7 +99,7 @@ def _counted(launch: Launch, problem: Problem) -> tuple[tuple[Site, ...], dict[s
     """What each load and store of a kernel did in the product of random matrices, and where A, B and C were."""
     m, n, k = problem.m, problem.n, problem.k
     arrays = [random_operand(problem.dtype, shape) for shape in ((m, k), (k, n))]
-    arrays.append(np.zeros((m, n), "u2" if problem.out == "bf16" else dtypes.get(problem.out).numpy))
+    arrays.append(np.zeros((m, n), dtypes.get(problem.out).stored))
     room = 1 << 20  # matrices begin at multiples of it, so that they fall into the same sets in every run
     places = [sum(-(-array.nbytes // room) * room for array in arrays[:i]) for i in range(3)]
     memory = np.empty(places[2] + arrays[2].nbytes + room, np.uint8)

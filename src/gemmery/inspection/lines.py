@@ -147,8 +147,8 @@ def random_operand(dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     row = dtypes.get(dtype)
     if row.kind == "i":
         return random.integers(-8, 9, shape).astype(row.numpy)
-    if dtype in dtypes.FP8:  # numbers from 1 to 4 with either sign
-        least, most = (0x38, 0x48) if dtype == "e4m3" else (0x3C, 0x44)
+    if dtype in dtypes.FLOAT8:  # numbers from 1 to 4 with either sign
+        least, most = (exponent - row.normal << row.fraction for exponent in (1, 3))
         return (random.integers(least, most, shape) | random.integers(0, 2, shape) << 7).astype(np.uint8)
     values = random.standard_normal(shape)
     if dtype == "bf16":
@@ -172,7 +172,7 @@ def empty_result(problem: Problem) -> NDArray[np.generic]:
     """Zeros of a result; bf16 as bits."""
     by_columns = problem.c_layout == "col"
     sides = (problem.n, problem.m) if by_columns else (problem.m, problem.n)
-    zeros = np.zeros((1, *sides), "uint16" if problem.out == "bf16" else dtypes.get(problem.out).numpy)
+    zeros = np.zeros((1, *sides), dtypes.get(problem.out).stored)
     return zeros.mT if by_columns else zeros
 
 

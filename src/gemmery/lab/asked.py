@@ -163,7 +163,7 @@ def spelled(dtype: str) -> str:
     Raises ArgumentError for a name that is not known.
     """
     try:
-        return dtypes.resolve(dtype, (*dtypes.NAMES, *dtypes.FP8), (TF32,)) if dtype else ""
+        return dtypes.resolve(dtype, (*dtypes.NAMES, *dtypes.FLOAT8), (TF32,)) if dtype else ""
     except DTypeError as error:
         raise ArgumentError(str(error)) from None
 

@@ -16,7 +16,7 @@ from gemmery.arrays import View, alignment
 from gemmery.cpu import fused
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
-from gemmery.cuda.geometry import Geometry, refusal
+from gemmery.cuda.geometry import Geometry, Scaling, refusal
 from gemmery.cuda.launch import as_taken, is_transposed, mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
@@ -164,7 +164,7 @@ def product_bytes(
     starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
     a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
     extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
-    factors = (problem.scales, *a, *b)
+    factors = Scaling(problem.scales, *a, *b)
     order = geometry.band, geometry.ahead, geometry.swapped
     return mapped_argument(product, problem, maps, _emulated_map, starts, factors, extra, *order)
 

@@ -327,7 +327,7 @@ def compared(
 
 def exact(x: Array) -> Array:
     """Return elements of float8 as float32, others as they are."""
-    return x.astype(np.float32) if dtypes.get(x.dtype.name).name in dtypes.FP8 else x
+    return x.astype(np.float32) if dtypes.get(x.dtype.name).name in dtypes.FLOAT8 else x
 
 
 def _every(factors: Array, rows: Array, columns: Array) -> Array:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.bench.work import numpy_dtype
-from gemmery.dtypes import Array
+from gemmery.dtypes import FLOAT8, Array
 from gemmery.ladder import float32_bounds
 
-TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "int8")}
+TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8")}
 PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, in batches
 GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type
-HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
+HALF = ("f16", "bf16")
 
 _LONGEST, _LONGER = 700, 5000
 _MOST = 2e8  # multiplications
@@ -87,7 +87,7 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     """
     dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
     draw = np.random.default_rng([seed, 0])
-    functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*EIGHT, "int8"))
+    functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*FLOAT8, "int8"))
     function = str(draw.choice(functions))
     batch = int(draw.integers(2, 6)) if draw.random() < 0.25 and function != "grouped_matmul" else 1
     large = np.random.default_rng([seed, 2]).random() < _LARGE  # their tiles differ from those of small ones
@@ -144,7 +144,7 @@ def _sides(draw: np.random.Generator, batch: int, large: bool) -> tuple[int, int
 
 def _scales(dtype: str, batch: int, function: str) -> list[str]:
     """Return the kinds of factors that a product may have."""
-    blocks = batch == 1 and dtype in EIGHT and function == "matmul"
+    blocks = batch == 1 and dtype in FLOAT8 and function == "matmul"
     return ["", "numbers"] + ["outer"] * (batch == 1) + ["blocks"] * blocks
 
 
@@ -152,7 +152,7 @@ def _results(dtype: str, scales: str, function: str) -> list[str]:
     """Return the element types that C may have."""
     if dtype == "int8":
         return ["bf16", "f16", "f32"] if scales else ["int32"]
-    if dtype in EIGHT:
+    if dtype in FLOAT8:
         return ["bf16", "f16", "f32"]
     return [dtype, "f32"] if dtype in HALF and function != "gemm" else ["f32" if dtype == "tf32" else dtype]
 
@@ -170,7 +170,7 @@ def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.
     if dtype in ("int8", "int32"):
         return draw.integers(-128, 128, shape).astype(kind)
     if product.whole:
-        most = 8 if product.dtype not in EIGHT else 2 if product.k <= _EXACT_K else 1
+        most = 8 if product.dtype not in FLOAT8 else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)
     return draw.standard_normal(shape, np.float32).astype(kind)
 

@@ -22,7 +22,6 @@ from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
 from gemmery.lab import asked
 from gemmery.lab.random_products import (
-    EIGHT,
     PARTS,
     TYPES,
     MatrixImage,
@@ -274,7 +273,7 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
     factors = 8.0 if p.scales else 0.0
     if p.whole or p.dtype == "int8":
         return lambda k: (factors + k / BLOCK) * bool(p.scales)
-    if p.dtype in EIGHT:
+    if p.dtype in element_types.FLOAT8:
         return lambda k: (STEP_8 + 1) * CUT_8 * -(-k // STEP_8) + k + factors
     rounding = TF32 if p.dtype == "tf32" else 0.0
     return lambda k: 2.5 * k + 2 + rounding + factors

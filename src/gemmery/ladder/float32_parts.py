@@ -58,7 +58,7 @@ def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Inst
         shapes = ", ".join(f"{each.bm} x {each.bn}" for each in tiled)
         raise RefusedError(f"bm={config['bm']}, bn={config['bn']}: its tiles are {shapes}; use one of them, or 0")
     sms = target(problem).sms
-    best = min(fits, key=lambda each: -(-tiles(problem, *each[:2])[0] // sms) * each.bm * each.bn / each.speed)
+    best = min(fits, key=lambda each: -(-tiles(problem, each.bm, each.bn)[0] // sms) * each.bm * each.bn / each.speed)
     rounds = tiles(problem, best.bm, best.bn)[0] / sms
     shares = best.bm == 128 and problem.m >= 16 * best.bm and rounds >= _SHARED_FROM[best.bn]
     return best._replace(cm=2) if shares else best
@@ -72,7 +72,7 @@ def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> C
 
 
 def _tiling(element: str, tile: Instance) -> str:
-    return template("WgmmaTiles", element, "ROW", "COL", *tile[:5])
+    return template("WgmmaTiles", element, "ROW", "COL", tile.bm, tile.bn, tile.stages, tile.cm, tile.cn)
 
 
 def _product(
@@ -80,7 +80,7 @@ def _product(
 ) -> Geometry:
     """The launch that multiplies parts, which lie in the workspace with k adjacent."""
     tile = _tile(tiled, problem, config)
-    bm, bn, stages, cm, cn = tile[:5]
+    bm, bn, stages, cm, cn, *_ = tile
     cluster = cm * cn
     count = min(tiles(problem, bm * cm, bn * cn)[0], wgmma.clusters(config["blocks"], cluster))
     a, b, end, pitch = float32_pre_pass.places(problem)

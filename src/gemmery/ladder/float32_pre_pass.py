@@ -101,7 +101,7 @@ def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...
     operands = _to_split(problem) & in_registers(problem)
     rest, launches = _to_split(problem) & ~operands, []
     if operands:
-        warps, eights = next(each[1:] for each in _IN_REGISTERS if problem.k <= each[0])
+        warps, eights = next(each for longest, *each in _IN_REGISTERS if problem.k <= longest)
         rows = problem.batch * sum(side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit)
         blocks = -(-rows * warps * 32 // _THREADS)
         if problem.k <= _SHORT or not asked_for:  # launches that are not asked for most often have nothing to do
@@ -122,10 +122,10 @@ def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int
         lag = target(problem).l2 // _LAG
         grid = 2 * (count + min(max(lag, deep), count)) if asked_for else count
         return _launch("split_strips", problem, grid, scheme, asked_for, operands, lag, source="split_strips.cu")
-    slab = next(each for each in SLABS if problem.k <= each.longest)
-    grid = problem.batch * sum(-(-side // (4 * slab.across)) for side in sides) * slab.blocks
-    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, adjacent, *slab[1:])
-    return replace(launch, block=(32 * slab.warps, 1, 1), cluster=slab.blocks)
+    _, blocks, across, warps = next(each for each in SLABS if problem.k <= each.longest)
+    grid = problem.batch * sum(-(-side // (4 * across)) for side in sides) * blocks
+    launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, adjacent, blocks, across, warps)
+    return replace(launch, block=(32 * warps, 1, 1), cluster=blocks)
 
 
 def _whole_pieces(problem: Problem, operand: int) -> bool:

@@ -75,7 +75,7 @@ def _tile(problem: Problem, config: Config) -> Instance:
     if not fits:
         raise RefusedError(f"bn={config['bn']}: its tiles have {' or '.join(str(t.bn) for t in _TILES)} columns, or 0")
     sms, count = target(problem).sms, config["moduli"]
-    return min(fits, key=lambda each: -(-tiles(problem, *each[:2])[0] * count // sms) * each.bm * each.bn / each.speed)
+    return min(fits, key=lambda t: -(-tiles(problem, t.bm, t.bn)[0] * count // sms) * t.bm * t.bn / t.speed)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:

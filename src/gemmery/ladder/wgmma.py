@@ -57,7 +57,7 @@ def aligned_sums_tf32(k: int) -> float:
     return 0.5 * k + 2.5 * -(-k // 8) + 2.0**14
 
 
-def aligned_sums_fp8(k: int) -> float:
+def aligned_sums_8_bits(k: int) -> float:
     """Return f(k) for float8: 32 products and the sum are cut to 13 bits of fraction, 2^11 u of the largest each."""
     return 2.0**11 * (k + -(-k // 32)) + 2.0 * -(-k // 32)
 
@@ -345,8 +345,8 @@ def _by_roles(
     return launch(name, kernel, blocks, min(bm // 64, 2) + 1, shared, (bm, bn), maps, overlaps=True)
 
 
-DTYPES = (*_HALF, "f32", *dtypes.FP8, "int8")
-BOUNDS = {"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "int8": exact_sums}
+DTYPES = (*_HALF, "f32", *dtypes.FLOAT8, "int8")
+BOUNDS = {"tf32": aligned_sums_tf32, **dict.fromkeys(dtypes.FLOAT8, aligned_sums_8_bits), "int8": exact_sums}
 
 # A rung of products in half precision that tensor maps describe.
 _half_rung = partial(gpu_rung, dtypes=_HALF, refuses=refuses_maps, bound=aligned_sums, expect=_EXPECT)

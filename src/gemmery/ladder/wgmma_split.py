@@ -161,7 +161,7 @@ SPLIT = (
         bound=_in_parts(wgmma.aligned_sums),
         bounds={
             "tf32": _in_parts(wgmma.aligned_sums_tf32),
-            **dict.fromkeys(dtypes.FP8, _in_parts(wgmma.aligned_sums_fp8)),
+            **dict.fromkeys(dtypes.FLOAT8, _in_parts(wgmma.aligned_sums_8_bits)),
             "int8": wgmma.exact_sums,
         },
         geometry=packing(_streamk),
@@ -187,7 +187,7 @@ SPLIT = (
         "wgmma_blockscaled",
         idea="tensor cores sum 128 of k, CUDA cores scale that and add it in f32",
         parent="wgmma_epilogue",
-        dtypes=tuple(dtypes.FP8),
+        dtypes=dtypes.FLOAT8,
         refuses=_refuses_blocks,
         bound=promoted,
         geometry=packing(_blockscaled),

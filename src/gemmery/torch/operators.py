@@ -15,7 +15,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
-from gemmery import api
+from gemmery import api, dtypes
 from gemmery.arrange import result_shape
 from gemmery.errors import DeviceError, DTypeError
 from gemmery.torch import gradients
@@ -24,7 +24,7 @@ from gemmery.torch.gradients import Formula, check_weight, have_tangents
 _torch: Any = torch  # parts of PyTorch have no types
 library = _torch.library.Library("gemmery", "DEF")  # lives as long as the process: without it the operators go
 
-EIGHT_BIT_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+EIGHT_BIT_FLOATS = tuple(getattr(torch, dtypes.get(name).numpy, None) for name in dtypes.FLOAT8)
 
 
 def define(

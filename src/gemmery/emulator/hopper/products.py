@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.dtypes import Array
+from gemmery.dtypes import FLOAT8, Array
 from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
+from gemmery.emulator.fragments import BITS
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import (
     DEPTH,
@@ -34,12 +35,12 @@ THREADS = 128  # of a warpgroup
 EXACT = 256  # products of bytes whose sum is exact in f32: 256 * 255 * 255 < 2**24
 
 _SPELLED = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)(\.satfinite)?")
-_SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
+_SIZES = {name: bits // 8 for name, bits in BITS.items()}
 _SUMS = {
     ("f16", "f16"): ("f32", "f16"),
     ("bf16", "bf16"): ("f32",),
     ("tf32", "tf32"): ("f32",),
-    **{(a, b): ("f32", "f16") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")},
+    **{(a, b): ("f32", "f16") for a in FLOAT8 for b in FLOAT8},
     **{(a, b): ("s32",) for a in ("s8", "u8") for b in ("s8", "u8")},
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmery import dtypes
 from gemmery.emulator import exact
 from gemmery.emulator.exact import where
 from gemmery.emulator.op import NUMPY, Meaning, Op, Values
@@ -264,14 +265,13 @@ def _tf32() -> dict[str, Op]:
 
 
 def decoded(type_: str) -> Any:
-    """The float16 of each of the 256 codes: e5m2 is half a float16, e4m3 has no infinity and 7 below the bias of 15."""
-    codes = np.arange(256, dtype=np.uint16)
-    if type_ == "e5m2":
-        values = (codes << np.uint16(8)).view(np.float16)
-    else:
-        values = ((codes & np.uint16(0x7F)) << np.uint16(7)).view(np.float16) * np.float16(2**8)
-        values[0x7F::0x80] = np.nan
-        values[0x80:] = -values[:0x80]
+    """The float16 of each of the 256 codes. Only types whose name ends with "fn" have no infinity, and one NaN."""
+    row = dtypes.get(type_)
+    codes = (np.arange(128, dtype=np.uint16) << np.uint16(10 - row.fraction)).clip(max=0x7C00)
+    values = codes.view(np.float16) * np.float16(2.0 ** (14 + row.normal))  # the bias of float16 is 15
+    last = 1 if row.numpy.endswith("fn") else 1 << row.fraction
+    values[-last:] = [np.nan] if last == 1 else [np.inf] + [np.nan] * (last - 1)
+    values = np.concatenate([values, -values])
     values[np.isnan(values)] = np.uint16(0x7FFF).view(np.float16)
     return values
 
@@ -311,9 +311,9 @@ def _pair_of_codes(values: Any) -> Meaning:
 
 
 def _8_bits() -> dict[str, Op]:
-    """Pairs of e4m3 and e5m2: from two f32 and from f16x2, and to f16x2."""
+    """Pairs of 8-bit floats: from two f32 and from f16x2, and to f16x2."""
     table = {}
-    for type_, relu in product(("e4m3", "e5m2"), ("", ".relu")):
+    for type_, relu in product(dtypes.FLOAT8, ("", ".relu")):
         codes, values = f"{type_}x2", decoded(type_)
         two = _two_codes(_chain(_relu if relu else None, _to_8_bits(type_)))
         table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", two, 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.dtypes import Array
+from gemmery.dtypes import FLOAT8, Array
 from gemmery.emulator import exact
 from gemmery.emulator.exact import NORMAL, Added, SumRule
 from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
@@ -22,13 +22,13 @@ from gemmery.emulator.ops.convert import decoded
 
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
-EIGHT_BITS = ("e4m3", "e5m2")
-
 _HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % faster than a conversion, and it keeps NaNs
-_E5M2 = _HALF[:: 1 << 8].copy()  # the upper byte of an f16
 
 
-_E4M3 = decoded("e4m3").astype("f4")
+def _decoder(name: str) -> Callable[[Array], Array]:
+    values = decoded(name).astype("f4")
+    return lambda words: values.take(words.view("u1"))
+
 
 # The elements of registers (warps, rows, words), exact, in the type of the sums.
 DECODED: dict[str, Callable[[Array], Array]] = {
@@ -36,8 +36,7 @@ DECODED: dict[str, Callable[[Array], Array]] = {
     "tf32": lambda words: (words & np.uint32(0xFFFFE000)).view("f4"),  # the lower 13 bits are ignored
     "f16": lambda words: _HALF.take(words.view("u2")),
     "bf16": lambda words: (words.view("u2").astype("u4") << np.uint32(16)).view("f4"),
-    "e4m3": lambda words: _E4M3.take(words.view("u1")),
-    "e5m2": lambda words: _E5M2.take(words.view("u1")),
+    **{name: _decoder(name) for name in FLOAT8},
     "s8": lambda words: words.view("i1").astype("f4"),
     "u8": lambda words: words.view("u1").astype("f4"),  # 32 products of 255 * 255 are below 2**24: exact in f32
 }
@@ -84,9 +83,9 @@ def _whole(a: Side, b: Side, saturates: bool, transposed: bool) -> Meaning:
 
 def _rounded(a: Side, b: Side, c_type: str, d_type: str, rule: SumRule, transposed: bool) -> Meaning:
     """Compute D = A B + C in f32 or f16; `transposed` if patterns of C and D hold columns."""
-    # Hopper has fp8 only in wgmma. For mma.sync ptxas converts to f16, makes two HMMA of it, one of the lower halves of
-    # all registers and one of the upper, and adds C last.
-    by_halves = a.type in EIGHT_BITS
+    # Hopper has 8-bit floats only in wgmma. For mma.sync ptxas converts to f16, makes two HMMA of it, one of the lower
+    # halves of all registers and one of the upper, and adds C last.
+    by_halves = a.type in FLOAT8
     order = np.argsort(np.arange(a.depth) % 4 // 2, kind="stable")
 
     def meaning(_active: Array, *operands: Array, core: Added = exact.added) -> tuple[Array, ...]:
@@ -135,7 +134,7 @@ def _meaning(
         return _chained(a, b), exact.chain
     if d.startswith("s32"):
         return _whole(a, b, d == "s32.satfinite", transposed), None
-    by_halves = a.type in EIGHT_BITS
+    by_halves = a.type in FLOAT8
     normal = NORMAL["f16" if by_halves else a.type]
     rule = SumRule(depth or (a.depth // 2 if by_halves else a.depth), normal, normal, halves=c == d == "f16")
     return _rounded(a, b, c, d, rule, transposed), exact.added
@@ -181,8 +180,8 @@ def _mma() -> dict[str, Op]:
     for shape, a, b in product(((8, 8, 16), (16, 8, 16), (16, 8, 32)), ("s8", "u8"), ("s8", "u8")):
         add(shape, f"s32.{a}.{b}.s32", a, b, "s32")
         add(shape, f"satfinite.s32.{a}.{b}.s32", a, b, "s32.satfinite")
-    # fp8 with two HMMA of half the k
-    for k, a, b, c in product((16, 32), ("e4m3", "e5m2"), ("e4m3", "e5m2"), ("f16", "f32")):
+    # 8-bit floats with two HMMA of half the k
+    for k, a, b, c in product((16, 32), FLOAT8, FLOAT8, ("f16", "f32")):
         add((16, 8, k), f"{c}.{a}.{b}.{c}", a, b, c, issues=2)
     for shape, rounding in product(((8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)), ("", "rn.")):
         add(shape, f"{rounding}f64.f64.f64.f64", "f64", "f64", "f64")

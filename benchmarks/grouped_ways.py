@@ -13,12 +13,13 @@ import random
 import sys
 
 from gemmery.bench import cublas, suite, timing, torch_operands
-from gemmery.bench.resident import Resident, replays
+from gemmery.bench.resident import Resident
 from gemmery.bench.timing import Contestant
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.lab import on_cuda
 from gemmery.ladder import cuda, rung
+from gemmery.limits.replays import replays
 
 SUITE = "hopper_grouped"
 

@@ -10,11 +10,12 @@ from typing import Any
 from gemmery.arrays import View
 from gemmery.bench import new_shapes as shapes
 from gemmery.bench.new_shapes import Pairs
-from gemmery.bench.resident import Put, Resident, Shared
+from gemmery.bench.resident import Resident, Shared
 from gemmery.bench.rival import not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
 from gemmery.errors import DeviceError, RefusedError
+from gemmery.limits.replays import Put
 
 TORCH_NAMES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # of what is shared as integers
 

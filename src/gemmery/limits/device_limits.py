@@ -6,11 +6,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from gemmery.bench.limits import Bandwidth
-from gemmery.bench.resident import replays
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
 from gemmery.errors import ArgumentError
+from gemmery.limits import Bandwidth
+from gemmery.limits.replays import replays
 
 CUDA_CORES, TENSOR_CORES, WARPGROUPS = "CUDA cores", "mma.sync", "wgmma"
 SAMPLES = 10

@@ -8,7 +8,7 @@ from pathlib import Path
 from gemmery.cli.showing import write_page
 from gemmery.errors import DeviceError
 from gemmery.inspection.gather import inspect_rung
-from gemmery.report.pictures import files
+from gemmery.pages.pictures import files
 
 FOLDER = Path("docs", "pictures")
 SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures

@@ -16,17 +16,17 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
-    "gemmery.inspection.kernel_run": "emulator",
-    "gemmery.lab.device_arrays": "emulator",
+    "gemmery.emulation.kernel_run": "emulator",
+    "gemmery.emulation.device_arrays": "emulator",
     "gemmery.emulator.hopper.tensormap": "emulator",
     "gemmery.emulator.textures": "emulator",
     "gemmery.inspection.notebook": "inspect",
     "gemmery.errors": "errors",
 }
-DESCRIBED = {"gemmery.inspection.kernel_run": "gemmery.lab.kernel"}  # a home -> the module with the docstrings
+DESCRIBED = {"gemmery.emulation.kernel_run": "gemmery.emulation.kernel"}  # a home -> the module with the docstrings
 ALSO = {  # page -> what its functions return
     "emulator": (
-        "gemmery.inspection.kernel_run.KernelRun",
+        "gemmery.emulation.kernel_run.KernelRun",
         "gemmery.emulator.run.EmulatedRun",
         "gemmery.emulator.counters.counts.Counts",
         "gemmery.emulator.findings.messages.Finding",
@@ -34,7 +34,12 @@ ALSO = {  # page -> what its functions return
     "inspect": ("gemmery.inspection.records.Inspection",),
 }
 MODULES = ("gemmery.torch", "gemmery.jax")  # public modules that need more packages, each with a page
-FIRST = ("gemmery.api.matmul", "gemmery.lab.kernel.emulate", "gemmery.lab.climb.ladder", "gemmery.lab.suites.bench")
+FIRST = (
+    "gemmery.api.matmul",
+    "gemmery.emulation.kernel.emulate",
+    "gemmery.lab.climb.ladder",
+    "gemmery.lab.suites.bench",
+)
 
 
 def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[str]]:

@@ -45,8 +45,8 @@ def test_the_command_hears_of_each_chunk(monkeypatch, tmp_path):
 
 def test_blocks_in_order_are_kept_as_a_range():
     pytest.importorskip("cuda.bindings")
+    from gemmery.emulation.kernel import emulate
     from gemmery.emulator.findings import global_races
-    from gemmery.lab.kernel import emulate
 
     kept = []
     start = global_races.GlobalRaces.start

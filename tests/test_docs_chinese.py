@@ -182,7 +182,7 @@ def test_a_phrase_keeps_its_numbers_and_holes(english):
 def test_captions_of_pictures_are_translated():
     """Those of a rung with tiles, banks and sectors, and what says how to read each kind."""
     pytest.importorskip("cuda.bindings")
-    from gemmery.report.pictures import READINGS
+    from gemmery.pages.pictures import READINGS
     from site_pages.chapters import drawn
 
     texts = [*READINGS.values(), *(text for plot in drawn(RUNGS["simt_smem"]) for text in (plot.title, plot.caption))]

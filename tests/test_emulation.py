@@ -11,8 +11,8 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.include import folders as include_folders
+from gemmery.emulation import kernel as lab_kernel
 from gemmery.lab import emulated_product
-from gemmery.lab import kernel as lab_kernel
 
 X = np.ones(64, np.float32)
 

@@ -165,7 +165,7 @@ def test_the_table_of_the_design_was_read():
         ("bench/timing.py", "def f():\n    from gemmery.ladder.cpu import CPU"),
         ("bench/timing.py", "if TYPE_CHECKING:\n    from gemmery.dispatch import Plan"),
         ("dispatch.py", "from gemmery import matmul"),
-        ("__init__.py", "from gemmery.lab.kernel import emulate"),
+        ("__init__.py", "from gemmery.emulation.kernel import emulate"),
         ("__init__.py", "def f():\n    from gemmery.inspection.notebook import inspect"),
         ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect"),
         ("report.py", "from gemmery.lab import RunEvent"),

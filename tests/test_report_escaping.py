@@ -19,7 +19,7 @@ from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
 from gemmery.ladder.rung_counts import EmulatedLadder
-from gemmery.report import rendering
+from gemmery.pages import rendering
 from gemmery.report.difference import difference_page
 from gemmery.report.emulated_page import emulated_page
 from gemmery.report.exhibit_results import emulated_exhibit_page
@@ -115,4 +115,4 @@ def test_only_drawings_and_the_style_are_not_escaped():
 
 def test_a_name_that_a_template_does_not_get_is_an_error():
     with pytest.raises(UndefinedError, match="'title' is undefined"):
-        rendering.render("shell.html")
+        rendering.render("shell.html", "gemmery.pages")

@@ -18,7 +18,7 @@ from gemmery.cli.showing import check_page, console, write_page
 from gemmery.errors import ArgumentError, CheckError, DeviceError
 
 if TYPE_CHECKING:
-    from gemmery.inspection.kernel_run import KernelRun
+    from gemmery.emulation.kernel_run import KernelRun
 
 FIRST = 5.0  # seconds before the first line; each further one comes after four times as long
 LONG = 20.0  # seconds left from which on a line is written
@@ -90,7 +90,7 @@ def emulate(
     html: HtmlToo = None,
 ) -> Action:
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
-    from gemmery.cli import written_arguments
+    from gemmery.emulation import written_arguments
 
     texts = {"grid": grid, "block": block}
     sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
@@ -128,8 +128,8 @@ def _emulate(
     json: bool,
     html: Path | None,
 ) -> int:
+    from gemmery.emulation.run_report import run_page, summary
     from gemmery.inspection.console import show_prediction, show_run, show_runs
-    from gemmery.inspection.run_report import run_page, summary
     from gemmery.report.text import as_json
 
     outcomes = [run_file() for run_file in run_each]
@@ -170,11 +170,11 @@ def _run(
     """Run one file on copies of the arrays; returns what is wrong with the result, too."""
     import numpy as np
 
-    from gemmery.cli import written_arguments
     from gemmery.cuda.kernel_names import names_of
+    from gemmery.emulation import written_arguments
+    from gemmery.emulation.kernel import only_kernel, written_launch
+    from gemmery.emulation.kernel_run import emulate
     from gemmery.emulator.run import progress
-    from gemmery.inspection.kernel_run import emulate
-    from gemmery.lab.kernel import only_kernel, written_launch
 
     kernel = kernel or only_kernel(file)
     definitions, grid, block, launched = written_launch(file, kernel)

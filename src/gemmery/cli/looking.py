@@ -166,7 +166,7 @@ def _inspect(
 
 
 def _write_pictures(folder: Path, inspections: Sequence[AnyInspection]) -> list[Path]:
-    from gemmery.report.pictures import files
+    from gemmery.pages.pictures import files
 
     texts: dict[str, str] = {}
     for inspection in inspections:

@@ -62,13 +62,13 @@ def _verify(device: str, products: int, types: list[str], seed: int, json: bool)
 
 def in_words(verified: Verification) -> str:
     """Return what was compared, and each wrong product with the command that repeats it."""
-    from gemmery.report import words
+    from gemmery.pages import numerals
 
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verified.types.items()))
     first, last = verified.seed, verified.seed + verified.seeds - 1
     seeds = f"seeds {first} to {last}" if first < last else f"seed {first}"
     summary = (
-        f"{words.plural(verified.products, 'product')} ({counts}) on {verified.device}, {seeds}, "
+        f"{numerals.plural(verified.products, 'product')} ({counts}) on {verified.device}, {seeds}, "
         f"{verified.seconds:.3g} s: {len(verified.wrong) or 'none'} wrong; "
         f"the others reach at most {verified.worst:.3g} of their bounds"
     )

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemmery.emulation import run_report
 from gemmery.emulator.run import EmulatedRun
-from gemmery.inspection import counters, run_report, side_by_side
+from gemmery.inspection import counters, side_by_side
 from gemmery.inspection.records import AnyInspection, AnyPair
 from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
 from gemmery.ladder.rung_counts import Prediction
-from gemmery.report import words
+from gemmery.pages import numerals
 
 SHORT = {
     "instructions": "instr",
@@ -141,7 +142,7 @@ def _rounded(cell: str) -> str:
     if len(digits) < 5 or not digits.isdigit():
         return digits
     exponent = (len(digits) - 1) // 3
-    return f"{words.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
+    return f"{numerals.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
 
 
 def _table(section: Section) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmery.cuda.roofline import roofs
 from gemmery.inspection.records import AnyInspection, EmulatorCounts, Inspection, LineCounts
-from gemmery.report import words
+from gemmery.pages import numerals
 
 HEAD = (
     "line",
@@ -65,7 +65,7 @@ def roof_seconds(inspection: Inspection) -> dict[str, float]:
 def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
     """What the columns are; instructions by kind; the roofs, the longest first."""
     times = sorted(roof_seconds(inspection).items(), key=lambda item: -item[1])
-    limits = ", ".join(f"{name} {words.digits(seconds * 1e6)} µs" for name, seconds in times)
+    limits = ", ".join(f"{name} {numerals.digits(seconds * 1e6)} µs" for name, seconds in times)
     roof = (f"Roofs of these counts on a full device: {limits}. {ROOFS}",) if limits else ()
     return NOTE, by_kind(counts), *roof
 
@@ -86,7 +86,7 @@ def untraced(counts: EmulatorCounts) -> str:
 
 def used_per_sector(line: LineCounts) -> str:
     """Bytes used of the 32 of a sector; "" without sectors."""
-    return words.digits(line.used / line.sectors) if line.sectors else ""
+    return numerals.digits(line.used / line.sectors) if line.sectors else ""
 
 
 def _row(counts: LineCounts, file: str) -> tuple[str, ...]:

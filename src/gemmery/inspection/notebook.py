@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from gemmery.emulation.kernel_run import KernelRun, KernelRuns, with_page
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
 from gemmery.inspection import records
 from gemmery.inspection.gather import inspections
-from gemmery.inspection.kernel_run import KernelRun, KernelRuns, with_page
 from gemmery.inspection.sections import subject
 
 

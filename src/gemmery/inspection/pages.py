@@ -8,10 +8,10 @@ from dataclasses import replace
 from gemmery.inspection import counters, side_by_side
 from gemmery.inspection.records import AnyInspection, AnyPair, EmulatorCounts, Inspection
 from gemmery.inspection.sections import codes, lesson, sections, subject
+from gemmery.pages.pictures import pictures
+from gemmery.pages.rendering import render
+from gemmery.pages.svg import Plot
 from gemmery.report.curves import roofline_plot
-from gemmery.report.pictures import pictures
-from gemmery.report.rendering import render
-from gemmery.report.svg import Plot
 
 
 def inspection_page(inspection: AnyInspection) -> str:

@@ -16,8 +16,9 @@ from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspect
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS
+from gemmery.pages import numerals
+from gemmery.pages.numerals import plural
 from gemmery.report import words
-from gemmery.report.words import plural
 
 SOURCE = counters.HEAD[-1]  # a column of code
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
@@ -109,7 +110,7 @@ def subject(inspection: AnyInspection, config: bool = True) -> str:
     if isinstance(inspection, CpuInspection):
         return f"{shape}{settings}; one core of {inspection.cpu}"
     device = inspection.device
-    limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
+    limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {numerals.digits(device.bandwidth)} GB/s"
     return f"{shape}{settings}; {device.name}: {device.arch}, {limits}"
 
 
@@ -126,12 +127,12 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
     stack = f", {kernel.stack} bytes of local memory" if kernel.stack else ""
     total = kernel.static_shared + kernel.dynamic_shared
     shared = (
-        f"{words.size(total)} a block: {kernel.static_shared:,} bytes static, {kernel.dynamic_shared:,} dynamic; "
-        f"a block may have {words.size(limits.shared)}"
+        f"{numerals.size(total)} a block: {kernel.static_shared:,} bytes static, {kernel.dynamic_shared:,} dynamic; "
+        f"a block may have {numerals.size(limits.shared)}"
     )
     scratch = inspection.workspace if kernel is inspection.kernels[-1] else 0
     allowed = ", ".join(f"{name} {number}" for name, number in filled.limits.items())
-    warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {words.percent(filled.share)}"
+    warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {numerals.percent(filled.share)}"
     return (
         ("kernel", kernel.name),
         ("grid", f"{plural(blocks, 'block')} of {_threads(kernel.block)}"),
@@ -140,7 +141,7 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
         *([("cluster", f"{kernel.cluster} blocks")] if kernel.cluster > 1 else []),
         *([("products", _products(kernel))] if _of_warpgroups(kernel.counts) else []),
         ("shared memory", shared if total else "none"),
-        *([("scratch memory", words.size(scratch))] if scratch else []),
+        *([("scratch memory", numerals.size(scratch))] if scratch else []),
         ("occupancy", f"{warps}: {plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
         ("waves", _waves(blocks, filled)),
@@ -178,11 +179,11 @@ def _threads(block: tuple[int, int, int]) -> str:
 
 def _waves(blocks: int, filled: Occupancy) -> str:
     """How often the grid fills the device, and how full the last wave is."""
-    share = words.percent(filled.tail)
+    share = numerals.percent(filled.tail)
     if blocks <= filled.slots:
         return f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
-    each = f"{words.digits(filled.waves)} of {filled.slots:,} blocks"
-    return f"{each}; the last fills {share} of the device, all together {words.percent(filled.filled)}"
+    each = f"{numerals.digits(filled.waves)} of {filled.slots:,} blocks"
+    return f"{each}; the last fills {share} of the device, all together {numerals.percent(filled.filled)}"
 
 
 def _roofline(inspection: Inspection) -> Section:
@@ -190,7 +191,7 @@ def _roofline(inspection: Inspection) -> Section:
     each = round(loads.peak / device.sms / device.clock)
     units = f"{device.sms} multiprocessors × {each} operations a clock × {device.clock:.4g} GHz"
     rows = (
-        ("peak", f"{units} = {words.digits(loads.peak)} GFLOP/s ({words.UNITS[inspection.unit]})"),
+        ("peak", f"{units} = {numerals.digits(loads.peak)} GFLOP/s ({words.UNITS[inspection.unit]})"),
         ("as it loads", f"{_loading(inspection)}: {_attainable(loads)}"),
         ("each element once", f"{_moved(once)}: {_attainable(once)}"),
     )
@@ -212,15 +213,15 @@ def _attainable(line: Roofline) -> str:
     >>> _attainable(roofline(2, 8, peak=346.5, bandwidth=86.4))
     '0.250 operations a byte × 86.4 GB/s = 21.6 GFLOP/s attainable, limited by memory'
     """
-    product = f"{words.digits(line.intensity)} operations a byte × {words.digits(line.bandwidth)} GB/s"
-    by_memory = f"{words.digits(line.intensity * line.bandwidth)} GFLOP/s"
+    product = f"{numerals.digits(line.intensity)} operations a byte × {numerals.digits(line.bandwidth)} GB/s"
+    by_memory = f"{numerals.digits(line.intensity * line.bandwidth)} GFLOP/s"
     if line.by == "memory":
         return f"{product} = {by_memory} attainable, limited by memory"
-    return f"{product} = {by_memory}, above the peak: {words.digits(line.attainable)} GFLOP/s attainable"
+    return f"{product} = {by_memory}, above the peak: {numerals.digits(line.attainable)} GFLOP/s attainable"
 
 
 def _moved(line: Roofline) -> str:
-    return f"{words.amount(line.bytes, 'B')} for {words.amount(line.flops, 'FLOP')}"
+    return f"{numerals.amount(line.bytes, 'B')} for {numerals.amount(line.flops, 'FLOP')}"
 
 
 def _instructions(kernel: CompiledLaunch, several: bool) -> Section:
@@ -242,7 +243,7 @@ def _loaded(loop: Mapping[str, int]) -> tuple[str, ...]:
     if on_tensor_cores(loop):
         return ()
     each = {space: bytes_each(loop, space) for space in ("global", "shared")}
-    amounts = [f"{words.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
+    amounts = [f"{numerals.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
     return (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",) if amounts else ()
 
 
@@ -279,11 +280,11 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
     lines = tuple((str(number), line) for number, line in enumerate(inspection.loops.splitlines(), 1))
     sums = {name: cost.cycles for name, cost in inspection.costs.items()}
     limit = max(sums, key=lambda name: sums[name])
-    rows = [(name, words.digits(x.count), x.rate, words.digits(x.cycles)) for name, x in inspection.costs.items()]
-    rows.append((f"roof: {limit}", "", "", words.digits(sums[limit])))
+    rows = [(name, numerals.digits(x.count), x.rate, numerals.digits(x.cycles)) for name, x in inspection.costs.items()]
+    rows.append((f"roof: {limit}", "", "", numerals.digits(sums[limit])))
     head = ("", "loads", "stores", "prefetches", "to L1", "to L2", "pages")
     each = 1000 / (inspection.problem.flops / 2)
-    traffic = [(name, *(words.digits(each * x) for x in astuple(own))) for name, own in inspection.operands.items()]
+    traffic = [(name, *(numerals.digits(each * x) for x in astuple(own))) for name, own in inspection.operands.items()]
     loop = [(str(number), " + ".join(kinds(line)), line) for number, line in enumerate(inspection.loop, 1)]
     passes = f": {inspection.step} multiply-adds a pass" if inspection.step else ""
     return (

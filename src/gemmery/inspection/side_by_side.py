@@ -9,6 +9,7 @@ from gemmery.inspection import counters
 from gemmery.inspection.counters import roof_seconds
 from gemmery.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, EmulatorCounts, SideBySide
 from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, Section, configured, launch_facts
+from gemmery.pages import numerals
 from gemmery.report import words
 
 COUNTS = {
@@ -58,14 +59,14 @@ def glance(pair: AnyPair) -> str:
     for name in COSTS:
         old, new = getattr(before.total, name), getattr(after.total, name)
         if old != new:
-            ratio = f", {words.times(new / old)}" if old and new else ""
+            ratio = f", {numerals.times(new / old)}" if old and new else ""
             changes.append(f"{COUNTS[name]} {old:,} → {new:,}{ratio}")
     text = "; ".join(changes) or "the counters are the same"
     old_roofs, new_roofs = roof_seconds(pair.old), roof_seconds(pair.new)
     if old_roofs and new_roofs:
         old, new = max(old_roofs.values()), max(new_roofs.values())
-        first, second = (words.digits(1e6 * seconds) for seconds in (old, new))
-        text += f"; roof {first} → {second} µs, {words.times(new / old)}" if first != second else ""
+        first, second = (numerals.digits(1e6 * seconds) for seconds in (old, new))
+        text += f"; roof {first} → {second} µs, {numerals.times(new / old)}" if first != second else ""
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -152,7 +153,7 @@ def counts_section(names: tuple[str, str], title: str, before: EmulatorCounts, a
 def _means(counts: EmulatorCounts) -> tuple[str, str]:
     """Bytes used per sector, and sectors per access; "" without any."""
     total = counts.total
-    return counters.used_per_sector(total), words.digits(total.sectors / total.requests) if total.requests else ""
+    return counters.used_per_sector(total), numerals.digits(total.sectors / total.requests) if total.requests else ""
 
 
 def _roofs(pair: SideBySide) -> Section | None:
@@ -218,10 +219,10 @@ def _numbers(old: Mapping[str, float], new: Mapping[str, float], zeros: bool = F
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, 0), new.get(name, 0)
         if zeros or before or after:
-            ratio = words.times(after / before) if before and after and after != before else ""
+            ratio = numerals.times(after / before) if before and after and after != before else ""
             rows.append((name, _figure(before), _figure(after), ratio))
     return tuple(rows)
 
 
 def _figure(number: float) -> str:
-    return f"{round(number):,}" if number == round(number) else words.digits(number)
+    return f"{round(number):,}" if number == round(number) else numerals.digits(number)

@@ -19,6 +19,7 @@ from gemmery.cuda.device import KNOWN, Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.dtypes import Array
+from gemmery.emulation.predicted_run import SampledLaunch
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.pace.multiprocessor import Paced
@@ -28,7 +29,6 @@ from gemmery.lab import asked
 from gemmery.lab.emulated_product import Gemm, launch_of, prepared, product_bytes
 from gemmery.lab.emulated_rungs import product_for, takes_f32
 from gemmery.lab.event import followed
-from gemmery.lab.predicted_run import SampledLaunch
 from gemmery.lab.suites import results_folder
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung_counts import LaunchShape, PredictedRung, Prediction, predict_launch

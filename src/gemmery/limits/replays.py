@@ -24,10 +24,10 @@ Put = Callable[[int], None]
 def replays(
     put: Put, stream: Stream, sets: int, look: Callable[[], None] = lambda: None, captured: bool = True
 ) -> Callable[[int, int], int]:
-    """Return a `gemmery.bench.timing.Sample` of the product that `put` launches on `stream`; calls take `sets` sets of operands in turn.
+    """Return a sampler of the product that `put` launches on `stream`; calls take `sets` sets of operands in turn.
 
-    `look` is called while the device works. A `put` that cannot be `captured` in a graph is launched call by call; the
-    time of short calls is then that of the host.
+    It goes into `gemmery.bench.timing.compare` like any other. `look` is called while the device works. A `put` that
+    cannot be `captured` in a graph is launched call by call; the time of short calls is then that of the host.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
     >>> sample(1000, 1)  # doctest: +SKIP

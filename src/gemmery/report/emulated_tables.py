@@ -12,10 +12,11 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.pipes import predictable
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
+from gemmery.pages import numerals
+from gemmery.pages.numerals import plural
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out
-from gemmery.report.words import plural
 
 KINDS = {
     "fma": ("fma",),
@@ -102,13 +103,13 @@ def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
 def described(device: Device) -> str:
     """The device in a line."""
     where = f"{device.name}: {device.arch}, {device.sms} multiprocessors at {device.clock:.4g} GHz"
-    return f"{where}, {words.digits(device.bandwidth)} GB/s"
+    return f"{where}, {numerals.digits(device.bandwidth)} GB/s"
 
 
 def peaks(device: Device) -> str:
     """The peaks that the roofs come from, in a sentence."""
     known = {name: device.peak(unit) for unit, name in words.UNITS.items() if device.peak(unit)}
-    listed = "; ".join(f"{words.digits(peak)} by {name}" for name, peak in known.items())
+    listed = "; ".join(f"{numerals.digits(peak)} by {name}" for name, peak in known.items())
     return f"Peaks in GFLOP/s: {listed}."
 
 
@@ -131,7 +132,7 @@ def _sheet(title: str, runs: Runs, columns: Columns[EmulatedRung], notes: Sequen
 
 def _number(value: float) -> Cell:
     """A count, or a figure; zeros are faint."""
-    text = f"{value:,}" if isinstance(value, int) else words.digits(value)
+    text = f"{value:,}" if isinstance(value, int) else numerals.digits(value)
     return Cell(text if value else "0", tone="" if value else "faint")
 
 
@@ -148,7 +149,7 @@ def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
     """Return the gain of a rung over its parent by their roofs, "" without one."""
     parent = PARENTS.get(run.rung)
     factor = ladder.gain(run, parent)
-    return f"{words.digits(factor)}× {parent}" if factor else ""
+    return f"{numerals.digits(factor)}× {parent}" if factor else ""
 
 
 def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
@@ -224,7 +225,7 @@ def _wavefronts(runs: Runs) -> list[str]:
 def _roofs(runs: Runs) -> Sheet:
     def roof(run: EmulatedRung, name: str) -> Cell:
         time = run.roofs[name]
-        return Cell(words.digits(time * 1e6), tone="best" if name == run.limit else "" if time else "faint")
+        return Cell(numerals.digits(time * 1e6), tone="best" if name == run.limit else "" if time else "faint")
 
     columns: Columns[EmulatedRung] = [
         ("Mflop", lambda run: _number(run.counts.flops / 1e6)),
@@ -302,14 +303,14 @@ def predicted_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     if not ladder.predicted:
         return ()
     measured: Columns[PredictedRung] = [
-        ("measured", lambda row: words.digits(row.measured * 1e6) if row.measured else ""),
+        ("measured", lambda row: numerals.digits(row.measured * 1e6) if row.measured else ""),
         ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
     ]
     columns: Columns[PredictedRung] = [
         ("rung", lambda row: row.rung),
         ("n", lambda row: str(row.n)),
         ("type", lambda row: row.dtype),
-        ("predicted", lambda row: words.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
+        ("predicted", lambda row: numerals.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
         *(measured if any(row.measured for row in ladder.predicted) else []),
         ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gemmery.bench.record import MachineRecord, Run
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.problems import banner
 from gemmery.report.sheet import Cell, Sheet
@@ -19,7 +20,7 @@ def machine(machine: MachineRecord) -> str:
     """Return the machine of a run in one line."""
     if machine.gpu.name:
         return _gpu(machine)
-    caches = ", ".join(f"{name} {words.size(size)}" for name, size in words.caches(machine))
+    caches = ", ".join(f"{name} {numerals.size(size)}" for name, size in words.caches(machine))
     versions = {
         "Python": machine.python,
         "NumPy": machine.numpy,
@@ -37,7 +38,7 @@ def _gpu(machine: MachineRecord) -> str:
     device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
     software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {machine.python}"
     version = f", gemmery {machine.gemmery}" if machine.gemmery else ""
-    return f"{device}, L2 {words.size(gpu.l2)}; {software}{version}"
+    return f"{device}, L2 {numerals.size(gpu.l2)}; {software}{version}"
 
 
 def table(sheet: Sheet) -> str:

@@ -8,9 +8,9 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
+from gemmery.emulation import kernel
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
-from gemmery.lab import kernel
 
 if TYPE_CHECKING:
     from gemmery.ladder.rung_counts import Prediction
@@ -33,7 +33,7 @@ class KernelRun(EmulatedRun):
 
         Raises ArgumentError for a line without memory accesses, InstallError without the packages of the extra `lab`.
         """
-        from gemmery.inspection.run_report import run_page
+        from gemmery.emulation.run_report import run_page
 
         page = run_page(self, line=line)
         if path is not None:
@@ -45,7 +45,7 @@ class KernelRun(EmulatedRun):
 
         Raises as `html` does, and ArgumentError if the run has nothing to draw.
         """
-        from gemmery.inspection.run_report import drawn
+        from gemmery.emulation.run_report import drawn
 
         drawings = drawn(self, line)
         if not drawings:
@@ -65,14 +65,14 @@ class KernelRun(EmulatedRun):
         blocks run again, on a copy of the arrays as they are now. Raises DeviceError for a card whose latencies are not
         known, and EmulationError for blocks that wait for others.
         """
-        from gemmery.lab.predicted_run import predicted_run
+        from gemmery.emulation.predicted_run import predicted_run
 
         return predicted_run(self, card)
 
     def _repr_html_(self) -> str:
         try:
+            from gemmery.emulation.run_report import run_page
             from gemmery.inspection.pages import framed
-            from gemmery.inspection.run_report import run_page
         except ModuleNotFoundError:
             return super()._repr_html_()
         return framed(run_page(self), f"emulated {self.kernel}")
@@ -86,13 +86,13 @@ class KernelRuns:
 
     def __repr__(self) -> str:
         """One line."""
-        from gemmery.inspection.run_report import titled
+        from gemmery.emulation.run_report import titled
 
         return f"<Comparison of {' and '.join(titled([self.old, self.new]))}>"
 
     def html(self, path: str | Path | None = None) -> str:
         """Return the page of both runs, and write it to a file if `path` is given."""
-        from gemmery.inspection.run_report import run_page
+        from gemmery.emulation.run_report import run_page
 
         page = run_page(self.old, self.new)
         if path is not None:

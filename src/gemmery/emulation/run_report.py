@@ -11,8 +11,8 @@ from gemmery.inspection.lines import count_run
 from gemmery.inspection.sections import Section
 from gemmery.inspection.side_by_side import counts_section
 from gemmery.ladder.rung_counts import Prediction
-from gemmery.report import words
-from gemmery.report.words import plural
+from gemmery.pages import numerals
+from gemmery.pages.numerals import plural
 
 TERMS = 5  # of a prediction that are listed
 TERM_NAMES = {"launch": "starting the launch", "waits": "waits of all warps at once"}
@@ -24,7 +24,7 @@ LANES = "The pictures show one warp of the first block, of each line the first a
 def drawn(run: EmulatedRun, line: str = "") -> dict[str, str]:
     """The pictures of a run as SVG files, by name."""
     try:
-        from gemmery.report.pictures import files
+        from gemmery.pages.pictures import files
     except ModuleNotFoundError as error:
         raise not_installed(error, "a picture of a run") from error
     counts = count_run(run, line)
@@ -37,7 +37,7 @@ def run_page(
     """The page of a run, or of two side by side, with their predicted times."""
     try:
         from gemmery.inspection.pages import paired_pictures
-        from gemmery.report.rendering import render
+        from gemmery.pages.rendering import render
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of a run") from error
     runs = [run, *([other] if other else [])]
@@ -114,10 +114,10 @@ def counter_sections(run: EmulatedRun) -> list[Section]:
 
 def predicted_section(prediction: Prediction) -> Section:
     """The predicted time of a run, its longest terms, the lines that take them, and what is left out of account."""
-    seconds = f"{words.digits(prediction.seconds * 1e6)} µs, bound by {prediction.bound}"
+    seconds = f"{numerals.digits(prediction.seconds * 1e6)} µs, bound by {prediction.bound}"
     terms = sorted(prediction.terms.items(), key=lambda term: -term[1])[:TERMS]
     rows = [("time", seconds), *([("at once", prediction.fits)] if prediction.fits else [])]
-    rows += [(TERM_NAMES.get(name, name), f"{words.digits(each * 1e6)} µs") for name, each in terms if each]
+    rows += [(TERM_NAMES.get(name, name), f"{numerals.digits(each * 1e6)} µs") for name, each in terms if each]
     units = {name: each for name, each in prediction.terms.items() if name not in (*TERM_NAMES, "memory")}
     busiest = max(units, key=lambda name: units[name], default="")
     what = {"launch": f"the time of {busiest}", "memory": "the traffic"}.get(prediction.bound, prediction.bound)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmery.emulation.kernel import emulate
-from gemmery.emulation.predicted_run import predicted_run
+from gemmery.emulation.prediction import predicted_run
 from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.errors import EmulationError
 

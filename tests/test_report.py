@@ -18,12 +18,13 @@ import records
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.pages import numerals, svg
+from gemmery.pages.writing import as_json
 from gemmery.problem import Problem
 from gemmery.report import problems, sheet, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 from gemmery.report.tables import sheets
-from gemmery.report.text import as_json, markdown
+from gemmery.report.text import markdown
 from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import As, HtmlToo, Json, place, settings
-from gemmery.cli.showing import check_page, check_writable, console, print_records, write_page
+from gemmery.cli.options import As, Json, settings
+from gemmery.cli.showing import print_records
 from gemmery.errors import ArgumentError
+from gemmery.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
 
 if TYPE_CHECKING:
     from gemmery.inspection.records import AnyInspection
@@ -142,7 +143,7 @@ def _inspect(
 ) -> int:
     from gemmery.inspection.console import show_inspection, show_side_by_side
     from gemmery.inspection.records import paired, without_code
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
     pair = paired(first, *second) if second else None

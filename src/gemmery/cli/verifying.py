@@ -52,7 +52,7 @@ def verify(
 
 def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
     from gemmery import lab
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     with _bar(products) as progress:
         verified = lab.verify(products, device, types, seed, progress)
@@ -128,7 +128,7 @@ def warm(
 
 def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
     import gemmery
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     with _bar() as progress:
         warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)

@@ -19,6 +19,7 @@ from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
 from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant
 from gemmery.emulation.device_arrays import resident
+from gemmery.emulation.programs import parsed, prepared
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.lower import LoweredKernel
@@ -28,7 +29,6 @@ from gemmery.emulator.run import Drawable, EmulatedRun, Rerun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
 from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
-from gemmery.lab.emulated_product import parsed, prepared
 
 Sides = int | Sequence[int]
 

@@ -13,7 +13,7 @@ from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
 
 if TYPE_CHECKING:
-    from gemmery.ladder.rung_counts import Prediction
+    from gemmery.emulation.prediction import Prediction
 
 P = ParamSpec("P")
 
@@ -65,14 +65,14 @@ class KernelRun(EmulatedRun):
         blocks run again, on a copy of the arrays as they are now. Raises DeviceError for a card whose latencies are not
         known, and EmulationError for blocks that wait for others.
         """
-        from gemmery.emulation.predicted_run import predicted_run
+        from gemmery.emulation.prediction import predicted_run
 
         return predicted_run(self, card)
 
     def _repr_html_(self) -> str:
         try:
             from gemmery.emulation.run_report import run_page
-            from gemmery.inspection.pages import framed
+            from gemmery.pages.rendering import framed
         except ModuleNotFoundError:
             return super()._repr_html_()
         return framed(run_page(self), f"emulated {self.kernel}")
@@ -101,7 +101,7 @@ class KernelRuns:
 
     def _repr_html_(self) -> str:
         try:
-            from gemmery.inspection.pages import framed
+            from gemmery.pages.rendering import framed
         except ModuleNotFoundError as error:
             raise not_installed(error, "the page of two runs") from error
         return framed(self.html(), repr(self))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from gemmery.emulation import counters
+from gemmery.emulation.counters import Section, counts_section
+from gemmery.emulation.line_counts import EmulatorCounts, count_run
+from gemmery.emulation.prediction import Prediction
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import not_installed
-from gemmery.inspection import counters
-from gemmery.inspection.lines import count_run
-from gemmery.inspection.sections import Section
-from gemmery.inspection.side_by_side import counts_section
-from gemmery.ladder.rung_counts import Prediction
 from gemmery.pages import numerals
 from gemmery.pages.numerals import plural
+
+if TYPE_CHECKING:
+    from gemmery.pages.svg import Plot
 
 TERMS = 5  # of a prediction that are listed
 TERM_NAMES = {"launch": "starting the launch", "waits": "waits of all warps at once"}
@@ -36,7 +40,6 @@ def run_page(
 ) -> str:
     """The page of a run, or of two side by side, with their predicted times."""
     try:
-        from gemmery.inspection.pages import paired_pictures
         from gemmery.pages.rendering import render
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of a run") from error
@@ -146,3 +149,20 @@ def compared(old: EmulatedRun, new: EmulatedRun) -> Section:
     """The counters of two runs, with the costs that differ marked."""
     first, second = titled([old, new])
     return counts_section((first, second), "Counters of both", count_run(old), count_run(new))
+
+
+def paired_pictures(runs: Sequence[tuple[str, EmulatorCounts | None]]) -> list[list[Plot]]:
+    """The pictures of both, those of a kind together; only the first of a kind says how to read it.
+
+    Each run has a name, which begins the titles of its pictures unless it is "".
+    """
+    from gemmery.pages.pictures import pictures
+
+    plots: dict[str, list[Plot]] = {}
+    explained: frozenset[str] = frozenset()
+    for number, (name, counts) in enumerate(runs, 1):
+        for plot in pictures(counts.chosen, counts.source, explained=explained) if counts else ():
+            title = f"{name}: {plot.title}" if name else plot.title
+            plots.setdefault(plot.name, []).append(replace(plot, name=f"{number}-{plot.name}", title=title))
+            explained |= {plot.name.partition("-")[0]}
+    return list(plots.values())

@@ -116,7 +116,8 @@ def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | 
 def _framed(record: records.AnyInspection | records.AnyPair) -> str:
     """The page of one rung or of two, in a frame."""
     try:
-        from gemmery.inspection.pages import framed, inspection_page, side_by_side_page
+        from gemmery.inspection.pages import inspection_page, side_by_side_page
+        from gemmery.pages.rendering import framed
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of gemmery.inspect") from error
     if not isinstance(record, records.AnyInspection):

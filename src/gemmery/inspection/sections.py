@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 from gemmery import dtypes
 from gemmery.cpu.assembly import kinds
 from gemmery.cuda.occupancy import Occupancy
-from gemmery.cuda.roofline import Roofline
+from gemmery.cuda.roofline import Roofline, roofs
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
-from gemmery.inspection import counters
+from gemmery.emulation import counters
+from gemmery.emulation.counters import SOURCE, Section
+from gemmery.emulation.line_counts import EmulatorCounts
 from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -20,7 +22,6 @@ from gemmery.pages import numerals
 from gemmery.pages.numerals import plural
 from gemmery.report import words
 
-SOURCE = counters.HEAD[-1]  # a column of code
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 ROOFLINE_NOTE = (
     "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
@@ -34,7 +35,10 @@ BARRIERS_NOTE = (
     "Of a product of a tile or two for the block, on the emulator, whose order of steps decides how many waits find a "
     "phase under way; --html and --svg draw them over time."
 )
-
+ROOFS_NOTE = (
+    "Memory: sectors at its bandwidth, without caches. Compute: operations at the peak. Shared: 1 wavefront per clock "
+    "and multiprocessor, issue: 4 warp instructions."
+)
 COSTS_NOTE = (
     "Loads, stores and multiply-adds are those of the inner loop as compiled; lines and pages are those of the whole "
     "product in the model of the caches. The roof is the longest of these times: no core with the assumed rates is "
@@ -46,24 +50,6 @@ CACHES_NOTE = (
     "was not there. All are empty at first. Hardware prefetchers, which a real core has, bring the same lines earlier; "
     "lines written back are not counted."
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """Facts in two columns, or a table with a head."""
-
-    title: str
-    rows: tuple[tuple[str, ...], ...]
-    head: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
-
-    alarm: bool = False  # faults, which a page shows in colour
-
-    @property
-    def numbers(self) -> bool:
-        """True for a table of numbers; two rungs side by side have a column of ratios then."""
-        return len(self.head) > 3 if self.marks else bool(self.head)
 
 
 def sections(inspection: AnyInspection) -> tuple[Section, ...]:
@@ -105,7 +91,7 @@ def subject(inspection: AnyInspection, config: bool = True) -> str:
     """The product, the config and the device in a line."""
     problem = inspection.problem
     columns = ", B by columns" if problem.b_layout == "col" else ""
-    shape = f"{counters.size(inspection, inspection.exhibit)}, {problem.precision or problem.dtype}{columns}"
+    shape = f"{size(inspection, inspection.exhibit)}, {problem.precision or problem.dtype}{columns}"
     settings = f", {configured(inspection)}" if config and inspection.config else ""
     if isinstance(inspection, CpuInspection):
         return f"{shape}{settings}; one core of {inspection.cpu}"
@@ -269,10 +255,10 @@ def _counters(inspection: Inspection) -> list[Section]:
     counts, missing = inspection.emulated, inspection.not_emulated
     if counts is None:
         return [Section("Counters by line", (("not counted", missing),))] if missing else []
-    place = f"at {counters.size(counts, inspection.exhibit)}, on the emulator"
+    place = f"at {size(counts, inspection.exhibit)}, on the emulator"
     head, rows = counters.table(counts)
     title = f"Counters by line{counters.of_file(counts)}, {place}"
-    return [Section(title, rows, head, counters.notes(inspection, counts))]
+    return [Section(title, rows, head, notes(inspection, counts))]
 
 
 def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
@@ -294,4 +280,36 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
         ),
         Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (CACHES_NOTE,)),
         Section(f"Inner loop of {inspection.function}{passes}", tuple(loop), ("line", "what it is", SOURCE)),
+    )
+
+
+def size(inspection: AnyInspection | EmulatorCounts, exhibit: bool) -> str:
+    """A product's sides, or the elements of an exhibit."""
+    problem = inspection.problem
+    return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"
+
+
+def roof_seconds(inspection: Inspection) -> dict[str, float]:
+    """The roofs of what was emulated, in seconds; {} without counters or where a limit is not known."""
+    device, counts = inspection.device, inspection.emulated
+    if not counts or inspection.exhibit or not device.bandwidth or not device.peak(inspection.unit):
+        return {}
+    total = counts.total
+    return roofs(device, inspection.unit, total.flops, total.sectors, total.wavefronts, total.instructions)
+
+
+def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
+    """What the columns are; instructions by kind; the roofs, the longest first."""
+    times = sorted(roof_seconds(inspection).items(), key=lambda item: -item[1])
+    limits = ", ".join(f"{name} {numerals.digits(seconds * 1e6)} µs" for name, seconds in times)
+    roof = (f"Roofs of these counts on a full device: {limits}. {ROOFS_NOTE}",) if limits else ()
+    return counters.NOTE, counters.by_kind(counts), *roof
+
+
+def untraced(counts: EmulatorCounts) -> str:
+    """The reason why there is no picture of a tile."""
+    return (
+        f"There is no picture of the tile of {' or '.join(counts.chosen.untraced)}: the contents of shared memory are "
+        "known only where a kernel stores what it loaded from global memory, unchanged or converted. This one stores "
+        "other values."
     )

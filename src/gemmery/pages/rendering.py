@@ -20,6 +20,12 @@ def render(template: str, package: str, **values: Any) -> str:
     return _environment(package).get_template(template).render(values)
 
 
+def framed(page: str, title: str) -> str:
+    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
+    light = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
+    return render("frame.html", __package__, page=light, title=title)
+
+
 @functools.cache
 def _environment(package: str) -> Environment:
     packages = dict.fromkeys((package, __package__))

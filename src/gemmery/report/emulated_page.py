@@ -8,7 +8,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 from gemmery.pages import numerals, rendering
 from gemmery.pages.pictures import pictures
 from gemmery.pages.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, axes, legend, name_rows, render
@@ -26,6 +25,7 @@ from gemmery.report.emulated_tables import (
     verdict,
 )
 from gemmery.report.ladder_tables import tree
+from gemmery.rung_counts import EmulatedLadder, EmulatedRung
 
 ROW = 26  # height of a rung
 INTRODUCTION = (

@@ -10,13 +10,14 @@ from rich.text import Text
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.pipes import predictable
+from gemmery.emulation.counters import IDEAL_WAVEFRONTS
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
 from gemmery.pages import numerals
 from gemmery.pages.numerals import plural
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out
+from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
 
 KINDS = {
     "fma": ("fma",),
@@ -213,7 +214,7 @@ def _wavefronts(runs: Runs) -> list[str]:
     fewer = ", ".join(f"{name} {-rest:,}" for name, rest in rests if rest < 0)
     extra = ", ".join(f"{name} {rest:,}" for name, rest in rests if rest > 0)
     return [
-        words.IDEAL_WAVEFRONTS,
+        IDEAL_WAVEFRONTS,
         f"Fewer, because lanes that read the same words share a wavefront of a wide load: {fewer}." if fewer else "",
         "More without a conflict, because cp.async takes a wavefront for each line of global memory and row of "
         f"banks that it joins: {extra}."

@@ -32,12 +32,6 @@ UNITS = {
 
 IN_PARTS = ("split_", "ozaki_")  # rungs that multiply parts of elements: the peak in a record is of another unit
 
-IDEAL_WAVEFRONTS = (
-    "Wavefronts for the bytes alone are the requested bytes at 128 per wavefront: the profiler's ideal. Bank "
-    "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
-    "to the wavefronts."
-)
-
 
 def share(measurement: Measurement) -> float | None:
     """Return the fraction of the measured peak that was reached; None if no peak of its unit was measured."""

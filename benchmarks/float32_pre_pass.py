@@ -23,7 +23,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
 from gemmery.ladder import float32_pre_pass
 from gemmery.limits import device_limits
-from gemmery.limits.replays import replays
+from gemmery.limits.device_limits import replays
 from gemmery.problem import Problem
 
 SIZES = (1024, 2048, 4096, 8192, 16384)

@@ -19,7 +19,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.lab import on_cuda
 from gemmery.ladder import cuda, rung
-from gemmery.limits.replays import replays
+from gemmery.limits.device_limits import replays
 
 SUITE = "hopper_grouped"
 

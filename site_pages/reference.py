@@ -16,14 +16,13 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
-    "gemmery.emulation.kernel_run": "emulator",
+    "gemmery.emulation.kernel": "emulator",
     "gemmery.emulation.device_arrays": "emulator",
     "gemmery.emulator.hopper.tensormap": "emulator",
     "gemmery.emulator.textures": "emulator",
     "gemmery.inspection.notebook": "inspect",
     "gemmery.errors": "errors",
 }
-DESCRIBED = {"gemmery.emulation.kernel_run": "gemmery.emulation.kernel"}  # a home -> the module with the docstrings
 ALSO = {  # page -> what its functions return
     "emulator": (
         "gemmery.emulation.kernel_run.KernelRun",
@@ -47,7 +46,7 @@ def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[st
     listed: dict[str, list[str]] = {}
     for home, names in homes.items():
         page = TITLES.get(home, home.removeprefix("gemmery.").replace(".", "-").replace("_", "-"))
-        listed.setdefault(page, []).extend(f"{DESCRIBED.get(home, home)}.{name}" for name in names)
+        listed.setdefault(page, []).extend(f"{home}.{name}" for name in names)
     for page, also in ALSO.items():
         listed[page] += also
     for module in MODULES:

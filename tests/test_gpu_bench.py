@@ -16,7 +16,7 @@ from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.limits import device_limits
-from gemmery.limits.replays import replays
+from gemmery.limits.device_limits import replays
 from gemmery.report import words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

@@ -14,7 +14,7 @@ from rich.console import Console
 import gemmery as gm
 from gemmery import cli
 from gemmery.cuda import sass
-from gemmery.emulation.line_counts import EmulatorCounts, LineCounts
+from gemmery.emulation.counters import EmulatorCounts, LineCounts
 from gemmery.emulation.terminal_tables import SHORT, fitted
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.selection import Selection

@@ -27,7 +27,7 @@ HOUSES = {
 }
 # What the library takes from above, loaded when it is first used, and why.
 LAZY = {
-    "gemmery.emulation.kernel_run.emulate": "gm.emulate runs a kernel of the user's beside its products",
+    "gemmery.emulation.kernel.emulate": "gm.emulate runs a kernel of the user's beside its products",
     "gemmery.emulation.device_arrays.device_memory": "an argument of gm.emulate",
     "gemmery.emulator.hopper.tensormap.tensor_map": "an argument of gm.emulate",
     "gemmery.emulator.textures.texture": "an argument of gm.emulate",
@@ -211,7 +211,7 @@ def test_the_table_of_the_design_was_read():
         ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect"),
         ("report.py", "from gemmery.lab import RunEvent"),
         ("api/explanation.py", "def f():\n    from gemmery.bench import record"),
-        ("torch/eager.py", "from gemmery.emulation.kernel_run import emulate"),
+        ("torch/eager.py", "from gemmery.emulation.kernel import emulate"),
         ("dispatch/cuda.py", "if TYPE_CHECKING:\n    from gemmery.emulator.run import EmulatedRun"),
         ("pytest.py", "import gemmery.bench.record"),
         ("emulation/kernel.py", "from gemmery import verify"),
@@ -245,7 +245,7 @@ def test_a_violation_is_caught(path, source):
         ("bench/libraries.py", "import torch"),
         ("lab/rungs.py", "import gemmery\nfrom gemmery import matmul, api"),
         ("emulation/kernel.py", "from gemmery.cuda import nvrtc\nfrom gemmery.pages import numerals"),
-        ("lab/rungs.py", "from gemmery.emulation.kernel_run import emulate"),
+        ("lab/rungs.py", "from gemmery.emulation.kernel import emulate"),
         ("__main__.py", "from gemmery.cli import main"),
         ("config.py", "import os\nos.environ.get('X')"),
         ("__init__.py", "from gemmery import api"),

@@ -22,7 +22,7 @@ from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample
 from gemmery.bench.torch_operands import Sets, allocating, host_time, on_torch, put_by, tensor, tensors, without_torch
 from gemmery.errors import RefusedError
-from gemmery.limits.replays import Put, replays
+from gemmery.limits.device_limits import Put, replays
 
 EIGHT_BITS = ("int8", *dtypes.FP8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way

@@ -19,7 +19,7 @@ from gemmery.bench.resident import Resident
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory
 from gemmery.errors import RefusedError
-from gemmery.limits.replays import Put
+from gemmery.limits.device_limits import Put
 
 LIBRARY = "libcublasLt.so.13"  # the one that PyTorch has loaded
 FLOAT32, SUMS_IN_FLOAT32 = 0, 68  # types in the library's C interface

@@ -15,7 +15,7 @@ from gemmery.bench.rival import not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
 from gemmery.errors import DeviceError, RefusedError
-from gemmery.limits.replays import Put
+from gemmery.limits.device_limits import Put
 
 TORCH_NAMES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # of what is shared as integers
 

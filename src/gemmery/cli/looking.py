@@ -1,4 +1,4 @@
-"""The commands that measure nothing: ladder diff, inspect, doctor."""
+"""The commands that measure nothing: ladder diff, inspect, doctor, and the emulator's emulate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typer import Argument, Option
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import As, Json, settings
 from gemmery.cli.showing import print_records
+from gemmery.emulation import command
 from gemmery.errors import ArgumentError
 from gemmery.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
 
@@ -201,3 +202,6 @@ def _doctor(json: bool, prune: bool) -> int:
     checks = (*([lab.prune()] if prune else []), *lab.doctor())
     print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
     return 0 if all(check.ok for check in checks) else 1
+
+
+app.command(short_help=command.SHORT_HELP, epilog=command.EPILOG)(command.emulate)

@@ -124,7 +124,7 @@ def _emulate(
     json: bool,
     html: Path | None,
 ) -> int:
-    from gemmery.emulation.run_report import run_page, summary
+    from gemmery.emulation.kernel_run import run_page, summary
     from gemmery.emulation.terminal_tables import show_prediction, show_run, show_runs
     from gemmery.pages.writing import as_json
 
@@ -168,8 +168,7 @@ def _run(
 
     from gemmery.cuda.kernel_names import names_of
     from gemmery.emulation import written_arguments
-    from gemmery.emulation.kernel import only_kernel, written_launch
-    from gemmery.emulation.kernel_run import emulate
+    from gemmery.emulation.kernel import emulate, only_kernel, written_launch
     from gemmery.emulator.run import progress
 
     kernel = kernel or only_kernel(file)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gemmery.emulation import counters, run_report
+from gemmery.emulation import counters, kernel_run
 from gemmery.emulation.counters import SOURCE, Section
 from gemmery.emulation.prediction import Prediction
 from gemmery.emulator.run import EmulatedRun
@@ -31,20 +31,20 @@ STYLES = {"": "dim", counters.FEWER: "green", counters.MORE: "yellow", counters.
 
 def show_run(run: EmulatedRun, console: Console) -> None:
     """Print a run of any kernel: its totals, counters by line, findings."""
-    console.print(Text.assemble((run.kernel, "bold"), (f": {run_report.launched(run)}", "dim")))
-    console.print(Text(run_report.verdict(run)))
-    for section in (*run_report.fault_sections(run), *run_report.counter_sections(run)):
+    console.print(Text.assemble((run.kernel, "bold"), (f": {kernel_run.launched(run)}", "dim")))
+    console.print(Text(kernel_run.verdict(run)))
+    for section in (*kernel_run.fault_sections(run), *kernel_run.counter_sections(run)):
         show_section(section, console)
 
 
 def show_prediction(prediction: Prediction, console: Console) -> None:
     """Print the predicted time of a run."""
-    show_section(run_report.predicted_section(prediction), console)
+    show_section(kernel_run.predicted_section(prediction), console)
 
 
 def show_runs(old: EmulatedRun, new: EmulatedRun, console: Console) -> None:
     """Print the counters of two runs side by side."""
-    show_pair(run_report.compared(old, new), console)
+    show_pair(kernel_run.compared(old, new), console)
 
 
 def show_section(section: Section, console: Console) -> None:

@@ -15,7 +15,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.roofline import loaded, roofline, unit
-from gemmery.emulation.line_counts import EmulatorCounts
+from gemmery.emulation.counters import EmulatorCounts
 from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
 from gemmery.inspection.cpu_rung import inspect_cpu_rung
 from gemmery.inspection.lines import count_exhibit, count_rung, small

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gemmery import dtypes
 from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
-from gemmery.emulation.line_counts import EmulatorCounts, described
+from gemmery.emulation.counters import EmulatorCounts, described
 from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.machine import LaunchConfig

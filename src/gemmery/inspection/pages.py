@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmery.emulation.run_report import paired_pictures
+from gemmery.emulation.kernel_run import paired_pictures
 from gemmery.inspection import side_by_side
 from gemmery.inspection.records import AnyInspection, AnyPair, Inspection
 from gemmery.inspection.sections import codes, lesson, sections, subject, untraced

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.occupancy import Occupancy
-from gemmery.cuda.roofline import Roofline
-from gemmery.emulation.line_counts import EmulatorCounts
+from gemmery.cuda.roofline import Roofline, roofs
+from gemmery.emulation.counters import EmulatorCounts
 from gemmery.problem import Problem
 
 
@@ -143,3 +143,18 @@ def without_code(inspection: AnyInspection, ptx: bool = False, sass: bool = Fals
         for kernel in inspection.kernels
     )
     return replace(inspection, kernels=kernels)
+
+
+def roof_seconds(inspection: Inspection) -> dict[str, float]:
+    """The roofs of what was emulated, in seconds; {} without counters or where a limit is not known."""
+    device, counts = inspection.device, inspection.emulated
+    if not counts or inspection.exhibit or not device.bandwidth or not device.peak(inspection.unit):
+        return {}
+    total = counts.total
+    return roofs(device, inspection.unit, total.flops, total.sectors, total.wavefronts, total.instructions)
+
+
+def size(inspection: AnyInspection | EmulatorCounts, exhibit: bool) -> str:
+    """A product's sides, or the elements of an exhibit."""
+    problem = inspection.problem
+    return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"

@@ -9,17 +9,15 @@ from dataclasses import astuple
 from gemmery import dtypes
 from gemmery.cpu.assembly import kinds
 from gemmery.cuda.occupancy import Occupancy
-from gemmery.cuda.roofline import Roofline, roofs
+from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
 from gemmery.emulation import counters
-from gemmery.emulation.counters import SOURCE, Section
-from gemmery.emulation.line_counts import EmulatorCounts
-from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection
+from gemmery.emulation.counters import SOURCE, EmulatorCounts, Section
+from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection, roof_seconds, size
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS
 from gemmery.pages import numerals
-from gemmery.pages.numerals import plural
 from gemmery.report import words
 
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
@@ -121,14 +119,14 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
     warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {numerals.percent(filled.share)}"
     return (
         ("kernel", kernel.name),
-        ("grid", f"{plural(blocks, 'block')} of {_threads(kernel.block)}"),
+        ("grid", f"{numerals.plural(blocks, 'block')} of {_threads(kernel.block)}"),
         ("registers", f"{kernel.registers} a thread, {spills}{stack}"),
         *([("registers by role", _roles(kernel.roles))] if kernel.roles else []),
         *([("cluster", f"{kernel.cluster} blocks")] if kernel.cluster > 1 else []),
         *([("products", _products(kernel))] if _of_warpgroups(kernel.counts) else []),
         ("shared memory", shared if total else "none"),
         *([("scratch memory", numerals.size(scratch))] if scratch else []),
-        ("occupancy", f"{warps}: {plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
+        ("occupancy", f"{warps}: {numerals.plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
         ("waves", _waves(blocks, filled)),
     )
@@ -146,7 +144,9 @@ def _roles(registers: tuple[int, ...]) -> str:
 def _products(kernel: CompiledLaunch) -> str:
     """The products of warpgroups in the code, and whether they are under way together."""
     columns = [("kernel", kernel.counts)] + ([("main loop", kernel.loop)] if kernel.loop else [])
-    texts = [f"{_of_warpgroups(x):,} in the {where} with {plural(x.get(WAIT, 0), 'wait')}" for where, x in columns]
+    texts = [
+        f"{_of_warpgroups(x):,} in the {where} with {numerals.plural(x.get(WAIT, 0), 'wait')}" for where, x in columns
+    ]
     loop = kernel.loop or kernel.counts
     serial = 1 < _of_warpgroups(loop) <= loop.get(WAIT, 0)
     return f"wgmma, {', '.join(texts)}" + (": each ends before the next begins" if serial else "")
@@ -159,7 +159,7 @@ def _of_warpgroups(counts: Mapping[str, int]) -> int:
 
 def _threads(block: tuple[int, int, int]) -> str:
     sides = [str(side) for side in block if side > 1]
-    threads = plural(math.prod(block), "thread")
+    threads = numerals.plural(math.prod(block), "thread")
     return f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
 
 
@@ -241,10 +241,10 @@ def _barriers(inspection: Inspection) -> list[Section]:
     timeline = counts.chosen.timeline
     of = timeline.counts
     rows = (
-        ("ring", plural(len(timeline.full), "stage")),
+        ("ring", numerals.plural(len(timeline.full), "stage")),
         ("tensor copies", f"{of['copies']:,}, {of['bytes']:,} bytes"),
         ("waits", f"{of['waits']:,} of warpgroups, {of['slept']:,} of them while a phase is under way"),
-        ("arrivals", f"{of['arrivals']:,} of threads, which end {plural(of['phases'], 'phase')}"),
+        ("arrivals", f"{of['arrivals']:,} of threads, which end {numerals.plural(of['phases'], 'phase')}"),
         ("products", f"{of['products']:,} of warpgroups"),
     )
     return [Section("Barriers of the first block", rows, notes=(BARRIERS_NOTE,))]
@@ -281,21 +281,6 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
         Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (CACHES_NOTE,)),
         Section(f"Inner loop of {inspection.function}{passes}", tuple(loop), ("line", "what it is", SOURCE)),
     )
-
-
-def size(inspection: AnyInspection | EmulatorCounts, exhibit: bool) -> str:
-    """A product's sides, or the elements of an exhibit."""
-    problem = inspection.problem
-    return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"
-
-
-def roof_seconds(inspection: Inspection) -> dict[str, float]:
-    """The roofs of what was emulated, in seconds; {} without counters or where a limit is not known."""
-    device, counts = inspection.device, inspection.emulated
-    if not counts or inspection.exhibit or not device.bandwidth or not device.peak(inspection.unit):
-        return {}
-    total = counts.total
-    return roofs(device, inspection.unit, total.flops, total.sectors, total.wavefronts, total.instructions)
 
 
 def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.cuda import nvrtc, sass
 from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import roofs, unit
-from gemmery.emulation.line_counts import source_lines
+from gemmery.emulation.counters import source_lines
 from gemmery.emulator.run import EmulatedRun
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import select

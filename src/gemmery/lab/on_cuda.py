@@ -34,7 +34,7 @@ from gemmery.lab.backend import TURNS, Backend, Begin, Race, Runnable, square
 from gemmery.lab.measurements import TF32, WRONG, MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth, device_limits
-from gemmery.limits.replays import Put, replays
+from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores

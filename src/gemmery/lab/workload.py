@@ -27,7 +27,7 @@ from gemmery.lab.measurements import WRONG
 from gemmery.lab.on_cuda import NO_RIVAL, Cuda, compared
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung
-from gemmery.limits.replays import Put
+from gemmery.limits.device_limits import Put
 
 RIVAL = "cublas"
 SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that

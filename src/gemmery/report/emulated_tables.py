@@ -13,7 +13,6 @@ from gemmery.cuda.pipes import predictable
 from gemmery.emulation.counters import IDEAL_WAVEFRONTS
 from gemmery.ladder.cuda import CUDA
 from gemmery.pages import numerals
-from gemmery.pages.numerals import plural
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out
@@ -89,10 +88,10 @@ def verdict(ladder: EmulatedLadder) -> str:
         return f"No rung ran: {'; '.join(dict.fromkeys(f'{run.rung}, {run.refused}' for run in ladder.rungs))}."
     right = sum(run.error <= 1 for run in ran)
     count, unmet = sum(len(run.findings) for run in ran), sum(len(run.unmet) for run in ran)
-    findings = plural(count, "finding") if count else "no findings"
-    claims = f"{plural(unmet, 'counter')} not as expected" if unmet else "all counters are as expected"
+    findings = numerals.plural(count, "finding") if count else "no findings"
+    claims = f"{numerals.plural(unmet, 'counter')} not as expected" if unmet else "all counters are as expected"
     absent = len(ladder.rungs) - len(ran)
-    refused = f"; {plural(absent, 'rung')} did not run" if absent else ""
+    refused = f"; {numerals.plural(absent, 'rung')} did not run" if absent else ""
     return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
 
 
@@ -181,7 +180,7 @@ def _tiles(ran: Runs, device: Device) -> list[str]:
     notes = []
     if few := [run for run in ran if run.blocks < device.sms]:
         least, most = min(run.blocks for run in few), max(run.blocks for run in few)
-        blocks = plural(least, "block") if least == most else f"{least} to {most} blocks"
+        blocks = numerals.plural(least, "block") if least == most else f"{least} to {most} blocks"
         which = "All grids have" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids have"
         if len(few) == 1:
             which = "The grid has" if len(ran) == 1 else f"1 of {len(ran)} grids has"
@@ -334,7 +333,7 @@ def _agreement(ladder: EmulatedLadder) -> str:
             f"Too few of these products have records of {ladder.device.name} here; a clone has some from n = 1024 on."
         )
     return (
-        f"Against {plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
+        f"Against {numerals.plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
         f"median error {both.error:.1%}."
     )
 
@@ -345,5 +344,5 @@ def _doubts(ladder: EmulatedLadder) -> list[str]:
     for row in ladder.predicted:
         for doubt in row.prediction.doubts if row.prediction else ():
             rungs.setdefault(doubt.partition(":")[0], []).append(row.rung)
-    notes = [f"Not modelled: {doubt}, in {plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
+    notes = [f"Not modelled: {doubt}, in {numerals.plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
     return notes + [f"{row.rung} is not predicted: {row.refused}" for row in ladder.predicted if row.refused]

@@ -162,14 +162,5 @@ def emulated_exhibit_page(exhibit: Exhibit, source: str, emulated: Sequence[Emul
 def _page(exhibit: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
     from gemmery.pages.rendering import render
 
-    title = f"Exhibit {exhibit.name}"
-    return render(
-        "exhibit.html",
-        __package__,
-        title=title,
-        exhibit=exhibit,
-        where=where,
-        warning=warning,
-        sheet=sheet,
-        source=source,
-    )
+    values = {"exhibit": exhibit, "where": where, "warning": warning, "sheet": sheet, "source": source}
+    return render("exhibit.html", __package__, title=f"Exhibit {exhibit.name}", **values)

@@ -15,10 +15,11 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.bench import work as works
-from gemmery.bench.resident import Put, Resident
+from gemmery.bench.resident import Resident
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory
 from gemmery.errors import RefusedError
+from gemmery.limits.device_limits import Put
 
 LIBRARY = "libcublasLt.so.13"  # the one that PyTorch has loaded
 FLOAT32, SUMS_IN_FLOAT32 = 0, 68  # types in the library's C interface

@@ -16,13 +16,14 @@ import sys
 import cublaslt_groups
 
 from gemmery.bench import cublas, suite, timing, torch_operands
-from gemmery.bench.resident import Put, Resident, replays
+from gemmery.bench.resident import Put, Resident
 from gemmery.bench.timing import Contestant
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.errors import RefusedError
 from gemmery.lab import on_cuda
 from gemmery.ladder import cuda, rung
+from gemmery.limits.device_limits import replays
 
 SUITE = "hopper_grouped"
 

@@ -18,7 +18,7 @@ from gemmery.errors import RefusedError
 from gemmery.lab.predicted_rungs import predicted_rung, recorded
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.rung_counts import PredictedRung, agreement
+from gemmery.rung_counts import PredictedRung, agreement
 
 HELD_OUT = ("f16", "f64")  # no constant of cuda/pipes.py was fitted to records of these types
 

@@ -38,6 +38,8 @@ from gemmery.errors import ArgumentError
 from gemmery.experiments import LADDER
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
+from gemmery.pages.svg import Plot, standalone
 from gemmery.problem import Problem
 from gemmery.report import words
 from gemmery.report.figures import figures
@@ -45,7 +47,6 @@ from gemmery.report.ladder_tables import tree, walk
 from gemmery.report.problems import Group, gain, groups
 from gemmery.report.sheet import Cell, Sheet, rate, share, tabulate
 from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, overview
-from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table
 from site_pages import modelled, modules
@@ -198,21 +199,21 @@ MARKER = re.compile(rf"<!-- ({'|'.join(BLOCKS)})(?:: ([^>]*?))? -->(.*?)<!-- end
 
 def _value(m: Measurement, what: str, marker: str) -> str:
     known = {
-        "rate": f"{words.digits(words.reached(m))} {words.rate(m)}",
-        "share": words.percent(words.share(m)),
-        "time": words.duration(m.seconds),
+        "rate": f"{numerals.digits(words.reached(m))} {words.rate(m)}",
+        "share": numerals.percent(words.share(m)),
+        "time": numerals.duration(m.seconds),
     }
     if what in known:
         return known[what]
     if what in m.versus:
-        return words.times(m.versus[what], m.spread.get(what, 0.0))
+        return numerals.times(m.versus[what], m.spread.get(what, 0.0))
     raise ArgumentError(f"marker {marker!r}: {what!r} is not rate, share, time or a rival in that record")
 
 
 def _provenance(run: Run) -> str:
     """One line: machine, rival libraries, and when it was measured."""
     machine = run.machine
-    caches = (f"{name} {words.size(size)}" for name, size in words.caches(machine))
+    caches = (f"{name} {numerals.size(size)}" for name, size in words.caches(machine))
     notes = [m.note for m in run.measurements if m.kernel in words.RIVALS and m.note]
     cores = f"{machine.gpu.sms} multiprocessors" if machine.gpu.name else f"{machine.cores} cores"
     where = ", ".join([*words.processor(machine), cores, *caches])

@@ -11,6 +11,7 @@ from gemmery import experiments
 from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.problems import Group, gain, groups
 from site_pages.documents import published
@@ -45,7 +46,7 @@ class Chart:
         rows = [
             f'<li class="{bar.kind}"><span>{escape(bar.name)}</span>'
             f'<i style="--length:{100 * bar.value / longest:.1f}%"></i>'
-            f"<b>{words.digits(bar.value)}<small>{escape(bar.note)}</small></b></li>"
+            f"<b>{numerals.digits(bar.value)}<small>{escape(bar.note)}</small></b></li>"
             for bar in self.bars
         ]
         head = f"<figcaption>{escape(self.title)}, {escape(self.unit)}</figcaption>"
@@ -125,6 +126,6 @@ def _bars(rung: Rung, group: Group, own: Measurement) -> list[Bar]:
     peaks = {words.place(m): m for m in (*rivals, own) if m.peak_gflops}
     for place, m in reversed(peaks.items()):  # a rival may use another unit
         share = words.share(own) if m is own else None
-        note = f" {words.percent(share)} reached" if share else ""
+        note = f" {numerals.percent(share)} reached" if share else ""
         bars.append(Bar(f"peak, {place}", words.reached(m, m.peak_gflops), "peak", note))
     return bars

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gemmery.cli.showing import write_page
 from gemmery.errors import DeviceError
 from gemmery.inspection.gather import inspect_rung
-from gemmery.report.pictures import files
+from gemmery.pages.pictures import files
+from gemmery.pages.writing import write_page
 
 FOLDER = Path("docs", "pictures")
 SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures

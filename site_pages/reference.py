@@ -16,17 +16,16 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
-    "gemmery.inspection.kernel_run": "emulator",
-    "gemmery.lab.device_arrays": "emulator",
+    "gemmery.emulation.kernel": "emulator",
+    "gemmery.emulation.device_arrays": "emulator",
     "gemmery.emulator.hopper.tensormap": "emulator",
     "gemmery.emulator.textures": "emulator",
     "gemmery.inspection.notebook": "inspect",
     "gemmery.errors": "errors",
 }
-DESCRIBED = {"gemmery.inspection.kernel_run": "gemmery.lab.kernel"}  # a home -> the module with the docstrings
 ALSO = {  # page -> what its functions return
     "emulator": (
-        "gemmery.inspection.kernel_run.KernelRun",
+        "gemmery.emulation.kernel_run.KernelRun",
         "gemmery.emulator.run.EmulatedRun",
         "gemmery.emulator.counters.counts.Counts",
         "gemmery.emulator.findings.messages.Finding",
@@ -34,7 +33,12 @@ ALSO = {  # page -> what its functions return
     "inspect": ("gemmery.inspection.records.Inspection",),
 }
 MODULES = ("gemmery.torch", "gemmery.jax")  # public modules that need more packages, each with a page
-FIRST = ("gemmery.api.matmul", "gemmery.lab.kernel.emulate", "gemmery.lab.climb.ladder", "gemmery.lab.suites.bench")
+FIRST = (
+    "gemmery.api.matmul",
+    "gemmery.emulation.kernel.emulate",
+    "gemmery.lab.climb.ladder",
+    "gemmery.lab.suites.bench",
+)
 
 
 def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[str]]:
@@ -42,7 +46,7 @@ def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[st
     listed: dict[str, list[str]] = {}
     for home, names in homes.items():
         page = TITLES.get(home, home.removeprefix("gemmery.").replace(".", "-").replace("_", "-"))
-        listed.setdefault(page, []).extend(f"{DESCRIBED.get(home, home)}.{name}" for name in names)
+        listed.setdefault(page, []).extend(f"{home}.{name}" for name in names)
     for page, also in ALSO.items():
         listed[page] += also
     for module in MODULES:

@@ -18,11 +18,11 @@ from gemmery.api import prepared
 from gemmery.arrays import View, contiguous, dlpack
 from gemmery.bench.work import numpy_dtype
 from gemmery.cuda import driver, nvrtc, tensormaps
+from gemmery.emulation import programs
 from gemmery.emulator.hopper import tensormap
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import APART, Allocation, Global
 from gemmery.emulator.run import emulated
-from gemmery.lab import emulated_product
 
 ORDINAL = 99  # no machine has it, so that nothing which is kept for it is about a device
 NAME = "h200"
@@ -165,7 +165,7 @@ class Card:
         grid, block = (tuple(int(getattr(config, f"{what}Dim{axis}")) for axis in "XYZ") for what in ("grid", "block"))
         source, kernel = self.kernels[function]
         code = nvrtc.ptx(source, kernel, driver.find(NAME).arch)
-        program = emulated_product.prepared(code.text, code.entry)
+        program = programs.prepared(code.text, code.entry)
         (parameter,) = program.kernel.parameters
         argument = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, parameter.size)
         cluster = (*program.kernel.limits.get("reqnctapercluster", ()), 1, 1, 1)[:3]

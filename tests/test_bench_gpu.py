@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench import cublas, device_limits, new_shapes, resident, rival, torch_operands
+from gemmery.bench import cublas, new_shapes, resident, rival, torch_operands
 from gemmery.bench.resident import poison
 from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.work import Work, factors, offsets, operands
@@ -18,6 +18,7 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import on_cuda
+from gemmery.limits import device_limits
 
 
 class Device:
@@ -29,9 +30,9 @@ class Device:
         self.captured = None  # the products of the graph that is being made
         self.put_calls, self.graphs = [], []
         self.ordinal, self.handle = 0, 7
-        monkeypatch.setattr(resident, "Event", lambda ordinal: Event(self))
-        monkeypatch.setattr(resident, "Graph", lambda stream: Graph(self))
-        monkeypatch.setattr(resident.driver, "on", lambda ordinal: nullcontext())
+        monkeypatch.setattr(device_limits, "Event", lambda ordinal: Event(self))
+        monkeypatch.setattr(device_limits, "Graph", lambda stream: Graph(self))
+        monkeypatch.setattr(device_limits.driver, "on", lambda ordinal: nullcontext())
 
     def put(self, index):
         if self.captured is not None:
@@ -71,7 +72,7 @@ class Graph:
 
 def test_a_short_call_is_timed_by_its_graph_and_not_by_its_launch(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
-    sample = resident.replays(device.put, device, sets=3)
+    sample = device_limits.replays(device.put, device, sets=3)
     assert sample(1000, 1) == pytest.approx(2e6, rel=1e-6)
     assert device.graphs[-1].launches >= 1
 
@@ -85,7 +86,7 @@ def test_a_sampler_keeps_the_operands_that_its_calls_read(monkeypatch, seconds):
 
     operands = Operands()
     alive = weakref.ref(operands)
-    sample = resident.replays(lambda index, _=operands: device.put(index), device, sets=1)
+    sample = device_limits.replays(lambda index, _=operands: device.put(index), device, sets=1)
     del operands
     gc.collect()
     assert alive() is not None
@@ -98,11 +99,11 @@ def test_a_sampler_keeps_the_operands_that_its_calls_read(monkeypatch, seconds):
 @pytest.mark.parametrize("sets", [1, 3, 64, 700, 1024])
 def test_a_graph_takes_every_set_in_turn_and_begins_again_with_the_first(monkeypatch, sets):
     device = Device(monkeypatch, seconds=2e-6)
-    resident.replays(device.put, device, sets)
+    device_limits.replays(device.put, device, sets)
     calls = device.graphs[-1].calls
     assert calls == list(itertools.islice(itertools.cycle(range(sets)), len(calls)))
     assert len(calls) % sets == 0
-    assert sets <= len(calls) <= resident.MOST_CALLS
+    assert sets <= len(calls) <= device_limits.MOST_CALLS
 
 
 def test_a_short_call_whose_first_launch_is_slow_for_each_set_is_timed_by_its_graph(monkeypatch):
@@ -113,24 +114,24 @@ def test_a_short_call_whose_first_launch_is_slow_for_each_set_is_timed_by_its_gr
         met.add(index)
         device.put(index)
 
-    assert resident.replays(put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
+    assert device_limits.replays(put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
 
 
 @pytest.mark.parametrize("host", [2.2e-4, 4e-4])
 def test_a_short_call_whose_launches_keep_the_host_busy_is_timed_by_its_graph(monkeypatch, host):
     device = Device(monkeypatch, seconds=3e-5, host=host)
-    assert resident.replays(device.put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
+    assert device_limits.replays(device.put, device, sets=15)(1000, 1) == pytest.approx(3e7, rel=1e-6)
 
 
 def test_a_graph_lasts_long_enough_to_hide_its_launch(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
-    resident.replays(device.put, device, sets=1)
+    device_limits.replays(device.put, device, sets=1)
     assert 2e-6 * len(device.graphs[-1].calls) >= 0.9e-3
 
 
 def test_a_long_call_is_put_on_the_stream_without_a_graph_its_sets_in_turn(monkeypatch):
     device = Device(monkeypatch, seconds=1e-3)
-    sample = resident.replays(device.put, device, sets=4)
+    sample = device_limits.replays(device.put, device, sets=4)
     assert device.graphs == []
     assert sample(10, 2) == pytest.approx(10e6)
     assert device.put_calls == [index % 4 for index in range(len(device.put_calls))]
@@ -138,20 +139,20 @@ def test_a_long_call_is_put_on_the_stream_without_a_graph_its_sets_in_turn(monke
 
 def test_what_no_graph_can_hold_is_put_on_the_stream_call_by_call(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
-    sample = resident.replays(device.put, device, 1, captured=False)
+    sample = device_limits.replays(device.put, device, 1, captured=False)
     assert device.graphs == []
     assert sample(100, 0) == pytest.approx(100 * 10_000)
 
 
 def test_a_call_of_seconds_is_not_warmed_up_again_and_again(monkeypatch):
     device = Device(monkeypatch, seconds=0.5)
-    resident.replays(device.put, device, sets=4)
+    device_limits.replays(device.put, device, sets=4)
     assert len(device.put_calls) == 2
 
 
 def test_the_clock_is_looked_at_once_a_sample(monkeypatch):
     device, looks = Device(monkeypatch, seconds=2e-6), []
-    sample = resident.replays(device.put, device, 1, lambda: looks.append(device.now))
+    sample = device_limits.replays(device.put, device, 1, lambda: looks.append(device.now))
     before = len(looks)
     sample(5000, 1)
     assert len(looks) == before + 1
@@ -161,9 +162,9 @@ def test_contestants_on_a_device_are_compared_by_the_one_protocol(monkeypatch):
     quick, slow = Device(monkeypatch, 2e-6), Device(monkeypatch, 6e-6)
     entered = []
     for name, device in (("a", quick), ("b", slow)):
-        monkeypatch.setattr(resident, "Event", lambda _, device=device: Event(device))
-        monkeypatch.setattr(resident, "Graph", lambda _, device=device: Graph(device))
-        entered.append(Contestant(name, resident.replays(device.put, device, 1)))
+        monkeypatch.setattr(device_limits, "Event", lambda _, device=device: Event(device))
+        monkeypatch.setattr(device_limits, "Graph", lambda _, device=device: Graph(device))
+        entered.append(Contestant(name, device_limits.replays(device.put, device, 1)))
     assert compare(entered, seconds=0.5).versus["b"].median == pytest.approx(3.0)
 
 

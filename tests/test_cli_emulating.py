@@ -9,10 +9,10 @@ import pytest
 
 import gemmery as gm
 from gemmery import cli
-from gemmery.cli import written_arguments
-from gemmery.cli.showing import check_page
 from gemmery.cuda import kernel_names
+from gemmery.emulation import written_arguments
 from gemmery.errors import ArgumentError, CheckError
+from gemmery.pages.writing import check_page
 
 ADD = """#include <iostream>
 template <int N>

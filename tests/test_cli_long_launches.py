@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gemmery.cli.emulating import announcer
+from gemmery.emulation.command import announcer
 
 
 def said(seconds_a_call, done, blocks):
@@ -34,10 +34,10 @@ def test_the_time_left_is_written_seldom_and_only_if_it_is_long(seconds, done, b
 def test_the_command_hears_of_each_chunk(monkeypatch, tmp_path):
     pytest.importorskip("cuda.bindings")
     from gemmery import cli
-    from gemmery.cli import emulating
+    from gemmery.emulation import command
 
     calls = []
-    monkeypatch.setattr(emulating, "announcer", lambda write: lambda done, blocks: calls.append((done, blocks)))
+    monkeypatch.setattr(command, "announcer", lambda write: lambda done, blocks: calls.append((done, blocks)))
     (tmp_path / "add.cu").write_text("__global__ void add(float* x) { if (blockIdx.x == 0) x[threadIdx.x] += 1; }")
     assert cli.run(["emulate", str(tmp_path / "add.cu"), "--grid=1200", "-af32[32]"]) == 0
     assert calls == [(0, 1200), (512, 1200), (1024, 1200)]
@@ -45,8 +45,8 @@ def test_the_command_hears_of_each_chunk(monkeypatch, tmp_path):
 
 def test_blocks_in_order_are_kept_as_a_range():
     pytest.importorskip("cuda.bindings")
+    from gemmery.emulation.kernel import emulate
     from gemmery.emulator.findings import global_races
-    from gemmery.lab.kernel import emulate
 
     kept = []
     start = global_races.GlobalRaces.start

@@ -10,7 +10,7 @@ import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.declarations import Split, blanked, device_words
 from gemmery.cuda.kernel_names import kernels_of
-from gemmery.lab import kernel as lab_kernel
+from gemmery.emulation import kernel as lab_kernel
 
 PROGRAM = """#include <iostream>
 #include <vector>

@@ -12,11 +12,12 @@ from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import product_argument
+from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.run import emulated
 from gemmery.errors import RefusedError
-from gemmery.lab.emulated_product import Gemm, _span, prepared, problem_of
+from gemmery.lab.emulated_product import Gemm, _span, problem_of
 from gemmery.ladder import wgmma_routes
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import WGMMA

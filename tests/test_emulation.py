@@ -11,8 +11,8 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.include import folders as include_folders
-from gemmery.lab import emulated_product
-from gemmery.lab import kernel as lab_kernel
+from gemmery.emulation import kernel as lab_kernel
+from gemmery.emulation import programs
 
 X = np.ones(64, np.float32)
 
@@ -154,10 +154,10 @@ def test_a_header_of_the_user_keeps_its_lines_whatever_its_name(tmp_path, header
 def work(monkeypatch):
     """How often NVRTC and the reader of PTX are asked, from empty caches."""
     asked = {"compile": 0, "parse": 0}
-    emulated_product.parsed.cache_clear()
-    emulated_product.prepared.cache_clear()
+    programs.parsed.cache_clear()
+    programs.prepared.cache_clear()
     lab_kernel._compiled.cache_clear()
-    for module, name, kind in ((nvrtc, "compiled", "compile"), (emulated_product, "parse", "parse")):
+    for module, name, kind in ((nvrtc, "compiled", "compile"), (programs, "parse", "parse")):
         work = getattr(module, name)
 
         def counting(*args, work=work, kind=kind, **options):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import nvrtc
-from gemmery.lab.kernel import emulate
+from gemmery.emulation.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 

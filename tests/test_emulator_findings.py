@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import include, nvrtc
+from gemmery.emulation.kernel import SOURCE, emulate
+from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.run import emulated
-from gemmery.lab.emulated_product import prepared
-from gemmery.lab.kernel import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")
 

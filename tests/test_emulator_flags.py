@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.lab.kernel import emulate
+from gemmery.emulation.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 RELEASE = 'asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + block) : "memory");'

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from checked_products import problem_of, product
+from gemmery.emulation.kernel import emulate
 from gemmery.emulator.findings import global_races
 from gemmery.emulator.findings.pointers import reach
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx.module import parse
-from gemmery.lab.kernel import emulate
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 

@@ -14,7 +14,7 @@ from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery.ladder.rung_counts import RungCounts
+from gemmery.rung_counts import RungCounts
 from layouts import OTHERS
 from operands import NARROW, random
 

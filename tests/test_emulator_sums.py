@@ -11,11 +11,11 @@ import pytest
 import tensor_sums
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import fused as compiled
+from gemmery.emulation.kernel import emulate
 from gemmery.emulator import exact
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.lab import measurements
 from gemmery.lab.emulated_product import Gemm, problem_of, run_rung
-from gemmery.lab.kernel import emulate
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 

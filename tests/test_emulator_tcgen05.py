@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gemmery.emulation.kernel import emulate
+from gemmery.emulation.prediction import predicted_run
 from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.errors import EmulationError
-from gemmery.lab.kernel import emulate
-from gemmery.lab.predicted_run import predicted_run
 
 pytest.importorskip("cuda.bindings")
 SOURCE = (Path(__file__).with_name("data") / "tcgen05.cu").read_text()

@@ -6,6 +6,7 @@ import pytest
 
 import hopper
 from gemmery.cuda import sass
+from gemmery.emulation import kernel
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace.pipeline import NOBODY, PipelineTrace
 from gemmery.inspection import side_by_side
@@ -13,11 +14,10 @@ from gemmery.inspection.gather import inspect_rung
 from gemmery.inspection.lines import trace_barriers
 from gemmery.inspection.records import SideBySide
 from gemmery.inspection.sections import sections
-from gemmery.lab import kernel
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery.pages.pictures import pictures
 from gemmery.problem import Problem
-from gemmery.report.pictures import pictures
 
 pytest.importorskip("cuda.bindings")
 STAGES, STEPS = 3, 7

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gemmery import lab, verify
-from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
-from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident, replays
+from gemmery.bench import cublas, fingerprint, torch_operands
+from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
 from gemmery.errors import RefusedError
@@ -15,6 +15,8 @@ from gemmery.lab.on_cuda import TF32, Cuda, build, compared
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery.limits import device_limits
+from gemmery.limits.device_limits import replays
 from gemmery.report import words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

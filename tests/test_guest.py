@@ -21,7 +21,7 @@ from gemmery import cache, config
 from gemmery.api import opaque, precision
 from gemmery.cpu import jit
 from gemmery.cpu.target import host
-from gemmery.lab import kernel
+from gemmery.emulation import kernel
 
 forks = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no forks")
 stores = pytest.mark.skipif(not jit.keeps(host()), reason="kernels are not stored here")

@@ -14,18 +14,20 @@ from rich.console import Console
 import gemmery as gm
 from gemmery import cli
 from gemmery.cuda import sass
+from gemmery.emulation.counters import EmulatorCounts, LineCounts
+from gemmery.emulation.terminal_tables import SHORT, fitted
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import ArgumentError
 from gemmery.inspection import side_by_side
-from gemmery.inspection.console import SHORT, fitted, show_inspection, show_side_by_side
+from gemmery.inspection.console import show_inspection, show_side_by_side
 from gemmery.inspection.gather import inspect_rung, shared_dtype
 from gemmery.inspection.pages import inspection_page, side_by_side_page
-from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, Inspection, LineCounts, SideBySide
+from gemmery.inspection.records import CompiledLaunch, Inspection, SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
+from gemmery.pages.writing import as_json
 from gemmery.report.curves import roofline_plot
-from gemmery.report.text import as_json
 from site_pages.pictures import FOLDER, drawn
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)

@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemmery import config, lab
-from gemmery.bench import fingerprint, libraries, limits, record
+from gemmery import config, lab, limits
+from gemmery.bench import fingerprint, libraries, record
 from gemmery.bench import first_call as bench_first_call
 from gemmery.bench.first_call import PIECES
-from gemmery.bench.limits import Bandwidth
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.cuda.device import KNOWN
@@ -21,6 +20,7 @@ from gemmery.lab import contest, measurements, new_process, on_cpu, predicted_ru
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
+from gemmery.limits import Bandwidth
 from gemmery.report.tables import sheets
 
 

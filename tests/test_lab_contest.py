@@ -6,9 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import records
-from gemmery import lab
-from gemmery.bench import limits
-from gemmery.bench.limits import Bandwidth
+from gemmery import lab, limits
 from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import contest
@@ -16,6 +14,7 @@ from gemmery.lab.backend import Runnable
 from gemmery.lab.contest import Task, entrant
 from gemmery.lab.session import open_session
 from gemmery.ladder.cpu import CPU
+from gemmery.limits import Bandwidth
 from gemmery.report.suite_tables import products
 
 SUITE = """

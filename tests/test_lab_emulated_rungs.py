@@ -18,11 +18,12 @@ from gemmery.lab import emulated_rungs
 from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery.ladder.rung_counts import EmulatedLadder, PredictedRung
-from gemmery.report import emulated_tables, svg
+from gemmery.pages import svg
+from gemmery.pages.writing import as_json
+from gemmery.report import emulated_tables
 from gemmery.report.emulated_page import emulated_page, roofs
 from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
-from gemmery.report.text import as_json
+from gemmery.rung_counts import EmulatedLadder, PredictedRung
 
 pytest.importorskip("cuda.bindings")
 

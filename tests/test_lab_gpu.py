@@ -13,7 +13,6 @@ import records
 from gemmery import dtypes, lab
 from gemmery.bench import suite, torch_operands
 from gemmery.bench.cublas import Caller, Placed
-from gemmery.bench.limits import Bandwidth
 from gemmery.bench.resident import DeviceOperands, poison
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work, factors, offsets, operands
@@ -31,6 +30,7 @@ from gemmery.lab.on_cuda import NO_RIVAL, Cuda, Vendor
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
+from gemmery.limits import Bandwidth
 
 RATE = 1e9  # operations a second of the slowest rung
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the table of docs/design.md between the parts, and no circle inside one.
+"""Who may import whom: three houses, the table of docs/design.md between their parts, and no circle inside a part.
 
 Every import in the source counts: at the top of a file, inside a function, and for types alone.
 """
@@ -11,24 +11,45 @@ from pathlib import Path
 
 import pytest
 
+import gemmery
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "gemmery"
+
+# Each part is of one house, and imports from its own house and those before it (docs/decisions/0032-three-houses.md).
+HOUSES = {
+    "library": (
+        "errors tuples config dtypes display problem arrange banks cache tiers load arrays cpu cuda limits ladder "
+        "dispatch tune api torch jax distributed __init__ __main__"
+    ),
+    "emulator": "emulator pages emulation pytest",
+    "laboratory": "bench verify experiments rung_counts lab report inspection cli",
+}
+# What the library takes from above, loaded when it is first used, and why.
+LAZY = {
+    "gemmery.emulation.kernel.emulate": "gm.emulate runs a kernel of the user's beside its products",
+    "gemmery.emulation.device_arrays.device_memory": "an argument of gm.emulate",
+    "gemmery.emulator.hopper.tensormap.tensor_map": "an argument of gm.emulate",
+    "gemmery.emulator.textures.texture": "an argument of gm.emulate",
+    "gemmery.inspection.notebook.inspect": "gm.inspect shows a rung of the library's in a notebook",
+    "gemmery.cli.main": "`python -m gemmery` is the command",
+}
 
 # A third-party library and the only places that may import it; NumPy is everyone's.
 OWNERS = {
     "llvmlite": ("cpu/jit.py",),
-    "jinja2": ("report",),
-    "matplotlib": ("report",),
+    "jinja2": ("pages",),
+    "matplotlib": ("pages", "report"),
     "ml_dtypes": ("bench", "lab"),
     "platformdirs": ("config.py",),
     "pytest": ("pytest.py",),
-    "rich": ("report", "inspection", "cli"),
+    "rich": ("pages", "emulation", "report", "inspection", "cli"),
     "threadpoolctl": ("bench", "lab"),
     "jax": ("jax",),
     "torch": ("torch", "bench/libraries.py", "bench/cublas.py", "bench/torch_operands.py"),
     "cuda": ("cuda",),
     "cupy": ("bench/cublas.py",),
-    "typer": ("cli",),
+    "typer": ("pages", "emulation", "cli"),
 }
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
@@ -41,6 +62,9 @@ def rows() -> dict[str, float]:
 
 
 ROWS = rows()
+FLOOR = {
+    part: floor for floor, parts in enumerate(HOUSES.values()) for part in parts.split()
+}  # a part -> that of its house
 
 
 def imports(tree: ast.AST, package: str) -> list[tuple[int, str]]:
@@ -76,6 +100,7 @@ def violations(path: str, source: str) -> list[str]:
     package = ".".join(["gemmery", *path.split("/")[:-1]])
     if part not in ROWS:
         return [f"{part} has no row in docs/design.md"]
+    house = list(HOUSES)[FLOOR[part]]
     wrong = []
     for line, name in imports(tree, package):
         top, *rest = name.split(".")
@@ -85,6 +110,10 @@ def violations(path: str, source: str) -> list[str]:
                 wrong.append(f"line {line}: {other} has no row in docs/design.md")
             elif other != part and ROWS[other] >= ROWS[part]:
                 wrong.append(f"line {line}: {part} (row {ROWS[part]:g}) imports {other} (row {ROWS[other]:g})")
+            elif FLOOR[other] > FLOOR[part] and not (part == "__main__" and name in LAZY):
+                wrong.append(
+                    f"line {line}: {part}, of the {house}, imports {other}, of the {list(HOUSES)[FLOOR[other]]}"
+                )
         elif top in {"tests", "examples", "benchmarks"}:
             wrong.append(f"line {line}: the library imports {top}")
         elif top in OWNERS and not any(path == owner or part == owner for owner in OWNERS[top]):
@@ -138,6 +167,17 @@ def test_a_part_imports_only_from_rows_below_it(path):
     assert violations(path, (SOURCE / path).read_text()) == []
 
 
+def test_each_part_is_of_one_house():
+    assert sorted(part for parts in HOUSES.values() for part in parts.split()) == sorted(ROWS)
+
+
+def test_the_library_names_what_it_takes_from_above():
+    homes = {f"{module}.{name}" for module, names in gemmery._HOMES.items() for name in names}
+    above = {name for name in homes if FLOOR[name.split(".")[1]] > FLOOR["__init__"]}
+    assert above | {"gemmery.cli.main"} == set(LAZY)
+    assert all(len(reason.split()) > 3 for reason in LAZY.values())
+
+
 def short(modules: set[str]) -> set[str]:
     return {module.removeprefix("gemmery.") for module in modules}
 
@@ -149,7 +189,8 @@ def test_no_circle_of_imports_inside_a_part():
 
 def test_the_table_of_the_design_was_read():
     assert ROWS["errors"] < ROWS["config"] == ROWS["dtypes"] == 0
-    assert ROWS["cpu"] == ROWS["cuda"] == ROWS["emulator"] < ROWS["ladder"] == ROWS["bench"] < ROWS["dispatch"]
+    assert ROWS["cpu"] == ROWS["cuda"] == ROWS["emulator"] < ROWS["pages"] == ROWS["limits"] < ROWS["emulation"]
+    assert ROWS["emulation"] == ROWS["ladder"] == ROWS["bench"] < ROWS["dispatch"] == ROWS["rung_counts"] < ROWS["api"]
     assert ROWS["api"] < ROWS["__init__"] < ROWS["lab"] == ROWS["report"] < ROWS["inspection"] < ROWS["cli"]
     assert ROWS["cli"] < ROWS["__main__"]
 
@@ -165,10 +206,16 @@ def test_the_table_of_the_design_was_read():
         ("bench/timing.py", "def f():\n    from gemmery.ladder.cpu import CPU"),
         ("bench/timing.py", "if TYPE_CHECKING:\n    from gemmery.dispatch import Plan"),
         ("dispatch.py", "from gemmery import matmul"),
-        ("__init__.py", "from gemmery.lab.kernel import emulate"),
+        ("__init__.py", "from gemmery.emulation.kernel import emulate"),
         ("__init__.py", "def f():\n    from gemmery.inspection.notebook import inspect"),
         ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect"),
         ("report.py", "from gemmery.lab import RunEvent"),
+        ("api/explanation.py", "def f():\n    from gemmery.bench import record"),
+        ("torch/eager.py", "from gemmery.emulation.kernel import emulate"),
+        ("dispatch/cuda.py", "if TYPE_CHECKING:\n    from gemmery.emulator.run import EmulatedRun"),
+        ("pytest.py", "import gemmery.bench.record"),
+        ("emulation/kernel.py", "from gemmery import verify"),
+        ("__main__.py", "from gemmery.report.words import types"),
         ("lab/rungs.py", "from gemmery.inspection.records import Inspection"),
         ("report/page.py", "def f():\n    from gemmery.inspection import pages"),
         ("unheard.py", "import os"),
@@ -197,6 +244,9 @@ def test_a_violation_is_caught(path, source):
         ("cpu/target.py", "from gemmery import config"),
         ("bench/libraries.py", "import torch"),
         ("lab/rungs.py", "import gemmery\nfrom gemmery import matmul, api"),
+        ("emulation/kernel.py", "from gemmery.cuda import nvrtc\nfrom gemmery.pages import numerals"),
+        ("lab/rungs.py", "from gemmery.emulation.kernel import emulate"),
+        ("__main__.py", "from gemmery.cli import main"),
         ("config.py", "import os\nos.environ.get('X')"),
         ("__init__.py", "from gemmery import api"),
         ("__init__.py", "if TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect as inspect"),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmery.bench import limits
-from gemmery.bench.limits import Bandwidth
+from gemmery import limits
 from gemmery.cuda import nvrtc
 from gemmery.errors import DeviceError
 from gemmery.lab import on_cpu
+from gemmery.limits import Bandwidth
 
 pytest.importorskip("matplotlib", reason="notebooks draw with Matplotlib")
 BOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))

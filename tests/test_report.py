@@ -17,12 +17,14 @@ from rich.table import Table
 import records
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
+from gemmery.pages import numerals, svg
+from gemmery.pages.writing import as_json
 from gemmery.problem import Problem
-from gemmery.report import problems, sheet, svg, sweep_tables, terminal, words
+from gemmery.report import problems, sheet, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 from gemmery.report.tables import sheets
-from gemmery.report.text import as_json, markdown
+from gemmery.report.text import markdown
 from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
@@ -90,12 +92,12 @@ class Page(HTMLParser):
     ],
 )
 def test_three_digits(value, text):
-    assert words.digits(value) == text
+    assert numerals.digits(value) == text
 
 
 def test_units():
-    assert [words.duration(t) for t in (2.5, 0.0123, 4.2e-5, 4.2e-8)] == ["2.50 s", "12.3 ms", "42.0 µs", "42.0 ns"]
-    assert [words.size(b) for b in (0, 768, 32768, 1 << 20, 3 << 29)] == [
+    assert [numerals.duration(t) for t in (2.5, 0.0123, 4.2e-5, 4.2e-8)] == ["2.50 s", "12.3 ms", "42.0 µs", "42.0 ns"]
+    assert [numerals.size(b) for b in (0, 768, 32768, 1 << 20, 3 << 29)] == [
         "unknown",
         "768 bytes",
         "32 KiB",
@@ -105,9 +107,9 @@ def test_units():
 
 
 def test_a_difference_within_the_spread_is_a_tie():
-    assert words.times(1.01, 0.02) == "~1.01×"
-    assert words.times(1.03, 0.02) == "1.03×"
-    assert words.times(0.97, 0.02) == "0.970×"
+    assert numerals.times(1.01, 0.02) == "~1.01×"
+    assert numerals.times(1.03, 0.02) == "1.03×"
+    assert numerals.times(0.97, 0.02) == "0.970×"
 
 
 def test_nan_does_not_pass():

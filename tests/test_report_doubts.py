@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery.report import problems, tables, terminal, words
+from gemmery.pages import numerals
+from gemmery.report import problems, tables, terminal
 from gemmery.report.page import page
 from gemmery.report.tables import over_fastest, summary
 from gemmery.report.text import markdown
@@ -124,7 +125,7 @@ def test_a_ratio_is_that_of_the_rates_in_its_row():
 
 
 def test_a_large_gain_on_a_busy_machine_is_a_range_and_no_tie():
-    assert words.times(4.05, 0.95) == "3.1–5×"
-    assert words.times(1.0, 2.0) == "0–3×"
+    assert numerals.times(4.05, 0.95) == "3.1–5×"
+    assert numerals.times(1.0, 2.0) == "0–3×"
     (m, *_) = [m for m in problems.weighed(busy(records.bench())).measurements if m.versus]
     assert all(m.spread[name] >= problems.BUSY * ratio for name, ratio in m.versus.items())

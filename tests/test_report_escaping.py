@@ -14,16 +14,17 @@ import gemmery
 import records
 from gemmery import lab
 from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.pages import framed, inspection_page, side_by_side_page
+from gemmery.inspection.pages import inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
-from gemmery.ladder.rung_counts import EmulatedLadder
-from gemmery.report import rendering
+from gemmery.pages import rendering
+from gemmery.pages.rendering import framed
 from gemmery.report.difference import difference_page
 from gemmery.report.emulated_page import emulated_page
 from gemmery.report.exhibit_results import emulated_exhibit_page
 from gemmery.report.page import page
+from gemmery.rung_counts import EmulatedLadder
 
 pytest.importorskip("cuda.bindings")
 
@@ -115,4 +116,4 @@ def test_only_drawings_and_the_style_are_not_escaped():
 
 def test_a_name_that_a_template_does_not_get_is_an_error():
     with pytest.raises(UndefinedError, match="'title' is undefined"):
-        rendering.render("shell.html")
+        rendering.render("shell.html", "gemmery.pages")

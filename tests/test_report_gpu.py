@@ -10,6 +10,7 @@ from rich.console import Console
 import records
 from gemmery.bench import record
 from gemmery.ladder.cuda import CUDA
+from gemmery.pages import numerals
 from gemmery.report import terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
@@ -88,8 +89,8 @@ def test_rates_are_in_tflops_and_the_share_is_of_the_unit_that_a_rung_runs_on():
         for row in sheet.rows:
             m = by_name.get(row[0].text)
             if m is not None:
-                assert row[column].text == words.digits(m.gflops / 1e3)
-                assert row[column + 1].text == words.percent(m.gflops / m.peak_gflops)
+                assert row[column].text == numerals.digits(m.gflops / 1e3)
+                assert row[column + 1].text == numerals.percent(m.gflops / m.peak_gflops)
 
 
 def test_limits_name_their_units_and_say_that_hopper_has_a_faster_way():
@@ -97,7 +98,7 @@ def test_limits_name_their_units_and_say_that_hopper_has_a_faster_way():
     notes = " ".join(note for sheet in sheets(LADDER, CUDA) for note in sheet.notes)
     for m in LADDER.measurements:
         if m.seconds:
-            assert f"{words.digits(m.peak_gflops / 1e3)} TFLOP/s {m.dtype} on {m.unit}" in notes
+            assert f"{numerals.digits(m.peak_gflops / 1e3)} TFLOP/s {m.dtype} on {m.unit}" in notes
     assert ("Hopper's wgmma" in notes) == bool(halves)
     assert "GB/s read" in notes
     assert "MHz while timed" in notes
@@ -196,7 +197,7 @@ def test_a_tournament_too_wide_for_its_terminal_is_folded():
     narrow, wide = (shown(run, width).split("NVIDIA")[0] for width in (80, 400))
     assert max(len(line.rstrip()) for line in narrow.splitlines()) <= 80
     assert set(narrow.replace("─", "").split()) == set(wide.replace("─", "").split())
-    for word in (words.duration(1e-6).split()[-1], "gemv_warp", "smem=0", "smem=1", "r=16"):
+    for word in (numerals.duration(1e-6).split()[-1], "gemv_warp", "smem=0", "smem=1", "r=16"):
         assert narrow.count(word) == wide.count(word) > 0
     parts = wide.count("product"), narrow.count("product"), narrow.count("1 × 4096 × 128, ")
     assert parts[0] == 1 < parts[1] == parts[2]

@@ -11,11 +11,11 @@ from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.pipeline import NOBODY, BarrierStep, CopiedTile, Timeline
 from gemmery.emulator.trace.selection import Selection
-from gemmery.report import svg
-from gemmery.report.pictures import READINGS, pictures
-from gemmery.report.pictures.tile import swizzled_picture, tile_picture
-from gemmery.report.pictures.timeline import divergence_picture, timeline_picture
-from gemmery.report.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
+from gemmery.pages import svg
+from gemmery.pages.pictures import READINGS, pictures
+from gemmery.pages.pictures.tile import swizzled_picture, tile_picture
+from gemmery.pages.pictures.timeline import divergence_picture, timeline_picture
+from gemmery.pages.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
 
 PATTERNS = [json.loads(line) for line in (Path(__file__).parent / "data" / "memory_patterns_h200.jsonl").open()]
 SVG = "{http://www.w3.org/2000/svg}"

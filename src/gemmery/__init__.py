@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
+    from gemmery.emulation.device_arrays import device_memory as device_memory
+    from gemmery.emulation.kernel import emulate as emulate
     from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
     from gemmery.emulator.textures import texture as texture
     from gemmery.errors import ArgumentError as ArgumentError
@@ -78,9 +80,7 @@ if TYPE_CHECKING:
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
-    from gemmery.inspection.kernel_run import emulate as emulate
     from gemmery.inspection.notebook import inspect as inspect
-    from gemmery.lab.device_arrays import device_memory as device_memory
 
 __version__ = "0.1.0"
 
@@ -92,6 +92,8 @@ _HOMES = {
     "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
+    "gemmery.emulation.device_arrays": ("device_memory",),
+    "gemmery.emulation.kernel": ("emulate",),
     "gemmery.emulator.hopper.tensormap": ("tensor_map",),
     "gemmery.emulator.textures": ("texture",),
     "gemmery.errors": (
@@ -109,8 +111,6 @@ _HOMES = {
         "ShapeError",
     ),
     "gemmery.inspection.notebook": ("inspect",),
-    "gemmery.lab.device_arrays": ("device_memory",),
-    "gemmery.inspection.kernel_run": ("emulate",),
 }
 
 

@@ -25,8 +25,8 @@ from gemmery.problem import Problem
 
 if TYPE_CHECKING:
     from gemmery.api.splitting import Float32Scheme
-    from gemmery.bench.limits import Bound
     from gemmery.dispatch import Plan
+    from gemmery.limits import Bound
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Explanation:
 
     def _doubts(self) -> tuple[str, ...]:
         """A warning if other processes kept the cores busy while the machine was measured."""
-        from gemmery.bench import load
+        from gemmery import load
 
         if self.problem.device != "cpu" or self.load <= load.limit(cores()):
             return ()
@@ -179,7 +179,7 @@ def explain(
     target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
     prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(batch_invariant))
     assert prepared is not None  # a contiguous C has adjacent elements
-    from gemmery.bench.limits import attainable
+    from gemmery.limits import attainable
 
     plan, problem, form = prepared
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
@@ -215,8 +215,8 @@ _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung m
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import on_device, splitting
-    from gemmery.bench.limits import attainable
     from gemmery.cuda.driver import find
+    from gemmery.limits import attainable
 
     _shape(x, y)
     prepared = on_device.planned(x, y, options)
@@ -306,7 +306,7 @@ def _converted(x: View, dtype: str) -> View:
 @cache
 def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
     """Return peak GFLOP/s, read bandwidth in GB/s, and the load meanwhile, measured once per process."""
-    from gemmery.bench import limits, load
+    from gemmery import limits, load
 
     meter = load.Meter()
     return limits.peak(dtype, threads), limits.bandwidth(threads).read, meter.load()
@@ -322,8 +322,8 @@ def _call_seconds() -> float:
 @cache
 def _device_limits(dtype: str, tensor: bool, warpgroups: bool, device: str) -> tuple[float, float]:
     """Return peak GFLOP/s, of tensor cores or of CUDA cores, and read bandwidth in GB/s of a device."""
-    from gemmery.bench import device_limits
     from gemmery.cuda.driver import Stream, find
+    from gemmery.limits import device_limits
 
     card = find(device)
     stream = Stream(card.ordinal)

@@ -16,11 +16,12 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.bench.record import version
-from gemmery.bench.resident import DeviceOperands, Put, Resident, Shared, replays
+from gemmery.bench.resident import DeviceOperands, Resident, Shared
 from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample
 from gemmery.bench.torch_operands import Sets, allocating, host_time, on_torch, put_by, tensor, tensors, without_torch
 from gemmery.errors import RefusedError
+from gemmery.limits.device_limits import Put, replays
 
 EIGHT_BITS = ("int8", *dtypes.FLOAT8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way

@@ -11,11 +11,12 @@ from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.bench import new_shapes as shapes
 from gemmery.bench.new_shapes import Pairs
-from gemmery.bench.resident import Put, Resident, Shared
+from gemmery.bench.resident import Resident, Shared
 from gemmery.bench.rival import not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
 from gemmery.errors import DeviceError, RefusedError
+from gemmery.limits.device_limits import Put
 
 TORCH_NAMES = {row.name: row.numpy for row in dtypes.DTYPES if row.stored != row.numpy}  # of what is shared as integers
 

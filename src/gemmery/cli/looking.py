@@ -1,4 +1,4 @@
-"""The commands that measure nothing: ladder diff, inspect, doctor."""
+"""The commands that measure nothing: ladder diff, inspect, doctor, and the emulator's emulate."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typer import Argument, Option
 
 from gemmery import dtypes
 from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import As, HtmlToo, Json, place, settings
-from gemmery.cli.showing import check_page, check_writable, console, print_records, write_page
+from gemmery.cli.options import As, Json, settings
+from gemmery.cli.showing import print_records
+from gemmery.emulation import command
 from gemmery.errors import ArgumentError
+from gemmery.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
 
 if TYPE_CHECKING:
     from gemmery.inspection.records import AnyInspection
@@ -143,7 +145,7 @@ def _inspect(
 ) -> int:
     from gemmery.inspection.console import show_inspection, show_side_by_side
     from gemmery.inspection.records import paired, without_code
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
     pair = paired(first, *second) if second else None
@@ -167,7 +169,7 @@ def _inspect(
 
 
 def _write_pictures(folder: Path, inspections: Sequence[AnyInspection]) -> list[Path]:
-    from gemmery.report.pictures import files
+    from gemmery.pages.pictures import files
 
     texts: dict[str, str] = {}
     for inspection in inspections:
@@ -201,3 +203,6 @@ def _doctor(json: bool, prune: bool) -> int:
     checks = (*([lab.prune()] if prune else []), *lab.doctor())
     print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
     return 0 if all(check.ok for check in checks) else 1
+
+
+app.command(short_help=command.SHORT_HELP, epilog=command.EPILOG)(command.emulate)

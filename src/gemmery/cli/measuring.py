@@ -21,12 +21,12 @@ from gemmery.cli.options import (
     Threads,
     names,
     numbers,
-    place,
     threads_in_words,
 )
 from gemmery.cli.showing import Output, check_store, counted, measured
 from gemmery.errors import ArgumentError
 from gemmery.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
+from gemmery.pages.writing import place
 
 if TYPE_CHECKING:
     from gemmery.lab.asked import DeviceChoice

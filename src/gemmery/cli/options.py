@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import CallbackParam, Option
+from typer import Option
 
 from gemmery.errors import ArgumentError
+from gemmery.pages.writing import place
 
 _DIGITS = 18  # of a number on the command line: more are no size of anything
-
-
-def place(option: CallbackParam, path: Path | None) -> Path | None:
-    """The path of an option. Raises ArgumentError for "-", which stands for stdout in other programs."""
-    if path == Path("-"):
-        raise ArgumentError(f"{option.opts[-1]} -: stdout is for tables and JSON; give a path")
-    return path
 
 
 Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
@@ -32,10 +26,6 @@ Json = Annotated[bool, Option("--json", help="Print the records as JSON instead 
 Html = Annotated[
     Path | None,
     Option(metavar="PATH", help="Write the page there.", show_default="out/...html", callback=place),
-]
-HtmlToo = Annotated[
-    Path | None,
-    Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place),
 ]
 NoHtml = Annotated[bool, Option("--no-html", help="Write no page.")]
 Keep = Annotated[

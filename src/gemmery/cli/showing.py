@@ -7,20 +7,20 @@ import tempfile
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
-from gemmery.errors import ArgumentError, InstallError, missing
+from gemmery.errors import ArgumentError
+from gemmery.pages.writing import check_page, console, write_page
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
     from gemmery.lab.emulated_rungs import OnRung
     from gemmery.lab.event import OnEvent, RunEvent
     from gemmery.ladder.rung import Rung
-    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
+    from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 INTERRUPTED = 130
 R = TypeVar("R")
@@ -59,16 +59,9 @@ class Output:
         self.say(f"page: {write_page(path, text)}")
 
 
-def _is_missing(package: str) -> bool:
-    try:
-        return find_spec(package) is None
-    except ValueError:  # sys.modules marks it as missing
-        return True
-
-
 def print_records(json: bool, records: object, show: Callable[[Console], None]) -> None:
     """Print records as JSON, or as `show` does."""
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     if json:
         sys.stdout.write(f"{as_json(records)}\n")
@@ -153,9 +146,9 @@ def counted(
     """
     from gemmery.bench import record
     from gemmery.lab.asked import emulated_card
-    from gemmery.ladder.rung_counts import EmulatedLadder
     from gemmery.report import emulated_tables
     from gemmery.report.emulated_page import emulated_page
+    from gemmery.rung_counts import EmulatedLadder
 
     if instead_of:
         sys.stderr.write(f"gemmery: {instead(instead_of, card)}\n")
@@ -191,35 +184,6 @@ def instead(missing: str, card: str) -> str:
     return f"no CUDA device ({missing}): using the emulator as {card} instead, which counts instead of timing"
 
 
-def check_page(path: Path, *libraries: str) -> None:
-    """Check that a page can be drawn with these libraries and written there.
-
-    Raises InstallError for a library that is missing, ArgumentError if the file cannot be written.
-    """
-    for library in filter(_is_missing, libraries):
-        raise InstallError(missing("lab", f"the page needs {library}"), name=library)
-    check_writable(path)
-
-
-def check_writable(path: Path, option: str = "--html") -> None:
-    """Make the folder of a file. Raises ArgumentError if the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-        if path.exists():
-            path.open("ab").close()
-        if path.is_file():  # a pipe is not read
-            with path.open("rb") as file:
-                start = file.read(64).lstrip().lower()
-            if start and not start.startswith((b"<!doctype html", b"<html", b"<svg", b"<?xml")):
-                raise FileExistsError(None, "it exists and is no page or picture")
-    except OSError as error:
-        raise _unwritable(path, error, option) from error
-
-
 def check_store(folder: Path | None) -> Path | None:
     """Make the folder of the records and return it. Raises ArgumentError if no file can be written there."""
     if folder is None:
@@ -235,24 +199,6 @@ def check_store(folder: Path | None) -> Path | None:
     return folder
 
 
-def write_page(path: Path, text: str, option: str = "--html") -> Path:
-    """Write a file that an option asks for, with its folders; return its path.
-
-    Raises ArgumentError if it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error, option) from error
-    return path
-
-
-def _unwritable(path: Path, error: OSError, option: str) -> ArgumentError:
-    what = "page" if option == "--html" else "picture"
-    return ArgumentError(f"{what} {str(path)!r}: {error.strerror}; choose another place with {option}")
-
-
 def judged(run: Run) -> int:
     """Print a line for each result outside its error bound; return 1 if there are any."""
     from gemmery.report import words
@@ -261,15 +207,3 @@ def judged(run: Run) -> int:
     for m in wrong:
         sys.stderr.write(f"gemmery: {m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}\n")
     return 1 if wrong else 0
-
-
-class _Console(Console):
-    """A console that lets `line.run` handle a closed pipe."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def console() -> Console:
-    """Return a console on stdout, as wide as the terminal."""
-    return _Console(highlight=False, soft_wrap=False)

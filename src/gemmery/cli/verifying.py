@@ -52,7 +52,7 @@ def verify(
 
 def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
     from gemmery import lab
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     with _bar(products) as progress:
         verified = lab.verify(products, device, types, seed, progress)
@@ -62,13 +62,13 @@ def _verify(device: str, products: int, types: list[str], seed: int, json: bool)
 
 def in_words(verified: Verification) -> str:
     """Return what was compared, and each wrong product with the command that repeats it."""
-    from gemmery.report import words
+    from gemmery.pages import numerals
 
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verified.types.items()))
     first, last = verified.seed, verified.seed + verified.seeds - 1
     seeds = f"seeds {first} to {last}" if first < last else f"seed {first}"
     summary = (
-        f"{words.plural(verified.products, 'product')} ({counts}) on {verified.device}, {seeds}, "
+        f"{numerals.plural(verified.products, 'product')} ({counts}) on {verified.device}, {seeds}, "
         f"{verified.seconds:.3g} s: {len(verified.wrong) or 'none'} wrong; "
         f"the others reach at most {verified.worst:.3g} of their bounds"
     )
@@ -130,7 +130,7 @@ def warm(
 
 def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
     import gemmery
-    from gemmery.report.text import as_json
+    from gemmery.pages.writing import as_json
 
     with _bar() as progress:
         warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)

@@ -11,7 +11,6 @@ import numpy as np
 
 from gemmery.emulator import convergence, specials, unwritten
 from gemmery.emulator.blocks import Block, joined
-from gemmery.emulator.collecting import without_collection
 from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.hopper.wgmma import checked_sums
@@ -20,6 +19,7 @@ from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
 from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel, Special
 from gemmery.emulator.ptx.indirect import SWITCH, case
+from gemmery.emulator.ptx.module import without_collection
 from gemmery.emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
 

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from gemmery.emulator.run import EmulatedRun
-from gemmery.inspection import counters, run_report, side_by_side
+from gemmery.emulation.terminal_tables import show_pair, show_section
+from gemmery.inspection import side_by_side
 from gemmery.inspection.records import AnyInspection, AnyPair
-from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
-from gemmery.ladder.rung_counts import Prediction
-from gemmery.report import words
-
-SHORT = {
-    "instructions": "instr",
-    "wavefronts": "waves",
-    "conflicts": "confl",
-    "requests": "req",
-    "divergent": "div",
-}
-# Left out in this order on narrow terminals.
-DISPENSABLE = ("divergent", "used", "requests", "ideal", "sectors", "flops")
-LEAST_SOURCE = 20  # characters of source that are worth showing
-STYLES = {"": "dim", side_by_side.FEWER: "green", side_by_side.MORE: "yellow", side_by_side.DIFFERS: "bold"}
+from gemmery.inspection.sections import codes, sections, subject
 
 
 def show_inspection(inspection: AnyInspection, console: Console, ptx: bool = False, sass: bool = False) -> None:
@@ -35,8 +16,7 @@ def show_inspection(inspection: AnyInspection, console: Console, ptx: bool = Fal
     console.print(Text.assemble((inspection.rung, "bold"), (f": {inspection.idea}", "dim")))
     console.print(Text(subject(inspection), style="dim"))
     for section in sections(inspection):
-        part = fitted(section, console.width - 2)  # the table's edges
-        _show(part, _table(part), console)
+        show_section(section, console)
     for title, text in codes(inspection, ptx, sass):
         console.print()
         console.print(Text(title, style="bold"))
@@ -52,117 +32,4 @@ def show_side_by_side(pair: AnyPair, console: Console) -> None:
     if glance := side_by_side.glance(pair):
         console.print(Text(glance))
     for section in side_by_side.sections(pair):
-        _show(section, _two_columns(section), console)
-
-
-def show_run(run: EmulatedRun, console: Console) -> None:
-    """Print a run of any kernel: its totals, counters by line, findings."""
-    console.print(Text.assemble((run.kernel, "bold"), (f": {run_report.launched(run)}", "dim")))
-    console.print(Text(run_report.verdict(run)))
-    for section in (*run_report.fault_sections(run), *run_report.counter_sections(run)):
-        part = fitted(section, console.width - 2)
-        _show(part, _table(part), console)
-
-
-def show_prediction(prediction: Prediction, console: Console) -> None:
-    """Print the predicted time of a run."""
-    section = run_report.predicted_section(prediction)
-    _show(section, _table(section), console)
-
-
-def show_runs(old: EmulatedRun, new: EmulatedRun, console: Console) -> None:
-    """Print the counters of two runs side by side."""
-    section = run_report.compared(old, new)
-    _show(section, _two_columns(section), console)
-
-
-def _show(section: Section, table: Table, console: Console) -> None:
-    console.print()
-    console.print(Text(section.title, style="bold"))
-    console.print(table)
-    for note in section.notes:
-        console.print(Text(note, style="dim"))
-
-
-def fitted(section: Section, room: int) -> Section:
-    """Counters in `room` columns of a terminal, with a note on what is left out; any other section as it is.
-
-    The source is cropped first; then figures are rounded, the source is left out, and columns are.
-    """
-    if SOURCE not in section.head:
-        return section
-    rounded = tuple((row[0], *map(_rounded, row[1:-1]), row[-1]) for row in section.rows)
-    short = replace(section, head=tuple(SHORT.get(name, name) for name in section.head), rows=rounded)
-    columns = list(range(len(section.head) - 1))  # all but the source
-    for table in (section, _noted(short)):
-        spare = room - _width(_columns(table, columns)) - 2
-        if spare >= LEAST_SOURCE:
-            return replace(table, rows=tuple((*row[:-1], _cropped(row[-1], spare)) for row in table.rows))
-    if room >= _width(without_source := _columns(section, columns)):
-        return without_source
-    dropped = []
-    for name in DISPENSABLE:
-        if _width(_columns(short, columns)) <= room:
-            break
-        if name in section.head:
-            dropped.append(name)
-            columns.remove(section.head.index(name))
-    return _noted(_columns(short, columns), dropped)
-
-
-def _columns(section: Section, columns: Sequence[int]) -> Section:
-    """These columns of a table."""
-    head, *rows = (tuple(row[index] for index in columns) for row in (section.head, *section.rows))
-    return replace(section, head=head, rows=tuple(rows))
-
-
-def _width(section: Section) -> int:
-    """Columns of a terminal that a table needs, with two between neighbours."""
-    return sum(2 + max(map(len, column)) for column in zip(section.head, *section.rows, strict=True))
-
-
-def _noted(section: Section, dropped: Sequence[str] = ()) -> Section:
-    without = f", {', '.join(dropped)} left out" if dropped else ""
-    note = f"Figures are rounded{without}: a wider terminal, --html and --json have all of them."
-    return replace(section, notes=(*section.notes, note))
-
-
-def _cropped(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
-def _rounded(cell: str) -> str:
-    """A number in five characters.
-
-    >>> _rounded("4,194,304"), _rounded("9,216"), _rounded("32.0"), _rounded("")
-    ('4.19M', '9216', '32.0', '')
-    """
-    digits = cell.replace(",", "")
-    if len(digits) < 5 or not digits.isdigit():
-        return digits
-    exponent = (len(digits) - 1) // 3
-    return f"{words.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
-
-
-def _table(section: Section) -> Table:
-    rows, head = section.rows, section.head
-    gap = 1 if head[:1] == counters.HEAD[:1] else 2
-    table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, gap, 0, 0))
-    for index in range(len(rows[0]) if rows else len(head)):
-        name = head[index] if head else ""
-        is_name = index == 0 or not head or name == SOURCE
-        table.add_column(
-            name, justify="left" if is_name else "right", no_wrap=index == 0 or bool(head), overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
-    return table
-
-
-def _two_columns(section: Section) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    for name in section.head:
-        table.add_column(name, justify="right" if name and section.numbers else "left", overflow="fold")
-    for (name, old, new, *ratio), mark in zip(section.rows, section.marks, strict=True):
-        table.add_row(Text(name, style="dim"), Text(old), Text(new, style=STYLES[mark]), *ratio)
-    return table
+        show_pair(section, console)

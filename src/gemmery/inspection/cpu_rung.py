@@ -20,8 +20,8 @@ from gemmery.lab import asked
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung, find
+from gemmery.pages import numerals
 from gemmery.problem import Problem
-from gemmery.report import words
 
 SIDE, FEW, MOST = 512, 16, 1024  # sides by default, of rungs for small products, and of the largest that is counted
 # The rates of a core, round figures of those built since 2020: what each is called, and the cycles that one takes.
@@ -59,7 +59,7 @@ def inspect_cpu_rung(
     function = max(touches, key=lambda name: touches[name])
     code = jit.assembly(target, module, generate)
     loop = assembly.inner_loop(code, function)
-    l1, l2 = (words.size(size) for size in caches(target))
+    l1, l2 = (numerals.size(size) for size in caches(target))
     return CpuInspection(
         rung=name,
         idea=row.idea,

@@ -15,10 +15,11 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.roofline import loaded, roofline, unit
+from gemmery.emulation.counters import EmulatorCounts
 from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
 from gemmery.inspection.cpu_rung import inspect_cpu_rung
 from gemmery.inspection.lines import count_exhibit, count_rung, small
-from gemmery.inspection.records import AnyInspection, CompiledLaunch, EmulatorCounts, Inspection
+from gemmery.inspection.records import AnyInspection, CompiledLaunch, Inspection
 from gemmery.lab import asked
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EMULATED, Exhibit

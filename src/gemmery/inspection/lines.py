@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -13,30 +13,20 @@ from numpy.typing import NDArray
 from gemmery import dtypes
 from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
+from gemmery.emulation.counters import EmulatorCounts, described
+from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import bound
-from gemmery.emulator.counters.counts import Counts, Frames
 from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.ptx import calling
-from gemmery.emulator.run import EmulatedRun, emulated
+from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.pipeline import WARPGROUP, PipelineTrace, Timeline
-from gemmery.emulator.trace.selection import Selection, select
-from gemmery.inspection.records import EmulatorCounts, LineCounts
-from gemmery.lab.emulated_product import (
-    EmulationOptions,
-    Gemm,
-    prepared,
-    problem_of,
-    run_rung,
-    source_line,
-    source_lines,
-)
+from gemmery.emulator.trace.selection import select
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.exhibits import Exhibit, numbers
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
-NOTABLE = 0.05  # share of all instructions from which an inlined line without accesses is listed
 ROW = 128  # bytes of a stage along k
 ROUNDS = 2  # times that each stage of the ring is filled for a tile
 TILES = 2  # tiles of one block, where it takes one after the other
@@ -60,7 +50,7 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
     drawn = select(trace, steps, line)
     if not line and (barriers := trace_barriers(rung, problem, config, arch)) is not None:
         drawn = replace(drawn, copied=barriers.tiles, timeline=barriers.timeline)
-    return _described(problem, reduce(add, runs).counts, drawn)
+    return described(problem, reduce(add, runs).counts, drawn)
 
 
 def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
@@ -72,56 +62,7 @@ def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str
     arguments = bound(program.kernel, (numbers(n), y, np.int32(n)))
     launch = LaunchConfig(geometry.grid, geometry.block, arguments.parameters)
     run = emulated(program, launch, arguments.memory, check=False, observers=(trace,))
-    return _described(Problem(1, n, 1, "f32", "f32"), run.counts, select(trace, {}, line))
-
-
-def count_run(run: EmulatedRun, line: str = "") -> EmulatorCounts:
-    """Return the counters of a run of any kernel by line of its source. Raises ArgumentError as `count_rung` does."""
-    drawable = run.drawable
-    if drawable is None:
-        return _described(Problem(1, 1, 1, "f32", "f32"), run.counts, Selection(), {})
-    drawn = select(drawable.trace, drawable.steps, line)
-    return _described(Problem(1, 1, 1, "f32", "f32"), run.counts, drawn, drawable.texts)
-
-
-def _described(
-    problem: Problem, counts: Counts, drawn: Selection, texts: Mapping[str, str] | None = None
-) -> EmulatorCounts:
-    total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
-    return EmulatorCounts(problem, tuple(_tree(counts, texts)), total, kinds, drawn, source_lines(drawn, texts))
-
-
-def _tree(counts: Counts, texts: Mapping[str, str] | None) -> Iterator[LineCounts]:
-    """The lines of the kernel's file, each followed by the lines inlined into it; a line includes all that it calls."""
-    sums: dict[Frames, Counts] = {}
-    for frames, here in counts.frames.items():
-        lines = calling(frames)
-        for depth in range(1, len(lines) + 1):
-            place = lines[:depth]
-            sums[place] = sums[place] + here if place in sums else here
-    least = NOTABLE * sum(counts.instructions.values())
-    for place in sorted(sums, key=lambda frames: [(line.file, line.number) for line in frames]):
-        here, last = sums[place], place[-1]
-        moves = here.shared.requests or here.global_.requests or here.flops or here.divergent_branches
-        if len(place) == 1 or moves or sum(here.instructions.values()) >= least:
-            yield _line_counts(str(last), source_line(last, texts), here, len(place) - 1)
-
-
-def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCounts:
-    return LineCounts(
-        line,
-        code,
-        sum(counts.instructions.values()),
-        counts.shared.wavefronts,
-        counts.shared.wavefronts_ideal,
-        counts.shared.bank_conflicts,
-        counts.global_.requests,
-        counts.global_.sectors,
-        counts.global_.used,
-        counts.divergent_branches,
-        counts.flops,
-        depth,
-    )
+    return described(Problem(1, n, 1, "f32", "f32"), run.counts, select(trace, {}, line))
 
 
 def trace_barriers(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str) -> PipelineTrace | None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from gemmery.emulation.kernel_run import KernelRun, KernelRuns, with_page
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
 from gemmery.inspection import records
 from gemmery.inspection.gather import inspections
-from gemmery.inspection.kernel_run import KernelRun, KernelRuns, with_page
 from gemmery.inspection.sections import subject
 
 
@@ -116,7 +116,8 @@ def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | 
 def _framed(record: records.AnyInspection | records.AnyPair) -> str:
     """The page of one rung or of two, in a frame."""
     try:
-        from gemmery.inspection.pages import framed, inspection_page, side_by_side_page
+        from gemmery.inspection.pages import inspection_page, side_by_side_page
+        from gemmery.pages.rendering import framed
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of gemmery.inspect") from error
     if not isinstance(record, records.AnyInspection):

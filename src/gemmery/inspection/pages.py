@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from gemmery.inspection import counters, side_by_side
-from gemmery.inspection.records import AnyInspection, AnyPair, EmulatorCounts, Inspection
-from gemmery.inspection.sections import codes, lesson, sections, subject
+from gemmery.emulation.kernel_run import paired_pictures
+from gemmery.inspection import side_by_side
+from gemmery.inspection.records import AnyInspection, AnyPair, Inspection
+from gemmery.inspection.sections import codes, lesson, sections, subject, untraced
+from gemmery.pages.pictures import pictures
+from gemmery.pages.rendering import render
 from gemmery.report.curves import roofline_plot
-from gemmery.report.pictures import pictures
-from gemmery.report.rendering import render
-from gemmery.report.svg import Plot
 
 
 def inspection_page(inspection: AnyInspection) -> str:
@@ -30,7 +27,7 @@ def inspection_page(inspection: AnyInspection) -> str:
         sections=sections(inspection),
         roofline=None if inspection.exhibit else roofline,
         plots=pictures(counts.chosen, counts.source) if counts else (),
-        untraced=counters.untraced(counts) if counts and counts.chosen.untraced else "",
+        untraced=untraced(counts) if counts and counts.chosen.untraced else "",
         codes=codes(inspection),
     )
 
@@ -47,24 +44,3 @@ def side_by_side_page(pair: AnyPair) -> str:
         sections=side_by_side.sections(pair),
         pairs=paired_pictures([(rung.rung, rung.emulated) for rung in (pair.old, pair.new)]),
     )
-
-
-def framed(page: str, title: str) -> str:
-    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
-    light = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
-    return render("frame.html", __package__, page=light, title=title)
-
-
-def paired_pictures(runs: Sequence[tuple[str, EmulatorCounts | None]]) -> list[list[Plot]]:
-    """The pictures of both, those of a kind together; only the first of a kind says how to read it.
-
-    Each run has a name, which begins the titles of its pictures unless it is "".
-    """
-    plots: dict[str, list[Plot]] = {}
-    explained: frozenset[str] = frozenset()
-    for number, (name, counts) in enumerate(runs, 1):
-        for plot in pictures(counts.chosen, counts.source, explained=explained) if counts else ():
-            title = f"{name}: {plot.title}" if name else plot.title
-            plots.setdefault(plot.name, []).append(replace(plot, name=f"{number}-{plot.name}", title=title))
-            explained |= {plot.name.partition("-")[0]}
-    return list(plots.values())

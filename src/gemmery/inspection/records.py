@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.occupancy import Occupancy
-from gemmery.cuda.roofline import Roofline
-from gemmery.emulator.trace.selection import Selection
+from gemmery.cuda.roofline import Roofline, roofs
+from gemmery.emulation.counters import EmulatorCounts
 from gemmery.problem import Problem
 
 
@@ -41,36 +41,6 @@ class CompiledLaunch:
     roles: tuple[
         int, ...
     ] = ()  # registers a thread that warpgroups set for themselves (setmaxnreg), in the order of the code
-
-
-@dataclass(frozen=True)
-class LineCounts:
-    """Counters of one line of a kernel's source with all that it calls, or of all lines together."""
-
-    line: str  # "simt_smem.cu:18"
-    code: str
-    instructions: int = 0  # warps that executed one
-    wavefronts: int = 0  # of shared memory
-    wavefronts_ideal: int = 0  # for the bytes alone
-    bank_conflicts: int = 0
-    requests: int = 0  # to global memory
-    sectors: int = 0
-    used: int = 0  # bytes of the sectors that some lane asked for
-    divergent_branches: int = 0
-    flops: int = 0
-    depth: int = 0  # 1 for a line that is called by the last line of depth 0 before it, and so on
-
-
-@dataclass(frozen=True)
-class EmulatorCounts:
-    """Counters of all launches together, run on the emulator."""
-
-    problem: Problem  # at most as large as the one that was asked for
-    lines: tuple[LineCounts, ...]  # each followed by inlined lines that access memory, or have many instructions
-    total: LineCounts
-    kinds: Mapping[str, int]  # instructions by kind
-    chosen: Selection = field(default_factory=Selection)  # for pictures
-    source: Mapping[str, str] = field(default_factory=dict)  # the text of lines that a picture may show
 
 
 @dataclass(frozen=True)
@@ -173,3 +143,18 @@ def without_code(inspection: AnyInspection, ptx: bool = False, sass: bool = Fals
         for kernel in inspection.kernels
     )
     return replace(inspection, kernels=kernels)
+
+
+def roof_seconds(inspection: Inspection) -> dict[str, float]:
+    """The roofs of what was emulated, in seconds; {} without counters or where a limit is not known."""
+    device, counts = inspection.device, inspection.emulated
+    if not counts or inspection.exhibit or not device.bandwidth or not device.peak(inspection.unit):
+        return {}
+    total = counts.total
+    return roofs(device, inspection.unit, total.flops, total.sectors, total.wavefronts, total.instructions)
+
+
+def size(inspection: AnyInspection | EmulatorCounts, exhibit: bool) -> str:
+    """A product's sides, or the elements of an exhibit."""
+    problem = inspection.problem
+    return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"

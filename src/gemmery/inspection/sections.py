@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 from gemmery import dtypes
 from gemmery.cpu.assembly import kinds
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
-from gemmery.inspection import counters
-from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection
+from gemmery.emulation import counters
+from gemmery.emulation.counters import SOURCE, EmulatorCounts, Section
+from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection, roof_seconds, size
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS
+from gemmery.pages import numerals
 from gemmery.report import words
-from gemmery.report.words import plural
 
-SOURCE = counters.HEAD[-1]  # a column of code
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 ROOFLINE_NOTE = (
     "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
@@ -33,7 +33,10 @@ BARRIERS_NOTE = (
     "Of a product of a tile or two for the block, on the emulator, whose order of steps decides how many waits find a "
     "phase under way; --html and --svg draw them over time."
 )
-
+ROOFS_NOTE = (
+    "Memory: sectors at its bandwidth, without caches. Compute: operations at the peak. Shared: 1 wavefront per clock "
+    "and multiprocessor, issue: 4 warp instructions."
+)
 COSTS_NOTE = (
     "Loads, stores and multiply-adds are those of the inner loop as compiled; lines and pages are those of the whole "
     "product in the model of the caches. The roof is the longest of these times: no core with the assumed rates is "
@@ -45,24 +48,6 @@ CACHES_NOTE = (
     "was not there. All are empty at first. Hardware prefetchers, which a real core has, bring the same lines earlier; "
     "lines written back are not counted."
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """Facts in two columns, or a table with a head."""
-
-    title: str
-    rows: tuple[tuple[str, ...], ...]
-    head: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
-
-    alarm: bool = False  # faults, which a page shows in colour
-
-    @property
-    def numbers(self) -> bool:
-        """True for a table of numbers; two rungs side by side have a column of ratios then."""
-        return len(self.head) > 3 if self.marks else bool(self.head)
 
 
 def sections(inspection: AnyInspection) -> tuple[Section, ...]:
@@ -104,12 +89,12 @@ def subject(inspection: AnyInspection, config: bool = True) -> str:
     """The product, the config and the device in a line."""
     problem = inspection.problem
     columns = ", B by columns" if problem.b_layout == "col" else ""
-    shape = f"{counters.size(inspection, inspection.exhibit)}, {problem.precision or problem.dtype}{columns}"
+    shape = f"{size(inspection, inspection.exhibit)}, {problem.precision or problem.dtype}{columns}"
     settings = f", {configured(inspection)}" if config and inspection.config else ""
     if isinstance(inspection, CpuInspection):
         return f"{shape}{settings}; one core of {inspection.cpu}"
     device = inspection.device
-    limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
+    limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {numerals.digits(device.bandwidth)} GB/s"
     return f"{shape}{settings}; {device.name}: {device.arch}, {limits}"
 
 
@@ -126,22 +111,22 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
     stack = f", {kernel.stack} bytes of local memory" if kernel.stack else ""
     total = kernel.static_shared + kernel.dynamic_shared
     shared = (
-        f"{words.size(total)} a block: {kernel.static_shared:,} bytes static, {kernel.dynamic_shared:,} dynamic; "
-        f"a block may have {words.size(limits.shared)}"
+        f"{numerals.size(total)} a block: {kernel.static_shared:,} bytes static, {kernel.dynamic_shared:,} dynamic; "
+        f"a block may have {numerals.size(limits.shared)}"
     )
     scratch = inspection.workspace if kernel is inspection.kernels[-1] else 0
     allowed = ", ".join(f"{name} {number}" for name, number in filled.limits.items())
-    warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {words.percent(filled.share)}"
+    warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {numerals.percent(filled.share)}"
     return (
         ("kernel", kernel.name),
-        ("grid", f"{plural(blocks, 'block')} of {_threads(kernel.block)}"),
+        ("grid", f"{numerals.plural(blocks, 'block')} of {_threads(kernel.block)}"),
         ("registers", f"{kernel.registers} a thread, {spills}{stack}"),
         *([("registers by role", _roles(kernel.roles))] if kernel.roles else []),
         *([("cluster", f"{kernel.cluster} blocks")] if kernel.cluster > 1 else []),
         *([("products", _products(kernel))] if _of_warpgroups(kernel.counts) else []),
         ("shared memory", shared if total else "none"),
-        *([("scratch memory", words.size(scratch))] if scratch else []),
-        ("occupancy", f"{warps}: {plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
+        *([("scratch memory", numerals.size(scratch))] if scratch else []),
+        ("occupancy", f"{warps}: {numerals.plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
         ("waves", _waves(blocks, filled)),
     )
@@ -159,7 +144,9 @@ def _roles(registers: tuple[int, ...]) -> str:
 def _products(kernel: CompiledLaunch) -> str:
     """The products of warpgroups in the code, and whether they are under way together."""
     columns = [("kernel", kernel.counts)] + ([("main loop", kernel.loop)] if kernel.loop else [])
-    texts = [f"{_of_warpgroups(x):,} in the {where} with {plural(x.get(WAIT, 0), 'wait')}" for where, x in columns]
+    texts = [
+        f"{_of_warpgroups(x):,} in the {where} with {numerals.plural(x.get(WAIT, 0), 'wait')}" for where, x in columns
+    ]
     loop = kernel.loop or kernel.counts
     serial = 1 < _of_warpgroups(loop) <= loop.get(WAIT, 0)
     return f"wgmma, {', '.join(texts)}" + (": each ends before the next begins" if serial else "")
@@ -172,17 +159,17 @@ def _of_warpgroups(counts: Mapping[str, int]) -> int:
 
 def _threads(block: tuple[int, int, int]) -> str:
     sides = [str(side) for side in block if side > 1]
-    threads = plural(math.prod(block), "thread")
+    threads = numerals.plural(math.prod(block), "thread")
     return f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
 
 
 def _waves(blocks: int, filled: Occupancy) -> str:
     """How often the grid fills the device, and how full the last wave is."""
-    share = words.percent(filled.tail)
+    share = numerals.percent(filled.tail)
     if blocks <= filled.slots:
         return f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
-    each = f"{words.digits(filled.waves)} of {filled.slots:,} blocks"
-    return f"{each}; the last fills {share} of the device, all together {words.percent(filled.filled)}"
+    each = f"{numerals.digits(filled.waves)} of {filled.slots:,} blocks"
+    return f"{each}; the last fills {share} of the device, all together {numerals.percent(filled.filled)}"
 
 
 def _roofline(inspection: Inspection) -> Section:
@@ -190,7 +177,7 @@ def _roofline(inspection: Inspection) -> Section:
     each = round(loads.peak / device.sms / device.clock)
     units = f"{device.sms} multiprocessors × {each} operations a clock × {device.clock:.4g} GHz"
     rows = (
-        ("peak", f"{units} = {words.digits(loads.peak)} GFLOP/s ({words.UNITS[inspection.unit]})"),
+        ("peak", f"{units} = {numerals.digits(loads.peak)} GFLOP/s ({words.UNITS[inspection.unit]})"),
         ("as it loads", f"{_loading(inspection)}: {_attainable(loads)}"),
         ("each element once", f"{_moved(once)}: {_attainable(once)}"),
     )
@@ -212,15 +199,15 @@ def _attainable(line: Roofline) -> str:
     >>> _attainable(roofline(2, 8, peak=346.5, bandwidth=86.4))
     '0.250 operations a byte × 86.4 GB/s = 21.6 GFLOP/s attainable, limited by memory'
     """
-    product = f"{words.digits(line.intensity)} operations a byte × {words.digits(line.bandwidth)} GB/s"
-    by_memory = f"{words.digits(line.intensity * line.bandwidth)} GFLOP/s"
+    product = f"{numerals.digits(line.intensity)} operations a byte × {numerals.digits(line.bandwidth)} GB/s"
+    by_memory = f"{numerals.digits(line.intensity * line.bandwidth)} GFLOP/s"
     if line.by == "memory":
         return f"{product} = {by_memory} attainable, limited by memory"
-    return f"{product} = {by_memory}, above the peak: {words.digits(line.attainable)} GFLOP/s attainable"
+    return f"{product} = {by_memory}, above the peak: {numerals.digits(line.attainable)} GFLOP/s attainable"
 
 
 def _moved(line: Roofline) -> str:
-    return f"{words.amount(line.bytes, 'B')} for {words.amount(line.flops, 'FLOP')}"
+    return f"{numerals.amount(line.bytes, 'B')} for {numerals.amount(line.flops, 'FLOP')}"
 
 
 def _instructions(kernel: CompiledLaunch, several: bool) -> Section:
@@ -242,7 +229,7 @@ def _loaded(loop: Mapping[str, int]) -> tuple[str, ...]:
     if on_tensor_cores(loop):
         return ()
     each = {space: bytes_each(loop, space) for space in ("global", "shared")}
-    amounts = [f"{words.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
+    amounts = [f"{numerals.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
     return (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",) if amounts else ()
 
 
@@ -254,10 +241,10 @@ def _barriers(inspection: Inspection) -> list[Section]:
     timeline = counts.chosen.timeline
     of = timeline.counts
     rows = (
-        ("ring", plural(len(timeline.full), "stage")),
+        ("ring", numerals.plural(len(timeline.full), "stage")),
         ("tensor copies", f"{of['copies']:,}, {of['bytes']:,} bytes"),
         ("waits", f"{of['waits']:,} of warpgroups, {of['slept']:,} of them while a phase is under way"),
-        ("arrivals", f"{of['arrivals']:,} of threads, which end {plural(of['phases'], 'phase')}"),
+        ("arrivals", f"{of['arrivals']:,} of threads, which end {numerals.plural(of['phases'], 'phase')}"),
         ("products", f"{of['products']:,} of warpgroups"),
     )
     return [Section("Barriers of the first block", rows, notes=(BARRIERS_NOTE,))]
@@ -268,10 +255,10 @@ def _counters(inspection: Inspection) -> list[Section]:
     counts, missing = inspection.emulated, inspection.not_emulated
     if counts is None:
         return [Section("Counters by line", (("not counted", missing),))] if missing else []
-    place = f"at {counters.size(counts, inspection.exhibit)}, on the emulator"
+    place = f"at {size(counts, inspection.exhibit)}, on the emulator"
     head, rows = counters.table(counts)
     title = f"Counters by line{counters.of_file(counts)}, {place}"
-    return [Section(title, rows, head, counters.notes(inspection, counts))]
+    return [Section(title, rows, head, notes(inspection, counts))]
 
 
 def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
@@ -279,11 +266,11 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
     lines = tuple((str(number), line) for number, line in enumerate(inspection.loops.splitlines(), 1))
     sums = {name: cost.cycles for name, cost in inspection.costs.items()}
     limit = max(sums, key=lambda name: sums[name])
-    rows = [(name, words.digits(x.count), x.rate, words.digits(x.cycles)) for name, x in inspection.costs.items()]
-    rows.append((f"roof: {limit}", "", "", words.digits(sums[limit])))
+    rows = [(name, numerals.digits(x.count), x.rate, numerals.digits(x.cycles)) for name, x in inspection.costs.items()]
+    rows.append((f"roof: {limit}", "", "", numerals.digits(sums[limit])))
     head = ("", "loads", "stores", "prefetches", "to L1", "to L2", "pages")
     each = 1000 / (inspection.problem.flops / 2)
-    traffic = [(name, *(words.digits(each * x) for x in astuple(own))) for name, own in inspection.operands.items()]
+    traffic = [(name, *(numerals.digits(each * x) for x in astuple(own))) for name, own in inspection.operands.items()]
     loop = [(str(number), " + ".join(kinds(line)), line) for number, line in enumerate(inspection.loop, 1)]
     passes = f": {inspection.step} multiply-adds a pass" if inspection.step else ""
     return (
@@ -293,4 +280,21 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
         ),
         Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (CACHES_NOTE,)),
         Section(f"Inner loop of {inspection.function}{passes}", tuple(loop), ("line", "what it is", SOURCE)),
+    )
+
+
+def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
+    """What the columns are; instructions by kind; the roofs, the longest first."""
+    times = sorted(roof_seconds(inspection).items(), key=lambda item: -item[1])
+    limits = ", ".join(f"{name} {numerals.digits(seconds * 1e6)} µs" for name, seconds in times)
+    roof = (f"Roofs of these counts on a full device: {limits}. {ROOFS_NOTE}",) if limits else ()
+    return counters.NOTE, counters.by_kind(counts), *roof
+
+
+def untraced(counts: EmulatorCounts) -> str:
+    """The reason why there is no picture of a tile."""
+    return (
+        f"There is no picture of the tile of {' or '.join(counts.chosen.untraced)}: the contents of shared memory are "
+        "known only where a kernel stores what it loaded from global memory, unchanged or converted. This one stores "
+        "other values."
     )

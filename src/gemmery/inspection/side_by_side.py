@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
-from gemmery.inspection import counters
-from gemmery.inspection.counters import roof_seconds
-from gemmery.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, EmulatorCounts, SideBySide
-from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, Section, configured, launch_facts
-from gemmery.report import words
+from gemmery.emulation.counters import COSTS, COUNTS, Row, Section, counts_section, marked, number_rows
+from gemmery.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, SideBySide, roof_seconds, size
+from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, ROOFS_NOTE, configured, launch_facts
+from gemmery.pages import numerals
 
-COUNTS = {
-    "instructions": "instructions of warps",
-    "bank_conflicts": "bank conflicts",
-    "wavefronts": "wavefronts of shared memory",
-    "wavefronts_ideal": "wavefronts for the bytes alone",
-    "sectors": "sectors of global memory",
-    "requests": "accesses to global memory",
-    "used": "bytes used of the sectors",
-    "divergent_branches": "divergent branches",
-    "flops": "flops",
-}
 AT_BARRIERS = {
     "copies": "tensor copies",
     "bytes": "bytes of these",
@@ -31,10 +19,7 @@ AT_BARRIERS = {
     "phases": "phases",
     "products": "products of warpgroups",
 }
-COSTS = ("instructions", "bank_conflicts", "wavefronts", "sectors", "divergent_branches")
 ROOFS = ("compute", "memory", "shared", "issue", "roof")  # costs, too
-FEWER, MORE, DIFFERS = "fewer", "more", "differs"  # a lower or a higher cost, another fact
-Row = tuple[str, ...]  # a name, the values of both, and for numbers the second as a multiple of the first
 
 
 def title(pair: AnyPair) -> str:
@@ -58,21 +43,21 @@ def glance(pair: AnyPair) -> str:
     for name in COSTS:
         old, new = getattr(before.total, name), getattr(after.total, name)
         if old != new:
-            ratio = f", {words.times(new / old)}" if old and new else ""
+            ratio = f", {numerals.times(new / old)}" if old and new else ""
             changes.append(f"{COUNTS[name]} {old:,} → {new:,}{ratio}")
     text = "; ".join(changes) or "the counters are the same"
     old_roofs, new_roofs = roof_seconds(pair.old), roof_seconds(pair.new)
     if old_roofs and new_roofs:
         old, new = max(old_roofs.values()), max(new_roofs.values())
-        first, second = (words.digits(1e6 * seconds) for seconds in (old, new))
-        text += f"; roof {first} → {second} µs, {words.times(new / old)}" if first != second else ""
+        first, second = (numerals.digits(1e6 * seconds) for seconds in (old, new))
+        text += f"; roof {first} → {second} µs, {numerals.times(new / old)}" if first != second else ""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _different_products(pair: AnyPair) -> str:
     """A warning where the two were inspected for different products."""
     old, new = (
-        f"{counters.size(inspection, inspection.exhibit)}, {inspection.problem.precision or inspection.problem.dtype}"
+        f"{size(inspection, inspection.exhibit)}, {inspection.problem.precision or inspection.problem.dtype}"
         for inspection in (pair.old, pair.new)
     )
     return "" if old == new else f"Different products, so the counts do not compare: {old}, and {new}."
@@ -89,7 +74,7 @@ def sections(pair: AnyPair) -> tuple[Section, ...]:
     facts = [(name, old.get(name, ""), new.get(name, "")) for name in dict.fromkeys([*old, *new])]
     result = [_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair), _barriers(pair)]
     if before and after:
-        result.append(_section(pair, "Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
+        result.append(_section(pair, "Instructions executed, by kind", number_rows(before.kinds, after.kinds)))
     return tuple(section for section in result if section)
 
 
@@ -101,33 +86,13 @@ def _costs(pair: CpuSideBySide) -> tuple[Section, ...]:
     slow["roof"], fast["roof"] = max(slow.values()), max(fast.values())
     number, time = "For 1,000 multiply-adds", "The least cycles for these, at assumed rates"
     return (
-        _section(pair, number, _numbers(old, new), f"{COSTS_NOTE} {CACHES_NOTE}", costs=old),
-        _section(pair, time, _numbers(slow, fast), costs=slow),
+        _section(pair, number, number_rows(old, new), f"{COSTS_NOTE} {CACHES_NOTE}", costs=old),
+        _section(pair, time, number_rows(slow, fast), costs=slow),
     )
 
 
 def _section(pair: AnyPair, title: str, rows: Iterable[Row], note: str = "", costs: Collection[str] = ()) -> Section:
-    return _marked((pair.old.rung, pair.new.rung), title, rows, note, costs)
-
-
-def _marked(
-    names: tuple[str, str], title: str, rows: Iterable[Row], note: str = "", costs: Collection[str] = ()
-) -> Section:
-    """A section with two names as its head; of the rows that are `costs` the lower number is better."""
-    rows = tuple(rows)
-    numbers = any(len(row) > 3 and row[3] for row in rows)
-    head = ("", *names, *([""] if numbers else []))
-    marks = tuple(_mark(row[0], row[1], row[2], costs) for row in rows)
-    return Section(title, tuple(row[: len(head)] for row in rows), head, (note,) if note else (), marks)
-
-
-def _mark(name: str, old: str, new: str, costs: Collection[str]) -> str:
-    """FEWER or MORE for a cost, DIFFERS for another fact; "" where both are the same."""
-    if old == new:
-        return ""
-    if name not in costs:
-        return DIFFERS
-    return FEWER if float(new.replace(",", "")) < float(old.replace(",", "")) else MORE
+    return marked((pair.old.rung, pair.new.rung), title, rows, note, costs)
 
 
 def _counters(pair: SideBySide) -> Section | None:
@@ -136,23 +101,8 @@ def _counters(pair: SideBySide) -> Section | None:
     if not before or not after:
         reasons = [(rung.rung, rung.not_emulated, "") for rung in (pair.old, pair.new) if rung.not_emulated]
         return _section(pair, "Not counted", reasons) if reasons else None
-    place = f"at {counters.size(before, pair.old.exhibit)}, on the emulator"
+    place = f"at {size(before, pair.old.exhibit)}, on the emulator"
     return counts_section((pair.old.rung, pair.new.rung), f"Counters, {place}", before, after)
-
-
-def counts_section(names: tuple[str, str], title: str, before: EmulatorCounts, after: EmulatorCounts) -> Section:
-    """The counters of two kernels, with the costs that differ marked."""
-    old, new = ({text: getattr(run.total, name) for name, text in COUNTS.items()} for run in (before, after))
-    means = zip(("bytes used per sector", "sectors per access"), _means(before), _means(after), strict=True)
-    rows = (*_numbers(old, new, zeros=True), *((*mean, "") for mean in means if any(mean[1:])))
-    note = words.IDEAL_WAVEFRONTS if before.total.wavefronts or after.total.wavefronts else ""
-    return _marked(names, title, rows, note, costs=[COUNTS[cost] for cost in COSTS])
-
-
-def _means(counts: EmulatorCounts) -> tuple[str, str]:
-    """Bytes used per sector, and sectors per access; "" without any."""
-    total = counts.total
-    return counters.used_per_sector(total), words.digits(total.sectors / total.requests) if total.requests else ""
 
 
 def _roofs(pair: SideBySide) -> Section | None:
@@ -161,9 +111,9 @@ def _roofs(pair: SideBySide) -> Section | None:
     if not old or not new:
         return None
     first, second = (max(times, key=lambda name: times[name]) for times in (old, new))
-    rows = _numbers({**old, "roof": old[first]}, {**new, "roof": new[second]})
+    rows = number_rows({**old, "roof": old[first]}, {**new, "roof": new[second]})
     title = "Roofs of these counts on a full device, µs"
-    return _section(pair, title, (*rows, ("limit", first, second, "")), counters.ROOFS, costs=ROOFS)
+    return _section(pair, title, (*rows, ("limit", first, second, "")), ROOFS_NOTE, costs=ROOFS)
 
 
 def _machine(pair: SideBySide) -> Section | None:
@@ -174,7 +124,7 @@ def _machine(pair: SideBySide) -> Section | None:
     if not all(adds):
         old, new = (kernel.counts for kernel in kernels)
         whole = "Machine instructions of the whole kernel"
-        return _section(pair, whole, _numbers(old, new)) if old and new else None
+        return _section(pair, whole, number_rows(old, new)) if old and new else None
     span = max(adds)
     scaled = [{name: n * span / own for name, n in loop.items()} for loop, own in zip(loops, adds, strict=True)]
     kinds = [{name: n for name, n in loop.items() if arithmetic({name: 1})} for loop in scaled]
@@ -182,7 +132,7 @@ def _machine(pair: SideBySide) -> Section | None:
     same = f"{number:,.0f} {name}" if kinds[0] == kinds[1] and not others else f"{span:,} multiply-adds of a warp"
     note = f"Both columns count the main loop over {same}, so that loops of different length compare."
     note += _uncounted(kernels)
-    rows = _numbers(*_grouped(scaled[0], scaled[1]))
+    rows = number_rows(*_grouped(scaled[0], scaled[1]))
     return _section(pair, f"Machine instructions of the main loop per {same}", rows, note)
 
 
@@ -193,7 +143,7 @@ def _barriers(pair: SideBySide) -> Section | None:
     if len(counts) < 2:
         return None
     old, new = counts
-    return _section(pair, "Barriers of the first block", _numbers(old, new), BARRIERS_NOTE)
+    return _section(pair, "Barriers of the first block", number_rows(old, new), BARRIERS_NOTE)
 
 
 def _uncounted(kernels: Iterable[CompiledLaunch]) -> str:
@@ -210,18 +160,3 @@ def _grouped(old: Mapping[str, float], new: Mapping[str, float]) -> tuple[dict[s
         {**first, "others": sum(old.values()) - sum(first.values())},
         {**second, "others": sum(new.values()) - sum(second.values())},
     )
-
-
-def _numbers(old: Mapping[str, float], new: Mapping[str, float], zeros: bool = False) -> tuple[Row, ...]:
-    """A row for each name; names that both lack are left out unless `zeros`."""
-    rows = []
-    for name in dict.fromkeys([*old, *new]):
-        before, after = old.get(name, 0), new.get(name, 0)
-        if zeros or before or after:
-            ratio = words.times(after / before) if before and after and after != before else ""
-            rows.append((name, _figure(before), _figure(after), ratio))
-    return tuple(rows)
-
-
-def _figure(number: float) -> str:
-    return f"{round(number):,}" if number == round(number) else words.digits(number)

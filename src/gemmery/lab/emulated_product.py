@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
-from gemmery.cpu import fused
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, Scaling, refusal
 from gemmery.cuda.launch import as_taken, is_transposed, mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
-from gemmery.emulator import exact
+from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.hopper import tensormap
-from gemmery.emulator.lower import LoweredKernel, lowered
 from gemmery.emulator.machine import LaunchConfig, Observer
-from gemmery.emulator.ptx import Line, PtxModule, calling
-from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import EmulatedRun, emulated
-from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
-
-Arithmetic = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -196,54 +187,6 @@ def launch_of(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geomet
     if reason:
         raise RefusedError(reason)
     return geometry
-
-
-@lru_cache(maxsize=64)
-def parsed(text: str, wrappers: frozenset[str]) -> PtxModule:
-    """Return the kernels of a PTX text; each text is read once."""
-    return parse(text, wrappers)
-
-
-@lru_cache(maxsize=64)
-def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> LoweredKernel:
-    """Return a kernel of a PTX text, ready for any launch; `wrappers` are those of `parse`, by default the rungs'."""
-    return lowered(parsed(text, wrappers).kernels[kernel], faster())
-
-
-def prepared_anew(text: str, kernel: str) -> LoweredKernel:
-    """Read and lower a kernel of a rung's PTX text without the cache."""
-    return lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster())
-
-
-def faster() -> Mapping[Arithmetic, Arithmetic]:
-    """Return compiled functions for those of `emulator.exact`, if the CPU has the instruction."""
-    pairs: tuple[tuple[Arithmetic, Arithmetic | None], ...] = (
-        (exact.fma, fused.fma()),
-        (exact.chain, fused.chain()),
-        (exact.added, fused.added()),
-    )
-    return {slow: fast for slow, fast in pairs if fast is not None}
-
-
-def source_lines(drawn: Selection, texts: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Return the text of each line that a picture of these accesses names; `texts` as in `source_line`."""
-    accesses = [access for tile in drawn.tiles for access in (tile.store, tile.load) if access is not None]
-    frames = [access.frames for access in (*accesses, *drawn.shared, *drawn.global_)]
-    frames += [divergence.frames for divergence in drawn.divergences]
-    places = {calling(lines)[-1] for lines in frames if lines}
-    places |= {stretch.busiest or stretch.first for branch in drawn.divergences for stretch in branch.stretches}
-    return {str(place): source_line(place, texts) for place in sorted(places, key=str)}
-
-
-def source_line(place: Line, texts: Mapping[str, str] | None = None) -> str:
-    """Return a line of a kernel's source; "" for code that the compiler adds, at line 0.
-
-    `texts` holds the files of a kernel that is not a rung's, by name.
-    """
-    if not place.number or (texts is not None and place.file not in texts):
-        return ""
-    lines = (nvrtc.text(place.file) if texts is None else texts[place.file]).splitlines()
-    return lines[place.number - 1].strip() if place.number <= len(lines) else ""
 
 
 def _span(array: Array) -> tuple[NDArray[np.uint8], int]:

@@ -17,6 +17,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.cuda import nvrtc, sass
 from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import roofs, unit
+from gemmery.emulation.counters import source_lines
 from gemmery.emulator.run import EmulatedRun
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import select
@@ -24,11 +25,11 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked, measurements
 from gemmery.lab.asked import emulated_card
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, run_rung, source_lines
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, run_rung
 from gemmery.lab.event import followed
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.problem import Problem
+from gemmery.rung_counts import EmulatedLadder, EmulatedRung, RungCounts
 
 MOST = 1024  # a side: the longest rung takes half a minute there
 SMALL = 32  # side for the rung of one block

@@ -14,11 +14,12 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import Device
+from gemmery.emulation.programs import prepared_anew
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import measurements
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.contest import Task, entrant
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, prepared_anew, problem_of, run_rung
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.lab.emulated_rungs import emulated_rung
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA

@@ -15,6 +15,7 @@ from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.driver import Memory
+from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.findings import Findings
@@ -24,7 +25,6 @@ from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.experiments import EXHIBIT
 from gemmery.lab import asked, measurements
-from gemmery.lab.emulated_product import prepared
 from gemmery.lab.event import OnEvent, followed, ignore
 from gemmery.lab.on_cuda import Cuda
 from gemmery.lab.session import Session

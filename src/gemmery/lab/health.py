@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 import gemmery
-from gemmery import cache, config, dispatch, tiers
+from gemmery import cache, config, dispatch, load, tiers
 from gemmery.api import compute, prepared, quick
-from gemmery.bench import cublas, libraries, load, record
+from gemmery.bench import cublas, libraries, record
 from gemmery.bench.resident import Resident
 from gemmery.bench.work import Work
 from gemmery.cpu import entry, jit, target

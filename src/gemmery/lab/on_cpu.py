@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import gemmery
-from gemmery import arrays, dispatch, dtypes
-from gemmery.bench import fingerprint, libraries, limits, timing
+from gemmery import arrays, dispatch, dtypes, limits
+from gemmery.bench import fingerprint, libraries, timing
 from gemmery.bench.record import Measurement
 from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Sample

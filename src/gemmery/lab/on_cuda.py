@@ -17,12 +17,11 @@ import numpy as np
 
 import gemmery
 from gemmery import dispatch, dtypes, verify
-from gemmery.bench import cublas, device_limits, fingerprint, timing, torch_operands
+from gemmery.bench import cublas, fingerprint, timing, torch_operands
 from gemmery.bench import work as works
 from gemmery.bench.cublas import Caller, Placed
-from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Measurement
-from gemmery.bench.resident import Put, Resident, poison, replays
+from gemmery.bench.resident import Resident, poison
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import BLOCK, Work
 from gemmery.cuda import driver
@@ -34,6 +33,8 @@ from gemmery.lab import asked, measurements
 from gemmery.lab.backend import TURNS, Backend, Begin, Race, Runnable, square
 from gemmery.lab.measurements import TF32, WRONG, MachineLimits
 from gemmery.ladder.rung import Rung
+from gemmery.limits import Bandwidth, device_limits
+from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores

@@ -19,20 +19,21 @@ from gemmery.cuda.device import KNOWN, Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.dtypes import Array
+from gemmery.emulation.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
+from gemmery.emulation.programs import prepared
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.pace.multiprocessor import Paced
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked
-from gemmery.lab.emulated_product import Gemm, launch_of, prepared, product_bytes
+from gemmery.lab.emulated_product import Gemm, launch_of, product_bytes
 from gemmery.lab.emulated_rungs import product_for, takes_f32
 from gemmery.lab.event import followed
-from gemmery.lab.predicted_run import SampledLaunch
 from gemmery.lab.suites import results_folder
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.rung_counts import LaunchShape, PredictedRung, Prediction, predict_launch
 from gemmery.problem import Problem
+from gemmery.rung_counts import PredictedRung
 
 SIZE = 2048  # side of the products whose times are predicted, unless sizes are named
 STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile

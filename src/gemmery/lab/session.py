@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from gemmery.bench import load, record, timing
+from gemmery import load
+from gemmery.bench import record, timing
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Comparison, Contestant, Ratio, Sample, Timing
 from gemmery.bench.work import Work

@@ -22,7 +22,7 @@ from gemmery.problem import Config
 
 if TYPE_CHECKING:
     from gemmery.lab.emulated_rungs import OnRung
-    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+    from gemmery.rung_counts import EmulatedLadder, EmulatedRung
 
 MOST_EMULATED = 1024  # the largest side there
 
@@ -82,7 +82,7 @@ def emulated_sweep(
     Raises ArgumentError as `sweep` does, and for an experiment without a key.
     """
     from gemmery.lab.emulated_rungs import emulated_rung  # loads the emulator
-    from gemmery.ladder.rung_counts import EmulatedLadder
+    from gemmery.rung_counts import EmulatedLadder
 
     counted = countable(experiment)
     key, points = counted.axis.key, counted.points["emulator"]

@@ -13,7 +13,7 @@ from gemmery import dispatch
 from gemmery.arrays import View
 from gemmery.bench import cublas, timing, torch_operands
 from gemmery.bench.record import Measurement, Run
-from gemmery.bench.resident import ALIGNMENT, Put, alignment
+from gemmery.bench.resident import ALIGNMENT, alignment
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work, numpy_dtype
 from gemmery.cuda import addition, driver
@@ -27,6 +27,7 @@ from gemmery.lab.measurements import WRONG
 from gemmery.lab.on_cuda import NO_RIVAL, Cuda, compared
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung
+from gemmery.limits.device_limits import Put
 
 RIVAL = "cublas"
 SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that

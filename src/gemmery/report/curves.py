@@ -13,22 +13,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
+from gemmery.pages import numerals
+from gemmery.pages.svg import HALO, INK, MUTED, NUMBER, RIVAL, SERIES, Plot, annotate, axes, logarithmic, render, spread
 from gemmery.report import words
 from gemmery.report.problems import is_square
-from gemmery.report.svg import (
-    HALO,
-    INK,
-    MUTED,
-    NUMBER,
-    RIVAL,
-    SERIES,
-    Plot,
-    annotate,
-    axes,
-    logarithmic,
-    render,
-    spread,
-)
 from gemmery.report.sweep_tables import along, marks, side
 
 if TYPE_CHECKING:
@@ -36,7 +24,7 @@ if TYPE_CHECKING:
 
 LABEL = 15  # height of one line of labels
 REASON = 36  # characters per line of a reason
-DURATION = FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value)))
+DURATION = FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", numerals.duration(value)))
 Colours = Mapping[str, str]
 
 
@@ -117,11 +105,11 @@ def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot 
         on.set_xscale("log", base=2)
         on.plot(sides, [m.seconds * 1e3 for m in swept], "-o", color=SERIES[0])
         least, at = best.seconds * 1e3, best.config["block"]
-        annotate(on, f"{at}: {words.digits(least)} ms", (at, least), (0, 10), ha="center")
+        annotate(on, f"{at}: {numerals.digits(least)} ms", (at, least), (0, 10), ha="center")
         for m in (m for m in measurements if m.seconds and "block" not in m.config):
             level = m.seconds * 1e3
             on.axhline(level, color=RIVAL, linestyle="--", linewidth=1.5)
-            label = f"{words.kernel(m.kernel)}: {words.digits(level)} ms"
+            label = f"{words.kernel(m.kernel)}: {numerals.digits(level)} ms"
             annotate(on, label, (sides[0], level), (0, 5), color=RIVAL, bbox=None)
         on.set_xlim(sides[0] / 1.2, sides[-1] * 1.2)
         on.set_ylim(0, 1.2 * max(m.seconds * 1e3 for m in measurements))
@@ -241,12 +229,12 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
     on.plot([left, ridge, right], [left * slope, peak, peak], color=INK, linewidth=1.5, zorder=3)
     suffix = f", {whose}" if whose else ""
     away, align = (-6, "top") if below else (5, "bottom")
-    annotate(on, f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
+    annotate(on, f"peak {numerals.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * slope), (ridge, peak)])
     middle = left * (ridge / left) ** 0.25
     annotate(
         on,
-        f"memory {words.digits(bandwidth)} GB/s{suffix}",
+        f"memory {numerals.digits(bandwidth)} GB/s{suffix}",
         (middle, middle * slope),
         (-0.6 * away, 0.6 * away),
         ha="center",
@@ -349,7 +337,7 @@ def colours(measurements: Iterable[Measurement]) -> Colours:
 
 def _caches(on: Axes, machine: MachineRecord, dtype: str) -> bool:
     """Dotted lines at the sides of which three squares fill a cache; False where none is in view."""
-    places = [(side(size, dtype), f"{name} {words.size(size)}") for name, size in words.caches(machine)]
+    places = [(side(size, dtype), f"{name} {numerals.size(size)}") for name, size in words.caches(machine)]
     return _mark(on, places, 1, (4, -4), va="top", bbox=None)
 
 

@@ -30,11 +30,11 @@ def show_difference(difference: Difference, console: Console) -> None:
 
 def difference_page(difference: Difference) -> str:
     """Return the same as one self-contained HTML page."""
-    from gemmery.report.rendering import render
+    from gemmery.pages.rendering import render
 
     title = f"From {difference.old} to {difference.new}"
     lines = [(_kind(line), line) for line in difference.lines] or [("", SAME)]
-    return render("difference.html", title=title, difference=difference, lines=lines)
+    return render("difference.html", __package__, title=title, difference=difference, lines=lines)
 
 
 def _kind(line: str) -> str:

@@ -8,8 +8,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
-from gemmery.report import rendering, words
+from gemmery.pages import numerals, rendering
+from gemmery.pages.pictures import pictures
+from gemmery.pages.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, axes, legend, name_rows, render
 from gemmery.report.emulated_tables import (
     COUNTED,
     ROOF,
@@ -24,8 +25,7 @@ from gemmery.report.emulated_tables import (
     verdict,
 )
 from gemmery.report.ladder_tables import tree
-from gemmery.report.pictures import pictures
-from gemmery.report.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, axes, legend, name_rows, render
+from gemmery.rung_counts import EmulatedLadder, EmulatedRung
 
 ROW = 26  # height of a rung
 INTRODUCTION = (
@@ -43,6 +43,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
     title = "The ladder" if rungs else "The sweep"
     return rendering.render(
         "emulated.html",
+        __package__,
         title=f"{title} on the emulator, as {ladder.device.name}",
         heading=f"{title}, emulated",
         where=f"{described(ladder.device)}, on the emulator · {ladder.started[:16].replace('T', ' ')} UTC",
@@ -96,7 +97,7 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
         for place, run in enumerate(rungs):
             top = run.roof_seconds * 1e6
             on.barh(place, top - low, left=low, height=0.5, color=TOKENS["soft"], linewidth=0)
-            annotate(on, words.digits(top), (top, place), (9, 0), va="center", size=11)
+            annotate(on, numerals.digits(top), (top, place), (9, 0), va="center", size=11)
         for name, colour in COLOURS.items():
             points = [(run.roofs[name] * 1e6, place) for place, run in enumerate(rungs) if run.roofs[name]]
             if points:

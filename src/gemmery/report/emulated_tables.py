@@ -10,12 +10,13 @@ from rich.text import Text
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.pipes import predictable
+from gemmery.emulation.counters import IDEAL_WAVEFRONTS
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery.report.terminal import Growing, laid_out
-from gemmery.report.words import plural
+from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
 
 KINDS = {
     "fma": ("fma",),
@@ -87,10 +88,10 @@ def verdict(ladder: EmulatedLadder) -> str:
         return f"No rung ran: {'; '.join(dict.fromkeys(f'{run.rung}, {run.refused}' for run in ladder.rungs))}."
     right = sum(run.error <= 1 for run in ran)
     count, unmet = sum(len(run.findings) for run in ran), sum(len(run.unmet) for run in ran)
-    findings = plural(count, "finding") if count else "no findings"
-    claims = f"{plural(unmet, 'counter')} not as expected" if unmet else "all counters are as expected"
+    findings = numerals.plural(count, "finding") if count else "no findings"
+    claims = f"{numerals.plural(unmet, 'counter')} not as expected" if unmet else "all counters are as expected"
     absent = len(ladder.rungs) - len(ran)
-    refused = f"; {plural(absent, 'rung')} did not run" if absent else ""
+    refused = f"; {numerals.plural(absent, 'rung')} did not run" if absent else ""
     return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
 
 
@@ -102,13 +103,13 @@ def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
 def described(device: Device) -> str:
     """The device in a line."""
     where = f"{device.name}: {device.arch}, {device.sms} multiprocessors at {device.clock:.4g} GHz"
-    return f"{where}, {words.digits(device.bandwidth)} GB/s"
+    return f"{where}, {numerals.digits(device.bandwidth)} GB/s"
 
 
 def peaks(device: Device) -> str:
     """The peaks that the roofs come from, in a sentence."""
     known = {name: device.peak(unit) for unit, name in words.UNITS.items() if device.peak(unit)}
-    listed = "; ".join(f"{words.digits(peak)} by {name}" for name, peak in known.items())
+    listed = "; ".join(f"{numerals.digits(peak)} by {name}" for name, peak in known.items())
     return f"Peaks in GFLOP/s: {listed}."
 
 
@@ -131,7 +132,7 @@ def _sheet(title: str, runs: Runs, columns: Columns[EmulatedRung], notes: Sequen
 
 def _number(value: float) -> Cell:
     """A count, or a figure; zeros are faint."""
-    text = f"{value:,}" if isinstance(value, int) else words.digits(value)
+    text = f"{value:,}" if isinstance(value, int) else numerals.digits(value)
     return Cell(text if value else "0", tone="" if value else "faint")
 
 
@@ -148,7 +149,7 @@ def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
     """Return the gain of a rung over its parent by their roofs, "" without one."""
     parent = PARENTS.get(run.rung)
     factor = ladder.gain(run, parent)
-    return f"{words.digits(factor)}× {parent}" if factor else ""
+    return f"{numerals.digits(factor)}× {parent}" if factor else ""
 
 
 def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
@@ -179,7 +180,7 @@ def _tiles(ran: Runs, device: Device) -> list[str]:
     notes = []
     if few := [run for run in ran if run.blocks < device.sms]:
         least, most = min(run.blocks for run in few), max(run.blocks for run in few)
-        blocks = plural(least, "block") if least == most else f"{least} to {most} blocks"
+        blocks = numerals.plural(least, "block") if least == most else f"{least} to {most} blocks"
         which = "All grids have" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids have"
         if len(few) == 1:
             which = "The grid has" if len(ran) == 1 else f"1 of {len(ran)} grids has"
@@ -212,7 +213,7 @@ def _wavefronts(runs: Runs) -> list[str]:
     fewer = ", ".join(f"{name} {-rest:,}" for name, rest in rests if rest < 0)
     extra = ", ".join(f"{name} {rest:,}" for name, rest in rests if rest > 0)
     return [
-        words.IDEAL_WAVEFRONTS,
+        IDEAL_WAVEFRONTS,
         f"Fewer, because lanes that read the same words share a wavefront of a wide load: {fewer}." if fewer else "",
         "More without a conflict, because cp.async takes a wavefront for each line of global memory and row of "
         f"banks that it joins: {extra}."
@@ -224,7 +225,7 @@ def _wavefronts(runs: Runs) -> list[str]:
 def _roofs(runs: Runs) -> Sheet:
     def roof(run: EmulatedRung, name: str) -> Cell:
         time = run.roofs[name]
-        return Cell(words.digits(time * 1e6), tone="best" if name == run.limit else "" if time else "faint")
+        return Cell(numerals.digits(time * 1e6), tone="best" if name == run.limit else "" if time else "faint")
 
     columns: Columns[EmulatedRung] = [
         ("Mflop", lambda run: _number(run.counts.flops / 1e6)),
@@ -302,14 +303,14 @@ def predicted_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     if not ladder.predicted:
         return ()
     measured: Columns[PredictedRung] = [
-        ("measured", lambda row: words.digits(row.measured * 1e6) if row.measured else ""),
+        ("measured", lambda row: numerals.digits(row.measured * 1e6) if row.measured else ""),
         ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
     ]
     columns: Columns[PredictedRung] = [
         ("rung", lambda row: row.rung),
         ("n", lambda row: str(row.n)),
         ("type", lambda row: row.dtype),
-        ("predicted", lambda row: words.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
+        ("predicted", lambda row: numerals.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
         *(measured if any(row.measured for row in ladder.predicted) else []),
         ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
     ]
@@ -332,7 +333,7 @@ def _agreement(ladder: EmulatedLadder) -> str:
             f"Too few of these products have records of {ladder.device.name} here; a clone has some from n = 1024 on."
         )
     return (
-        f"Against {plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
+        f"Against {numerals.plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
         f"median error {both.error:.1%}."
     )
 
@@ -343,5 +344,5 @@ def _doubts(ladder: EmulatedLadder) -> list[str]:
     for row in ladder.predicted:
         for doubt in row.prediction.doubts if row.prediction else ():
             rungs.setdefault(doubt.partition(":")[0], []).append(row.rung)
-    notes = [f"Not modelled: {doubt}, in {plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
+    notes = [f"Not modelled: {doubt}, in {numerals.plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
     return notes + [f"{row.rung} is not predicted: {row.refused}" for row in ladder.predicted if row.refused]

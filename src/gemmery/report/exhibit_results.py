@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
+from gemmery.pages import numerals
 from gemmery.problem import Config
 from gemmery.report import words
 from gemmery.report.problems import banner, weighed
@@ -31,7 +32,7 @@ def _measured(exhibit: Exhibit, predicted: Predicted, run: Run) -> Sheet:
     parent = exhibit.parent or ""
     columns: Columns[tuple[Config, Measurement, Mapping[str, int]]] = [
         *((key, lambda row, key=key: str(row[0][key])) for key in exhibit.default),
-        ("time", lambda row: words.duration(row[1].seconds) if row[1].seconds else "refused"),
+        ("time", lambda row: numerals.duration(row[1].seconds) if row[1].seconds else "refused"),
         *([(f"× {parent}", lambda row: ratio(row[1], parent))] if parent else []),
         *((_plain(name), lambda row, name=name: f"{row[2][name]:,}") for name in predicted[0][1]),
     ]
@@ -159,9 +160,7 @@ def emulated_exhibit_page(exhibit: Exhibit, source: str, emulated: Sequence[Emul
 
 
 def _page(exhibit: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
-    from gemmery.report.rendering import render
+    from gemmery.pages.rendering import render
 
-    title = f"Exhibit {exhibit.name}"
-    return render(
-        "exhibit.html", title=title, exhibit=exhibit, where=where, warning=warning, sheet=sheet, source=source
-    )
+    values = {"exhibit": exhibit, "where": where, "warning": warning, "sheet": sheet, "source": source}
+    return render("exhibit.html", __package__, title=f"Exhibit {exhibit.name}", **values)

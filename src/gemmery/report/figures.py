@@ -13,11 +13,12 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import FigureKind
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
+from gemmery.pages.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, legend, name_rows, render
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
 from gemmery.report.problems import Group, fullest, rival, speedup
 from gemmery.report.suite_tables import OWN, product, tournaments
-from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, legend, name_rows, render
 from gemmery.report.tables import Records, Results, results
 
 ROW = 52  # height of one rung in the bars
@@ -88,8 +89,8 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
-            step = words.times(gain[0] if gain else None, gain[1] if gain else 0.0, ranged=False)
-            texts = words.digits(words.reached(m)), words.percent(words.share(m)), step
+            step = numerals.times(gain[0] if gain else None, gain[1] if gain else 0.0, ranged=False)
+            texts = numerals.digits(words.reached(m)), numerals.percent(words.share(m)), step
             _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
@@ -144,7 +145,7 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
         spans = [(-0.36, height - 0.1), *((row - 0.42, row + 0.14) for row in range(rows))]  # not across the ideas
         for span in spans:
             on.plot([rate, rate], span, color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
-        label = f"{name}: {words.digits(rate)}"
+        label = f"{name}: {numerals.digits(rate)}"
         on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
 
 

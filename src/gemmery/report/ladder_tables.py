@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.problems import Group, gain, label, rival
 from gemmery.report.sheet import Cell, Columns, Sheet, bandwidth, error, limits, measured, rate, share, tabulate
@@ -31,7 +32,7 @@ def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet
         (IDEA, idea),
         *measured(
             [
-                (unit, lambda m: words.digits(m.seconds * scale)),
+                (unit, lambda m: numerals.digits(m.seconds * scale)),
                 (words.rate(group.first), rate),
                 ("% of peak", share),
                 ("× parent", lambda m: gain(m, parents.get(m.kernel), group)),
@@ -64,7 +65,7 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
         ("shape", words.shape),
         *measured(
             [
-                (unit, lambda m: words.digits(m.seconds * scale)),
+                (unit, lambda m: numerals.digits(m.seconds * scale)),
                 (words.rate(first), rate),
                 ("GB/s", bandwidth),
                 (f"× {words.versioned(against, rows)}", lambda m: gain(m, against, at[id(m)])),

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from gemmery.bench.record import MachineRecord, Run
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
+from gemmery.pages.rendering import render
 from gemmery.report import words
 from gemmery.report.figures import drawn
 from gemmery.report.ladder_tables import tree
 from gemmery.report.problems import Group, banner, doubts, fullest, gain, gains, label, largest
-from gemmery.report.rendering import render
 from gemmery.report.tables import over_fastest, results, tabulated
 
 LEAD = (
@@ -32,6 +33,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     title, library = words.title(run), "cuBLAS, the vendor's library" if gpu else "the library that NumPy calls"
     return render(
         "run.html",
+        __package__,
         title=f"{title} on {words.processor(run.machine)[0]}",
         heading=title,
         where=" · ".join([*words.processor(run.machine), words.when(run)]),
@@ -57,14 +59,14 @@ def _tiles(group: Group) -> list[tuple[str, str]]:
     if not ran:
         return []
     best = max(ran, key=lambda m: m.gflops)
-    tiles = [(words.digits(words.reached(best)), f"{words.rate(best)} by {best.kernel}")]
+    tiles = [(numerals.digits(words.reached(best)), f"{words.rate(best)} by {best.kernel}")]
     if part := words.share(best):
-        peak = words.digits(words.reached(best, best.peak_gflops))
-        tiles.append((words.percent(part), f"of the measured peak, {peak}"))
+        peak = numerals.digits(words.reached(best, best.peak_gflops))
+        tiles.append((numerals.percent(part), f"of the measured peak, {peak}"))
     if over := over_fastest(best, group):
-        tiles.append((words.times(*over[1]), f"the speed of {label(over[0], group)}"))
+        tiles.append((numerals.times(*over[1]), f"the speed of {label(over[0], group)}"))
     if best is not ran[0]:
-        tiles.append((words.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
+        tiles.append((numerals.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
     return tiles
 
 
@@ -74,7 +76,7 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
     if rung.parent:
         results = [f"{over} at {words.shape(m)}" for group, m in own if (over := gain(m, rung.parent, group))]
     else:
-        results = [f"{words.duration(m.seconds)} at {words.shape(m)}" for _, m in own if m.seconds]
+        results = [f"{numerals.duration(m.seconds)} at {words.shape(m)}" for _, m in own if m.seconds]
     configs = {f"{key} {value}" for _, m in own for key, value in rung.explicit(m.config).items()}
     against = f"Against {rung.parent}: " if rung.parent else ""
     return (f"{against}{', '.join(results)}." if results else "") + (
@@ -90,7 +92,7 @@ def _facts(machine: MachineRecord) -> list[tuple[str, str]]:
         ("GPU", gpu.name),
         ("Compute capability", f"{gpu.capability / 10:.1f}"),
         ("Multiprocessors", str(gpu.sms)),
-        ("L2", words.size(gpu.l2)),
+        ("L2", numerals.size(gpu.l2)),
         ("Clock, at most", f"{gpu.clock_mhz} MHz"),
         ("Power limit", power),
         ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
@@ -101,7 +103,7 @@ def _facts(machine: MachineRecord) -> list[tuple[str, str]]:
         ("CPU", machine.cpu),
         ("Instruction set", machine.isa),
         ("Cores", str(machine.cores)),
-        *((name, words.size(size)) for name, size in words.caches(machine) if not gpu.name),
+        *((name, numerals.size(size)) for name, size in words.caches(machine) if not gpu.name),
         ("System", machine.os),
         ("Python", machine.python),
         ("NumPy", f"{machine.numpy}, {machine.blas}"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gemmery.bench import load
+from gemmery import load
 from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import words
 
 ANY = "*"  # among the spreads of a record: the spread of every ratio, as a share of it
@@ -87,7 +88,7 @@ def speedup(measurement: Measurement, rival: str | None, group: Group) -> tuple[
 
 def gain(measurement: Measurement, rival: str | None, group: Group) -> str:
     """Return the speed-up over a rival or a parent as text, "" where there is none."""
-    return words.times(*(speedup(measurement, rival, group) or (None,)))
+    return numerals.times(*(speedup(measurement, rival, group) or (None,)))
 
 
 def gains(rungs: Sequence[Rung], problems: Sequence[Group]) -> dict[str, str]:
@@ -119,7 +120,7 @@ def doubts(run: Run) -> tuple[str, ...]:
     busy = max((m.load for m in run.measurements), default=0.0)
     reasons = []
     if busy > load.limit(run.machine.cores):
-        there = words.plural(run.machine.cores, "core")
+        there = numerals.plural(run.machine.cores, "core")
         reasons.append(f"Other processes used up to {busy:.1f} of the {there} during the measurement.")
     peaks = {(m.dtype, m.threads): m for m in run.measurements if m.peak_gflops and not m.unit}
     for (dtype, threads), m in sorted(peaks.items()):
@@ -127,7 +128,7 @@ def doubts(run: Run) -> tuple[str, ...]:
         higher = max(fewer, key=lambda peak: peak.peak_gflops, default=m)
         if m.peak_gflops < SHARED * higher.peak_gflops:
             own, other = (
-                f"{words.cores(peak.threads)}, {words.digits(peak.peak_gflops)} {words.rate(peak)}"
+                f"{words.cores(peak.threads)}, {numerals.digits(peak.peak_gflops)} {words.rate(peak)}"
                 for peak in (m, higher)
             )
             reasons.append(f"The measured {dtype} peak of {own}, is below that of {other}: impossible.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gemmery.bench.record import Measurement
+from gemmery.pages import numerals
 from gemmery.report import words
 
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
@@ -83,23 +84,23 @@ def entry(
 
 def rate(measurement: Measurement) -> str:
     """Return the rate as text, in the unit of `words.rate`; "" for what did not run."""
-    return words.digits(words.reached(measurement)) if measurement.seconds else ""
+    return numerals.digits(words.reached(measurement)) if measurement.seconds else ""
 
 
 def bandwidth(measurement: Measurement) -> str:
     """Return the bytes that must move by the time."""
-    return words.digits(measurement.bytes / measurement.seconds / 1e9)
+    return numerals.digits(measurement.bytes / measurement.seconds / 1e9)
 
 
 def share(measurement: Measurement) -> Cell:
     """Return the fraction of the peak, with a bar."""
     part = words.share(measurement)
-    return Cell(words.percent(part), bar=part)
+    return Cell(numerals.percent(part), bar=part)
 
 
 def ratio(measurement: Measurement, rival: str) -> str:
     """Return the speed-up over a rival that took turns with it, "" if none did."""
-    return words.times(measurement.versus.get(rival), measurement.spread.get(rival, 0.0))
+    return numerals.times(measurement.versus.get(rival), measurement.spread.get(rival, 0.0))
 
 
 def error(measurement: Measurement) -> Cell:
@@ -125,17 +126,17 @@ def limits(measurements: Iterable[Measurement]) -> str:
     on_cpu = {(m.threads, m.dtype): m for m in measurements if m.peak_gflops and not m.unit}
     for threads in sorted({threads for threads, _ in on_cpu}):
         same = [m for (count, _), m in on_cpu.items() if count == threads]
-        peaks = [f"{words.digits(m.peak_gflops)} {words.rate(m)} {m.dtype}" for m in same]
-        bandwidth = f"{words.digits(same[0].bandwidth_gbs)} GB/s"
+        peaks = [f"{numerals.digits(m.peak_gflops)} {words.rate(m)} {m.dtype}" for m in same]
+        bandwidth = f"{numerals.digits(same[0].bandwidth_gbs)} GB/s"
         parts.append(f"{', '.join(peaks)}, {bandwidth} on {words.cores(threads)}")
     on_gpu = [m for m in measurements if m.peak_gflops and m.unit]
     units = {(m.unit, m.precision or m.dtype): m for m in on_gpu}
     for (unit, dtype), m in units.items():
-        parts.append(f"{words.digits(words.reached(m, m.peak_gflops))} {words.rate(m)} {dtype} on {unit}")
+        parts.append(f"{numerals.digits(words.reached(m, m.peak_gflops))} {words.rate(m)} {dtype} on {unit}")
     if on_gpu:
         clocks = sorted({m.clock_mhz for m in on_gpu if m.clock_mhz})
-        copied = f", {words.digits(on_gpu[0].copy_gbs)} copied" if on_gpu[0].copy_gbs else ""
-        parts.append(f"memory {words.digits(on_gpu[0].bandwidth_gbs)} GB/s read{copied}")
+        copied = f", {numerals.digits(on_gpu[0].copy_gbs)} copied" if on_gpu[0].copy_gbs else ""
+        parts.append(f"memory {numerals.digits(on_gpu[0].bandwidth_gbs)} GB/s read{copied}")
         parts += [f"multiprocessors at {words.between(clocks)} MHz while timed"] if clocks else []
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
         parts.append("Hopper's wgmma, which cuBLAS uses there, is faster than mma.sync")

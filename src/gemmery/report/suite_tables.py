@@ -9,6 +9,7 @@ from functools import partial
 from gemmery.bench.first_call import PIECES
 from gemmery.bench.new_shapes import CASES, COMPARED, FIRST, REST, WORST
 from gemmery.bench.record import Measurement, Run
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.sheet import (
     Cell,
@@ -65,7 +66,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
 
     def peak(by_kernel: dict[str, Measurement]) -> str:
         ran = [m for m in by_kernel.values() if m.seconds]
-        return words.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
+        return numerals.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
 
     columns = [
         ("product", lambda row: row[0]),
@@ -107,9 +108,9 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
         def cell(m: Measurement) -> Cell:
             over, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
-            is_narrow = over is not None and 0 < spread < words.WIDE * over
+            is_narrow = over is not None and 0 < spread < numerals.WIDE * over
             margin = f"± {float(f'{spread:.1g}'):g}" if is_narrow else ""
-            return Cell(words.times(over, spread), tone=standing(over, spread), margin=margin)
+            return Cell(numerals.times(over, spread), tone=standing(over, spread), margin=margin)
 
         return f"× {words.versioned(rival, measurements)}", cell
 
@@ -118,7 +119,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         ("call" if called else "rung", lambda m: Cell("" if m.refused else m.note, tone="" if m.refused else "faint")),
         *measured(
             [
-                ("time", lambda m: words.duration(m.seconds)),
+                ("time", lambda m: numerals.duration(m.seconds)),
                 *([] if timed_only else rates),
                 *([("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""), ("J", _joules)] if powered else []),
                 *(over(rival) for rival in dict.fromkeys(rival for m in own for rival in m.versus)),
@@ -131,7 +132,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
 
 
 def _joules(measurement: Measurement) -> str:
-    return words.digits(measurement.joules) if measurement.joules else ""
+    return numerals.digits(measurement.joules) if measurement.joules else ""
 
 
 def _means(measurements: Sequence[Measurement]) -> list[str]:
@@ -142,8 +143,8 @@ def _means(measurements: Sequence[Measurement]) -> list[str]:
         if len(ratios) >= MANY:
             mean, lowest = statistics.geometric_mean(ratios.values()), min(ratios, key=ratios.__getitem__)
             notes.append(
-                f"{words.times(mean)} {words.kernel(rival)} on geometric average over {len(ratios)} products, at least "
-                f"{words.times(ratios[lowest])} ({lowest})."
+                f"{numerals.times(mean)} {words.kernel(rival)} on geometric average over {len(ratios)} products, at "
+                f"least {numerals.times(ratios[lowest])} ({lowest})."
             )
     return notes
 
@@ -184,7 +185,7 @@ def by_case(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
 
 
 def _duration(measurement: Measurement | None) -> str:
-    return words.duration(measurement.seconds) if measurement and measurement.seconds else ""
+    return numerals.duration(measurement.seconds) if measurement and measurement.seconds else ""
 
 
 def has_pieces(measurements: Sequence[Measurement]) -> bool:
@@ -240,7 +241,7 @@ def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]
 
     columns: Columns[Measurement] = [
         ("products", which),
-        ("all", lambda m: words.duration(m.seconds)),
+        ("all", lambda m: numerals.duration(m.seconds)),
         (f"of it the {FIRST}", lambda m: _duration(part(m, FIRST))),
         (WORST, lambda m: _duration(part(m, WORST))),
         *((words.kernel(rival), lambda m, rival=rival: _duration(total(m, rival))) for rival in rivals),
@@ -291,12 +292,12 @@ def _standing(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...
     stand = [(m, over) for m in measurements if (over := _over_fastest(m))]
     ratios = [ratio for _, (ratio, _) in stand]
     shares = [part for m in measurements if (part := words.share(m)) is not None]
-    slower = [f"{product(m)} ({words.times(*over)})" for m, over in stand if standing(*over) == "bad"]
+    slower = [f"{product(m)} ({numerals.times(*over)})" for m, over in stand if standing(*over) == "bad"]
     return (
         Cell(what),
         Cell(str(len(stand))),
-        *(Cell(words.times(of(ratios))) for of in (min, statistics.median, max)),
-        Cell(f"{words.percent(min(shares))} to {words.percent(max(shares))}" if shares else ""),
+        *(Cell(numerals.times(of(ratios))) for of in (min, statistics.median, max)),
+        Cell(f"{numerals.percent(min(shares))} to {numerals.percent(max(shares))}" if shares else ""),
         Cell("; ".join(slower) or "none"),
     )
 
@@ -326,7 +327,10 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     ]
     notes = [
         ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),
-        *(f"{words.kernel(m.kernel)}: {words.amount(m.bytes, 'B')} in linear layers; {m.note}" for m in last.values()),
+        *(
+            f"{words.kernel(m.kernel)}: {numerals.amount(m.bytes, 'B')} in linear layers; {m.note}"
+            for m in last.values()
+        ),
         *not_run(measurements),
     ]
     return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)
@@ -335,4 +339,4 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
 def _rate(measurement: Measurement) -> str:
     """Tokens a second, and the ratio to PyTorch's layers."""
     over = ratio(measurement, RIVAL)
-    return words.digits(measurement.m / measurement.seconds) + (f" ({over})" if over else "")
+    return numerals.digits(measurement.m / measurement.seconds) + (f" ({over})" if over else "")

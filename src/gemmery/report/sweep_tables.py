@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from gemmery import dtypes
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.sheet import (
     Cell,
@@ -86,7 +87,7 @@ def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Shee
     variants = along(measurements, axis)
 
     def time(m: Measurement | None, best: float) -> Cell:
-        return entry(m, lambda m: words.digits(m.seconds * 1e6), best, absent="refused")
+        return entry(m, lambda m: numerals.digits(m.seconds * 1e6), best, absent="refused")
 
     rows = [(name, {axis.of(m): m for m in same}) for name, same in variants.items()]
     columns: Columns[tuple[str, dict[int | None, Measurement]]] = [
@@ -105,7 +106,7 @@ def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sh
         (experiment.axis.label, lambda m: ", ".join(f"{key} {value}" for key, value in m.config.items())),
         *measured(
             [
-                ("time", lambda m: words.duration(m.seconds)),
+                ("time", lambda m: numerals.duration(m.seconds)),
                 ("× parent", lambda m: next((ratio(m, parent) for parent in m.versus), "")),
                 ("error/bound", error),
             ],
@@ -152,7 +153,7 @@ def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> She
 
     columns: Columns[Measurement] = [
         ("block", lambda m: str(m.config.get("block", words.kernel(m.kernel)))),
-        ("three blocks", blocked(lambda m: words.size(working_set(m)))),
+        ("three blocks", blocked(lambda m: numerals.size(working_set(m)))),
         ("fit in", blocked(lambda m: next((name for name, size in caches if working_set(m) <= size), memory))),
         ("ms", lambda m: entry(m, _milliseconds, best if "block" in m.config else 0.0)),
         (words.rate(measurements[0]), rate),
@@ -165,7 +166,7 @@ def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> She
 
 
 def _milliseconds(measurement: Measurement) -> str:
-    return words.digits(measurement.seconds * 1e3)
+    return numerals.digits(measurement.seconds * 1e3)
 
 
 def _refusals(name: str, same: Sequence[Measurement], axis: Axis) -> list[str]:
@@ -186,7 +187,7 @@ def marks(measurements: Sequence[Measurement], axis: Axis, machine: MachineRecor
     if not (axis.side and machine.gpu.l2):
         return ()
     fills = machine.gpu.l2 / (_fixed(measurements[0], axis) * dtypes.get(measurements[0].dtype).size)
-    return ((fills, f"W fills L2, {words.size(machine.gpu.l2)}"),)
+    return ((fills, f"W fills L2, {numerals.size(machine.gpu.l2)}"),)
 
 
 def _fixed(m: Measurement, axis: Axis) -> int:

@@ -9,6 +9,7 @@ from gemmery import experiments
 from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER, Experiment, TableKind
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import ladder_tables, suite_tables, sweep_tables, words
 from gemmery.report.problems import Group, doubts, groups, is_square, label, largest, speedup, weighed
 from gemmery.report.sheet import Sheet
@@ -139,12 +140,12 @@ def summary(results: Results) -> str:
     group, parents = largest(squares), {rung.name: rung.parent or "" for rung in results.rungs}
     best = max(ran, key=lambda m: m.gflops)
     line = f"{words.shape(best)}, {words.types(best)}: {best.kernel} reaches "
-    line += f"{words.digits(words.reached(best))} {words.rate(best)}"
+    line += f"{numerals.digits(words.reached(best))} {words.rate(best)}"
     if part := words.share(best):
-        line += f", {words.percent(part)} of the peak"
+        line += f", {numerals.percent(part)} of the peak"
     if over := over_fastest(best, group):
-        line += f", {words.times(*over[1])} {label(over[0], group)}"
+        line += f", {numerals.times(*over[1])} {label(over[0], group)}"
     if steps := [(gain[0], m) for m in ran if (gain := speedup(m, parents[m.kernel], group))]:
         step, m = max(steps, key=lambda pair: pair[0])
-        line += f"; largest step: {m.kernel}, {words.times(step)} {parents[m.kernel]}"
+        line += f"; largest step: {m.kernel}, {numerals.times(step)} {parents[m.kernel]}"
     return line

@@ -23,6 +23,7 @@ from gemmery import experiments
 from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.ladder_tables import IDEA, tree, walk
 from gemmery.report.problems import banner, fullest, gains
@@ -250,5 +251,5 @@ def _line(measurement: Measurement) -> str:
     what += "".join(f", {key} {value}" for key, value in config.items())
     if measurement.refused:
         return f"{what}: not run, {measurement.refused}"
-    speed = f", {words.digits(words.reached(measurement))} {words.rate(measurement)}" if measurement.flops else ""
-    return f"{what}: {words.duration(measurement.seconds)}{speed}"
+    speed = f", {numerals.digits(words.reached(measurement))} {words.rate(measurement)}" if measurement.flops else ""
+    return f"{what}: {numerals.duration(measurement.seconds)}{speed}"

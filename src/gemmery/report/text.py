@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from gemmery.bench.record import MachineRecord, Run
 from gemmery.ladder.rung import Rung
+from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.problems import banner
 from gemmery.report.sheet import Cell, Sheet
@@ -19,7 +17,7 @@ def machine(machine: MachineRecord) -> str:
     """Return the machine of a run in one line."""
     if machine.gpu.name:
         return _gpu(machine)
-    caches = ", ".join(f"{name} {words.size(size)}" for name, size in words.caches(machine))
+    caches = ", ".join(f"{name} {numerals.size(size)}" for name, size in words.caches(machine))
     versions = {
         "Python": machine.python,
         "NumPy": machine.numpy,
@@ -37,7 +35,7 @@ def _gpu(machine: MachineRecord) -> str:
     device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
     software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {machine.python}"
     version = f", gemmery {machine.gemmery}" if machine.gemmery else ""
-    return f"{device}, L2 {words.size(gpu.l2)}; {software}{version}"
+    return f"{device}, L2 {numerals.size(gpu.l2)}; {software}{version}"
 
 
 def table(sheet: Sheet) -> str:
@@ -68,26 +66,6 @@ def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
     parts += [f"**{warning}**\n"] if (warning := banner(run)) else []
     parts += [f"## {sheet.title}\n\n{table(sheet)}" for sheet in sheets(run, rungs)]
     return "\n".join(parts)
-
-
-def as_json(record: Any) -> str:
-    """Return a dataclass or a named tuple, or several, as JSON.
-
-    >>> as_json(Diagnosis("cores", "2"))  # doctest: +SKIP
-    '{"name": "cores", "value": "2", "ok": true, "advice": ""}'
-    """
-    return json.dumps(_plain(record), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value in which dataclasses and named tuples are dictionaries."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -5,10 +5,11 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and V
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
-from gemmery.emulator.collecting import without_collection
 from gemmery.emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
 from gemmery.emulator.ptx.calls import DeviceFunction, Functions, expand
@@ -29,6 +30,18 @@ _TOP = re.compile(
     re.VERBOSE,
 )
 _LIMIT = re.compile(r"\.(\w+)([\s,\d]*)")
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Leave garbage for later: tens of thousands of objects that stay are searched again and again for cycles."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @without_collection()

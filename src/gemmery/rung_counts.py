@@ -6,19 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery import display
-from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of
-from gemmery.emulator.pace.demand import KINDS
-from gemmery.emulator.pace.multiprocessor import UNITS, Paced, shares
-from gemmery.emulator.ptx import Line
+from gemmery.cuda.device import Device
+from gemmery.emulation.prediction import Prediction
 from gemmery.emulator.trace.selection import Selection
-
-FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
-TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
-MANY = 4  # rounds of blocks from which on a multiprocessor begins a block whenever another ends
 
 
 @dataclass(frozen=True)
@@ -141,134 +133,6 @@ class EmulatedLadder:
             if other.rung == parent and same and other.roof_seconds and rung.roof_seconds:
                 return other.roof_seconds / rung.roof_seconds
         return 0.0
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """A launch, and how much of a multiprocessor its blocks take."""
-
-    blocks: int
-    threads: int  # of a block
-    resident: int  # blocks that a multiprocessor runs at once
-    cluster: int = 1
-    bytes: float = float("inf")  # of all arrays
-    lines: tuple[Line, ...] = ()  # of each instruction
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The predicted time of a kernel on a card."""
-
-    card: str
-    seconds: float
-    bound: str  # the longest of the terms
-    terms: Mapping[
-        str, float
-    ]  # seconds, if nothing else took time: units of a multiprocessor, "memory", "waits", "launch"
-    lines: Mapping[str, float] = field(default_factory=dict)  # by line of the source, the share of what bounds it
-    doubts: tuple[str, ...] = ()  # what the prediction does not take into account
-    fits: str = ""  # registers of a thread, and what a multiprocessor runs at once
-
-    def __str__(self) -> str:
-        """The time, what bounds it, and the lines that take most of it."""
-        parts = [f"predicted on {self.card}: {self.seconds * 1e6:,.4g} us, bound by {self.bound}"]
-        longest = sorted(self.terms.items(), key=lambda term: -term[1])[:5]
-        parts.append(", ".join(f"{name} {seconds * 1e6:,.4g} us" for name, seconds in longest if seconds))
-        parts += [f"{line}: {share:.0%}" for line, share in self.largest()]
-        return "\n".join([*parts, *(f"not taken into account: {doubt}" for doubt in self.doubts)])
-
-    def largest(self, count: int = 5) -> list[tuple[str, float]]:
-        """Return the lines with the largest shares of what bounds the time."""
-        return sorted(self.lines.items(), key=lambda item: -item[1])[:count]
-
-    def _repr_html_(self) -> str:
-        return display.preformatted(str(self))
-
-    def __add__(self, other: Prediction) -> Prediction:
-        """Add a launch that follows; what bounds the longer one bounds both."""
-        terms = {name: self.terms.get(name, 0.0) + other.terms.get(name, 0.0) for name in {**self.terms, **other.terms}}
-        longer = self if self.seconds > other.seconds else other
-        doubts = tuple(dict.fromkeys(self.doubts + other.doubts))
-        return Prediction(self.card, self.seconds + other.seconds, longer.bound, terms, longer.lines, doubts)
-
-
-def predict_launch(
-    device: Device,
-    pipes: Pipes,
-    shape: LaunchShape,
-    samples: Sequence[Paced],
-    beyond: float = 0.0,
-    *,
-    follows: bool = False,
-) -> Prediction:
-    """Predict a launch from one sample of its blocks, or from two with loops of different lengths.
-
-    With two, `beyond` is how far the loops of the launch are from the first, in steps from the first to the second.
-    `follows` says that another launch comes directly before.
-    """
-    first, last = samples[0], samples[-1]
-    running = last.blocks
-    amounts = np.maximum(first.amounts + (last.amounts - first.amounts) * beyond, 0) / running
-    clocks = clocks_of(device, pipes)
-    by_unit = shares(clocks)
-    units = by_unit @ amounts.sum(axis=0)  # clocks of one block
-    idle = [max(sample.clocks - sample.busy, 0.0) for sample in (first, last)]  # clocks in which all blocks wait
-    waits = max(float(idle[0] * (1 - beyond) + idle[1] * beyond), 0.0)
-    each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
-    if running > 2 and last.barriers and each > running:  # blocks of later rounds begin at other times
-        waits *= 2 / running
-
-    def seconds(clocks: float) -> float:
-        """The time of all blocks of a multiprocessor, of which one takes so many clocks of a unit."""
-        return clocks * each / (device.clock * 1e9)
-
-    rounds = each / shape.resident if each >= MANY * shape.resident else -(-each // shape.resident)
-    waiting = waits * rounds / (device.clock * 1e9)
-    moved = sum(
-        min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
-        for start, end in ((first.loaded, last.loaded), (first.written, last.written))
-    )
-    terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
-    longest = max(terms, key=lambda name: terms[name])
-    kinds = amounts.sum(axis=0)
-    tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
-    cooled = pipes.heat * seconds(sum(tensor))
-    memory = moved / (device.bandwidth * 1e9 * USABLE)
-    launch = NEXT if follows else LAUNCH
-    total = launch + max(terms[longest] + cooled + waiting, memory)
-    terms |= {"memory": memory, "waits": waiting, "launch": launch}
-    bound = max(terms, key=lambda name: terms[name])
-    shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
-    lines = _lines(shape, by_unit, amounts, shared_out, last)
-    return Prediction(device.name, total, bound, terms, lines, _doubts(shape, last, device))
-
-
-def _lines(
-    shape: LaunchShape, by_unit: NDArray[np.float64], amounts: NDArray[np.float64], bound: str, sample: Paced
-) -> dict[str, float]:
-    """The share of each line in what a launch is bound by."""
-    clocks = sample.waits if bound == "waits" else amounts @ by_unit[list(UNITS).index(bound)]
-    total = float(clocks.sum())
-    sums: dict[str, float] = {}
-    for line, each in zip(shape.lines, clocks, strict=False):
-        if each:
-            sums[str(line)] = sums.get(str(line), 0.0) + float(each) / total
-    return sums
-
-
-def _doubts(shape: LaunchShape, sample: Paced, device: Device) -> tuple[str, ...]:
-    kinds = sample.amounts.sum(axis=0)
-    warps = sample.blocks * -(-shape.threads // WARP)
-    doubts = {
-        "warps with different roles, which wait for each other": sample.apart,
-        "waits for bulk copies: they count as hidden": kinds[KINDS.index("bulk")] > 0,
-        f"few warps: {warps} on a multiprocessor, so that dependent instructions wait": warps < FEW_WARPS,
-        f"the size of the L2 cache: {shape.bytes / 2**20:,.0f} MiB of arrays, {device.l2 >> 20} MiB of L2":
-            device.l2 < shape.bytes < float("inf"),
-        "contention of atomics": kinds[KINDS.index("atomics")] > 0,
-        "local memory, to which registers are spilled": sample.spills,
-    }  # fmt: skip
-    return tuple(doubt for doubt, applies in doubts.items() if applies)
 
 
 @dataclass(frozen=True)

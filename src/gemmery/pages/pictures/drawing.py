@@ -7,7 +7,7 @@ from html import escape
 
 from gemmery.emulator.ptx import Line, calling
 from gemmery.emulator.trace import Divergence, WarpAccess
-from gemmery.report.svg import MONO, SANS, WIDTH
+from gemmery.pages.svg import MONO, SANS, WIDTH
 
 EM = 0.62  # width of a character, in font sizes; monospaced ones are the widest
 LEAST = 9  # font size of any label: a page shows a picture at about one unit a pixel

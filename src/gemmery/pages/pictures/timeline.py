@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from gemmery.banks import WARP
 from gemmery.emulator.trace import Divergence, Stretch
 from gemmery.emulator.trace.pipeline import BarrierStep, Timeline
-from gemmery.report import words
-from gemmery.report.pictures.drawing import EM, LEAST, cell, label, legend, line_of, svg, with_callers
-from gemmery.report.svg import WIDTH, Plot
-from gemmery.report.words import plural
+from gemmery.pages.numerals import percent, plural
+from gemmery.pages.pictures.drawing import EM, LEAST, cell, label, legend, line_of, svg, with_callers
+from gemmery.pages.svg import WIDTH, Plot
 
 LEFT = 132  # of the picture: the names of the rows
 HEIGHT, GAP = 22, 6
@@ -188,7 +187,7 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     caption = (
         f"{with_callers(branch)}: {branching} of {plural(active, 'lane')} branch, {active - branching} do not, and the "
         f"warp runs both paths one after the other. It issues {apart:,} of {plural(issued, 'instruction')} for some "
-        f"of its lanes only; {words.percent(worked / (WARP * issued))} of the lanes' time is used."
+        f"of its lanes only; {percent(worked / (WARP * issued))} of the lanes' time is used."
     )
     described = f"lanes over time at the branch of {line_of(branch)}: {branching} of {active} lanes branch"
     return Plot(name, f"Lanes at the branch of {line_of(branch)}", caption, svg(described, top + 24, parts))

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.emulator.trace.selection import Selection
-from gemmery.report.pictures import tile, timeline, wavefronts
-from gemmery.report.pictures.drawing import quoted
-from gemmery.report.pictures.tile import swizzled_picture, tile_picture
-from gemmery.report.pictures.timeline import divergence_picture, timeline_picture
-from gemmery.report.pictures.wavefronts import sectors_picture, wavefronts_picture
-from gemmery.report.svg import Plot, standalone
+from gemmery.pages.pictures import tile, timeline, wavefronts
+from gemmery.pages.pictures.drawing import quoted
+from gemmery.pages.pictures.tile import swizzled_picture, tile_picture
+from gemmery.pages.pictures.timeline import divergence_picture, timeline_picture
+from gemmery.pages.pictures.wavefronts import sectors_picture, wavefronts_picture
+from gemmery.pages.svg import Plot, standalone
 
 READINGS = {
     "tile": tile.READING,

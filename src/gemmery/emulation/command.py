@@ -12,22 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from gemmery.cli.app import Action, app
-from gemmery.cli.options import HtmlToo
-from gemmery.cli.showing import check_page, console, write_page
 from gemmery.errors import ArgumentError, CheckError, DeviceError
+from gemmery.pages.writing import HtmlToo, check_page, console, write_page
 
 if TYPE_CHECKING:
-    from gemmery.inspection.kernel_run import KernelRun
+    from gemmery.emulation.kernel_run import KernelRun
 
-FIRST = 5.0  # seconds before the first line; each further one comes after four times as long
-LONG = 20.0  # seconds left from which on a line is written
-UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
-
-
-@app.command(
-    short_help="Run a kernel of your own without a GPU: counters, faults, pictures.",
-    epilog="""\b
+SHORT_HELP = "Run a kernel of your own without a GPU: counters, faults, pictures."
+EPILOG = """\b
     Examples:
       gemmery emulate add.cu --grid 4 --block 256 --arg f32[1024]=random
           --arg f32[1024]=zeros --arg n=1024 --card h200
@@ -50,8 +42,12 @@ UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
     other host code of the file is left out. The exit code is 1 for
     a fault, and for a result that is not the reference's: FUNCTION takes the
     arguments before the launch, and returns the arrays after it, or writes to
-    its own.""",
-)
+    its own."""
+FIRST = 5.0  # seconds before the first line; each further one comes after four times as long
+LONG = 20.0  # seconds left from which on a line is written
+UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+
+
 def emulate(
     file: Annotated[Path, Argument(metavar="FILE", help="CUDA C++ or PTX.", show_default=False)],
     grid: Annotated[str, Option(metavar="X,Y,Z", help="Blocks.", show_default="the file's <<< >>>, or 1")] = "",
@@ -88,9 +84,9 @@ def emulate(
     ] = "",
     json: Annotated[bool, Option("--json", help="Print JSON; a list with --against.")] = False,
     html: HtmlToo = None,
-) -> Action:
+) -> Callable[[], int]:
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
-    from gemmery.cli import written_arguments
+    from gemmery.emulation import written_arguments
 
     texts = {"grid": grid, "block": block}
     sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
@@ -128,9 +124,9 @@ def _emulate(
     json: bool,
     html: Path | None,
 ) -> int:
-    from gemmery.inspection.console import show_prediction, show_run, show_runs
-    from gemmery.inspection.run_report import run_page, summary
-    from gemmery.report.text import as_json
+    from gemmery.emulation.kernel_run import run_page, summary
+    from gemmery.emulation.terminal_tables import show_prediction, show_run, show_runs
+    from gemmery.pages.writing import as_json
 
     outcomes = [run_file() for run_file in run_each]
     runs = [run for run, _ in outcomes]
@@ -170,11 +166,10 @@ def _run(
     """Run one file on copies of the arrays; returns what is wrong with the result, too."""
     import numpy as np
 
-    from gemmery.cli import written_arguments
     from gemmery.cuda.kernel_names import names_of
+    from gemmery.emulation import written_arguments
+    from gemmery.emulation.kernel import emulate, only_kernel, written_launch
     from gemmery.emulator.run import progress
-    from gemmery.inspection.kernel_run import emulate
-    from gemmery.lab.kernel import only_kernel, written_launch
 
     kernel = kernel or only_kernel(file)
     definitions, grid, block, launched = written_launch(file, kernel)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from gemmery.banks import BANK, BANKS
 from gemmery.emulator.trace import TileLayout, WarpAccess
 from gemmery.emulator.trace.pipeline import CopiedTile
-from gemmery.report.pictures.drawing import EM, LEAST, cell, instruction, label, legend, line_of, spoken, svg, who
-from gemmery.report.pictures.wavefronts import boxes, cost, groups
-from gemmery.report.svg import WIDTH, Plot
-from gemmery.report.words import plural
+from gemmery.pages.numerals import plural
+from gemmery.pages.pictures.drawing import EM, LEAST, cell, instruction, label, legend, line_of, spoken, svg, who
+from gemmery.pages.pictures.wavefronts import boxes, cost, groups
+from gemmery.pages.svg import WIDTH, Plot
 
 BANK_ROW = BANK * BANKS  # bytes that the 32 banks hold once
 LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte

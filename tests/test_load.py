@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gemmery.bench import load
-from gemmery.bench.load import Reading
+from gemmery import load
+from gemmery.load import Reading
 
 
 def test_what_is_ours_does_not_count():

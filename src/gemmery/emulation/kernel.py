@@ -18,17 +18,18 @@ from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
 from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant
+from gemmery.emulation.device_arrays import resident
+from gemmery.emulation.kernel_run import KernelRun, with_page
+from gemmery.emulation.programs import parsed, prepared
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
 from gemmery.emulator.ptx import Line, PtxKernel
-from gemmery.emulator.run import Drawable, EmulatedRun, Rerun, emulated
+from gemmery.emulator.run import Drawable, Rerun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.emulator.trace import Trace
 from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
-from gemmery.lab.device_arrays import resident
-from gemmery.lab.emulated_product import parsed, prepared
 
 Sides = int | Sequence[int]
 
@@ -72,7 +73,7 @@ def emulate(
     max_steps: int = LIMIT,
     seconds: float = 60,
     strict: bool = False,
-) -> EmulatedRun:
+) -> KernelRun:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
     `source` is CUDA C++, compiled for `arch` ("sm_90", "RTX3090"), or PTX, as text or as the path of a file. `kernel`
@@ -151,13 +152,9 @@ def emulate(
     own = ((words, name, line) for line, words in made_from.warnings) if made_from else ()  # of the compiler
     every = (*warnings, *own)
     warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in every)
-    return replace(
-        run,
-        kernel=kernel or run.kernel,
-        left_out=left_out,
-        drawable=drawable,
-        rerun=rerun,
-        warnings=warned + run.warnings,
+    warned += run.warnings
+    return with_page(
+        replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable, rerun=rerun, warnings=warned)
     )
 
 

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from gemmery.bench import limits
+from gemmery import limits
 from gemmery.cpu import jit
 from gemmery.cpu.target import Target, host
 from gemmery.errors import ArgumentError

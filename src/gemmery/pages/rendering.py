@@ -8,16 +8,22 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from gemmery.report.svg import schemes, variables
+from gemmery.pages.svg import schemes, variables
 
 
-def render(template: str, package: str = __package__, **values: Any) -> str:
+def render(template: str, package: str, **values: Any) -> str:
     """Return a page from a template of a package, which may use those of this one.
 
-    >>> render("difference.html", title="a", difference=Difference("a", "b", (), ()), lines=())  # doctest: +SKIP
+    >>> render("exhibit.html", "gemmery.report", title="a", exhibit=EXHIBITS[0], where="", ...)  # doctest: +SKIP
     '<!doctype html>...'
     """
     return _environment(package).get_template(template).render(values)
+
+
+def framed(page: str, title: str) -> str:
+    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
+    light = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
+    return render("frame.html", __package__, page=light, title=title)
 
 
 @functools.cache

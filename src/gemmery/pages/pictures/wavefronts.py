@@ -10,7 +10,8 @@ from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery.emulator.trace import WarpAccess
 from gemmery.emulator.trace.selection import served
-from gemmery.report.pictures.drawing import (
+from gemmery.pages.numerals import percent, plural
+from gemmery.pages.pictures.drawing import (
     cell,
     filled,
     instruction,
@@ -23,8 +24,7 @@ from gemmery.report.pictures.drawing import (
     svg,
     who,
 )
-from gemmery.report.svg import Plot
-from gemmery.report.words import percent, plural
+from gemmery.pages.svg import Plot
 
 LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
 GAP = 12  # between groups of lanes

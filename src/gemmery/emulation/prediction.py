@@ -1,0 +1,243 @@
+"""The predicted time of a launch on a card, of anyone's kernel too, from the blocks of one multiprocessor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery import display
+from gemmery.cuda.device import WARP, Device
+from gemmery.cuda.occupancy import occupancy
+from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.emulator import spinning
+from gemmery.emulator.findings.orders import orders
+from gemmery.emulator.lockstep import LockStep
+from gemmery.emulator.lower import LoweredKernel
+from gemmery.emulator.machine import LaunchConfig
+from gemmery.emulator.memory import Global
+from gemmery.emulator.op import Indices
+from gemmery.emulator.pace.demand import KINDS
+from gemmery.emulator.pace.multiprocessor import UNITS, Pace, Paced, shares
+from gemmery.emulator.ptx import Line
+from gemmery.emulator.run import EmulatedRun
+from gemmery.errors import EmulationError
+
+FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
+TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
+MANY = 4  # rounds of blocks from which on a multiprocessor begins a block whenever another ends
+UNKNOWN = 64  # registers of a thread of a kernel that is PTX
+LEAST_L1 = 16 << 10  # bytes that shared memory leaves
+RESERVED = 1024  # bytes of shared memory of each block that the system takes
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """A launch, and how much of a multiprocessor its blocks take."""
+
+    blocks: int
+    threads: int  # of a block
+    resident: int  # blocks that a multiprocessor runs at once
+    cluster: int = 1
+    bytes: float = float("inf")  # of all arrays
+    lines: tuple[Line, ...] = ()  # of each instruction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted time of a kernel on a card."""
+
+    card: str
+    seconds: float
+    bound: str  # the longest of the terms
+    terms: Mapping[
+        str, float
+    ]  # seconds, if nothing else took time: units of a multiprocessor, "memory", "waits", "launch"
+    lines: Mapping[str, float] = field(default_factory=dict)  # by line of the source, the share of what bounds it
+    doubts: tuple[str, ...] = ()  # what the prediction does not take into account
+    fits: str = ""  # registers of a thread, and what a multiprocessor runs at once
+
+    def __str__(self) -> str:
+        """The time, what bounds it, and the lines that take most of it."""
+        parts = [f"predicted on {self.card}: {self.seconds * 1e6:,.4g} us, bound by {self.bound}"]
+        longest = sorted(self.terms.items(), key=lambda term: -term[1])[:5]
+        parts.append(", ".join(f"{name} {seconds * 1e6:,.4g} us" for name, seconds in longest if seconds))
+        parts += [f"{line}: {share:.0%}" for line, share in self.largest()]
+        return "\n".join([*parts, *(f"not taken into account: {doubt}" for doubt in self.doubts)])
+
+    def largest(self, count: int = 5) -> list[tuple[str, float]]:
+        """Return the lines with the largest shares of what bounds the time."""
+        return sorted(self.lines.items(), key=lambda item: -item[1])[:count]
+
+    def _repr_html_(self) -> str:
+        return display.preformatted(str(self))
+
+    def __add__(self, other: Prediction) -> Prediction:
+        """Add a launch that follows; what bounds the longer one bounds both."""
+        terms = {name: self.terms.get(name, 0.0) + other.terms.get(name, 0.0) for name in {**self.terms, **other.terms}}
+        longer = self if self.seconds > other.seconds else other
+        doubts = tuple(dict.fromkeys(self.doubts + other.doubts))
+        return Prediction(self.card, self.seconds + other.seconds, longer.bound, terms, longer.lines, doubts)
+
+
+def predict_launch(
+    device: Device,
+    pipes: Pipes,
+    shape: LaunchShape,
+    samples: Sequence[Paced],
+    beyond: float = 0.0,
+    *,
+    follows: bool = False,
+) -> Prediction:
+    """Predict a launch from one sample of its blocks, or from two with loops of different lengths.
+
+    With two, `beyond` is how far the loops of the launch are from the first, in steps from the first to the second.
+    `follows` says that another launch comes directly before.
+    """
+    first, last = samples[0], samples[-1]
+    running = last.blocks
+    amounts = np.maximum(first.amounts + (last.amounts - first.amounts) * beyond, 0) / running
+    clocks = clocks_of(device, pipes)
+    by_unit = shares(clocks)
+    units = by_unit @ amounts.sum(axis=0)  # clocks of one block
+    idle = [max(sample.clocks - sample.busy, 0.0) for sample in (first, last)]  # clocks in which all blocks wait
+    waits = max(float(idle[0] * (1 - beyond) + idle[1] * beyond), 0.0)
+    each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
+    if running > 2 and last.barriers and each > running:  # blocks of later rounds begin at other times
+        waits *= 2 / running
+
+    def seconds(clocks: float) -> float:
+        """The time of all blocks of a multiprocessor, of which one takes so many clocks of a unit."""
+        return clocks * each / (device.clock * 1e9)
+
+    rounds = each / shape.resident if each >= MANY * shape.resident else -(-each // shape.resident)
+    waiting = waits * rounds / (device.clock * 1e9)
+    moved = sum(
+        min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
+        for start, end in ((first.loaded, last.loaded), (first.written, last.written))
+    )
+    terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
+    longest = max(terms, key=lambda name: terms[name])
+    kinds = amounts.sum(axis=0)
+    tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
+    cooled = pipes.heat * seconds(sum(tensor))
+    memory = moved / (device.bandwidth * 1e9 * USABLE)
+    launch = NEXT if follows else LAUNCH
+    total = launch + max(terms[longest] + cooled + waiting, memory)
+    terms |= {"memory": memory, "waits": waiting, "launch": launch}
+    bound = max(terms, key=lambda name: terms[name])
+    shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
+    lines = _lines(shape, by_unit, amounts, shared_out, last)
+    return Prediction(device.name, total, bound, terms, lines, _doubts(shape, last, device))
+
+
+def _lines(
+    shape: LaunchShape, by_unit: NDArray[np.float64], amounts: NDArray[np.float64], bound: str, sample: Paced
+) -> dict[str, float]:
+    """The share of each line in what a launch is bound by."""
+    clocks = sample.waits if bound == "waits" else amounts @ by_unit[list(UNITS).index(bound)]
+    total = float(clocks.sum())
+    sums: dict[str, float] = {}
+    for line, each in zip(shape.lines, clocks, strict=False):
+        if each:
+            sums[str(line)] = sums.get(str(line), 0.0) + float(each) / total
+    return sums
+
+
+def _doubts(shape: LaunchShape, sample: Paced, device: Device) -> tuple[str, ...]:
+    kinds = sample.amounts.sum(axis=0)
+    warps = sample.blocks * -(-shape.threads // WARP)
+    doubts = {
+        "warps with different roles, which wait for each other": sample.apart,
+        "waits for bulk copies: they count as hidden": kinds[KINDS.index("bulk")] > 0,
+        f"few warps: {warps} on a multiprocessor, so that dependent instructions wait": warps < FEW_WARPS,
+        f"the size of the L2 cache: {shape.bytes / 2**20:,.0f} MiB of arrays, {device.l2 >> 20} MiB of L2":
+            device.l2 < shape.bytes < float("inf"),
+        "contention of atomics": kinds[KINDS.index("atomics")] > 0,
+        "local memory, to which registers are spilled": sample.spills,
+    }  # fmt: skip
+    return tuple(doubt for doubt, applies in doubts.items() if applies)
+
+
+def predicted_run(run: EmulatedRun, card: str) -> Prediction:
+    """Predict the time of a run's launch on a card.
+
+    Raises DeviceError for a card whose latencies are not known, CompileError for a kernel that does not compile for it,
+    and EmulationError where the blocks of one multiprocessor do not run alone, or use tensor memory.
+    """
+    device, pipes = pipes_of(card)
+    if run.rerun is None:
+        raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
+    if orders(run.rerun.program.kernel).tensor_memory:
+        raise EmulationError(
+            f"{run.kernel} uses tensor memory (tcgen05), which {card} does not have: times are not predicted for sm_100"
+        )
+    registers, static = run.rerun.resources(device.arch)
+    arguments = run.rerun.bind()
+    launch = replace(run.launch, parameters=arguments.parameters)
+    sampled = SampledLaunch(run.rerun.program, launch, registers or UNKNOWN, static + launch.shared)
+    shape = sampled.shape(device, float(sum(each.size for each in arguments.memory.allocations)))
+    try:
+        paced = sampled.sample(device, pipes, arguments.memory, shape)
+    except EmulationError as error:
+        raise EmulationError(
+            f"the time of {run.kernel} cannot be predicted from the blocks of one multiprocessor: {error}"
+        ) from None
+    prediction = predict_launch(device, pipes, shape, [paced])
+    doubts = prediction.doubts
+    if not registers:
+        doubts += (f"the registers of a thread: the kernel is PTX, and {UNKNOWN} are assumed",)
+    if orders(run.rerun.program.kernel).hands_over:
+        doubts += ("blocks that wait for each other in global memory",)
+    warps = shape.resident * -(-shape.threads // WARP)
+    fits = f"{shape.resident} blocks, {warps} warps, on a multiprocessor"
+    return replace(prediction, doubts=doubts, fits=f"{registers} registers a thread; {fits}" if registers else fits)
+
+
+@dataclass(frozen=True)
+class SampledLaunch:
+    """A kernel with its launch, ready to be sampled on a card."""
+
+    program: LoweredKernel
+    launch: LaunchConfig
+    registers: int  # of a thread
+    shared: int  # bytes of a block, static and dynamic
+    max_steps: int = spinning.LIMIT
+
+    def shape(self, device: Device, size: float) -> LaunchShape:
+        """Return how the launch fills a device; `size` is the bytes of all arrays.
+
+        Raises EmulationError if not one block fits.
+        """
+        full = occupancy(device, self.launch.block_threads, self.registers, self.shared, self.launch.blocks)
+        if not full.blocks:
+            raise EmulationError(
+                f"no block fits on a multiprocessor of {device.name}: {self.launch.block_threads} threads of "
+                f"{self.registers} registers, {self.shared} bytes of shared memory; name another card"
+            )
+        x, y, z = self.launch.cluster
+        lines = tuple(each.line for each in self.program.kernel.instructions)
+        return LaunchShape(self.launch.blocks, self.launch.block_threads, full.blocks, x * y * z, size, lines)
+
+    def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape) -> Paced:
+        """Run the blocks that one multiprocessor begins with.
+
+        Raises EmulationError for blocks that wait for others.
+        """
+        cache = max(LEAST_L1, pipes.l1 - shape.resident * (self.shared + RESERVED))
+        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache)
+        numbers = _numbers(self.launch, shape, device.sms)
+        with np.errstate(all="ignore"):
+            LockStep(self.program, self.launch, memory, numbers, (pace,), max_steps=self.max_steps).run()
+        return pace.paced
+
+
+def _numbers(launch: LaunchConfig, shape: LaunchShape, sms: int) -> Indices:
+    """The blocks of one multiprocessor, which get them in turn; of a cluster all of its blocks."""
+    if shape.cluster == 1:
+        return np.arange(min(shape.resident, -(-shape.blocks // sms)), dtype=np.int64) * sms
+    (gx, gy, _), (x, y, z) = launch.grid, launch.cluster
+    layer, row, column = np.meshgrid(np.arange(z), np.arange(y), np.arange(x), indexing="ij")
+    return np.asarray((column + gx * (row + gy * layer)).ravel(), np.int64)

@@ -1,0 +1,1 @@
+"""What pages are made of: drawings, templates and numbers as text."""

@@ -1,0 +1,114 @@
+"""What a command writes: JSON, and the page or picture that an option asks for, checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from typer import CallbackParam, Option
+
+from gemmery.errors import ArgumentError, InstallError, missing
+
+
+def place(option: CallbackParam, path: Path | None) -> Path | None:
+    """The path of an option. Raises ArgumentError for "-", which stands for stdout in other programs."""
+    if path == Path("-"):
+        raise ArgumentError(f"{option.opts[-1]} -: stdout is for tables and JSON; give a path")
+    return path
+
+
+HtmlToo = Annotated[
+    Path | None,
+    Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place),
+]
+
+
+def check_page(path: Path, *libraries: str) -> None:
+    """Check that a page can be drawn with these libraries and written there.
+
+    Raises InstallError for a library that is missing, ArgumentError if the file cannot be written.
+    """
+    for library in filter(_is_missing, libraries):
+        raise InstallError(missing("lab", f"the page needs {library}"), name=library)
+    check_writable(path)
+
+
+def _is_missing(package: str) -> bool:
+    try:
+        return find_spec(package) is None
+    except ValueError:  # sys.modules marks it as missing
+        return True
+
+
+def check_writable(path: Path, option: str = "--html") -> None:
+    """Make the folder of a file. Raises ArgumentError if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            path.open("ab").close()
+        if path.is_file():  # a pipe is not read
+            with path.open("rb") as file:
+                start = file.read(64).lstrip().lower()
+            if start and not start.startswith((b"<!doctype html", b"<html", b"<svg", b"<?xml")):
+                raise FileExistsError(None, "it exists and is no page or picture")
+    except OSError as error:
+        raise _unwritable(path, error, option) from error
+
+
+def write_page(path: Path, text: str, option: str = "--html") -> Path:
+    """Write a file that an option asks for, with its folders; return its path.
+
+    Raises ArgumentError if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error, option) from error
+    return path
+
+
+def _unwritable(path: Path, error: OSError, option: str) -> ArgumentError:
+    what = "page" if option == "--html" else "picture"
+    return ArgumentError(f"{what} {str(path)!r}: {error.strerror}; choose another place with {option}")
+
+
+class _Console(Console):
+    """A console that lets the command handle a closed pipe."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """Return a console on stdout, as wide as the terminal."""
+    return _Console(highlight=False, soft_wrap=False)
+
+
+def as_json(record: Any) -> str:
+    """Return a dataclass or a named tuple, or several, as JSON.
+
+    >>> as_json(Diagnosis("cores", "2"))  # doctest: +SKIP
+    '{"name": "cores", "value": "2", "ok": true, "advice": ""}'
+    """
+    return json.dumps(_plain(record), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in which dataclasses and named tuples are dictionaries."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

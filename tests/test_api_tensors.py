@@ -299,7 +299,7 @@ def test_operands_of_two_libraries_give_a_tensor():
         assert written._version == 1
 
 
-def test_results_and_arguments_are_freed():
+def test_results_and_arguments_are_freed(collect):
     a, x, out = values(8, 8), values(8), torch.zeros(8, 8)
     calls = (
         lambda: gm.matmul(a, a),
@@ -312,7 +312,7 @@ def test_results_and_arguments_are_freed():
     )
     for call in calls:
         meet(call)
-    gc.collect()
+    collect()
     counts = [sys.getrefcount(y) for y in (a, x, out, None)]
     live = sum(type(y) is torch.Tensor for y in gc.get_objects())
     for _ in range(1500):

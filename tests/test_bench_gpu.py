@@ -1,6 +1,5 @@
 """Timing on a GPU without one: how calls are captured and repeated, what bounds a kernel, how operands lie."""
 
-import gc
 import itertools
 import weakref
 from contextlib import nullcontext
@@ -78,7 +77,7 @@ def test_a_short_call_is_timed_by_its_graph_and_not_by_its_launch(monkeypatch):
 
 
 @pytest.mark.parametrize("seconds", [2e-6, 1e-3])
-def test_a_sampler_keeps_the_operands_that_its_calls_read(monkeypatch, seconds):
+def test_a_sampler_keeps_the_operands_that_its_calls_read(monkeypatch, collect, seconds):
     device = Device(monkeypatch, seconds)
 
     class Operands:
@@ -88,11 +87,11 @@ def test_a_sampler_keeps_the_operands_that_its_calls_read(monkeypatch, seconds):
     alive = weakref.ref(operands)
     sample = device_limits.replays(lambda index, _=operands: device.put(index), device, sets=1)
     del operands
-    gc.collect()
+    collect()
     assert alive() is not None
     assert bool(device.graphs) == (seconds < 1e-4)
     del sample
-    gc.collect()
+    collect()
     assert alive() is None
 
 

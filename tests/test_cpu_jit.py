@@ -3,7 +3,6 @@
 import ast
 import ctypes
 import errno
-import gc
 import os
 import shutil
 import subprocess
@@ -188,7 +187,7 @@ def test_every_module_that_shapes_code_is_in_the_digest():
 
 
 @pytest.mark.skipif(not FLAT, reason="elsewhere LLVM itself makes pages executable")
-def test_a_system_that_forbids_compiled_code_is_told_how_to_allow_it(monkeypatch):
+def test_a_system_that_forbids_compiled_code_is_told_how_to_allow_it(monkeypatch, collect):
     """As systemd's MemoryDenyWriteExecute does; the pages are given back."""
     blocks, fresh = [], workspace.fresh
 
@@ -201,7 +200,7 @@ def test_a_system_that_forbids_compiled_code_is_told_how_to_allow_it(monkeypatch
     monkeypatch.setattr(jit, "_make_executable", lambda address, size: errno.EACCES)
     with pytest.raises(CompileError, match=r"Permission denied.*MemoryDenyWriteExecute=no"):
         jit._map(bytes(10))
-    gc.collect()
+    collect()
     assert [block() for block in blocks] == [None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -68,7 +67,7 @@ def test_its_capsule_is_read_as_it_is(calls, name):
     assert found.writable
 
 
-def test_readers_wait_for_the_product_and_never_ask_its_stream_again(calls):
+def test_readers_wait_for_the_product_and_never_ask_its_stream_again(calls, collect):
     made = DeviceArray((2, 3), "f32", 0, 77)
     made.finished()
     assert calls[-1] == ("record", "event", 77)
@@ -79,20 +78,20 @@ def test_readers_wait_for_the_product_and_never_ask_its_stream_again(calls):
     made.__cuda_array_interface__  # noqa: B018
     assert calls == [("wait", 5, "event", 0), ("wait", 0, "event", 0), ("wait", 0, "event", 0)]
     del made
-    gc.collect()
+    collect()
     assert all(77 not in call for call in calls)
 
 
-def test_memory_is_given_back_when_nobody_reads_it(calls):
+def test_memory_is_given_back_when_nobody_reads_it(calls, collect):
     before = len(dlpack._exports)
     made = DeviceArray((2, 3), "f32", 0, 77)
     capsules = [made.__dlpack__(), made.__dlpack__(max_version=(1, 0))]
     assert len(dlpack._exports) == before + 2
     del made
-    gc.collect()
+    collect()
     assert "free" not in names(calls)
     del capsules
-    gc.collect()
+    collect()
     assert len(dlpack._exports) == before
     assert names(calls)[-2:] == ["synchronize", "free"]
     assert calls[-1] == ("free", 4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import pickle
 
@@ -10,7 +11,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import contractions, repeats
-from gemmery.cpu import entry
+from gemmery.cpu import entry, entry_layout, entry_table
 
 
 def random_array(shape, dtype=np.float32, seed=0):
@@ -133,3 +134,13 @@ def test_a_changed_number_of_threads_brings_contractions_back():
     for _ in range(3 * contractions._SAMPLED):
         assert np.array_equal(gm.vecdot(a, a), exact)
     assert entry.status(key) == entry.STORED
+
+
+def test_two_threads_that_compile_the_entries_at_once_leave_those_of_python_beneath():
+    gm.matmul(np.eye(2), np.eye(2))
+    if not inspect.isbuiltin(gm.matmul):
+        pytest.skip("no compiled entry on this interpreter")
+    for _ in range(2):
+        contractions._compile_entries.__wrapped__()
+    at = entry_table.address() + entry_layout.at(entry_layout.HEAD, "python_einsum")
+    assert ctypes.c_int64.from_address(at).value == id(contractions._einsum)

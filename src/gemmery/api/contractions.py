@@ -311,7 +311,8 @@ def einsum(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that 
     return _entries["einsum"](*arguments, **options)
 
 
-_entries: dict[str, Callable[..., Any]] = {"einsum": _einsum, "tensordot": _tensordot, "vecdot": _vecdot}
+_PYTHON: dict[str, Callable[..., Any]] = {"einsum": _einsum, "tensordot": _tensordot, "vecdot": _vecdot}
+_entries = dict(_PYTHON)  # or the compiled entry, once a contraction has come often
 _calls = itertools.count(1).__next__
 _described: dict[str | int | None, str | int | None] = {}  # the last object of each value
 _MOST_DESCRIBED = 256
@@ -339,8 +340,8 @@ def _compile_entries() -> None:
     """Replace gm.einsum, gm.tensordot and gm.vecdot by the compiled entry, where that of gm.matmul is in use."""
     if not entry.active():
         return
-    docs = [f"{_SIGNATURES[name]}\n--\n\n{function.__doc__ or ''}" for name, function in _entries.items()]
-    compiled = dict(zip(_entries, entry.builtins(_entries, docs), strict=True))
+    docs = [f"{_SIGNATURES[name]}\n--\n\n{function.__doc__ or ''}" for name, function in _PYTHON.items()]
+    compiled = dict(zip(_PYTHON, entry.builtins(_PYTHON, docs), strict=True))
     _entries.update(compiled)
     for name, function in compiled.items():
         setattr(sys.modules["gemmery"], name, function)

@@ -144,3 +144,9 @@ def test_two_threads_that_compile_the_entries_at_once_leave_those_of_python_bene
         contractions._compile_entries.__wrapped__()
     at = entry_table.address() + entry_layout.at(entry_layout.HEAD, "python_einsum")
     assert ctypes.c_int64.from_address(at).value == id(contractions._einsum)
+
+
+@pytest.mark.parametrize("axes", [np.array([[1], [0]]), ([1], [0]), np.int64(1), (1, 0)], ids=str)
+def test_axes_of_any_form_are_taken_however_often(axes):
+    a = random_array((3, 4))
+    assert np.array_equal(often(lambda: gm.tensordot(a, a.T, axes)), a @ a.T)

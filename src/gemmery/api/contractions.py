@@ -68,7 +68,8 @@ def _tensordot(
             result = quick_contractions.at_once(labels, a, b)
             if result is not None:
                 if not _calls() % _SAMPLED:
-                    _remember("tensordot", (axes, None) if axes == 2 else (axes,), labels, a, b)
+                    ways = (axes, None) if type(axes) is int and axes == 2 else (axes,)
+                    _remember("tensordot", ways, labels, a, b)
                 return result
         except GemmeryError:  # which the way below tells in words of the arguments
             pass

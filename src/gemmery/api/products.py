@@ -164,7 +164,7 @@ def _matmul(
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
-prepared = _matmul  # which tells the compiled entry of the job
+by_python = _matmul  # beneath the compiled entry, which it tells of the job
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads

@@ -121,8 +121,7 @@ def at_once(labels: Labels, a: Any, b: Any) -> Any:
     numpys = type(a) is np.ndarray
     if a.dtype is not b.dtype:
         return None
-    steps = (a.strides, b.strides, a.itemsize) if numpys else (a.stride(), b.stride(), 1)
-    shape, form, lengths, inverse = form_of(labels, a.shape, steps[0], b.shape, *steps[1:])
+    shape, form, lengths, inverse = _form(labels, a, b, numpys)
     x, y = turned(a, form.a), turned(b, form.b)
     if not (form.c.moves or inverse):
         product = products.multiply(x, y)
@@ -132,6 +131,12 @@ def at_once(labels: Labels, a: Any, b: Any) -> Any:
     array = _empty(a, lengths, inverse)
     products.multiply(x, y, turned(array, form.c))
     return array
+
+
+def _form(labels: Labels, a: Any, b: Any, numpys: bool) -> tuple[Ints, OneProduct, Ints, Ints]:
+    if numpys:
+        return form_of(labels, a.shape, a.strides, b.shape, b.strides, a.itemsize)
+    return form_of(labels, a.shape, a.stride(), b.shape, b.stride(), 1)
 
 
 def _empty(like: Any, lengths: Ints, inverse: Ints) -> Any:
@@ -148,9 +153,7 @@ def remember(builtin: str, described: str | int | None, labels: Labels, a: Any, 
     """
     if a.dtype is not b.dtype or not is_product(*labels):
         return
-    numpys = type(a) is np.ndarray
-    steps = (a.strides, b.strides, a.itemsize) if numpys else (a.stride(), b.stride(), 1)
-    shape, form, lengths, inverse = form_of(labels, tuple(a.shape), steps[0], tuple(b.shape), *steps[1:])
+    shape, form, lengths, inverse = _form(labels, a, b, type(a) is np.ndarray)
     in_order = not inverse or inverse == tuple(reversed(range(len(inverse))))
     if form.copied or not in_order or not 0 < math.prod(shape) * form.a.shape[-1] < _SHORT:
         return
@@ -162,11 +165,12 @@ def remember(builtin: str, described: str | int | None, labels: Labels, a: Any, 
     product = repeats.kind_of(x, y, out)
     if product is not None:
         entry.come_often(product.key())
-        products.prepared(x, y, out)
+        products.by_python(x, y, out)
         entry.remember_contraction(product.key(), kind, shape, bool(inverse))
 
 
 _SHORT = 1 << 20  # multiply-adds
+_MOST_TIMES = 4096
 _times: dict[int, int] = {}  # of a contraction, by the hash of its key
 
 
@@ -176,9 +180,6 @@ def _worth_another_time(contraction: int) -> bool:
         _times.clear()
     _times[contraction] = times = _times.get(contraction, 0) + 1
     return times & (times - 1) == 0
-
-
-_MOST_TIMES = 4096
 
 
 def _order(labels: Dimensions, order: list[DimensionLabel]) -> tuple[int, ...] | None:

@@ -154,6 +154,8 @@ class _Contraction(NamedTuple):
 
 # By the hash of the product's key: a tuple, which another thread replaces and does not change.
 _contractions: dict[int, tuple[_Contraction, ...]] = {}
+_MOST_CONTRACTIONS = layout.SETS * layout.WAYS
+_ENTRY_WORDS = f"<{len(layout.ENTRY)}q"
 
 
 def remember_contraction(product: Key, kind: Kind, shape: tuple[int, ...], fortran: bool) -> None:
@@ -172,9 +174,6 @@ def remember_contraction(product: Key, kind: Kind, shape: tuple[int, ...], fortr
     _store_contraction(table, contraction, ctypes.string_at(place, layout.size(layout.ENTRY)))
 
 
-_MOST_CONTRACTIONS = layout.SETS * layout.WAYS
-
-
 def _store_contraction(table: int, contraction: _Contraction, product: bytes) -> None:
     """Store an entry of the table once more, by the key of a contraction."""
     words, count = list(struct.unpack_from(_ENTRY_WORDS, product)), len(contraction.key.words)
@@ -191,9 +190,6 @@ def _store_contraction(table: int, contraction: _Contraction, product: bytes) ->
         first = layout.at(layout.ENTRY, name) // 8
         words[first : first + len(values)] = values
     entry_table.store_entry(table, contraction.key, struct.pack(_ENTRY_WORDS, *words))
-
-
-_ENTRY_WORDS = f"<{len(layout.ENTRY)}q"
 
 
 def _keep(argument: object, objects: dict[int, object]) -> bool:

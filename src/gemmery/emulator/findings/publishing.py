@@ -23,7 +23,7 @@ class Releases:
         self.missed: dict[tuple[int, int], int] = {}  # the instructions that left out a write, by its lane and clock
 
     def leave_out(self, warp: int, known: int, lane: int, clock: int) -> bool:
-        """Whether who knows so much of a warp does not know of a write; lane -1 if it is none."""
+        """Return whether a write is unknown to a warp that has seen `known` of another one; lane -1 is no write."""
         index, covered = self.partial.get((warp, known), (0, None))
         if covered is None or lane < 0 or covered[lane] >= clock:
             return False
@@ -31,7 +31,7 @@ class Releases:
         return True
 
     def left_out(self, *queries: Indices) -> Flags:
-        """The same for many."""
+        """Return the same for many writes."""
         self.missed.clear()
         return np.array(list(map(self.leave_out, *np.stack(queries).tolist())), np.bool_)
 

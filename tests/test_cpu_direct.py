@@ -7,7 +7,7 @@ import pytest
 
 from gemmery.cpu import build, direct
 from gemmery.cpu.fused import fma
-from gemmery.cpu.target import host, k_block
+from gemmery.cpu.target import host
 from operands import LAYOUTS, numpy_dtype, place, problem, random
 
 ROWS = ("C", "padded", "misaligned", "rows reversed")  # layouts with adjacent elements in rows
@@ -64,7 +64,7 @@ def test_every_tile_has_the_bits_of_a_chain(name):
 def test_rows_in_one_set_of_the_cache_have_the_same_bits(name):
     k = 4096 // numpy_dtype(name).itemsize
     a, b, c = operands(name, (21, 5, k), ("C", "C", "C"))
-    block = build.even(k, k_block(host()), 1)
+    block = build.even(k, build.chain(problem(a, b, c)), 1)
     first, *later = (
         chain(a.array[..., p : p + block], b.array[:, p : p + block], c.array, 1, 0) for p in range(0, k, block)
     )

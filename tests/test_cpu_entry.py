@@ -112,7 +112,7 @@ def test_two_threads_that_store_entries_in_one_place_at_once_lose_neither_for_go
 
 
 def test_a_class_that_is_learned_while_all_are_forgotten_is_forgotten_next(met, monkeypatch):
-    kinds = [Class(np.dtype(kind), True) for kind in (np.int8, np.uint8)]
+    kinds = [Class(np.dtype(kind), "row") for kind in (np.int8, np.uint8)]
     write, others = entry_table.write_bytes, [kinds[1]]
     classes, size = entry_table.address() + entry_layout.CLASSES_AT, entry_layout.COUNTERS_AT - entry_layout.CLASSES_AT
 

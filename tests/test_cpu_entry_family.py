@@ -58,10 +58,9 @@ def served():
         (False, False, "bias", "relu"),
     ]:
         epilogue = "+".join(filter(None, (bias, activation)))
-        for rows in (True, False):
-            layout = "row" if rows else "any"
+        for layout in ("row", "col", "any"):
             launch = packed(Problem(2, 2, 2, "f32", "f32", b_layout=layout, epilogue=epilogue, scaled=scaled), {})
-            class_ = Class(f32, rows, f32 if bias else None, False, scaled, beta, activation)
+            class_ = Class(f32, layout, f32 if bias else None, False, scaled, beta, activation)
             entry.learn(class_, launch.accumulator, 2, [member(launch)])
     yield (*built, calls)
     entry.forget()
@@ -215,7 +214,7 @@ def test_limits_of_a_family_are_kept():
     launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
     try:
         good = member(launch, (2, 4), (3, 5), (4, 6), 60.0)
-        entry.learn(Class(np.dtype(np.float32), True), "float", 2, [good])
+        entry.learn(Class(np.dtype(np.float32), "row"), "float", 2, [good])
         for m, n, k in itertools.product(range(1, 6), range(2, 7), range(3, 8)):
             calls.clear()
             a, b = whole((m, k)), whole((k, n))
@@ -241,7 +240,7 @@ def test_a_product_worth_several_threads_is_planned_when_it_comes_back():
     matmul, *_ = entry.builtins(FUNCTIONS | {"matmul": python}, DOCS)
     launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
     try:
-        entry.learn(Class(np.dtype(np.float32), True), "float", 2, [member(launch, work=100.0, most=1000.0)])
+        entry.learn(Class(np.dtype(np.float32), "row"), "float", 2, [member(launch, work=100.0, most=1000.0)])
         soon = entry_layout.SOON
         for n, wanted in ((4, [0] * (soon + 1)), (8, [*[0] * (soon - 1), 1, 1]), (12, [*range(1, soon + 2)])):
             a = whole((n, n))

@@ -9,7 +9,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import arrays, tiers, verify
-from gemmery.cpu import entry, target
+from gemmery.cpu import build, entry, target
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -118,8 +118,21 @@ def test_all_kernels_give_a_row_the_same_bits_at_any_k():
         assert len(set(results.values())) == 1, (k, results)
 
 
+def test_chains_are_short_where_c_is_narrow_or_small():
+    lanes, whole = target.host().lanes(4), target.k_block(target.host())
+    wide, column_major = Problem(500, lanes + 1, 900, "f32", "f32"), Problem(2, 512, 900, "f32", "f32", b_layout="col")
+    assert build.chain(wide._replace(n=lanes)) == build.chain(column_major) == 128
+    longer = (wide, column_major._replace(n=513), column_major._replace(invariant=True), wide._replace(n=2, out="f64"))
+    assert {build.chain(problem) for problem in longer} == {whole}
+    for m, n, b_columns in ((500, lanes, False), (2, 512, True), (500, lanes + 1, False)):
+        a, b = operand((m, 900), "f4", 0), operand((900, n), "f4", 1, b_columns)
+        block = build.even(900, 128 if n != lanes + 1 else whole, 1)
+        parts = [gm.matmul(a[:, p : p + block], b[p : p + block]) for p in range(0, 900, block)]
+        assert (gm.matmul(a, b) == sum(parts[1:], parts[0])).all(), (m, n)
+
+
 def test_a_symmetric_product_of_several_runs_of_blocks():
-    a = random((20, target.deepest(target.host()) + 3000), "f32", 0)
+    a = random((40, target.deepest(target.host()) + 3000), "f32", 0)
     product = gm.matmul(a, a.T)
     assert (product == product.T).all()
     assert (product == gm.matmul(a, a.T.copy())).all()

@@ -115,14 +115,13 @@ def _learn(kind: Kind, problem: Problem, threads: int) -> None:
     """Tell the entry of the kernels that take every shape of products of this kind."""
     if problem.c_layout != "row":
         return
-    b_rows = problem.b_layout == "row"
     bias = None if kind.bias is None else kind.bias.dtype
-    class_ = Class(kind.a.dtype, b_rows, bias, kind.bias_is_number, kind.scaled, kind.beta, kind.activation)
+    layout = problem.b_layout
+    class_ = Class(kind.a.dtype, layout, bias, kind.bias_is_number, kind.scaled, kind.beta, kind.activation)
     if entry.learned(class_):
         return
     from gemmery.dispatch.family import families
 
-    layout = "row" if b_rows else "any"
     kernels = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
     operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2
     members = [_member(family, problem) for family in kernels]

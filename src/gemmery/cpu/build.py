@@ -15,7 +15,7 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, direct_tile, host, tile
+from gemmery.cpu.target import Target, direct_tile, host, k_block, tile
 from gemmery.cpu.ukernel import SHORT, Product, register_tile, vector_room
 from gemmery.problem import Config, Problem
 
@@ -111,10 +111,37 @@ def packed_refuses(problem: Problem) -> str:
     return ""
 
 
+# OpenBLAS 0.3.34 adds along k in vectors where C is that small and B column-major, or C a few columns wide. Its error
+# is then 1.7 roundings for 40 x 300 x 5 in f32 (AVX-512), that of one chain of 300 is 13.7.
+SMALL_C = 1024
+_SHORT_CHAIN = 128
+
+
+def chain(problem: Problem) -> int:
+    """Return the most elements of k that one chain adds; it depends on m only where the bits of a row may.
+
+    Short chains everywhere would cost squares 2 to 24 % of their time: C is loaded and stored once a block.
+    """
+    p, target = problem, host()
+    whole = k_block(target)
+    if p.dtype not in ("f32", "f64") or p.out != p.dtype or p.epilogue:
+        return whole
+    narrow = p.b_layout == "row" and p.n <= target.lanes(dtypes.get(p.dtype).size)
+    small = p.b_layout == "col" and p.m * p.n <= SMALL_C and not p.invariant
+    return min(whole, _SHORT_CHAIN) if narrow or small else whole
+
+
+def packed_kc(target: Target, types: Product) -> int:
+    """Return kc of panels of these types, in real numbers: half as long for complex128, as NumPy's chains are."""
+    kc = tile(target).kc * types.group
+    return min(kc, 384) if types.is_complex and types.accumulator == "double" else kc
+
+
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
-    p = problem.by_rows()
-    return _packed(p.dtype, p.out, p.epilogue, *(config.get(name, 0) for name in ("mc", "kc", "nc")))
+    p, kc = problem.by_rows(), chain(problem)
+    sizes = config.get("mc", 0), config.get("kc", 0 if kc == k_block(host()) else kc), config.get("nc", 0)
+    return _packed(p.dtype, p.out, p.epilogue, *sizes)
 
 
 @cache
@@ -122,7 +149,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     types = product(target, problem)
     sizes, register = tile(target), register_tile(target, types)
-    mc, kc, nc = mc or sizes.mc, kc or sizes.kc * types.group, nc or sizes.nc
+    mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * types.parts, kc, types.group * types.parts)
@@ -195,12 +222,13 @@ def direct(problem: Problem, config: Config) -> Launch:
     `mr` of the config is the height of those tiles.
     """
     p = problem.by_rows()
+    blocks = Blocks(kc=chain(problem))
     if config.get("specialised") or config.get("mr"):
-        return _specialised(p, config.get("mr", 0))
-    return general(p.dtype, max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2)))
+        return _specialised(p, config.get("mr", 0), blocks)
+    return general(p.dtype, max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2)), blocks)
 
 
-def _specialised(p: Problem, mr: int) -> Launch:
+def _specialised(p: Problem, mr: int, blocks: Blocks) -> Launch:
     from gemmery.cpu import direct as unpacked
 
     target = host()
@@ -209,7 +237,7 @@ def _specialised(p: Problem, mr: int) -> Launch:
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
     unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv))
-    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
+    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
 @cache
@@ -221,7 +249,7 @@ def direct_columns(dtype: str) -> list[int]:
 
 
 @cache
-def general(dtype: str, least: int) -> Launch:
+def general(dtype: str, least: int, blocks: Blocks) -> Launch:
     """Return the kernel without packing for every shape, to be cut as a C of at least so many columns is."""
     target, element = host(), dtypes.get(dtype)
     entries = load(target, Problem(2, 2, 2, dtype, dtype), direct_image(target, dtype))
@@ -229,7 +257,7 @@ def general(dtype: str, least: int) -> Launch:
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
     unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each)
-    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
+    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
 def direct_image(target: Target, dtype: str) -> Image:
@@ -245,14 +273,14 @@ def direct_image(target: Target, dtype: str) -> Image:
 
 _ROWS = 4  # in which threads divide the rows of C; each then chooses tiles of nearly equal height
 _RAGGED = 1.25  # time of a C wider than a vector, relative to one of whole tiles
-_NO_BLOCKS = Blocks()
 
 
 def gemv(problem: Problem, config: Config) -> Launch:
     """Return the kernel of one column (n == 1) or one row (m == 1) of C, in blocks of mc rows and kc columns of A."""
     down_columns = problem.b_layout == "row" if problem.n > 1 else problem.a_layout == "col"
     rows, columns = _LONG_ROWS if down_columns else _VECTOR_ROWS, config.get("columns", COLUMNS)
-    return _gemv(problem.dtype, problem.out, problem.epilogue, columns, config["mc"], config["kc"], rows)
+    kc = min(config["kc"], chain(problem)) if down_columns and problem.n > 1 else config["kc"]
+    return _gemv(problem.dtype, problem.out, problem.epilogue, columns, config["mc"], kc, rows)
 
 
 @cache
@@ -308,7 +336,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         nc = even(n, max(room // (m * element.size), step), step)
-        return Blocks(nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
+        return Blocks(kc=chain(problem), nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
 
     unit = Unit(0, step, p.m * _step(shape.nv))
     return Launch(entries["streamed"], element.llvm, element.size, blocks, unit=unit)

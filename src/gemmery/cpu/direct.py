@@ -20,7 +20,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even
-from gemmery.cpu.target import Target, direct_tile, k_block
+from gemmery.cpu.target import Target, direct_tile
 from gemmery.tuples import NamedTuple
 
 
@@ -104,7 +104,7 @@ def direct(target: Target, shape: Cut) -> Module:
             a_col = f.index(SIZES[element])
         if shape.a_layout == "col":
             a_row = f.index(SIZES[element])
-        size, block = SIZES[element], even(f, k, k_block(target))
+        size, block = SIZES[element], even(f, k, args.kc)
 
         down = m // shape.mr * shape.mr
         across = n // (shape.nv * lanes) * (shape.nv * lanes) if shape.nv else f.index(0)
@@ -268,7 +268,7 @@ def general(target: Target, dtype: str) -> Module:
         n = args.n
         plain = f.load(element, args.alpha).equals(1) & f.load(element, args.beta).equals(0)
         room = f.buffer(largest * lanes * size)
-        block = even(f, args.k, k_block(target))
+        block = even(f, args.k, args.kc)
         j = f.var(f.index(0))
 
         def widest(rest: Value, widths: list[_Width]) -> None:

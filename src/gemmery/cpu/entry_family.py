@@ -64,9 +64,12 @@ def _define_class(module: Module) -> None:
         with f.if_(good.value.differs(0) & fields.bias_kind.equals(layout.ARRAY_BIAS)):
             good.value = _fits(f, fields, shape.n)
         with f.if_(good.value.differs(0)):
-            b_row = f.convert("zext", shape.n.equals(1) | shape.b_col.equals(fields.b_size), "i64")
+            by_rows = shape.n.equals(1) | shape.b_col.equals(fields.b_size)
+            by_columns = shape.k.equals(1) | shape.b_row.equals(fields.b_size)
+            row, col, neither = (f.index(layout.LAYOUTS.index(name)) for name in ("row", "col", "any"))
+            b_layout = f.select(by_rows, row, f.select(by_columns, col, neither))
             bias = f.select(fields.bias_kind.equals(layout.ARRAY_BIAS), fields.bias_element, f.index(0))
-            key = (fields.a_element, fields.options, fields.bias_kind, bias, b_row)
+            key = (fields.a_element, fields.options, fields.bias_kind, bias, b_layout)
             total = key[0] * layout.FACTORS[0]
             for word, factor in zip(key[1:], layout.FACTORS[1:], strict=False):
                 total = total + word * factor

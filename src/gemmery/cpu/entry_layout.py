@@ -114,7 +114,8 @@ MEMBER = (
     *((f"job_{name}", type_) for name, type_ in JOB),
 )  # fmt: skip
 MOST_FAMILIES = 12
-CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_row")
+CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_layout")
+LAYOUTS = ("any", "row", "col")  # of B, as the words of the key
 CLASS = (
     *words(*CLASS_KEY, "families"),
     *words("size", "scalar", "operations"),  # bytes of an element; operations of a multiply-add
@@ -272,7 +273,7 @@ class Class(NamedTuple):
     """What products of any shape must have in common to be served by the same families of kernels."""
 
     dtype: np.dtype[Any] | Element  # of A, B and C
-    b_rows: bool  # the elements of a row of B are adjacent
+    b_layout: str  # "row", "col" or "any", as in Problem
     bias: np.dtype[Any] | Element | None = None  # the type of a bias that is an array
     bias_is_number: bool = False
     scaled: bool = False
@@ -283,7 +284,7 @@ class Class(NamedTuple):
         """Return the words of the key, as compiled code compares them."""
         bias, options = _bias_and_options(self)
         element = 0 if self.bias is None else word(self.bias)
-        return [word(self.dtype), options, bias, element, int(self.b_rows)]
+        return [word(self.dtype), options, bias, element, LAYOUTS.index(self.b_layout)]
 
 
 class Member(NamedTuple):

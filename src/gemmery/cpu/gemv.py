@@ -112,7 +112,7 @@ def _column(f: Function, product: Product) -> None:
     if not product.is_complex:
         by_lanes = by_lanes | col.equals(2 * element.size)
     # Each lane of `dots` adds a part of a block, and all lanes are added once a block: its blocks are longer.
-    in_order = even(f, k, k_block(f.target, product.parts))
+    in_order = even(f, k, f.min(kc, f.index(k_block(f.target, product.parts))))
     block = f.min(kc, f.select(by_lanes, f.index(_LANES_BLOCK // product.parts), in_order))
     with f.loop(0, m, mc) as i:
         count, lanes = f.min(m - i, mc), f.target.lanes(size)

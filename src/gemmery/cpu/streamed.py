@@ -14,7 +14,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import define_fold, even, in_levels
-from gemmery.cpu.target import Target, k_block
+from gemmery.cpu.target import Target
 from gemmery.tuples import NamedTuple
 
 
@@ -71,7 +71,7 @@ def streamed(target: Target, shape: Streams) -> Module:
         a, a_row, a_col, b, b_row = args.a, args.a_row, args.a_col, args.b, args.b_row
         alpha, beta, sums = args.alpha, args.beta, args.workspace
         apart = (nc + (step - 1)) // step * step * m * size
-        column, block = sums + apart * 3, even(f, k, k_block(target))
+        column, block = sums + apart * 3, even(f, k, args.kc)
         with f.loop(0, n, nc) as j:
             wide = f.min(n - j, nc)
             lines = (wide + (step - 1)) // step * m * shape.nv

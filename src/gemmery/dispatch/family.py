@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.build import direct_columns, product
+from gemmery.cpu.build import SMALL_C, chain, direct_columns, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
 from gemmery.cpu.target import FAN, SHALLOW, deepest, host, tile
@@ -46,7 +46,7 @@ class Family(NamedTuple):
 def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, threads: int) -> tuple[Family, ...]:
     """Return the families of an element type and an epilogue, in the order in which they are to be tried.
 
-    `b_layout` is "row" where the elements of a row of B are adjacent, else "any". Missing kernels are compiled.
+    Missing kernels are compiled.
     """
     sample = Problem(1, 1, 1, dtype, out, b_layout=b_layout, epilogue=epilogue, scaled=scaled)
     groups = (_row(sample, threads), _gemv(sample, threads), _direct(sample, threads), _packed(sample, threads))
@@ -75,7 +75,14 @@ def _row(sample: Problem, threads: int) -> Iterator[Family]:
     """One row of C with few columns: with several threads, as short as those of two columns must be."""
     built = _built("direct", sample._replace(m=1, n=2, k=2))
     if built:
-        yield _family(built, (1, 1), (2, cpu.row_columns(sample.dtype)), threads, Blocks(), k=deepest(host()))
+        lanes, most = host().lanes(dtypes.get(sample.dtype).size), cpu.row_columns(sample.dtype)
+        for n in ((2, lanes), (lanes + 1, most)):
+            yield _family(built, (1, 1), n, threads, _blocks(sample, n), k=deepest(host()))
+
+
+def _blocks(sample: Problem, n: Range) -> Blocks:
+    """Return the blocks of kernels that do not pack, for so many columns."""
+    return Blocks(kc=chain(sample._replace(n=n[0])))
 
 
 def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
@@ -92,7 +99,7 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
     """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
     size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
     c_elements = int(cpu.LARGE_C * l2) // size
-    starts = direct_columns(sample.dtype) if threads > 1 else [2]
+    starts = direct_columns(sample.dtype) if threads > 1 else [2, host().lanes(size) + 1]
     for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
         built = _built("direct", sample._replace(m=2, n=n[0], k=2))
         if not built:
@@ -101,16 +108,16 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
         for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
             b_elements = (int(min(cpu.direct_b(host(), least, n[1]) for least in m)) - 1) // size
             limits = {"b_elements": b_elements, "c_elements": c_elements}
-            yield _family(built, m, n, threads, Blocks(), k=deepest(host()), **limits)
+            yield _family(built, m, n, threads, _blocks(sample, n), k=deepest(host()), **limits)
 
 
 def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     """Any product: the kernel cuts it into blocks as a plan does. k needs no room for sums of C's rows."""
-    built = _built("packed", sample._replace(m=2, n=2, k=2))
+    built = _built("packed", sample._replace(m=2, n=SMALL_C, k=2))  # chains are short in a small C
     if not built:
         return
     types, sizes, launch = product(host(), sample), tile(host()), built[1]
-    kc = sizes.kc * types.group // types.parts
+    kc = packed_kc(host(), types) // types.parts
     blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
     most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
@@ -119,8 +126,8 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
         # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
         if threads == 1:
             size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-            rows, columns = (cpu.STREAMED_ROWS + 1, UNLIMITED), (2, UNLIMITED)
-            yield _family(built, rows, columns, 1, blocks, k=min(kc, SHALLOW))
+            rows, columns = (cpu.STREAMED_ROWS + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
+            yield _family(built, rows, (2, UNLIMITED), 1, blocks, k=min(kc, SHALLOW))
             yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(cpu.LARGE_C * l2) // size)
         return
     starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
@@ -129,5 +136,10 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     for m, n in starts:
         if max(m, n) <= side:
             yield _family(built, (m, side), (n, side), threads, blocks._replace(workspace=0), k=side)
+    small = chain(sample._replace(m=2, n=2))
     for m, n in starts:
+        if small < kc and m * n < SMALL_C:  # those with a short chain come first
+            few = blocks._replace(kc=small)
+            limits = {"k": small * FAN, "c_elements": SMALL_C}
+            yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, few, **limits)
         yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=most)

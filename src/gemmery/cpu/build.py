@@ -15,8 +15,8 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, direct_tile, host, k_block, tile
-from gemmery.cpu.ukernel import SHORT, Product, register_tile, vector_room
+from gemmery.cpu.target import Target, direct_tile, host, k_block
+from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
 from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
@@ -72,10 +72,14 @@ def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, st
     """Return (element of the panels, accumulator, group, step) for A and B of `dtype` and C of `out`."""
     inside, result = dtypes.get(dtype), dtypes.get(out)
     if inside.kind in "fc":
+        if dtype == "bf16" and out != "f64" and target.has_tiles:
+            return "bfloat", "float", 2, STEPS[dtype]
         if dtype == "bf16" and out != "f64" and target.has_bf16_dot:
             return "bfloat", "float", 2, "dot_bf16"
         element = "double" if result.llvm == "double" else "float"
         return element, element, 1, "fma"
+    if inside.size == 1 and target.has_tiles:
+        return "i8", "i32", 4, STEPS[dtype]
     if inside.size == 1 and target.has_vnni:
         return "i8", "i32", 4, "dot_i8"
     # Signed 16-bit numbers represent bytes exactly; modulo 2**16, products of unsigned and signed ones are equal.
@@ -133,7 +137,7 @@ def chain(problem: Problem) -> int:
 
 def packed_kc(target: Target, types: Product) -> int:
     """Return kc of panels of these types, in real numbers: half as long for complex128, as NumPy's chains are."""
-    kc = tile(target).kc * types.group
+    kc = sizes_of(target, types).kc * types.group
     return min(kc, 384) if types.is_complex and types.accumulator == "double" else kc
 
 
@@ -148,15 +152,17 @@ def packed(problem: Problem, config: Config) -> Launch:
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     types = product(target, problem)
-    sizes, register = tile(target), register_tile(target, types)
+    sizes, register = sizes_of(target, types), register_tile(target, types)
     mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = even(k * types.parts, kc, types.group * types.parts)
+        deep = even(k * types.parts, kc, types.unit * types.parts)
         tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
+    if types.on_tiles:
+        step = _TILES_STEP / types.unit
     unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
     entry = load(target, problem, packed_image(target, types))["packed"]
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
@@ -187,6 +193,9 @@ def packed_panels(problem: Problem, config: Config) -> Launch:
 
 
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
+
+
+_TILES_STEP = 25.0  # ns of four products of tile registers: 16 cycles each at 2.5 GHz
 
 
 def _step(vectors: int) -> float:

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gemmery.cpu import pack, pack_complex
+from gemmery.cpu import pack, pack_complex, tiles
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES
 from gemmery.cpu.long_k import even
 from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
-from gemmery.cpu.target import FAN, SHALLOW, Target, Tile, tile
+from gemmery.cpu.target import FAN, SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
-from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
+from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_stored, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
@@ -47,19 +47,20 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
                             the loop over p, as in packed_panels
     """
     module = Module(target)
-    register = register_tile(target, product, sizes or tile(target))
+    register = register_tile(target, product, sizes)
     a, b = operands(product, register)
-    routines_a, routines_b = (
-        (pack_complex.ROUTINES_A, pack_complex.ROUTINES_B) if product.is_complex else (pack.ROUTINES, pack.ROUTINES)
-    )
+    routines_a = tiles.ROUTINES_A if product.on_tiles else pack.ROUTINES
+    routines_b = pack.ROUTINES
+    if product.is_complex:
+        routines_a, routines_b = pack_complex.ROUTINES_A, pack_complex.ROUTINES_B
     pack.pack(module, a, routines_a)
     pack.pack(module, b, routines_b)
-    _narrow_tiles(module, product, register)
+    _micro_kernels(module, product, register)
     _tiles(module, product, register)
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
-    with module.function("packed", ("ptr", "args")) as f:
+    with module.function("packed", ("ptr", "args")) as f, tiles.configured(f, product):
         _five_loops(f, product, register)
     return module
 
@@ -80,11 +81,11 @@ def packed_panels(target: Target, product: Product) -> Module:
     module = Module(target)
     register = register_tile(target, product)
     a, b = operands(product, register)
-    pack.pack(module, a, pack.ROUTINES)
+    pack.pack(module, a, tiles.ROUTINES_A if product.on_tiles else pack.ROUTINES)
     pack.pack(module, b, pack.ROUTINES)
-    _narrow_tiles(module, product, register)
+    _micro_kernels(module, product, register)
     _tiles(module, product, register)
-    with module.function("packed_panels", ("ptr", "args")) as f:
+    with module.function("packed_panels", ("ptr", "args")) as f, tiles.configured(f, product):
         args, yes = Args(f, f["args"]), f.const("i1", 1)
         m, n, k, c, c_row = args.m, args.n, args.k, args.c, args.c_row
         to_a = args.workspace
@@ -105,7 +106,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     mc, nc, kc = (
         even(f, total, block, unit)
         for total, block, unit in (
-            (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.group * parts)
+            (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.unit * parts)
         )
     )  # fmt: skip
     a, a_row, a_col = args.a, args.a_row, args.a_col
@@ -184,15 +185,20 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
                 coming = b + b_panel + i // mr * (steps * AHEAD)
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
                 whole = is_plain(f, product, register, rows, columns)
-                with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
-                    for r in range(mr):
-                        for v in range(0, nr * product.out_size, 64):
-                            f.prefetch(c + f["c_row"] * r + v, write=True)
-                    totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
+                if product.on_tiles:
+                    tiles.multiply(f, steps, a, b, tile_buffer, rows, columns)
                     with f.if_(whole):
-                        update_whole(f, product, register, totals, c)
-                    with f.else_():
-                        keep(f, product, register, totals, tile_buffer)
+                        update_stored(f, product, register, tile_buffer, c)
+                else:
+                    with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
+                        for r in range(mr):
+                            for v in range(0, nr * product.out_size, 64):
+                                f.prefetch(c + f["c_row"] * r + v, write=True)
+                        totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
+                        with f.if_(whole):
+                            update_whole(f, product, register, totals, c)
+                        with f.else_():
+                            keep(f, product, register, totals, tile_buffer)
                 with f.if_(whole ^ True):
                     update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 
@@ -200,6 +206,14 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
 def _narrow(register: RegisterTile) -> list[int]:
     """Return the widths, in vectors, of the tiles for the last columns of C (see `pack.used`)."""
     return [vectors for vectors in (1, 2) if vectors < register.nv]
+
+
+def _micro_kernels(module: Module, product: Product, register: RegisterTile) -> None:
+    """Define the micro-kernels that are functions of their own."""
+    if product.on_tiles:
+        tiles.define(module, product)
+    else:
+        _narrow_tiles(module, product, register)
 
 
 def _narrow_tiles(module: Module, product: Product, register: RegisterTile) -> None:

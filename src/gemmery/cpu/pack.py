@@ -14,7 +14,7 @@ from gemmery import dtypes
 from gemmery.cpu.convert import load_as
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
-from gemmery.cpu.panels import Panels, panel_bytes, steps_of
+from gemmery.cpu.panels import Panels, panel_bytes
 from gemmery.cpu.ukernel import multiply_add
 
 PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
@@ -106,6 +106,10 @@ def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Seque
         with f.if_(whole < k):
             rows = [source + f.min(whole + g, k - 1) * along for g in range(group)]
             step(whole, rows, [None, *[whole + g < k for g in range(1, group)]])
+    if panels.product.on_tiles:
+        nothing = f.zero(vector(lanes, panels.product.cell))
+        with f.loop((k + (group - 1)) // group, panels.steps(k)) as p, f.loop(0, panels.row, lanes * cell) as at:
+            f.store(nothing, to + p * panels.row + at)
 
 
 def interleave(f: Function, rows: list[Value]) -> Value:
@@ -219,7 +223,7 @@ def _powers(start: int, stop: int) -> list[int]:
     return [start << i for i in range(stop.bit_length()) if start << i < stop]
 
 
-def _each(f: Function, panels: Panels) -> None:
+def pack_each(f: Function, panels: Panels) -> None:
     """Pack elements that are adjacent in neither direction, one at a time."""
     with f.loop(0, f["count"], panels.width) as i:
         _step_by_step(f, panels, i, f.index(0), f["along"])
@@ -228,7 +232,7 @@ def _each(f: Function, panels: Panels) -> None:
 def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Value) -> None:
     """Pack steps of k from `start` (a multiple of the group) to the end, one element at a time, then zeros."""
     product = panels.product
-    element, group, k = SIZES[product.packed], product.group, f["k"]
+    element, group, k = SIZES[product.packed], panels.group, f["k"]
     with f.loop(0, panels.width) as r:
         row, to = row_at(f, i + r), panel(f, panels, i) + r * (group * element)
 
@@ -238,7 +242,7 @@ def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Va
         with f.loop(start, k) as p:
             f.store(load(f, panels, row + p * along, 0), place(p))
         if group > 1:
-            with f.loop(k, steps_of(product, k) * group) as p:
+            with f.loop(k, panels.steps(k) * group) as p:
                 f.store(f.zero(product.packed), place(p))
 
 
@@ -254,9 +258,9 @@ def _seed(f: Function, panels: Panels) -> None:
     with f.loop(0, f["count"], panels.width) as i, f.loop(0, panels.width, lanes) as first:
         column = panel(f, panels, i) + first * SIZES[product.cell]
         total = f.var(f.zero(vector(lanes, product.accumulator)))
-        with f.loop(0, steps_of(product, f["k"])) as p:
+        with f.loop(0, panels.steps(f["k"])) as p:
             total.value = multiply_add(f, product, ones, f.load(cells, column + p * panels.row), total.value)
         f.store(total.value * (-128 if product.is_signed else 128), column + -panels.row)
 
 
-ROUTINES: Mapping[str, Routine] = {"copy": _copy, "transpose": copy_transposed, "each": _each}
+ROUTINES: Mapping[str, Routine] = {"copy": _copy, "transpose": copy_transposed, "each": pack_each}

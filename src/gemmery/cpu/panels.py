@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.target import FAN, Target
-from gemmery.cpu.ukernel import Product, RegisterTile, register_tile
+from gemmery.cpu.ukernel import TILE_BYTES, Product, RegisterTile, register_tile
 from gemmery.dtypes import SIZES
 from gemmery.tuples import NamedTuple
 
@@ -26,11 +26,21 @@ class Panels(NamedTuple):
     product: Product
     seeded: bool = False  # each panel starts with a row of accumulators
     sign_inverted: bool = False  # sign bits are inverted
+    deep: bool = False  # a cell is as long as a row of a tile register
+
+    @property
+    def group(self) -> int:
+        """Return the elements of k in a cell."""
+        return TILE_BYTES // SIZES[self.product.packed] if self.deep else self.product.group
 
     @property
     def row(self) -> int:
         """Return the bytes of one step of k."""
-        return self.width * SIZES[self.product.cell]
+        return self.width * self.group * SIZES[self.product.packed]
+
+    def steps(self, k: Count) -> Count:
+        """Return the rows of a panel: one for each cell of k, padded with zeros to whole steps of the micro-kernel."""
+        return steps_of(self.product, k) * (self.product.unit // self.group)
 
     @property
     def element(self) -> int:
@@ -40,24 +50,24 @@ class Panels(NamedTuple):
 
 def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
-    a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded)
+    a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded, deep=product.on_tiles)
     return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
 
 
 def steps_of(product: Product, k: Count) -> Count:
-    """Return the rows of a panel: one for each `group` elements of k, the last one padded with zeros."""
-    return k if product.group == 1 else (k + (product.group - 1)) // product.group
+    """Return the steps of the micro-kernel over k, of `unit` elements each, the last one padded with zeros."""
+    return k if product.unit == 1 else (k + (product.unit - 1)) // product.unit
 
 
 def panel_bytes(panels: Panels, k: Count) -> Count:
     """Return the bytes of one panel."""
-    size = steps_of(panels.product, k) * panels.row
+    size = panels.steps(k) * panels.row
     return size + panels.row if panels.seeded else size
 
 
 def slack(panels: Panels) -> int:
     """Return the bytes that packing may write past its last panel: a block of k as deep as a vector, and a vector."""
-    return 64 // SIZES[panels.product.cell] * panels.row + 64
+    return 64 // (panels.group * SIZES[panels.product.packed]) * panels.row + 64
 
 
 def workspace_bytes(target: Target, product: Product, m: int, k: int, mc: int, kc: int, nc: int) -> int:

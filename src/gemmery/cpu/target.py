@@ -61,12 +61,27 @@ class Target(NamedTuple):
         """
         return self.isa == "avx512" and "avx512_bf16" in self.features and "amx_bf16" not in self.features
 
+    @property
+    def has_tiles(self) -> bool:
+        """True if the CPU has a tile unit (AMX) for bfloat16 and 8-bit integers, and the system grants its state."""
+        return self.isa == "avx512" and self.features >= {"amx_tile", "amx_bf16", "amx_int8"}
+
+    @property
+    def adds_bf16_in_pairs(self) -> bool:
+        """True if products of bfloat16 are dot products of two elements, and not of widened ones."""
+        return self.has_bf16_dot or self.has_tiles
+
     def lanes(self, size: int) -> int:
         """Return the number of elements of `size` bytes in a vector register."""
         return self.vector_bytes // size
 
     def limited(self, isa: str) -> Target:
-        """Return the same CPU limited to `isa`; its code is compiled for a plain CPU of that level."""
+        """Return the same CPU limited to `isa`; its code is compiled for a plain CPU of that level.
+
+        "avx512" leaves out the tile unit alone.
+        """
+        if isa == "avx512":
+            return self._replace(features=self.features - {"amx_tile"})
         order = config.ISAS.index
         if isa not in _LEVELS or order(self.isa) < order(isa) or self.machine not in ("x86_64", "amd64"):
             return self
@@ -129,9 +144,22 @@ def host() -> Target:
     cpu, flags = _cpuinfo()
     isa = instruction_set(flags) if machine in ("x86_64", "amd64") else "generic"
     l1d, l2, l3 = _caches()
+    if "amx_tile" in flags and not _grants_tiles():
+        flags -= {"amx_tile"}
     target = Target(isa, flags, cpu or platform.processor() or machine, machine, l1d, l2, l3)
     limit = config.isa_limit()
     return target.limited(limit) if limit else target
+
+
+# arch_prctl of x86-64 Linux, its request for a state of the processor, and the number of that of tile registers.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+def _grants_tiles() -> bool:
+    """Ask the system to let this process, its threads and its children use tile registers; Linux 5.16 and newer do."""
+    import ctypes  # an import that most CPUs do not need
+
+    return not ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
 
 
 def _cpuinfo() -> tuple[str, frozenset[str]]:

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from gemmery.cpu.ir import Function, Value, Var
 
 
+TILE_ROWS, TILE_BYTES = 16, 64  # of a tile register, and bytes of a row of it
+STEPS = {"bf16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"}  # instructions of the tile unit
+# Operations of four of these instructions, times the bytes of an element.
+PRODUCTS_OF_FOUR = 4 * 2 * TILE_ROWS * TILE_ROWS * TILE_BYTES
+# A panel of B and a block of A take 64 and 512 KiB of L2. Shorter panels, which fit L1, load and store C more often:
+# bf16, 1024^3, Emerald Rapids: 982 GFLOP/s, 926 with half of kc.
+_TILES = Tile(mr=32, nv=2, mc=256, kc=512, nc=1024)
+
+
 class Product(NamedTuple):
     """The types that a packed product reads, packs, accumulates and writes (gemmery's names).
 
@@ -27,7 +36,9 @@ class Product(NamedTuple):
       and writes sums below it as zero, so an element may lose 2**-126 (sum |a| + sum |b| + k) in addition to rounding;
     - "dot_i16": two int16 per lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
     - "dot_i8": four bytes per lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so packing flips
-      A's sign bit, which shifts A by 128, and the accumulators start from the correction (`seeded`).
+      A's sign bit, which shifts A by 128, and the accumulators start from the correction (`seeded`);
+    - "tdpbf16ps", "tdpbssd", "tdpbuud": the tile unit, 16 x 16 sums of 64 bytes of k (see `tiles`). It flushes bfloat16
+      as "dot_bf16" does, and adds the products of two elements at once; integers are exact modulo 2**32.
 
     Packing turns complex products into real ones of twice the columns and twice the depth: the 1m method of Van Zee,
     "Implementing high-performance complex matrix multiplication via the 1m method", SIAM J. Sci. Comput. 42(5), 2020.
@@ -42,6 +53,16 @@ class Product(NamedTuple):
     group: int = 1
     step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
+
+    @property
+    def on_tiles(self) -> bool:
+        """True for the tile unit."""
+        return self.step in STEPS.values()
+
+    @property
+    def unit(self) -> int:
+        """The elements of k that a step of the micro-kernel takes."""
+        return self.group * TILE_ROWS if self.on_tiles else self.group
 
     @property
     def name(self) -> str:
@@ -118,9 +139,14 @@ class RegisterTile(NamedTuple):
         return self.nv * self.lanes
 
 
+def sizes_of(target: Target, product: Product) -> Tile:
+    """Return the sizes of a packed product on a target; kc counts cells of `group` elements."""
+    return _TILES if product.on_tiles else tile(target)
+
+
 def register_tile(target: Target, product: Product, sizes: Tile | None = None) -> RegisterTile:
     """Return the register tile of a product on a target."""
-    sizes = sizes or tile(target)
+    sizes = sizes or sizes_of(target, product)
     return RegisterTile(sizes.mr, sizes.nv, target.lanes(SIZES[product.accumulator]))
 
 

@@ -80,6 +80,26 @@ def update_whole(f: Function, product: Product, register: RegisterTile, totals: 
             f.store(total.value * alpha, c + row + column)
 
 
+def update_stored(f: Function, product: Product, register: RegisterTile, stored: Value, c: Value) -> None:
+    """Compute C = alpha * tile, plus beta * C if beta is not zero, from a whole tile in a buffer."""
+    wide, size = vector(register.lanes, product.accumulator), SIZES[product.accumulator]
+    alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
+    beta = f.load(product.accumulator, f["beta"])
+    betas = f.broadcast(beta, register.lanes)
+
+    def rows(adds: bool) -> None:
+        with f.loop(0, register.mr) as r:
+            for v in range(register.nv):
+                at = c + f["c_row"] * r + v * register.lanes * size
+                total = f.load(wide, stored + (r * register.nv + v) * register.lanes * size) * alpha
+                f.store(f.fma(f.load(wide, at), betas, total) if adds else total, at)
+
+    with f.if_(beta.differs(0)):
+        rows(adds=True)
+    with f.else_():
+        rows(adds=False)
+
+
 def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Value, mask: Value) -> None:
     """Update C in the general case, one masked vector of the tile at a time."""
     out, apart = dtypes.get(product.out), product.sums_apart

@@ -12,8 +12,8 @@ from gemmery import dtypes
 from gemmery.cpu.build import SMALL_C, chain, direct_columns, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
-from gemmery.cpu.target import FAN, SHALLOW, deepest, host, tile
-from gemmery.cpu.ukernel import SHORT
+from gemmery.cpu.target import FAN, SHALLOW, deepest, host
+from gemmery.cpu.ukernel import SHORT, sizes_of
 from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -116,7 +116,8 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     built = _built("packed", sample._replace(m=2, n=SMALL_C, k=2))  # chains are short in a small C
     if not built:
         return
-    types, sizes, launch = product(host(), sample), tile(host()), built[1]
+    types, launch = product(host(), sample), built[1]
+    sizes = sizes_of(host(), types)
     kc = packed_kc(host(), types) // types.parts
     blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
     most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED

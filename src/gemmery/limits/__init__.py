@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import dtypes
-from gemmery.cpu import jit
+from gemmery.cpu import jit, tiles
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import lanes_of, size_of, vector
 from gemmery.cpu.target import Target, host
+from gemmery.cpu.ukernel import PRODUCTS_OF_FOUR, STEPS
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
 
@@ -64,10 +65,12 @@ def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache
 def unit(dtype: str, target: Target | None = None) -> str:
     """Return the element type whose multiply-adds set the peak of `dtype`: f32 for f16, which is widened.
 
-    bf16 and int8 use dot-product instructions on a CPU that has them, else they are widened too.
+    bf16 and int8 use the tile unit or dot-product instructions of a CPU that has them, else they are widened too.
     """
     target = target or host()
     name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
+    if name in STEPS and target.has_tiles:
+        return name
     if name == "bf16" and not target.has_bf16_dot:
         return "f32"
     return "int16" if name == "int8" and not target.has_vnni else name
@@ -86,6 +89,8 @@ def peak(dtype: str, threads: int = 1) -> float:
     kernel = _function(f"peak_{name}", lambda: _peak_module(target, name), ctypes.c_int64, ctypes.c_void_p)
     buffers = [_aligned(64 * (_accumulators(target) + 2)) for _ in range(threads)]
     per_step = _accumulators(target) * _operations(target, name)
+    if name in STEPS and target.has_tiles:
+        per_step = PRODUCTS_OF_FOUR // dtypes.get(name).size
 
     def run(index: int, steps: int) -> None:
         kernel(steps, buffers[index].ctypes.data)
@@ -134,6 +139,9 @@ def _operations(target: Target, name: str) -> int:
 def _peak_module(target: Target, name: str) -> Module:
     """A loop of independent multiply-adds on registers; each sum has its own start, or LLVM would merge them."""
     module = Module(target)
+    if name in STEPS and target.has_tiles:
+        tiles.define_peak(module, f"peak_{name}", name)
+        return module
     with module.function(f"peak_{name}", ("i64", "n"), ("ptr", "p")) as f:
         sums = {"bf16": "float", "int8": "i32"}.get(name, dtypes.get(name).llvm)
         wide = vector(target.vector_bytes // size_of(sums), sums)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.bench import work as works
-from gemmery.bench.resident import Resident
+from gemmery.bench.torch_operands import Resident
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory
 from gemmery.errors import RefusedError

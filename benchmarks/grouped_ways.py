@@ -16,8 +16,8 @@ import sys
 import cublaslt_groups
 
 from gemmery.bench import cublas, suite, timing, torch_operands
-from gemmery.bench.resident import Put, Resident
 from gemmery.bench.timing import Contestant
+from gemmery.bench.torch_operands import Put, Resident
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.errors import RefusedError

@@ -33,7 +33,7 @@ from nsight_compare import ptx_digest
 
 from gemmery.arrays import View
 from gemmery.bench import fingerprint
-from gemmery.bench.resident import alignment
+from gemmery.bench.torch_operands import alignment
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.geometry import Geometry

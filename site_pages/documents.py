@@ -43,12 +43,10 @@ from gemmery.pages.svg import Plot, standalone
 from gemmery.problem import Problem
 from gemmery.report import words
 from gemmery.report.figures import figures
-from gemmery.report.ladder_tables import tree, walk
-from gemmery.report.problems import Group, gain, groups
-from gemmery.report.sheet import Cell, Sheet, rate, share, tabulate
+from gemmery.report.sheet import Cell, Sheet, rate, share, table, tabulate
 from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, overview
-from gemmery.report.tables import sheets
-from gemmery.report.text import table
+from gemmery.report.tables import sheets, tree, walk
+from gemmery.report.words import Group, gain, groups
 from site_pages import modelled, modules
 from site_pages.stored import TYPE, Query, Stored, missing, query
 

@@ -13,7 +13,7 @@ from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.pages import numerals
 from gemmery.report import words
-from gemmery.report.problems import Group, gain, groups
+from gemmery.report.words import Group, gain, groups
 from site_pages.documents import published
 from site_pages.stored import TYPE, Stored, query
 

@@ -14,7 +14,7 @@ import gemmery
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.pages.svg import PALETTE
-from gemmery.report.ladder_tables import tree, walk
+from gemmery.report.tables import tree, walk
 from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course

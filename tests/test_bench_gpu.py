@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench import cublas, new_shapes, resident, rival, torch_operands
-from gemmery.bench.resident import poison
+from gemmery.bench import cublas, processes, timing, torch_operands
 from gemmery.bench.timing import Contestant, compare
+from gemmery.bench.torch_operands import poison
 from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
@@ -185,14 +185,14 @@ def view(pointer, shape, strides, dtype="f32"):
     ],
 )
 def test_alignment_is_that_of_the_pointer_and_of_every_stride_that_is_taken(one, expected):
-    assert resident.alignment(one) == expected
+    assert torch_operands.alignment(one) == expected
 
 
 def test_what_is_shared_says_its_stream_and_its_bytes():
-    described = resident.Shared(View(4096, (2, 3), (12, 4), "f32", "cuda:0", 77)).__cuda_array_interface__
+    described = torch_operands.Shared(View(4096, (2, 3), (12, 4), "f32", "cuda:0", 77)).__cuda_array_interface__
     assert described["stream"] == 77
     assert (described["data"], described["typestr"], described["strides"]) == ((4096, False), "<f4", (12, 4))
-    assert resident.Shared(View(4096, (2,), (2,), "bf16")).__cuda_array_interface__["typestr"] == "<i2"
+    assert torch_operands.Shared(View(4096, (2,), (2,), "bf16")).__cuda_array_interface__["typestr"] == "<i2"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_rivals_are_found_by_name():
 
 
 def test_what_is_not_installed_is_said(monkeypatch):
-    monkeypatch.setattr(rival.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(timing.importlib.util, "find_spec", lambda name: None)
     assert cublas.find("cublas").missing() == "torch is not installed"
     assert cublas.find("cublas_cupy").missing() == "cupy is not installed"
 
@@ -280,7 +280,7 @@ def test_numpy_integer_views_see_what_was_never_written():
 
 def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch):
     monkeypatch.setattr(torch_operands, "without_torch", lambda: "torch is not installed")
-    one = resident.DeviceOperands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
+    one = torch_operands.DeviceOperands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
 
     class Resident:
         work, stream, sets = Work(2, 2, 2, "f32", "f32"), None, (one,)
@@ -300,7 +300,7 @@ def test_operands_of_new_shapes_are_pytorchs(dtype):
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
     pairs, product, wait = torch_operands.new_shapes(work, "cpu")
     assert (product, wait) == (torch.matmul, torch.cuda.synchronize)
-    for (a, b), (x, y) in zip(pairs, new_shapes.pairs(work), strict=True):
+    for (a, b), (x, y) in zip(pairs, processes.pairs(work), strict=True):
         assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]
         assert a.float().numpy().tolist() == x.astype(np.float32).tolist()
         assert b.float().numpy().tolist() == y.astype(np.float32).tolist()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmery.bench import libraries, timing
-from gemmery.bench.rival_process import RivalProcess
+from gemmery.bench.libraries import RivalProcess
 from gemmery.bench.work import Work, operands
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 

@@ -12,7 +12,7 @@ from gemmery.emulator.run import run
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import select
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.inspection.lines import count_rung
+from gemmery.inspection.gather import count_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
 

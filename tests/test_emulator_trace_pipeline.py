@@ -10,8 +10,7 @@ from gemmery.emulation import kernel
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace.pipeline import NOBODY, PipelineTrace
 from gemmery.inspection import side_by_side
-from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.lines import trace_barriers
+from gemmery.inspection.gather import inspect_rung, trace_barriers
 from gemmery.inspection.records import SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.ladder.cuda import CUDA

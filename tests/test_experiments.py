@@ -11,8 +11,7 @@ from gemmery.bench.record import Run
 from gemmery.cli.app import app
 from gemmery.errors import ArgumentError
 from gemmery.experiments import Axis, FigureKind, Points, TableKind
-from gemmery.lab.climb import Conditions
-from gemmery.lab.sweeps import planned
+from gemmery.lab.climb import Conditions, planned
 from gemmery.report import words
 from gemmery.report.figures import DRAWINGS, figures
 from gemmery.report.tables import SHEETS, sheets

@@ -5,11 +5,11 @@ import pytest
 
 from gemmery import lab, verify
 from gemmery.bench import cublas, fingerprint, torch_operands
-from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
+from gemmery.bench.torch_operands import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
 from gemmery.errors import RefusedError
-from gemmery.lab import launches, on_cuda, workload
+from gemmery.lab import launches, on_cuda
 from gemmery.lab.contest import Task, contest
 from gemmery.lab.on_cuda import TF32, Cuda, build, compared
 from gemmery.lab.session import Session
@@ -177,12 +177,12 @@ def test_a_rung_is_predicted_from_a_smaller_product_whose_operands_are_gone_afte
 
 def test_a_chain_is_right_and_stays_finite(stream):
     work = Work(201, 201, 201, "f32", "f32")  # no row but the first is aligned
-    held = workload.ChainOperands(work, stream)
+    held = launches.ChainOperands(work, stream)
     run = lab.chain([201], repeats=9, seconds=0.05)
     ours = run.measurements[0]
     assert ours.kernel == "gm.matmul"
     assert 0 < ours.error <= 1
-    put = workload.own(held, "cuda:0", work)[0]
+    put = launches.own(held, "cuda:0", work)[0]
     held.begin()
     for step in range(20):
         put(step)

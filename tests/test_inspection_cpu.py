@@ -164,7 +164,7 @@ def test_the_command_and_the_library_show_the_same(capsys, tmp_path):
 
 
 def test_brackets_are_no_markup():
-    from gemmery.inspection.console import show_inspection
+    from gemmery.inspection.pages import show_inspection
 
     out = io.StringIO()
     show_inspection(inspect_cpu_rung("packed", n=32), Console(file=out, width=100))

@@ -10,13 +10,13 @@ import pytest
 
 from gemmery import config, lab, limits
 from gemmery.bench import fingerprint, libraries, record
-from gemmery.bench import first_call as bench_first_call
-from gemmery.bench.first_call import PIECES
+from gemmery.bench import processes as bench_first_call
+from gemmery.bench.processes import PIECES
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import contest, measurements, new_process, on_cpu, predicted_rungs, session, suites
+from gemmery.lab import contest, measurements, on_cpu, predicted_rungs, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -392,14 +392,16 @@ def test_a_first_call_is_timed_in_new_processes(tmp_path):
     file.write_text('kind = "first_call"\nrivals = ["numpy"]\n[[product]]\nsquare = [8]')
     run = lab.bench([str(file)], seconds=0.001)
     found = {m.kernel: m for m in run.measurements if not m.refused and not m.case}
-    assert set(found) == {new_process.COLD, new_process.WARM, "numpy"}
-    assert set(found[new_process.WARM].versus) == {new_process.COLD, "numpy"}
+    assert set(found) == {suites.COLD_CACHE, suites.WARM_CACHE, "numpy"}
+    assert set(found[suites.WARM_CACHE].versus) == {suites.COLD_CACHE, "numpy"}
     assert all(m.seconds > 0 for m in found.values())
     pieces = {(m.kernel, m.case): m.seconds for m in run.measurements if m.case}
-    assert set(pieces) == {(kernel, piece) for kernel in (new_process.COLD, new_process.WARM) for piece in PIECES}
-    assert pieces[new_process.COLD, "compile"] > 0
-    assert pieces[new_process.WARM, "compile"] == 0
-    assert all(pieces[new_process.WARM, piece] > 0 for piece in ("import", "plan", "load", "the rest", "the next call"))
+    assert set(pieces) == {(kernel, piece) for kernel in (suites.COLD_CACHE, suites.WARM_CACHE) for piece in PIECES}
+    assert pieces[suites.COLD_CACHE, "compile"] > 0
+    assert pieces[suites.WARM_CACHE, "compile"] == 0
+    assert all(
+        pieces[suites.WARM_CACHE, piece] > 0 for piece in ("import", "plan", "load", "the rest", "the next call")
+    )
     (sheet,) = sheets(run, ())
     assert [row[0].text for row in sheet.rows] == [
         "n = 8, f32, warm cache",
@@ -420,14 +422,14 @@ def test_spans_of_several_threads_count_once():
 def test_a_first_call_fills_the_cache_it_is_given_and_no_other(monkeypatch, tmp_path):
     mine, given = tmp_path / "mine", tmp_path / "given"
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(mine))
-    assert new_process.run(new_process._OURS, Work(8, 8, 8, "f32", "f32"), 1, str(given)) > 0
+    assert suites.run(suites._OURS, Work(8, 8, 8, "f32", "f32"), 1, str(given)) > 0
     assert list(given.iterdir())
     assert not mine.exists()
 
 
 def test_a_first_call_that_fails_says_why():
     with pytest.raises(GemmeryError, match="ZeroDivisionError"):
-        new_process.run("1 / 0", Work(2, 2, 2, "f32", "f32"), 1, "/nowhere")
+        suites.run("1 / 0", Work(2, 2, 2, "f32", "f32"), 1, "/nowhere")
 
 
 def findings():

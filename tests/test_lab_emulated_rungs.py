@@ -21,8 +21,8 @@ from gemmery.ladder.rung import find
 from gemmery.pages import svg
 from gemmery.pages.writing import as_json
 from gemmery.report import emulated_tables
-from gemmery.report.emulated_page import emulated_page, roofs
 from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
+from gemmery.report.page import emulated_page, roofs
 from gemmery.rung_counts import EmulatedLadder, PredictedRung
 
 pytest.importorskip("cuda.bindings")

@@ -13,16 +13,16 @@ import records
 from gemmery import dtypes, lab
 from gemmery.bench import suite, torch_operands
 from gemmery.bench.cublas import Caller, Placed
-from gemmery.bench.resident import DeviceOperands, poison
 from gemmery.bench.timing import Contestant
+from gemmery.bench.torch_operands import DeviceOperands, poison
 from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import driver
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import climb, contest, on_cuda, suites
-from gemmery.lab import new_process as shapes
 from gemmery.lab import session as sessions
+from gemmery.lab import suites as shapes
 from gemmery.lab.asked import ordinal
 from gemmery.lab.contest import Task
 from gemmery.lab.measurements import WRONG, MachineLimits

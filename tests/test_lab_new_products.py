@@ -6,16 +6,16 @@ import pytest
 
 import records
 from gemmery import lab
-from gemmery.bench import new_shapes as shapes
-from gemmery.bench.new_shapes import EMPTY, FIRST, MET, REST, WARM, WORST
+from gemmery.bench import processes as shapes
+from gemmery.bench.processes import EMPTY, FIRST, MET, REST, WARM, WORST
 from gemmery.bench.record import Run
 from gemmery.bench.suite import load
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
-from gemmery.lab import measurements, new_process, passes, suites
+from gemmery.lab import measurements, passes, suites
+from gemmery.report.sheet import table
 from gemmery.report.suite_tables import overview
 from gemmery.report.tables import sheets
-from gemmery.report.text import table
 
 WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)
 
@@ -59,7 +59,7 @@ def test_a_process_reports_each_pass(capsys):
 
 def test_a_process_that_fails_says_why():
     with pytest.raises(GemmeryError, match=r"failed in a new process: .*'f99'"):
-        new_process.run_passes(Work(8, 8, 8, "f99", "f99"), 1, "/nowhere")
+        suites.run_passes(Work(8, 8, 8, "f99", "f99"), 1, "/nowhere")
 
 
 def timed(*rounds: tuple[float, float]):
@@ -74,9 +74,9 @@ def timed(*rounds: tuple[float, float]):
 
 
 def test_records_have_totals_and_their_parts(monkeypatch):
-    monkeypatch.setattr(new_process, "run_passes", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
+    monkeypatch.setattr(suites, "run_passes", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
     plain = measurements.blank("new_shapes", "gm.matmul", WORK, 1)
-    rows = {(m.kernel, m.case): m for m in new_process.totals(plain, WORK, ["numpy"], 0.1)}
+    rows = {(m.kernel, m.case): m for m in suites.totals(plain, WORK, ["numpy"], 0.1)}
     ours = {case: m for (kernel, case), m in rows.items() if kernel == "gm.matmul"}
     parts = {f"{state}, {part}" for state in (EMPTY, WARM) for part in (FIRST, REST, WORST)}
     assert set(ours) == {EMPTY, WARM, MET} | parts
@@ -92,8 +92,8 @@ def test_records_have_totals_and_their_parts(monkeypatch):
 
 
 def test_without_a_rival_there_are_times_alone(monkeypatch):
-    monkeypatch.setattr(new_process, "run_passes", timed((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))
-    rows = new_process.totals(measurements.blank("new_shapes", "gm.matmul", WORK, 1), WORK, [], 0.1)
+    monkeypatch.setattr(suites, "run_passes", timed((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))
+    rows = suites.totals(measurements.blank("new_shapes", "gm.matmul", WORK, 1), WORK, [], 0.1)
     assert {m.kernel for m in rows} == {"gm.matmul"}
     assert not any(m.versus for m in rows)
 
@@ -101,10 +101,10 @@ def test_without_a_rival_there_are_times_alone(monkeypatch):
 def stored(monkeypatch) -> Run:
     rows = []
     for dtype in ("f32", "int8"):
-        monkeypatch.setattr(new_process, "run_passes", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
+        monkeypatch.setattr(suites, "run_passes", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
         work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
         plain = measurements.blank("new_shapes", "gm.matmul", work, 1)
-        rows += new_process.totals(plain, work, ["numpy"], 0.1)
+        rows += suites.totals(plain, work, ["numpy"], 0.1)
     rows.append(measurements.blank("new_shapes", "torch", WORK, 1, refused="only NumPy is timed in the same process"))
     return Run(records.MACHINE, "2026-11-22T10:00:00.000000+00:00", tuple(rows))
 
@@ -129,8 +129,8 @@ def test_the_overview_has_a_row_for_each_state(monkeypatch):
 
 
 def test_a_suite_runs_new_processes_beside_numpy(monkeypatch, tmp_path):
-    monkeypatch.setattr(new_process, "LEAST", 1)
-    monkeypatch.setattr(new_process, "ROUNDS", 1)
+    monkeypatch.setattr(suites, "LEAST", 1)
+    monkeypatch.setattr(suites, "ROUNDS", 1)
     file = tmp_path / "mine.toml"
     text = 'kind = "new_shapes"\nrivals = ["numpy"]\nthreads = [1]\n[[product]]\ncount = 2\nlargest = 4'
     file.write_text(text)

@@ -14,7 +14,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
-from gemmery.lab import sweeps
+from gemmery.lab import climb as climbs
 from gemmery.lab.on_cuda import product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.report import terminal, words
@@ -32,7 +32,7 @@ def asked(monkeypatch):
     calls = []
 
     def climb(experiment, rungs, sizes, dtype, how, shape):
-        like, ordinal = sweeps.element(dtype), sweeps.asked.ordinal(how.device)
+        like, ordinal = climbs.element(dtype), climbs.asked.ordinal(how.device)
         product = shape or partial(product_for, like=like, device=how.device)
         works = [str(product(rung, n)) for n in sizes for rung, _ in rungs[:1]]
         calls.append(
@@ -40,7 +40,7 @@ def asked(monkeypatch):
         )
         return Run(MACHINE, records.STARTED, ())
 
-    monkeypatch.setattr(sweeps, "climb", climb)
+    monkeypatch.setattr(climbs, "climb", climb)
     return calls
 
 
@@ -63,7 +63,7 @@ def test_the_value_beyond_is_refused_with_its_reason(experiment, beyond):
     plan = experiments.sweep(experiment)
     points = plan.points["cuda"]
     rung = next(rung for rung in CUDA if rung.name == points.variants[0][0])
-    problem = sweeps.element("f32").problem._replace(m=512, n=512, k=512, device="h200")
+    problem = climbs.element("f32").problem._replace(m=512, n=512, k=512, device="h200")
     reasons = {}
     for value in points.values:
         try:

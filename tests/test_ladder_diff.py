@@ -16,7 +16,7 @@ from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import source
 from gemmery.ladder.rung import find
-from gemmery.report.difference import difference_page, show_difference
+from gemmery.report.terminal import difference_page, show_difference
 
 
 def test_rungs_of_one_file_are_cut_to_the_functions_that_make_them():

@@ -33,7 +33,6 @@ SAME_FILE_NAME: dict[str, str] = {
     "launch.py": "how a kernel is called, on each device",
     "gemv.py": "the kernel of the CPU, and the rungs of a GPU",
     "mma.py": "an instruction in the emulator, and the rungs that use it",
-    "options.py": "the options of a product, and those of a command",
     "wgmma.py": "an instruction in the emulator, and the rungs that use it",
     "products.py": "the products of arrays, and those of a warpgroup",
 }

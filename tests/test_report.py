@@ -20,11 +20,10 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.pages import numerals, svg
 from gemmery.pages.writing import as_json
 from gemmery.problem import Problem
-from gemmery.report import problems, sheet, sweep_tables, terminal, words
+from gemmery.report import sheet, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
-from gemmery.report.tables import sheets
-from gemmery.report.text import markdown
+from gemmery.report.tables import markdown, sheets
 from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
@@ -182,10 +181,10 @@ def test_a_rung_outside_its_bound_is_marked():
 
 def test_without_pairwise_ratios_the_medians_are_compared():
     a, b = (records.measurement("ladder", name, 64, speed) for name, speed in (("simd_row", 10.0), ("numpy", 40.0)))
-    (group,) = problems.groups([a, b], records.RUNGS)
-    assert problems.speedup(a, "numpy", group) == (pytest.approx(0.25), 0.0)
-    assert problems.speedup(a, "torch", group) is None
-    assert problems.speedup(b, "numpy", group) is None
+    (group,) = words.groups([a, b], records.RUNGS)
+    assert words.speedup(a, "numpy", group) == (pytest.approx(0.25), 0.0)
+    assert words.speedup(a, "torch", group) is None
+    assert words.speedup(b, "numpy", group) is None
 
 
 def test_no_cache_is_named_while_the_caches_are_not_known():

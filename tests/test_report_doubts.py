@@ -8,10 +8,9 @@ from rich.console import Console
 
 import records
 from gemmery.pages import numerals
-from gemmery.report import problems, tables, terminal
+from gemmery.report import tables, terminal, words
 from gemmery.report.page import page
-from gemmery.report.tables import over_fastest, summary
-from gemmery.report.text import markdown
+from gemmery.report.tables import markdown, over_fastest, summary
 
 
 def busy(run, load=0.8):
@@ -38,8 +37,8 @@ def printed(run):
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
 def test_a_quiet_run_is_trusted(run):
-    assert problems.doubts(run) == ()
-    assert problems.weighed(run) is run
+    assert words.doubts(run) == ()
+    assert words.weighed(run) is run
     assert "Unreliable" not in printed(run) + page(run, records.RUNGS) + markdown(run, records.RUNGS)
 
 
@@ -52,12 +51,12 @@ def test_load_is_a_banner_in_every_form(run):
 
 
 def test_a_little_load_is_no_doubt():
-    assert problems.doubts(busy(records.ladder(), 0.3)) == ()
-    assert problems.doubts(busy(records.ladder(), 0.31)) != ()
+    assert words.doubts(busy(records.ladder(), 0.3)) == ()
+    assert words.doubts(busy(records.ladder(), 0.31)) != ()
 
 
 def test_a_peak_that_falls_with_threads_is_impossible():
-    (said,) = problems.doubts(upside_down(records.ladder()))
+    (said,) = words.doubts(upside_down(records.ladder()))
     assert "f32 peak of 2 threads, 125 GFLOP/s, is below that of 1 thread, 233 GFLOP/s" in said
     assert "Unreliable figures" in page(upside_down(records.ladder()), records.RUNGS)
 
@@ -100,9 +99,7 @@ def test_the_headline_is_against_the_fastest_rival():
     slower = replace(run, measurements=quick)
     assert "0.496× NumPy, 1 thread;" in summary(tables.results(slower, records.RUNGS))
     assert "<b>0.496×</b><span>the speed of NumPy, 1 thread</span>" in page(slower, records.RUNGS)
-    group = problems.largest(
-        [g for g in problems.groups(run.measurements, records.RUNGS) if problems.is_square(g.first)]
-    )
+    group = words.largest([g for g in words.groups(run.measurements, records.RUNGS) if words.is_square(g.first)])
     best = next(m for m in group.rungs if m.kernel == "packed_threaded")
     fastest, (ratio, spread) = over_fastest(best, group)
     assert (fastest.threads, ratio) == (2, fastest.seconds / best.seconds)
@@ -112,20 +109,18 @@ def test_the_headline_is_against_the_fastest_rival():
 def test_a_ratio_is_that_of_the_rates_in_its_row():
     """One rule for both columns: a table that shows two rates shows their ratio."""
     run = records.ladder()
-    group = problems.largest(
-        [g for g in problems.groups(run.measurements, records.RUNGS) if problems.is_square(g.first)]
-    )
+    group = words.largest([g for g in words.groups(run.measurements, records.RUNGS) if words.is_square(g.first)])
     own = max((m for m in group.rungs if "numpy" in m.versus), key=lambda m: m.gflops)
     (rival,) = [m for m in group.rivals if m.kernel == "numpy" and m.threads == own.threads]
     apart = replace(own, versus={**own.versus, "numpy": 1.5 * rival.seconds / own.seconds}, spread={"numpy": 0.01})
-    ratio, spread = problems.speedup(apart, "numpy", group)
+    ratio, spread = words.speedup(apart, "numpy", group)
     assert ratio == rival.seconds / own.seconds == pytest.approx(own.gflops / rival.gflops, rel=0.01)
     assert spread == pytest.approx(0.5 * ratio)  # reaches to what the pairs say
-    assert "–" in problems.gain(apart, "numpy", group)
+    assert "–" in words.gain(apart, "numpy", group)
 
 
 def test_a_large_gain_on_a_busy_machine_is_a_range_and_no_tie():
     assert numerals.times(4.05, 0.95) == "3.1–5×"
     assert numerals.times(1.0, 2.0) == "0–3×"
-    (m, *_) = [m for m in problems.weighed(busy(records.bench())).measurements if m.versus]
-    assert all(m.spread[name] >= problems.BUSY * ratio for name, ratio in m.versus.items())
+    (m, *_) = [m for m in words.weighed(busy(records.bench())).measurements if m.versus]
+    assert all(m.spread[name] >= words.BUSY * ratio for name, ratio in m.versus.items())

@@ -20,10 +20,9 @@ from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
 from gemmery.pages import rendering
 from gemmery.pages.rendering import framed
-from gemmery.report.difference import difference_page
-from gemmery.report.emulated_page import emulated_page
 from gemmery.report.exhibit_results import emulated_exhibit_page
-from gemmery.report.page import page
+from gemmery.report.page import emulated_page, page
+from gemmery.report.terminal import difference_page
 from gemmery.rung_counts import EmulatedLadder
 
 pytest.importorskip("cuda.bindings")

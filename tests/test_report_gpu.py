@@ -14,8 +14,7 @@ from gemmery.pages import numerals
 from gemmery.report import terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
-from gemmery.report.tables import sheets
-from gemmery.report.text import markdown
+from gemmery.report.tables import markdown, sheets
 
 RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")
 OF_CPUS = re.compile(r"NumPy|llvmlite|\bthreads?\b|\bms\b|GFLOP/s")

@@ -3,8 +3,8 @@
 import records
 from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import TableKind, find
+from gemmery.report.sheet import table
 from gemmery.report.tables import sheets
-from gemmery.report.text import table
 
 
 def step(kernel, tokens, seconds, case="decode, eager", **more):

@@ -16,10 +16,20 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.bench.record import version
-from gemmery.bench.resident import DeviceOperands, Resident, Shared
-from gemmery.bench.rival import Rival, by_name, not_found
-from gemmery.bench.timing import Sample
-from gemmery.bench.torch_operands import Sets, allocating, host_time, on_torch, put_by, tensor, tensors, without_torch
+from gemmery.bench.timing import Rival, Sample, by_name, not_found
+from gemmery.bench.torch_operands import (
+    DeviceOperands,
+    Resident,
+    Sets,
+    Shared,
+    allocating,
+    host_time,
+    on_torch,
+    put_by,
+    tensor,
+    tensors,
+    without_torch,
+)
 from gemmery.errors import RefusedError
 from gemmery.limits.device_limits import Put, replays
 

@@ -8,8 +8,8 @@ import re
 from dataclasses import replace
 
 from gemmery.bench import libraries
+from gemmery.bench.libraries import RivalProcess
 from gemmery.bench.record import Gpu, MachineRecord, version
-from gemmery.bench.rival_process import RivalProcess
 from gemmery.cpu import jit, target
 
 

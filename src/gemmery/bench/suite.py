@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.bench import expressions
-from gemmery.bench.rival import Rival
+from gemmery.bench.timing import Rival
 from gemmery.bench.work import CALLS, LAYOUTS, OF_A, Work
 from gemmery.errors import ArgumentError, DTypeError
 

@@ -8,6 +8,7 @@ the ratios with half their interquartile range. A smaller difference is a tie.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import random
 import statistics
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from timeit import Timer
+from typing import TypeVar
 
 from gemmery.errors import ArgumentError
 
@@ -253,3 +255,29 @@ def tally(seconds: Mapping[str, Mapping[int, float]]) -> Comparison:
     first, *others = seconds
     timings = {name: _timing(list(rounds.values())) for name, rounds in seconds.items()}
     return Comparison(timings, {name: _ratio(seconds[first], seconds[name]) for name in others}, seconds)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A library to compare with: its name, why it cannot run here, and what it is."""
+
+    name: str
+    missing: Callable[[], str]  # "" or why it cannot run here
+    runs: Callable[[], str]  # library, version and kernels
+
+
+R = TypeVar("R", bound=Rival)
+
+
+def by_name(rivals: Sequence[R], name: str, where: str = "") -> R:
+    """Return the rival called `name`. Raises ArgumentError for an unknown one; `where` is " on a GPU"."""
+    for rival in rivals:
+        if rival.name == name:
+            return rival
+    known = ", ".join(rival.name for rival in rivals)
+    raise ArgumentError(f"rival {name!r} is not known{where}; known: {known}")
+
+
+def not_found(package: str) -> str:
+    """Return "" for a package that is installed, else why there is no rival."""
+    return "" if importlib.util.find_spec(package) else f"{package} is not installed"

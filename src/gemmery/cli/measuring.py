@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Context, Option
 
-from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import (
+from gemmery.cli.app import (
+    Action,
     As,
     ElementType,
     Html,
@@ -19,6 +19,8 @@ from gemmery.cli.options import (
     Rungs,
     Seconds,
     Threads,
+    app,
+    ladder_app,
     names,
     numbers,
     threads_in_words,
@@ -296,8 +298,7 @@ def sweep(
     """
     from gemmery import lab
     from gemmery.lab import asked
-    from gemmery.lab.climb import Conditions, expected
-    from gemmery.lab.sweeps import MOST_EMULATED, countable, planned
+    from gemmery.lab.climb import MOST_EMULATED, Conditions, countable, expected, planned
 
     if n is not None and sizes:
         raise ArgumentError(f"--n {n} --sizes {sizes}: give one of them; --n is for an experiment at one size")

@@ -147,7 +147,7 @@ def counted(
     from gemmery.bench import record
     from gemmery.lab.asked import emulated_card
     from gemmery.report import emulated_tables
-    from gemmery.report.emulated_page import emulated_page
+    from gemmery.report.page import emulated_page
     from gemmery.rung_counts import EmulatedLadder
 
     if instead_of:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmery import dtypes
 from gemmery.arrays import View
@@ -14,7 +15,6 @@ from gemmery.cpu.accesses import LINE, Site, caches, counted
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.inspection.lines import random_operand
 from gemmery.inspection.records import Accesses, Cost, CpuInspection
 from gemmery.lab import asked
 from gemmery.ladder.cpu import CPU
@@ -111,6 +111,21 @@ def _counted(launch: Launch, problem: Problem) -> tuple[tuple[Site, ...], dict[s
         views.append(View(at, (1, *array.shape), (0, *array.strides), kind))
         ranges[name] = range(at, at + array.nbytes)
     return counted(launch, *views), ranges
+
+
+def random_operand(dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """Standard normal numbers; bf16 and float8 as bits, integers from -8 to 8."""
+    random = np.random.default_rng(0)
+    row = dtypes.get(dtype)
+    if row.kind == "i":
+        return random.integers(-8, 9, shape).astype(row.numpy)
+    if dtype in dtypes.FLOAT8:  # numbers from 1 to 4 with either sign
+        least, most = (exponent - row.normal << row.fraction for exponent in (1, 3))
+        return (random.integers(least, most, shape) | random.integers(0, 2, shape) << 7).astype(np.uint8)
+    values = random.standard_normal(shape)
+    if dtype == "bf16":
+        return (values.astype("f4").view("u4") >> 16).astype("u2")
+    return values.astype(row.numpy)
 
 
 def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str, Accesses]:

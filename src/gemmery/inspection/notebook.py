@@ -118,8 +118,9 @@ def _framed(record: records.AnyInspection | records.AnyPair) -> str:
     try:
         from gemmery.inspection.pages import inspection_page, side_by_side_page
         from gemmery.pages.rendering import framed
+
+        if isinstance(record, records.AnyInspection):
+            return framed(inspection_page(record), f"gemmery inspect {record.rung}")
+        return framed(side_by_side_page(record), f"gemmery inspect {record.old.rung} {record.new.rung}")
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of gemmery.inspect") from error
-    if not isinstance(record, records.AnyInspection):
-        return framed(side_by_side_page(record), f"gemmery inspect {record.old.rung} {record.new.rung}")
-    return framed(inspection_page(record), f"gemmery inspect {record.rung}")

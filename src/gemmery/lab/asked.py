@@ -13,7 +13,7 @@ from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, brief, unknown
 
 if TYPE_CHECKING:
-    from gemmery.bench.rival import Rival
+    from gemmery.bench.timing import Rival
     from gemmery.cuda.device import Device
     from gemmery.ladder.exhibits import Exhibit
     from gemmery.ladder.rung import Rung

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gemmery.bench.record import MachineRecord, Measurement
-from gemmery.bench.rival import Rival
-from gemmery.bench.timing import Comparison, Contestant, Sample
+from gemmery.bench.timing import Comparison, Contestant, Rival, Sample
 from gemmery.bench.work import Work
 from gemmery.lab import measurements
 from gemmery.lab.measurements import MachineLimits

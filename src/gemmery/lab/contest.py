@@ -10,8 +10,8 @@ from typing import Any
 import gemmery
 from gemmery.bench import expressions as kinds
 from gemmery.bench import libraries
+from gemmery.bench.libraries import RivalProcess
 from gemmery.bench.record import Measurement
-from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError

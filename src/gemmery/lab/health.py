@@ -15,7 +15,7 @@ import gemmery
 from gemmery import cache, config, dispatch, load, tiers
 from gemmery.api import compute, prepared, quick
 from gemmery.bench import cublas, libraries, record
-from gemmery.bench.resident import Resident
+from gemmery.bench.torch_operands import Resident
 from gemmery.bench.work import Work
 from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads

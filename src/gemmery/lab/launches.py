@@ -1,24 +1,37 @@
-"""Suites that only a GPU has: the time until a call returns, and until a kernel can be launched."""
+"""What only a GPU has: the time until a call returns, until a kernel can be launched, and of chains R = A (A + B)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
-from gemmery.bench import timing, torch_operands
-from gemmery.bench.record import Measurement
-from gemmery.bench.timing import Sample
-from gemmery.cuda import driver, nvrtc
+import numpy as np
+
+from gemmery import dispatch
+from gemmery.arrays import View
+from gemmery.bench import cublas, timing, torch_operands
+from gemmery.bench.record import Measurement, Run
+from gemmery.bench.timing import Contestant, Sample
+from gemmery.bench.torch_operands import ALIGNMENT, alignment
+from gemmery.bench.work import Work, numpy_dtype
+from gemmery.cuda import addition, driver, nvrtc
+from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.nvrtc import Code, Program
-from gemmery.errors import GemmeryError, RefusedError
-from gemmery.lab import measurements
+from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+from gemmery.experiments import CHAIN
+from gemmery.lab import asked, measurements
 from gemmery.lab.backend import Runnable
 from gemmery.lab.contest import PRODUCT, Task, contest, entrant
-from gemmery.lab.on_cuda import Cuda, CudaStage, Vendor, build, product
+from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.measurements import WRONG
+from gemmery.lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
 from gemmery.lab.session import Session
+from gemmery.ladder.rung import Rung
+from gemmery.limits.device_limits import Put
 from gemmery.problem import Config
 
 HOST = f"{PRODUCT}, host"  # the time until the call returns, whatever the device does then
@@ -100,3 +113,160 @@ def _seconds(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+RIVAL = "cublas"
+SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that
+
+
+def chain(
+    sizes: Sequence[int] = (2048, 4096),
+    repeats: int = 10,
+    dtype: str = "f32",
+    device: str = "cuda",
+    seconds: float = 1.0,
+    store: Path | None = None,
+    on_event: OnEvent = ignore,
+) -> Run:
+    """Time `repeats` steps of R = A (A + B) on squares of each size, with A and R swapped after each.
+
+    A record's time is that of one step, a sum and a product. All data stay on the device; each chain begins with the
+    same A. `seconds` is the time for one size, shared by all contestants; `store` is as in `bench`.
+
+    >>> run = chain([2048], repeats=10)  # doctest: +SKIP
+
+    Raises ArgumentError for a size or a number of steps below 1 and for the CPU; DeviceError if there is no GPU.
+    """
+    gpu = asked.ordinal(device)
+    if gpu is None:
+        raise ArgumentError("workload chain runs on a GPU: the device must be cuda, or cuda:N")
+    for what, number in (*(("size", n) for n in sizes), ("repeats", repeats)):
+        if number < 1:
+            raise ArgumentError(f"workload chain: {what} {number}: it must be a whole number >= 1")
+    dtype = asked.spelled(dtype)
+    if dtype not in ("f64", "f32", "f16", "bf16"):
+        raise ArgumentError(f"workload chain: dtype {dtype!r}: it runs in f64, f32, f16 and bf16")
+    cuda = Cuda(gpu)
+    session = Session(cuda, len(sizes), on_event, store)
+    for n in sizes:
+        work = Work(n, n, n, dtype, dtype, name=f"chain of {repeats}")
+        session.begin(f"{CHAIN.name}: {work}")
+        session.end(*_measured(session, cuda, work, repeats, seconds))
+    return session.run
+
+
+def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: float) -> list[Measurement]:
+    operands = ChainOperands(work, cuda.stream)
+    put, rung = own(operands, cuda.device, work)
+    error = operands.error(put, rung.bound_of(work.dtype, work.precision))
+    cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
+    plain = cuda.blank(CHAIN.suite, PRODUCT, work)
+    rows = {PRODUCT: replace(plain, note=rung.name, error=error, checked=True, **cost)}
+    contestants = [Contestant(PRODUCT, replayed(operands, put, repeats))]
+    rival = cublas.find(RIVAL)
+    if rival.missing():
+        rows[RIVAL] = replace(plain, kernel=RIVAL, refused=NO_RIVAL)
+    else:
+        contestants.append(Contestant(RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats)))
+        rows[RIVAL] = replace(plain, kernel=RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
+    comparison = timing.compare(contestants, seconds)
+    for name, times in comparison.timings.items():
+        rows[name] = session.timed(rows[name], times, comparison.versus if name == PRODUCT else None)
+    return list(rows.values())
+
+
+class ChainOperands:
+    """A, B, A + B and R on a device, and the initial A of a chain.
+
+    With standard normal numbers R would grow quadratically in each step; with a small A and a variance of B just below
+    1 / n it keeps its size.
+    """
+
+    def __init__(self, work: Work, stream: Stream) -> None:
+        n, self.stream = work.n, stream
+        draw = np.random.default_rng(work.seed)
+        scales = np.sqrt(SHARE / n), np.sqrt((1 - SHARE) / n)
+        self.a, self.b = (self._drawn(draw, scale, work) for scale in scales)
+        self._size = -(-self.a.nbytes // ALIGNMENT) * ALIGNMENT
+        self._memory = Memory(5 * self._size, stream.ordinal)
+        self._memory.write(self.a, 4 * self._size)
+        self._memory.write(self.b, self._size)
+        driver.synchronize(stream.ordinal)
+        self.views = tuple(self._view(index, work.dtype) for index in range(4))
+
+    @staticmethod
+    def _drawn(draw: np.random.Generator, scale: float, work: Work) -> np.ndarray[Any, Any]:
+        precise = np.float64 if work.dtype == "f64" else np.float32
+        drawn = draw.standard_normal((1, work.n, work.n), precise)
+        return (drawn * precise(scale)).astype(numpy_dtype(work.dtype))
+
+    def _view(self, index: int, dtype: str) -> View:
+        place, device = self._memory.pointer + index * self._size, f"cuda:{self.stream.ordinal}"
+        return View(place, self.a.shape, self.a.strides, dtype, device, self.stream.handle, True, self._memory)
+
+    def read(self, array: np.ndarray[Any, Any], index: int) -> None:
+        """Copy one of the views to the host."""
+        self._memory.read(array, index * self._size)
+
+    def begin(self) -> None:
+        """Restore the initial A, on the stream."""
+        with driver.on(self.stream.ordinal):
+            first = self._memory.pointer + 4 * self._size
+            driver.check(driver.api().cuMemcpyDtoDAsync(self._memory.pointer, first, self._size, self.stream.handle))
+
+    def error(self, put: Put, bound: Callable[[int], float]) -> float:
+        """Return the error over bound of the first step; WRONG unless the sum is exact to the bit."""
+        self._memory.fill(0xFF, 2 * self._size, 2 * self._size)
+        driver.synchronize(self.stream.ordinal)
+        self.begin()
+        put(0)
+        self.stream.synchronize()
+        total, r = (np.empty(self.a.shape, self.a.dtype) for _ in range(2))
+        self.read(total, 2)
+        self.read(r, 3)
+        if not np.array_equal(total, self.a + self.b):
+            return WRONG
+        return compared(r, self.a, total, bound)
+
+
+def own(operands: ChainOperands, device: str, work: Work) -> tuple[Put, Rung]:
+    """Return gemmery's sum and product as steps of the chain, and the rung that multiplies."""
+    aligned = alignment(operands.views[0])  # all four have the same layout
+    plan = dispatch.plan(work.problem._replace(device=device, alignments=(aligned, aligned, aligned)))
+    a, b, total, r = operands.views
+    sums = addition.addition(a, b, total), addition.addition(r, b, total)
+
+    def put(step: int) -> None:
+        x, y = (r, a) if step % 2 else (a, r)
+        sums[step % 2](x, b, total)
+        plan.kernel(x, total, y)
+
+    return put, plan.rung
+
+
+def replayed(operands: ChainOperands, put: Put, repeats: int) -> Sample:
+    """Return a sampler of chains of `repeats` steps, each from the same A; a call is one step."""
+    stream, graph = operands.stream, Graph(operands.stream)
+    start, end = Event(stream.ordinal), Event(stream.ordinal)
+    for step in range(2):  # loads the kernels
+        put(step)
+    stream.synchronize()
+    with driver.on(stream.ordinal), graph:
+        for step in range(repeats):
+            put(step)
+
+    def once() -> float:
+        operands.begin()
+        start.record(stream.handle)
+        with driver.on(stream.ordinal):
+            graph.launch()
+        end.record(stream.handle)
+        return end.since(start)
+
+    def sample(inner: int, warm: int) -> int:
+        if warm:
+            once()
+        turns = max(1, round(inner / repeats))
+        return round(sum(once() for _ in range(turns)) * 1e9 * inner / (turns * repeats))
+
+    return sample

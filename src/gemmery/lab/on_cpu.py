@@ -12,8 +12,8 @@ import numpy as np
 import gemmery
 from gemmery import arrays, dispatch, dtypes, limits
 from gemmery.bench import fingerprint, libraries, timing
+from gemmery.bench.libraries import RivalProcess
 from gemmery.bench.record import Measurement
-from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Sample
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import threads as cpu_threads

@@ -21,8 +21,8 @@ from gemmery.bench import cublas, fingerprint, timing, torch_operands
 from gemmery.bench import work as works
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.record import Measurement
-from gemmery.bench.resident import Resident, poison
 from gemmery.bench.timing import Contestant, Sample
+from gemmery.bench.torch_operands import Resident, poison
 from gemmery.bench.work import BLOCK, Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream

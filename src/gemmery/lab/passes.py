@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gemmery.bench import new_shapes
-from gemmery.bench.new_shapes import Pairs
+from gemmery.bench import processes
+from gemmery.bench.processes import Pairs
 from gemmery.bench.work import Work
 
 PASSES = 5  # over all shapes once they are known, in turn with the rival
@@ -31,7 +31,7 @@ def main(work: dict[str, Any], device: str, rest: float) -> None:
     else:
         import numpy as np
 
-        pairs, theirs, wait = new_shapes.pairs(Work(**work)), np.matmul, _no_wait
+        pairs, theirs, wait = processes.pairs(Work(**work)), np.matmul, _no_wait
     theirs(*pairs[0])
     wait()
     import gemmery

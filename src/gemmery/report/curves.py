@@ -16,8 +16,8 @@ from gemmery.experiments import Axis, Experiment
 from gemmery.pages import numerals
 from gemmery.pages.svg import HALO, INK, MUTED, NUMBER, RIVAL, SERIES, Plot, annotate, axes, logarithmic, render, spread
 from gemmery.report import words
-from gemmery.report.problems import is_square
 from gemmery.report.sweep_tables import along, marks, side
+from gemmery.report.words import is_square
 
 if TYPE_CHECKING:
     from gemmery.cuda.roofline import Roofline

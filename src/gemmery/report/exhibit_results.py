@@ -16,9 +16,9 @@ from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 from gemmery.pages import numerals
 from gemmery.problem import Config
 from gemmery.report import words
-from gemmery.report.problems import banner, weighed
 from gemmery.report.sheet import Cell, Columns, Sheet, ratio, tabulate
 from gemmery.report.terminal import Growing, styled
+from gemmery.report.words import banner, weighed
 
 Predicted = Sequence[tuple[Config, Mapping[str, int]]]  # each config with its counts
 TITLE = "Each config"

@@ -17,9 +17,9 @@ from gemmery.pages import numerals
 from gemmery.pages.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, legend, name_rows, render
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
-from gemmery.report.problems import Group, fullest, rival, speedup
 from gemmery.report.suite_tables import OWN, product, tournaments
 from gemmery.report.tables import Records, Results, results
+from gemmery.report.words import Group, fullest, rival, speedup
 
 ROW = 52  # height of one rung in the bars
 

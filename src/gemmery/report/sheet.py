@@ -141,3 +141,24 @@ def limits(measurements: Iterable[Measurement]) -> str:
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
         parts.append("Hopper's wgmma, which cuBLAS uses there, is faster than mma.sync")
     return f"measured limits: {'; '.join(parts)}" if parts else ""
+
+
+def table(sheet: Sheet) -> str:
+    """Return a sheet as a table, without its title."""
+    texts = {*sheet.left_aligned, *sheet.sentences}
+    lines = [
+        _line(sheet.head),
+        _line([":---" if index in texts else "---:" for index in range(len(sheet.head))]),
+        *(_line([_marked(cell) for cell in row]) for row in sheet.rows),
+    ]
+    notes = "".join(f"\n{note}\n" for note in sheet.notes)
+    return "\n".join(lines) + "\n" + notes
+
+
+def _marked(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.tone == "best" and cell.text else cell.text
+    return f"{text} {cell.margin}" if cell.margin else text
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

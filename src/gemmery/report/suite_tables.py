@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from gemmery.bench.first_call import PIECES
-from gemmery.bench.new_shapes import CASES, COMPARED, FIRST, REST, WORST
+from gemmery.bench.processes import CASES, COMPARED, FIRST, PIECES, REST, WORST
 from gemmery.bench.record import Measurement, Run
 from gemmery.pages import numerals
 from gemmery.report import words

@@ -1,4 +1,4 @@
-"""Records in a terminal: progress and rows while a command runs, then its tables."""
+"""Records in a terminal: progress and rows while a command runs, then its tables; the difference of two rungs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from rich.text import Text
 from gemmery import experiments
 from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER
+from gemmery.ladder.diff import Difference
 from gemmery.ladder.rung import Rung
 from gemmery.pages import numerals
 from gemmery.report import words
-from gemmery.report.ladder_tables import IDEA, tree, walk
-from gemmery.report.problems import banner, fullest, gains
 from gemmery.report.sheet import Cell, Sheet
-from gemmery.report.tables import Results, results, sheets, summary, tabulated
-from gemmery.report.text import machine as described
+from gemmery.report.tables import IDEA, Results, results, sheets, summary, tabulated, tree, walk
+from gemmery.report.words import banner, fullest, gains
 
 StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
@@ -134,7 +133,7 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         console.print(Group(*laid_out(sheet, console.width)))
     if any(IDEA in sheet.head for sheet in tables):
         _print_tree(of, console)
-    console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
+    console.print(Text(f"{words.machine(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
         console.print(
             Text("~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range.", style="dim")
@@ -253,3 +252,37 @@ def _line(measurement: Measurement) -> str:
         return f"{what}: not run, {measurement.refused}"
     speed = f", {numerals.digits(words.reached(measurement))} {words.rate(measurement)}" if measurement.flops else ""
     return f"{what}: {numerals.duration(measurement.seconds)}{speed}"
+
+
+KINDS = {"---": "file", "+++": "file", "@": "hunk", "+": "added", "-": "removed"}  # by the beginning of a line
+LINE_STYLES = {"file": "bold", "hunk": "cyan", "added": "green", "removed": "red", "": ""}
+SAME = "Both rungs run the same code; they differ only in the facts above."
+
+
+def show_difference(difference: Difference, console: Console) -> None:
+    """Print the facts that differ, then the difference of the code."""
+    table = Table(box=None, show_header=True, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", difference.old, difference.new):
+        table.add_column(name, overflow="fold")
+    for fact in difference.facts:
+        table.add_row(Text(fact.name, style="dim"), Text(fact.old, style="red"), Text(fact.new, style="green"))
+    console.print(table)
+    console.print()
+    for line in difference.lines:
+        console.print(Text(line, style=LINE_STYLES[_kind(line)]), soft_wrap=True)
+    if not difference.lines:
+        console.print(Text(SAME, style="dim"))
+
+
+def difference_page(difference: Difference) -> str:
+    """Return the same as one self-contained HTML page."""
+    from gemmery.pages.rendering import render
+
+    title = f"From {difference.old} to {difference.new}"
+    lines = [(_kind(line), line) for line in difference.lines] or [("", SAME)]
+    return render("difference.html", __package__, title=title, difference=difference, lines=lines)
+
+
+def _kind(line: str) -> str:
+    """The kind of a line of code, "" for one that both rungs have."""
+    return next((kind for beginning, kind in KINDS.items() if line.startswith(beginning)), "")

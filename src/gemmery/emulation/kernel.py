@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from gemmery import arrays
 from gemmery.cuda import include, nvrtc
-from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
+from gemmery.cuda.device import LIMITS, architecture
 from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
 from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant
 from gemmery.emulation.device_arrays import resident
 from gemmery.emulation.kernel_run import KernelRun, with_page
-from gemmery.emulation.programs import parsed, prepared
+from gemmery.emulation.programs import parsed, prepared, refusal, three
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.lower import LoweredKernel
@@ -51,8 +51,6 @@ HOST_CODE = (
     "makes"
 )
 LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
-BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
-CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
 
 def emulate(
@@ -107,7 +105,7 @@ def emulate(
     compiled_for = program.kernel.limits.get("reqnctapercluster", (1,))
     clustered = _dims("cluster", compiled_for if cluster is None else cluster)
     launch = LaunchConfig(*dims, b"", shared, clustered)
-    reason = _refusal(program.kernel, launch, capability)
+    reason = refusal(program.kernel, launch, capability)
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
     args = [_argument(place, value) for place, value in enumerate(args)]
@@ -358,69 +356,7 @@ def _dims(name: str, value: Sides) -> Dims:
         whole = []
     if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
         raise ArgumentError(f"{name}={value!r}: pass a whole number >= 1, or a tuple of up to three")
-    return _sides(tuple(whole))
-
-
-def _refusal(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
-    """Return why a driver would refuse a launch; "" if it would not."""
-    return (
-        _refused_threads(kernel, launch)
-        or _refused_memory(kernel, launch, capability)
-        or _refused_cluster(kernel, launch, capability)
-    )
-
-
-def _refused_threads(kernel: PtxKernel, launch: LaunchConfig) -> str:
-    for name, sides, most in (("grid", launch.grid, GRID), ("block", launch.block, BLOCK)):
-        if any(side > limit for side, limit in zip(sides, most, strict=True)):
-            return f"{name}={sides}: it exceeds {most}; use a grid-stride loop or another shape"
-    threads = launch.block_threads
-    if threads > BLOCK[0]:
-        return f"block={launch.block}: {threads} threads, but a block has at most {BLOCK[0]}"
-    least = _sides(kernel.limits.get("maxntid", launch.block))
-    if threads > least[0] * least[1] * least[2]:
-        return (
-            f"block={launch.block}: {threads} threads, but the kernel was compiled for at most "
-            f"{least[0] * least[1] * least[2]}: launch fewer, or raise its __launch_bounds__"
-        )
-    needed = _sides(kernel.limits.get("reqntid", launch.block))
-    return "" if needed == launch.block else f"block={launch.block}: the kernel was compiled for blocks of {needed}"
-
-
-def _refused_memory(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
-    limits = LIMITS[max(row for row in LIMITS if row <= capability)]
-    if kernel.shared > STATIC_SHARED:
-        return (
-            f"it declares {kernel.shared} bytes of shared memory, but at most {STATIC_SHARED} can be static: "
-            "declare it `extern __shared__` and pass shared="
-        )
-    if kernel.shared + launch.shared > limits.shared:
-        return (
-            f"shared={launch.shared} and {kernel.shared} declared bytes: a block has at most {limits.shared} on "
-            f"sm_{capability}; use less, or pass the arch= of a device with more"
-        )
-    return ""
-
-
-def _refused_cluster(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
-    sides, needed = launch.cluster, kernel.limits.get("reqnctapercluster")
-    if needed and _sides(needed) != sides:
-        return f"cluster={sides}: the kernel was compiled for clusters of {_sides(needed)}"
-    blocks = sides[0] * sides[1] * sides[2]
-    if blocks == 1:
-        return ""
-    if capability < 90:
-        return f"cluster={sides}: sm_{capability} has no clusters; pass arch='sm_90' or a newer one"
-    if blocks > CLUSTER:
-        return f"cluster={sides}: {blocks} blocks, but a cluster has at most {CLUSTER}"
-    if any(whole % side for whole, side in zip(launch.grid, sides, strict=True)):
-        return f"cluster={sides}: each side of grid={launch.grid} must be a multiple of the cluster's side"
-    return ""
-
-
-def _sides(numbers: tuple[int, ...]) -> Dims:
-    x, y, z = (*numbers, 1, 1)[:3]
-    return x, y, z
+    return three(tuple(whole))
 
 
 def only_kernel(source: str | Path) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from gemmery.bench.work import Work
 from gemmery.cuda.pipes import pipes_of
 from gemmery.errors import RefusedError
-from gemmery.lab.predicted_rungs import predicted_rung, recorded
+from gemmery.lab.on_emulator import predicted_rung, recorded
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.rung_counts import PredictedRung, agreement

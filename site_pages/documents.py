@@ -42,7 +42,7 @@ from gemmery.pages import numerals
 from gemmery.pages.svg import Plot, standalone
 from gemmery.problem import Problem
 from gemmery.report import words
-from gemmery.report.figures import figures
+from gemmery.report.page import figures
 from gemmery.report.sheet import Cell, Sheet, rate, share, table, tabulate
 from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, overview
 from gemmery.report.tables import sheets, tree, walk

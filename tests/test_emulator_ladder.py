@@ -9,9 +9,10 @@ import pytest
 
 from checked_products import ROWS, accumulator, matrices, place, run
 from gemmery.cuda.device import KNOWN
+from gemmery.lab.climb import element
 from gemmery.lab.emulated_product import Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
-from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
+from gemmery.lab.on_emulator import Emulator, emulated_rung, expects
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.rung_counts import RungCounts
@@ -170,7 +171,7 @@ def test_what_a_rung_claims_holds(rung, card):
     """On every generation that runs it; what is claimed is counted."""
     assert set(rung.expect) <= set(RungCounts.__dataclass_fields__)
     assert rung.expect
-    work = product_for(rung, 128, "", KNOWN[card])
+    work = Emulator(KNOWN[card]).product_for(rung, 128, element(""))
     assert expects(rung, work)
     found = emulated_rung(rung, work, KNOWN[card])
     if found.refused:

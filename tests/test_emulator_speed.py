@@ -11,8 +11,8 @@ from gemmery.bench import suite
 from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
 from gemmery.errors import ArgumentError, DeviceError
-from gemmery.lab import emulator_speed
-from gemmery.lab.emulator_speed import CHECKED, COUNTED, READY
+from gemmery.lab import launches
+from gemmery.lab.launches import CHECKED, COUNTED, READY
 from gemmery.ladder.cuda import CUDA
 from gemmery.report.tables import sheets
 
@@ -41,7 +41,7 @@ def test_each_rung_is_timed_in_three_ways(run):
     assert keys == [(rung, n, way) for n in (16, 32) for rung in rungs for way in ways]
     for m in taken:
         assert m.threads == 1
-        assert m.samples >= emulator_speed.LEAST
+        assert m.samples >= launches.LEAST
         assert 0 < m.best <= m.seconds
         assert m.flops == m.bytes == 0
 
@@ -67,15 +67,15 @@ def test_without_the_compiler_a_record_says_what_is_missing(monkeypatch):
         raise DeviceError("NVRTC is not found")
 
     monkeypatch.setattr(nvrtc, "ptx", absent)
-    rows = emulator_speed.speeds("s", Work(8, 8, 8, "f32", "f32"), ["simt_naive"], 0.001)
+    rows = launches.speeds("s", Work(8, 8, 8, "f32", "f32"), ["simt_naive"], 0.001)
     assert [m.refused for m in rows] == ["NVRTC is not found"]
 
 
 def test_a_finding_is_an_error(monkeypatch):
     """A kernel with a fault is not timed as a right one."""
-    true = emulator_speed.emulated_rung
-    monkeypatch.setattr(emulator_speed, "emulated_rung", lambda *given: replace(true(*given), findings=("a race",)))
-    rows = emulator_speed.speeds("s", Work(16, 16, 16, "f32", "f32"), ["simt_naive"], 0.001)
+    true = launches.emulated_rung
+    monkeypatch.setattr(launches, "emulated_rung", lambda *given: replace(true(*given), findings=("a race",)))
+    rows = launches.speeds("s", Work(16, 16, 16, "f32", "f32"), ["simt_naive"], 0.001)
     assert [m.error > 1 for m in rows] == [True, True, False]
 
 

@@ -13,7 +13,7 @@ from gemmery.errors import ArgumentError
 from gemmery.experiments import Axis, FigureKind, Points, TableKind
 from gemmery.lab.climb import Conditions, planned
 from gemmery.report import words
-from gemmery.report.figures import DRAWINGS, figures
+from gemmery.report.page import DRAWINGS, figures
 from gemmery.report.tables import SHEETS, sheets
 from site_pages.stored import Query, missing
 
@@ -90,7 +90,7 @@ def test_a_new_sweep_is_one_entry(monkeypatch):
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))
     experiments.find.cache_clear()
-    plan = planned("depth", (), (), "f32", Conditions(""))
+    plan = planned(trial, (), (), "f32", Conditions(""))
     assert [(rung.name, config) for rung, config in plan.variants] == [
         ("packed", {"kc": 128}),
         ("packed", {"kc": 256}),

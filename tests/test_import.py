@@ -83,7 +83,7 @@ def test_emulating_ptx_needs_nothing_of_cuda():
     )
     assert "gemmery.emulator" in loaded
     assert not loaded & {"cuda.bindings", "torch", "matplotlib", "rich", "typer", "ml_dtypes"}
-    assert not loaded & {"gemmery.bench", "gemmery.lab.suites", "gemmery.lab.emulated_rungs", "gemmery.report"}
+    assert not loaded & {"gemmery.bench", "gemmery.lab.suites", "gemmery.lab.on_emulator", "gemmery.report"}
 
 
 def test_inspecting_loads_nothing_that_measures_or_draws():

@@ -21,7 +21,7 @@ from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import ArgumentError
 from gemmery.inspection import side_by_side
 from gemmery.inspection.gather import inspect_rung, shared_dtype
-from gemmery.inspection.pages import inspection_page, show_inspection, show_side_by_side, side_by_side_page
+from gemmery.inspection.notebook import inspection_page, show_inspection, show_side_by_side, side_by_side_page
 from gemmery.inspection.records import CompiledLaunch, Inspection, SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance

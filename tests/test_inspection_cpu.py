@@ -17,7 +17,7 @@ from gemmery.cpu.ir import Module
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.inspection.cpu_rung import inspect_cpu_rung
-from gemmery.inspection.pages import inspection_page, side_by_side_page
+from gemmery.inspection.notebook import inspection_page, side_by_side_page
 from gemmery.inspection.records import CpuSideBySide
 from gemmery.inspection.side_by_side import glance
 from gemmery.ladder.cpu import CPU
@@ -164,7 +164,7 @@ def test_the_command_and_the_library_show_the_same(capsys, tmp_path):
 
 
 def test_brackets_are_no_markup():
-    from gemmery.inspection.pages import show_inspection
+    from gemmery.inspection.notebook import show_inspection
 
     out = io.StringIO()
     show_inspection(inspect_cpu_rung("packed", n=32), Console(file=out, width=100))

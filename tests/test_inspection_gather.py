@@ -14,7 +14,7 @@ from gemmery.cuda.driver import find
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.inspection import gather
 from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.pages import inspection_page, show_inspection
+from gemmery.inspection.notebook import inspection_page, show_inspection
 from gemmery.inspection.records import without_code
 from gemmery.inspection.sections import sections
 from gemmery.ladder.cuda import CUDA

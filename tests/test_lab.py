@@ -16,7 +16,7 @@ from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import contest, measurements, on_cpu, predicted_rungs, session, suites
+from gemmery.lab import contest, measurements, on_cpu, on_emulator, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -370,21 +370,21 @@ def test_bench_names_a_bad_argument(options, named):
 
 def test_records_go_to_the_users_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert suites.results_folder() == tmp_path / "gemmery" / "results"
+    assert record.results_folder() == tmp_path / "gemmery" / "results"
 
 
 def test_without_a_home_no_folder_of_records_is_made_up(monkeypatch):
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     with pytest.raises(ArgumentError, match="set HOME, or name a folder"):
-        suites.results_folder()
+        record.results_folder()
 
 
 def test_without_a_home_rungs_are_predicted_without_records_of_the_user(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    monkeypatch.setattr(predicted_rungs, "CHECKOUT", tmp_path)
-    assert list(predicted_rungs.recorded(KNOWN["h200"])) == []
+    monkeypatch.setattr(on_emulator, "CHECKOUT", tmp_path)
+    assert list(on_emulator.recorded(KNOWN["h200"])) == []
 
 
 def test_a_first_call_is_timed_in_new_processes(tmp_path):

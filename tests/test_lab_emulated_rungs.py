@@ -14,8 +14,9 @@ from rich.console import Console
 from gemmery import lab
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, EmulationError
-from gemmery.lab import emulated_rungs
-from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
+from gemmery.lab import asked, on_emulator
+from gemmery.lab.climb import element
+from gemmery.lab.on_emulator import Emulator, emulated_rung, expects
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.pages import svg
@@ -27,6 +28,7 @@ from gemmery.rung_counts import EmulatedLadder, PredictedRung
 
 pytest.importorskip("cuda.bindings")
 
+H200 = Emulator(KNOWN["h200"])
 FEW = ["simt_single_block", "simt_naive", "simt_uncoalesced", "mma_ldmatrix", "gemv_warp"]
 
 
@@ -156,7 +158,7 @@ def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch)
     def stop(*_, **__):
         raise EmulationError("a.cu:3: brkpt is not modelled")
 
-    monkeypatch.setattr(emulated_rungs, "run_rung", stop)
+    monkeypatch.setattr(on_emulator, "run_rung", stop)
     run = lab.emulated_ladder(["simt_naive"], [16])
     assert run.rungs[0].refused == "a.cu:3: brkpt is not modelled"
     shown = io.StringIO()
@@ -167,21 +169,21 @@ def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch)
 
 def test_claims_are_of_aligned_products_alone():
     smem = find(CUDA, "simt_smem")
-    assert expects(smem, product_for(smem, 256, "", KNOWN["h200"]))
+    assert expects(smem, H200.product_for(smem, 256, element("")))
     for n, dtype in [(32, ""), (100, ""), (256, "f16"), (192, "")]:
-        assert not expects(smem, product_for(smem, n, dtype, KNOWN["h200"]))
+        assert not expects(smem, H200.product_for(smem, n, element(dtype)))
 
 
 def test_a_claim_that_does_not_hold_is_wrong(monkeypatch):
     boast = find(CUDA, "simt_uncoalesced")._replace(expect={"load_sectors_a_request": 4, "divergent_branches": 0})
-    found = emulated_rung(boast, product_for(boast, 128, "", KNOWN["h200"]), KNOWN["h200"])
+    found = emulated_rung(boast, H200.product_for(boast, 128, element("")), KNOWN["h200"])
     assert found.unmet == ("load_sectors_a_request",)
     assert found.wrong == ("claims load_sectors_a_request = 4, and has 16.5",)
 
 
 def test_a_result_outside_its_bound_is_wrong():
     strict = find(CUDA, "simt_naive")._replace(bound=lambda _: 0.0)
-    found = emulated_rung(strict, product_for(strict, 16, "", KNOWN["h200"]), KNOWN["h200"])
+    found = emulated_rung(strict, H200.product_for(strict, 16, element("")), KNOWN["h200"])
     assert not found.error <= 1
     assert "outside its error bound" in found.wrong[0]
 
@@ -294,7 +296,7 @@ def find_one(run, name):
 
 def test_cards_are_known_in_any_case():
     """RTX3090 is rtx3090."""
-    assert emulated_rungs.emulated_card("RTX3090") is emulated_rungs.emulated_card("rtx3090")
+    assert asked.emulated_card("RTX3090") is asked.emulated_card("rtx3090")
 
 
 @pytest.mark.parametrize(

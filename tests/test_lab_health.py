@@ -21,7 +21,7 @@ MISSING = "no CUDA driver is installed on this machine"
 @pytest.fixture
 def looked(monkeypatch):
     """The findings by name; what has nothing to do with CUDA is left out."""
-    monkeypatch.setattr(health, "_EXAMINED", {"cuda": health._cuda, "nvdisasm": health._nvdisasm})
+    monkeypatch.setattr(health, "_EXAMINED", {name: health._EXAMINED[name] for name in ("cuda", "nvdisasm")})
 
     def look():
         return {finding.name: finding for finding in lab.doctor()}

@@ -18,8 +18,7 @@ from gemmery.lab import climb as climbs
 from gemmery.lab.on_cuda import product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.report import terminal, words
-from gemmery.report.figures import figures
-from gemmery.report.page import page
+from gemmery.report.page import figures, page
 from gemmery.report.tables import sheets
 
 MACHINE = replace(records.MACHINE, gpu=Gpu(name="Made-up GPU", capability=90, sms=132, l2=60 << 20, clock_mhz=1980))

@@ -21,8 +21,7 @@ from gemmery.pages import numerals, svg
 from gemmery.pages.writing import as_json
 from gemmery.problem import Problem
 from gemmery.report import sheet, sweep_tables, terminal, words
-from gemmery.report.figures import figures
-from gemmery.report.page import page
+from gemmery.report.page import figures, page
 from gemmery.report.tables import markdown, sheets
 from site_pages.stored import TYPE, Stored, query
 

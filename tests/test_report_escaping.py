@@ -14,7 +14,7 @@ import gemmery
 import records
 from gemmery import lab
 from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.pages import inspection_page, side_by_side_page
+from gemmery.inspection.notebook import inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find

@@ -12,8 +12,7 @@ from gemmery.bench import record
 from gemmery.ladder.cuda import CUDA
 from gemmery.pages import numerals
 from gemmery.report import terminal, words
-from gemmery.report.figures import figures
-from gemmery.report.page import page
+from gemmery.report.page import figures, page
 from gemmery.report.tables import markdown, sheets
 
 RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")

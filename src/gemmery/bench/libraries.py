@@ -38,16 +38,7 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "timing rival libraries") from error
 
 STEERING = (
-    "OPENBLAS_",
-    "GOTO_",
-    "MKL_",
-    "BLIS_",
-    "OMP_",
-    "KMP_",
-    "GOMP_",
-    "DNNL_",
-    "ONEDNN_",
-    "ATEN_",
+    *("OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "OMP_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "ATEN_"),
     "NPY_DISABLE_CPU",
 )
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -76,17 +67,12 @@ def blas(path: str = "") -> str:
     >>> blas()  # doctest: +SKIP
     'openblas 0.3.31, SkylakeX kernels'
     """
-    pools = [
-        row
-        for row in threadpoolctl.threadpool_info()
-        if row["user_api"] == "blas" and row["internal_api"] != "gemmery" and path in row["filepath"]
-    ]
-    return "; ".join(_in_words(row) for row in pools) or "unknown to threadpoolctl"
-
-
-def _in_words(row: Mapping[str, Any]) -> str:
-    kernels = f", {row['architecture']} kernels" if row.get("architecture") else ""
-    return f"{row['internal_api']} {row.get('version') or ''}".strip() + kernels
+    pools = []
+    for row in threadpoolctl.threadpool_info():
+        if row["user_api"] == "blas" and row["internal_api"] != "gemmery" and path in row["filepath"]:
+            kernels = f", {row['architecture']} kernels" if row.get("architecture") else ""
+            pools.append(f"{row['internal_api']} {row.get('version') or ''}".strip() + kernels)
+    return "; ".join(pools) or "unknown to threadpoolctl"
 
 
 def distorting() -> dict[str, str]:
@@ -114,10 +100,6 @@ def environment(rival: Library, threads: int) -> dict[str, str]:
     return config.child_environment(STEERING, {**dict.fromkeys(THREADS, str(threads)), **rival.settings})
 
 
-def _always() -> str:
-    return ""
-
-
 def _runs_numpy() -> str:
     return f"NumPy {np.__version__}, {blas()}"
 
@@ -126,15 +108,6 @@ def _runs_torch() -> str:
     import torch
 
     return f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, oneDNN"
-
-
-def _runs_mkl() -> str:
-    ctypes.CDLL(_mkl_file())
-    return blas("libmkl")
-
-
-def _without_avx512() -> str:
-    return "" if "avx512f" in target.host().features else "this CPU has no AVX-512"
 
 
 def _prepare_numpy(work: Work) -> RivalProduct:
@@ -201,10 +174,6 @@ def _mkl_file() -> str:
     return next((str(path) for path in sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))), "")
 
 
-def _without_mkl() -> str:
-    return "" if _mkl_file() else "mkl is not installed"
-
-
 def _prepare_mkl(work: Work) -> RivalProduct:
     """`cblas_?gemm` on row-major operands; the call through ctypes costs about 1 us, so small products are refused."""
     plain = work.batch == 1 and not work.vector and work.a_layout == work.b_layout == "row" and work.call == "out"
@@ -224,8 +193,21 @@ def _prepare_mkl(work: Work) -> RivalProduct:
     return RivalProduct(products(product, *operands(work)))
 
 
+def _runs_mkl() -> str:
+    ctypes.CDLL(_mkl_file())
+    return blas("libmkl")
+
+
+def _without_avx512() -> str:
+    return "" if "avx512f" in target.host().features else "this CPU has no AVX-512"
+
+
+def _without_mkl() -> str:
+    return "" if _mkl_file() else "mkl is not installed"
+
+
 RIVALS = (
-    Library("numpy", _always, _runs_numpy, _prepare_numpy),
+    Library("numpy", str, _runs_numpy, _prepare_numpy),
     Library("numpy_avx512", _without_avx512, _runs_numpy, _prepare_numpy, {"OPENBLAS_CORETYPE": "SKYLAKEX"}),
     Library("torch", functools.partial(not_found, "torch"), _runs_torch, _prepare_torch, threads=_set_torch_threads),
     Library("mkl", _without_mkl, _runs_mkl, _prepare_mkl, {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"}),

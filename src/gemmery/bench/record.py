@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gemmery import display
+from gemmery import config, display
 from gemmery.errors import ArgumentError
 
 
@@ -142,6 +142,11 @@ def version(package: str) -> str:
 def path(folder: Path, name: str) -> Path:
     """Return the file of records of the machine called `name`."""
     return folder / f"{name}.jsonl"
+
+
+def results_folder() -> Path:
+    """Return the folder of records in the user's data folder."""
+    return Path(config.data_dir()) / "results"
 
 
 def append(file: Path, run: Run) -> None:

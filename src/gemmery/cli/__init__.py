@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:
     from gemmery.cli.plain import main, run
 else:
-    from gemmery.cli import measuring, looking  # noqa: F401, I001 - they add their commands to the app, in this order
+    from gemmery.cli import measuring, exhibiting, looking  # noqa: F401, I001 - they add their commands to the app, in this order
     from gemmery.cli.app import app as app
     from gemmery.cli.app import main, run
 

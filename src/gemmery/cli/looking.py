@@ -144,7 +144,7 @@ def _inspect(
     html: Path | None,
     svg: Path | None,
 ) -> int:
-    from gemmery.inspection.pages import show_inspection, show_side_by_side
+    from gemmery.inspection.notebook import show_inspection, show_side_by_side
     from gemmery.inspection.records import paired, without_code
     from gemmery.pages.writing import as_json
 
@@ -159,7 +159,7 @@ def _inspect(
     else:
         show_inspection(first, console(), ptx, sass)
     if html is not None:
-        from gemmery.inspection.pages import inspection_page, side_by_side_page
+        from gemmery.inspection.notebook import inspection_page, side_by_side_page
 
         page = side_by_side_page(pair) if pair else inspection_page(first)
         messages.write(f"page: {write_page(html, page)}\n")

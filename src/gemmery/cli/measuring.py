@@ -1,4 +1,4 @@
-"""The commands that measure: ladder, bench, sweep, exhibit."""
+"""The commands that measure: ladder, bench, sweep."""
 
 from __future__ import annotations
 
@@ -136,34 +136,30 @@ def ladder(
         _nothing_before(context)
         return None
     where = asked.place(device or ("emulator" if card else "cpu"), card)
-    lengths, selected = asked.sides(numbers("--sizes", sizes)), asked.rungs(names(rungs), where.kind)
-    dtype = asked.element_type(dtype, where.kind) if dtype else ""
-    asked.limit(seconds)
-    if where.kind != "cpu":
-        asked.no_threads(threads, str(where))
     reason = _emulated_for(context, where)
+    lengths, kind = numbers("--sizes", sizes), where.kind if reason is None else "emulator"
+    from gemmery.lab.climb import Conditions, expected, meant, planned
+
+    type_ = dtype or ("" if kind == "emulator" else "f32")
+    plan = planned(LADDER, names(rungs), lengths, type_, Conditions(str(where), threads, seconds), kind)
     output = Output(json, html, no_html)
     from gemmery import lab
-    from gemmery.lab.climb import expected, meant
 
-    if reason is not None:
+    lengths = plan.sizes if lengths else ()
+    if kind == "emulator":
         from gemmery.cuda.pipes import predictable
-        from gemmery.lab.emulated_rungs import MOST
 
         emulated_as = where.card or asked.EMULATED_AS
-        duration = expected(len(selected), lengths, "emulator")
-        count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, emulated_as)
-        predict = None
-        if emulated_as in predictable():
-            predict = partial(lab.predicted_ladder, sizes=lengths, dtype=dtype, card=emulated_as)
-        return partial(counted, count, emulated_as, reason, output, duration, predict)
-    measure = partial(
-        lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
-    )
+        count = partial(lab.emulated_ladder, names(rungs), lengths, plan.dtype, emulated_as)
+        predict = partial(lab.predicted_ladder, sizes=lengths, dtype=plan.dtype, card=emulated_as)
+        duration = expected(plan, larger=not lengths)
+        known = predict if emulated_as in predictable() else None
+        return partial(counted, count, emulated_as, reason or "", output, duration, known)
+    measure = partial(lab.ladder, names(rungs), lengths, plan.dtype, threads, seconds, device=str(where), store=store)
     check_store(store)
-    special = sum(meant(rung, dtype or "f32") is not None for rung in selected) if where.kind == "cpu" else 0
-    duration = f"{expected(len(selected), lengths, where.kind, special)}{threads_in_words(threads)}"
-    return partial(measured, LADDER.name, measure, output, asked.registry(where.kind), store, duration)
+    special = sum(meant(rung, plan.dtype) is not None for rung, _ in plan.variants) if kind == "cpu" else 0
+    duration = expected(plan, special) + threads_in_words(threads)
+    return partial(measured, LADDER.name, measure, output, asked.registry(kind), store, duration)
 
 
 def _emulated_for(context: Context, where: DeviceChoice) -> str | None:
@@ -227,7 +223,7 @@ def bench(
     no_html: NoHtml = False,
 ) -> Action:
     """Time gemmery's product and rival libraries in turn on suites of problems, and keep the records."""
-    from gemmery.bench import suite
+    from gemmery.bench import record
     from gemmery.lab import asked
 
     asked.budget(seconds)
@@ -246,22 +242,17 @@ def bench(
         for option, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
             if value:
                 raise ArgumentError(f"{option} {value}: suites set it themselves; the option is for --workload chain")
-        loaded = [suite.load(suite.find(name)) for name in suites or ()]
-        for rival in names(rivals):
-            asked.rival(rival, device or (loaded[0].device if loaded else "cpu"))
+        loaded = asked.suites(suites or (), names(rivals), device)
     output = Output(json, html, no_html)
     from gemmery import lab
-    from gemmery.lab.suites import expected, results_folder
+    from gemmery.lab.suites import expected
 
-    folder = check_store(None if no_store else store or results_folder())
+    folder = check_store(None if no_store else store or record.results_folder())
     if workload:
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
         return partial(measured, CHAIN.name, chain, output, store=folder)
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
-    every = (suite.load(suite.find(name)) for name in suite.names())
-    kind = asked.place(device or "cpu").kind
-    duration = expected(loaded or [candidate for candidate in every if candidate.device == kind], threads, seconds)
-    duration += threads_in_words(threads)
+    duration = expected(loaded, threads, seconds) + threads_in_words(threads)
     return partial(measured, "bench", measure, output, store=folder, expected=duration)
 
 
@@ -296,83 +287,29 @@ def sweep(
 
     Sweeps of a GPU rung's config also run on the emulator, which counts accesses instead of measuring times.
     """
-    from gemmery import lab
+    from gemmery import experiments, lab
     from gemmery.lab import asked
-    from gemmery.lab.climb import MOST_EMULATED, Conditions, countable, expected, planned
+    from gemmery.lab.climb import Conditions, expected, planned
 
+    varied = experiments.sweep(experiment)
     if n is not None and sizes:
         raise ArgumentError(f"--n {n} --sizes {sizes}: give one of them; --n is for an experiment at one size")
-    at_one_size = [sweep.name for sweep in SWEEPS if sweep.axis.key]
-    if n is not None and experiment not in at_one_size:
-        having = ", ".join(at_one_size)
+    if n is not None and not varied.axis.key:
+        having = ", ".join(sweep.name for sweep in SWEEPS if sweep.axis.key)
         raise ArgumentError(f"--n {n}: only {having} run at one size; give --sizes {n} for `sweep {experiment}`")
     lengths = (n,) if n is not None else numbers("--sizes", sizes)
-    if card or (device and asked.place(device).kind == "emulator"):
+    where = asked.place(device or "emulator", card) if device or card else None
+    emulated = where is not None and where.kind == "emulator"
+    how = Conditions(str(where) if emulated else device, threads, seconds)
+    if emulated:
         _emulator_only_counts(context)
-        asked.no_threads(threads, "the emulator")
-        emulated_as, output = asked.place(device or "emulator", card).card, Output(json, html, no_html)
-        countable(experiment)
-        count = partial(
-            lab.emulated_sweep, experiment, names(rungs), asked.sides(lengths, MOST_EMULATED), dtype, emulated_as
-        )
-        return partial(counted, count, emulated_as, "", output)
-    plan = planned(experiment, names(rungs), lengths, dtype, Conditions(device, threads, seconds))
+    plan = planned(varied, names(rungs), lengths, dtype, how, "emulator" if emulated else "")
     check_store(store)
     output = Output(json, html, no_html)
+    if emulated:
+        count = partial(lab.emulated_sweep, experiment, names(rungs), lengths, dtype, how.device)
+        return partial(counted, count, how.device, "", output)
     measure = partial(lab.sweep, experiment, names(rungs), lengths, dtype, threads, seconds, device=device, store=store)
-    duration = expected(len(plan.variants), plan.sizes, plan.kind) + threads_in_words(threads)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
+    duration = expected(plan) + threads_in_words(threads)
     return partial(measured, f"sweep-{experiment}", measure, output, every, store, duration)
-
-
-@app.command(
-    short_help="Show one effect of GPU hardware.",
-    epilog="""\b
-    Examples:
-      gemmery exhibit
-      gemmery exhibit bank_stride
-      gemmery exhibit bank_stride --device emulator --as a100
-      gemmery exhibit reduce_strided --json""",
-)
-def exhibit(
-    name: Annotated[str, Argument(metavar="NAME", help="An exhibit.", show_default="list them")] = "",
-    device: Annotated[
-        str, Option(metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.", show_default="cuda")
-    ] = "",
-    card: As = "",
-    seconds: Annotated[float, Option(metavar="S", help="Seconds for each config.")] = 0.3,
-    store: Keep = None,
-    json: Json = False,
-    html: Annotated[
-        Path | None,
-        Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place),
-    ] = None,
-) -> Action:
-    """Show one effect of the hardware with a small kernel.
-
-    Counts are predicted, then measured on a GPU or counted on the emulator.
-    """
-    from gemmery.cli.exhibiting import listed, on_emulator, on_gpu
-    from gemmery.lab import asked
-    from gemmery.ladder.exhibits import find
-
-    where = asked.place(device or ("emulator" if card else "cuda"), card)
-    asked.budget(seconds)
-    if where.kind == "cpu":
-        raise ArgumentError("--device cpu: exhibits run on a GPU: use cuda, cuda:N, or emulator")
-    if where.kind == "emulator" and store is not None:
-        raise ArgumentError("--store: the emulator measures no times; leave it out")
-    if not name:
-        if html is not None:
-            raise ArgumentError(f"--html {html}: name an exhibit; the list has no page")
-        return partial(listed, json)
-    selected, output = find(name), Output(json, html, html is None)
-    check_store(store)
-    missing = ""
-    if where.kind == "cuda":
-        from gemmery.cuda import driver
-
-        missing = driver.missing()
-    if where.kind == "emulator" or (missing and store is None):
-        return partial(on_emulator, selected, where.card or asked.EMULATED_AS, missing, output)
-    return partial(on_gpu, selected, str(where), seconds, store, output)

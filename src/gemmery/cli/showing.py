@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 
 from gemmery.errors import ArgumentError
-from gemmery.pages.writing import check_page, console, write_page
+from gemmery.pages.writing import as_json, check_page, console, write_page
 
 if TYPE_CHECKING:
-    from gemmery.bench.record import Run
-    from gemmery.lab.emulated_rungs import OnRung
-    from gemmery.lab.event import OnEvent, RunEvent
+    from gemmery.bench.record import Measurement, Run
+    from gemmery.lab.event import OnEvent, OnStep, RunEvent
     from gemmery.ladder.rung import Rung
+    from gemmery.report.terminal import Growing
     from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 INTERRUPTED = 130
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,72 @@ class Output:
 
 def print_records(json: bool, records: object, show: Callable[[Console], None]) -> None:
     """Print records as JSON, or as `show` does."""
-    from gemmery.pages.writing import as_json
-
     if json:
         sys.stdout.write(f"{as_json(records)}\n")
     else:
         show(console())
+
+
+def followed(
+    run: Callable[[OnStep[S]], R],
+    progress: Callable[[Console], Growing[S]],
+    show: Callable[[R, Console], None],
+    partly: Callable[[list[S]], R],
+    output: Output,
+    expected: str = "",
+) -> tuple[R, bool]:
+    """Run with progress on stderr, then show the result; return it, and whether Ctrl-C cut it short.
+
+    `run` is called with what receives its steps; `partly` makes a result of those before Ctrl-C. `expected` is printed
+    at the start: the time it takes.
+    """
+    so_far: list[S] = []
+
+    def on_step(what: str, done: int, total: int, record: S | None) -> None:
+        display.announce(expected)
+        so_far.extend([record] if record is not None else [])
+        display.update(what, done, total, record)
+
+    interrupted = False
+    with progress(Console(stderr=True)) as display:
+        try:
+            result = run(on_step)
+        except KeyboardInterrupt:
+            if not so_far:
+                raise
+            result, interrupted = partly(so_far), True
+    print_records(output.json, result, partial(show, result))
+    return result, interrupted
+
+
+def ended(interrupted: bool, faults: Sequence[str] = ()) -> int:
+    """Print a line for each fault, and that Ctrl-C cut the results short; return the exit code."""
+    sys.stderr.writelines(f"gemmery: {fault}\n" for fault in faults)
+    if interrupted:
+        sys.stderr.write("gemmery: interrupted; the results so far are above\n")
+    return INTERRUPTED if interrupted else 1 if faults else 0
+
+
+def timed(
+    measure: Callable[[OnEvent], Run],
+    rungs: Sequence[Rung],
+    show: Callable[[Run, Console], None],
+    output: Output,
+    expected: str = "",
+) -> tuple[Run, bool]:
+    """Show what `measure` times, as `followed` does."""
+    from gemmery.report import terminal
+
+    runs: list[Run] = []
+
+    def run(on_step: OnStep[Measurement]) -> Run:
+        def on_event(event: RunEvent) -> None:
+            runs[:] = [event.run] if event.run else runs
+            on_step(event.what, event.done, event.total, event.measurement)
+
+        return measure(on_event)
+
+    return followed(run, partial(terminal.progress, rungs), show, lambda _: runs[0], output, expected)
 
 
 def measured(
@@ -77,27 +138,17 @@ def measured(
     store: Path | None = None,
     expected: str = "",
 ) -> int:
-    """Measure with progress on stderr, then show the records; 1 when a result is outside its error bound.
+    """Measure and show the records; 1 when a result is outside its error bound, 130 after Ctrl-C.
 
     `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
-    `expected` is printed at the start: the time it takes. After Ctrl-C the records so far are shown; the code is 130.
     """
     from gemmery.bench import record
     from gemmery.lab import measurements
     from gemmery.lab.asked import registry
     from gemmery.report import terminal
 
-    rungs, progress = rungs or registry("cpu"), Console(stderr=True)
-    so_far: list[Run] = []
-
-    def on_event(event: RunEvent) -> None:
-        display.announce(expected)
-        so_far[:] = [event.run] if event.run else so_far
-        display.update(event.what, event.done, event.total, event.measurement)
-
-    with terminal.progress(rungs, progress) as display:
-        run, interrupted = completed(partial(measure, on_event), so_far, lambda: so_far[0])
-    print_records(output.json, run, partial(terminal.show, run, rungs))
+    rungs = rungs or registry("cpu")
+    run, interrupted = timed(measure, rungs, lambda run, console: terminal.show(run, rungs, console), output, expected)
     if output.has_page:
         from gemmery.report.page import page
 
@@ -107,60 +158,35 @@ def measured(
         sys.stderr.write("gemmery: some rungs were skipped as too slow; raise the limit with --seconds\n")
     if store is not None:
         output.say(f"records: {record.path(store, run.machine.name)}")
-    if interrupted:
-        return said_interrupted()
-    if run.measurements and not skipped and not any(each.seconds for each in run.measurements):
-        sys.stderr.write("gemmery: nothing was timed; the reasons are above\n")
-        return 1
-    return judged(run)
-
-
-def completed(run: Callable[[], R], so_far: Sized, partly: Callable[[], R]) -> tuple[R, bool]:
-    """Return all results, or after Ctrl-C those so far if there are any, and whether they were cut short."""
-    try:
-        return run(), False
-    except KeyboardInterrupt:
-        if not so_far:
-            raise
-        return partly(), True
-
-
-def said_interrupted() -> int:
-    """Print that Ctrl-C cut the results short; return the exit code."""
-    sys.stderr.write("gemmery: interrupted; the results so far are above\n")
-    return INTERRUPTED
+    if run.measurements and not (interrupted or skipped or any(each.seconds for each in run.measurements)):
+        return ended(False, ["nothing was timed; the reasons are above"])
+    return ended(interrupted, () if interrupted else outside(run))
 
 
 def counted(
-    count: Callable[[OnRung], EmulatedLadder],
+    count: Callable[[OnStep[EmulatedRung]], EmulatedLadder],
     card: str,
     instead_of: str,
     output: Output,
     expected: str = "",
     predict: Callable[..., tuple[PredictedRung, ...]] | None = None,
 ) -> int:
-    """Run the ladder on the emulator with progress on stderr, then show it; 1 when something is wrong.
+    """Run the ladder on the emulator and show it; 1 when something is wrong, 130 after Ctrl-C.
 
     `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
-    `expected` and Ctrl-C are as in `measured`. `predict` predicts the times of named rungs.
+    `predict` predicts the times of named rungs.
     """
     from gemmery.bench import record
     from gemmery.lab.asked import emulated_card
-    from gemmery.report import emulated_tables
-    from gemmery.report.page import emulated_page
+    from gemmery.report.emulated_tables import complaints, emulated_progress, show_emulated
     from gemmery.rung_counts import EmulatedLadder
 
-    if instead_of:
-        sys.stderr.write(f"gemmery: {instead(instead_of, card)}\n")
-    so_far: list[EmulatedRung] = []
     started = record.now()
 
-    def on_rung(what: str, done: int, total: int, rung: EmulatedRung | None) -> None:
-        display.announce(expected)
-        so_far.extend([rung] if rung else [])
-        display.update(what, done, total, rung)
+    def partly(rungs: list[EmulatedRung]) -> EmulatedLadder:
+        return EmulatedLadder(emulated_card(card), started, tuple(rungs))
 
-    def with_times() -> EmulatedLadder:
+    def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
         ladder = count(on_rung)
         names = [rung.rung for rung in ladder.rungs if not rung.refused]
         if predict is None or not names:  # without names, every rung would be predicted
@@ -168,20 +194,20 @@ def counted(
         predicted = predict(dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None))
         return replace(ladder, predicted=predicted)
 
-    with emulated_tables.emulated_progress(Console(stderr=True)) as display:
-        partly = partial(EmulatedLadder, emulated_card(card), started)
-        ladder, interrupted = completed(with_times, so_far, lambda: partly(tuple(so_far)))
-    print_records(output.json, ladder, partial(emulated_tables.show_emulated, ladder))
+    announce(instead_of, card)
+    ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)
     if output.has_page:
+        from gemmery.report.page import emulated_page
+
         output.write("emulated", ladder.started, emulated_page(ladder))
-    wrong = emulated_tables.complaints(ladder)
-    sys.stderr.writelines(f"gemmery: {fault}\n" for fault in wrong)
-    return said_interrupted() if interrupted else 1 if wrong else 0
+    return ended(interrupted, complaints(ladder))
 
 
-def instead(missing: str, card: str) -> str:
-    """Return the line that announces the emulator in place of a GPU."""
-    return f"no CUDA device ({missing}): using the emulator as {card} instead, which counts instead of timing"
+def announce(missing: str, card: str) -> None:
+    """Print that the emulator takes the place of a GPU, and why; nothing for "", where it was asked for."""
+    if missing:
+        instead = f"using the emulator as {card} instead, which counts instead of timing"
+        sys.stderr.write(f"gemmery: no CUDA device ({missing}): {instead}\n")
 
 
 def check_store(folder: Path | None) -> Path | None:
@@ -199,11 +225,9 @@ def check_store(folder: Path | None) -> Path | None:
     return folder
 
 
-def judged(run: Run) -> int:
-    """Print a line for each result outside its error bound; return 1 if there are any."""
+def outside(run: Run) -> list[str]:
+    """Return a line for each result outside its error bound."""
     from gemmery.report import words
 
-    wrong = [m for m in run.measurements if not words.passed(m)]
-    for m in wrong:
-        sys.stderr.write(f"gemmery: {m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}\n")
-    return 1 if wrong else 0
+    wrong = (m for m in run.measurements if not words.passed(m))
+    return [f"{m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}" for m in wrong]

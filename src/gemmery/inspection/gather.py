@@ -28,7 +28,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.pipeline import WARPGROUP, PipelineTrace, Timeline
+from gemmery.emulator.trace.pipeline import WARPGROUP, PipelineTrace
 from gemmery.emulator.trace.selection import select
 from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
 from gemmery.inspection.cpu_rung import inspect_cpu_rung, random_operand
@@ -93,7 +93,9 @@ def trace_barriers(rung: Rung, problem: Problem, config: Mapping[str, int], arch
     few = _few_tiles(problem, geometry, config)
     settings = {**config, "blocks": geometry.cluster} if "blocks" in config else config
     trace = _traced(rung, few, settings, arch, WARPGROUP)
-    if trace.timeline is not None and _copies_and_multiplies(trace.timeline):  # nobody runs ahead of the others
+    events = trace.timeline.events if trace.timeline else ()
+    copying, multiplying = ({each.who for each in events if each.what == what} for what in ("copies", "multiplies"))
+    if copying & multiplying:  # nobody runs ahead of the others
         trace = _traced(rung, few, settings, arch, 0)
     return trace
 
@@ -132,12 +134,6 @@ def _traced(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
     options = EmulationOptions(arch, check=False, observers=(trace,), ahead=ahead)
     run_rung(rung, problem, config, _random_product(problem), options)
     return trace
-
-
-def _copies_and_multiplies(timeline: Timeline) -> bool:
-    """Whether a warpgroup that starts copies also multiplies."""
-    does = {what: {event.who for event in timeline.events if event.what == what} for what in ("copies", "multiplies")}
-    return not does["copies"].isdisjoint(does["multiplies"])
 
 
 SIDE = 4096
@@ -330,7 +326,9 @@ def compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> C
     except DeviceError as error:
         text, missing = "", str(error)
     code = sass.instructions(text)
-    step, passes = sass.step(code, _multiply_adds(geometry, config))
+    bm, bn = geometry.tile  # multiply-adds of a warp for a step of its block along k, 0 where there is no such step
+    adds = bm * bn * config.get("bk", config.get("tile", 0)) * 32 / geometry.threads
+    step, passes = sass.step(code, adds)
     blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
     shared = resources.shared + geometry.shared
     return CompiledLaunch(
@@ -357,9 +355,3 @@ def compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> C
         cluster=geometry.cluster,
         roles=tuple(map(int, re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", program.ptx))),
     )
-
-
-def _multiply_adds(geometry: Geometry, config: Mapping[str, int]) -> float:
-    """Multiply-adds that a warp needs for one step of its block along k, 0 where the config has no such step."""
-    bm, bn = geometry.tile
-    return bm * bn * config.get("bk", config.get("tile", 0)) * 32 / geometry.threads

@@ -1,17 +1,21 @@
-"""`gm.inspect()`: the records of one rung or two, which notebooks display as the page that the command writes."""
+"""`gm.inspect()`: the records of one rung or two, in a terminal and as the page that notebooks display too."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gemmery.emulation.kernel_run import KernelRun, KernelRuns, with_page
+from gemmery.emulation.kernel_run import KernelRun, KernelRuns, paired_pictures, with_page
 from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
-from gemmery.inspection import records
+from gemmery.inspection import records, side_by_side
 from gemmery.inspection.gather import inspections
-from gemmery.inspection.sections import subject
+from gemmery.inspection.records import AnyInspection, AnyPair, Inspection
+from gemmery.inspection.sections import codes, lesson, sections, subject, untraced
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class NotebookInspection(records.Inspection):
@@ -70,7 +74,7 @@ def inspect(
     device: str = "",
     line: str = "",
     counters: bool = True,
-) -> records.AnyInspection | records.AnyPair | KernelRun | KernelRuns:
+) -> AnyInspection | AnyPair | KernelRun | KernelRuns:
     """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
     Of a CPU rung show its loops, its inner loop in assembly, its loads and stores in a model of the caches, and roofs.
@@ -95,32 +99,100 @@ def inspect(
     if isinstance(rung, EmulatedRun) or isinstance(other, EmulatedRun):
         if m or n or k or dtype or config or device or line:
             raise ArgumentError("inspect(run): m, n, k, dtype, config, device and line are for rungs; leave them out")
-        return _inspected(rung, other)
+        if isinstance(rung, EmulatedRun) and isinstance(other, EmulatedRun):
+            return KernelRuns(rung, other)
+        if isinstance(rung, EmulatedRun) and not other:
+            return with_page(rung)
+        raise ArgumentError(f"inspect({rung!r}, {other!r}): compare two runs, or two rungs")
     names = [rung, *([other] if other else [])]
     first, *second = (each() for each in inspections(names, m, n, k, dtype, config, device, line, counters))
     record = records.paired(first, *second) if second else first
-    page: records.AnyInspection | records.AnyPair = DISPLAYED[type(record)](
+    page: AnyInspection | AnyPair = DISPLAYED[type(record)](
         **{field.name: getattr(record, field.name) for field in fields(record)}
     )
     return page
 
 
-def _inspected(run: str | EmulatedRun, other: str | EmulatedRun) -> KernelRun | KernelRuns:
-    if isinstance(run, EmulatedRun) and isinstance(other, EmulatedRun):
-        return KernelRuns(run, other)
-    if isinstance(run, EmulatedRun) and not other:
-        return with_page(run)
-    raise ArgumentError(f"inspect({run!r}, {other!r}): compare two runs, or two rungs")
-
-
-def _framed(record: records.AnyInspection | records.AnyPair) -> str:
+def _framed(record: AnyInspection | AnyPair) -> str:
     """The page of one rung or of two, in a frame."""
     try:
-        from gemmery.inspection.pages import inspection_page, side_by_side_page
         from gemmery.pages.rendering import framed
 
-        if isinstance(record, records.AnyInspection):
+        if isinstance(record, AnyInspection):
             return framed(inspection_page(record), f"gemmery inspect {record.rung}")
         return framed(side_by_side_page(record), f"gemmery inspect {record.old.rung} {record.new.rung}")
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of gemmery.inspect") from error
+
+
+def show_inspection(inspection: AnyInspection, console: "Console", ptx: bool = False, sass: bool = False) -> None:
+    """Print an inspection, and the requested code."""
+    from rich.text import Text
+
+    from gemmery.emulation.terminal_tables import show_section
+
+    console.print(Text.assemble((inspection.rung, "bold"), (f": {inspection.idea}", "dim")))
+    console.print(Text(subject(inspection), style="dim"))
+    for section in sections(inspection):
+        show_section(section, console)
+    for title, text in codes(inspection, ptx, sass):
+        console.print()
+        console.print(Text(title, style="bold"))
+        console.print(Text(text), soft_wrap=True)
+
+
+def show_side_by_side(pair: AnyPair, console: "Console") -> None:
+    """Print the facts of both, with the differences in colour."""
+    from rich.text import Text
+
+    from gemmery.emulation.terminal_tables import show_pair
+
+    console.print(Text(side_by_side.title(pair), style="bold"))
+    console.print(Text(subject(pair.new, config=False), style="dim"))
+    for inspection in (pair.old, pair.new):
+        console.print(Text.assemble((f"{inspection.rung}: ", "dim"), inspection.idea))
+    if glance := side_by_side.glance(pair):
+        console.print(Text(glance))
+    for section in side_by_side.sections(pair):
+        show_pair(section, console)
+
+
+def inspection_page(inspection: AnyInspection) -> str:
+    """The page of one rung or exhibit."""
+    from gemmery.pages.pictures import pictures  # load matplotlib
+    from gemmery.pages.rendering import render
+    from gemmery.report.curves import roofline_plot
+
+    counts, device, roofline = inspection.emulated, "the CPU", None
+    if isinstance(inspection, Inspection):
+        device = inspection.device.name
+        roofline = roofline_plot(inspection.rung, device, inspection.loads, inspection.once)
+    return render(
+        "inspection.html",
+        __package__,
+        title=f"{inspection.rung} on {device}",
+        inspection=inspection,
+        lesson=lesson(inspection.rung),
+        subject=subject(inspection),
+        sections=sections(inspection),
+        roofline=None if inspection.exhibit else roofline,
+        plots=pictures(counts.chosen, counts.source) if counts else (),
+        untraced=untraced(counts) if counts and counts.chosen.untraced else "",
+        codes=codes(inspection),
+    )
+
+
+def side_by_side_page(pair: AnyPair) -> str:
+    """The page of two, with the pictures of both."""
+    from gemmery.pages.rendering import render
+
+    return render(
+        "side_by_side.html",
+        __package__,
+        title=side_by_side.title(pair),
+        glance=side_by_side.glance(pair),
+        rungs=[(rung, lesson(rung.rung)) for rung in (pair.old, pair.new)],
+        subject=subject(pair.new, config=False),
+        sections=side_by_side.sections(pair),
+        pairs=paired_pictures([(rung.rung, rung.emulated) for rung in (pair.old, pair.new)]),
+    )

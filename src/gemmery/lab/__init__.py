@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from gemmery import load_lazily
 
 if TYPE_CHECKING:
-    from gemmery.lab.climb import emulated_sweep as emulated_sweep
     from gemmery.lab.climb import ladder as ladder
     from gemmery.lab.climb import sweep as sweep
-    from gemmery.lab.emulated_rungs import emulated_ladder as emulated_ladder
     from gemmery.lab.event import RunEvent as RunEvent
     from gemmery.lab.exhibit_runs import emulated_exhibit as emulated_exhibit
     from gemmery.lab.exhibit_runs import exhibit as exhibit
@@ -19,21 +17,22 @@ if TYPE_CHECKING:
     from gemmery.lab.health import doctor as doctor
     from gemmery.lab.health import prune as prune
     from gemmery.lab.launches import chain as chain
-    from gemmery.lab.predicted_rungs import predicted_ladder as predicted_ladder
+    from gemmery.lab.on_emulator import emulated_ladder as emulated_ladder
+    from gemmery.lab.on_emulator import emulated_sweep as emulated_sweep
+    from gemmery.lab.on_emulator import predicted_ladder as predicted_ladder
     from gemmery.lab.suites import bench as bench
     from gemmery.lab.verification import verify as verify
     from gemmery.ladder.diff import diff as diff
 
 _HOMES = {
     "gemmery.lab.launches": ("chain",),
-    "gemmery.lab.emulated_rungs": ("emulated_ladder",),
+    "gemmery.lab.on_emulator": ("emulated_ladder", "emulated_sweep", "predicted_ladder"),
     "gemmery.lab.event": ("RunEvent",),
     "gemmery.lab.exhibit_runs": ("emulated_exhibit", "exhibit", "predicted"),
     "gemmery.lab.health": ("Diagnosis", "doctor", "prune"),
     "gemmery.lab.verification": ("verify",),
-    "gemmery.lab.predicted_rungs": ("predicted_ladder",),
     "gemmery.lab.suites": ("bench",),
-    "gemmery.lab.climb": ("emulated_sweep", "ladder", "sweep"),
+    "gemmery.lab.climb": ("ladder", "sweep"),
     "gemmery.ladder.diff": ("diff",),
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605

@@ -13,6 +13,7 @@ from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, brief, unknown
 
 if TYPE_CHECKING:
+    from gemmery.bench.suite import Suite
     from gemmery.bench.timing import Rival
     from gemmery.cuda.device import Device
     from gemmery.ladder.exhibits import Exhibit
@@ -138,6 +139,31 @@ def rival(name: str, kind: str) -> Rival:
     from gemmery.bench import cublas  # loads NVIDIA's bindings
 
     return cublas.find(name)
+
+
+def suites(names: Sequence[str], rivals: Sequence[str], device: str) -> list[Suite]:
+    """Return the suites of these names or paths, for none all of a device; "" is the device that they are for.
+
+    Raises ArgumentError for suites of several devices or of another one, and for rivals that are not known or that
+    suites do not have.
+    """
+    from gemmery.bench import suite
+
+    loaded = [suite.load(suite.find(name)) for name in names or suite.names()]
+    kind = (device.strip().lower() or (loaded[0].device if names else "cpu")).partition(":")[0]
+    if not names:
+        loaded = [each for each in loaded if each.device == kind]
+    for each in loaded:
+        if each.device != kind:
+            raise ArgumentError(
+                f"suite {each.name!r} is for {each.device}, not {kind}; choose suites of one device, and that device"
+            )
+    if rivals and all(each.kind in suite.ALONE for each in loaded):
+        listed = ", ".join(each.name for each in loaded)
+        raise ArgumentError(f"rivals={', '.join(rivals)}: suite {listed} has no rivals; leave them out")
+    for name in {*rivals, *(name for each in loaded for name in each.rivals)}:
+        rival(name, kind)
+    return loaded
 
 
 def element_type(dtype: str, kind: str) -> str:

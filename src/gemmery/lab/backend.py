@@ -1,13 +1,15 @@
-"""A device as the lab needs it: operands in its memory, what can be run on them, rivals and measured limits.
+"""A device as the lab needs it: the product that shows a rung, and what becomes of rungs on it.
 
-`on_cpu` and `on_cuda` are the two implementations. The ladder, the sweeps and the suites know nothing else of a device.
+The emulator counts and the predictor predicts times, in `on_emulator`. A `TimedBackend`, a CPU or a GPU in `on_cpu` or
+`on_cuda`, also has operands in its memory, what can be run on them, rivals and measured limits. The ladder, sweeps
+and suites know nothing else of a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.bench.timing import Comparison, Contestant, Rival, Sample
@@ -17,6 +19,7 @@ from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
+R = TypeVar("R")
 Begin = Callable[[str], None]  # tells what begins to be measured
 
 
@@ -63,12 +66,30 @@ class Stage(Protocol):
         """Let a rival of the same backend prepare them."""
 
 
-class Backend(Protocol):
-    """A device to measure on."""
+class ProductRungs(Protocol[R]):
+    """The rungs on one product."""
 
-    device: str  # as in a Problem: "cpu", "cuda:0"
-    machine: MachineRecord
+    def measure(self, rung: Rung, config: Config, before: R | None) -> R:
+        """Return the record of a rung with these keys of its config; `before` is its record for a smaller product."""
+
+    def rivals(self) -> list[R]:
+        """Return the records of what was compared with the rungs."""
+
+
+class Backend(Protocol):
+    """A device on which rungs run."""
+
+    device: str  # as in a Problem: "cpu", "cuda:0", or the name of a card
     ladder: tuple[Rung, ...]
+
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return the product that shows a rung at size n, in the types of `like`."""
+
+
+class TimedBackend(Backend, Protocol):
+    """A device to time rungs on, next to rivals."""
+
+    machine: MachineRecord
     rivals: Sequence[Rival]  # all libraries that may run beside it, installed or not
     pilot: int  # the side at which a rung's time at its first size is predicted
     slow_parent: float  # seconds of a call from which a parent takes no turns
@@ -81,9 +102,6 @@ class Backend(Protocol):
 
     def stage(self, work: Work) -> Stage:
         """Make the operands of a work. Raises RefusedError if there is not enough memory."""
-
-    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return the product that shows a rung at size n, in the types of `like`."""
 
     def share(self, threads: int) -> float:
         """Return the seconds for one comparison of a rung with its parent and a rival."""

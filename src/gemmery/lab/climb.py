@@ -6,30 +6,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gemmery import experiments
-from gemmery.bench import record
-from gemmery.bench.record import Measurement, Run
+from gemmery.bench.record import Run
 from gemmery.bench.work import Work
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DeviceError
-from gemmery.experiments import LADDER, SWEEPS, Axis, Experiment, Points
+from gemmery.experiments import LADDER, SWEEPS, Axis, Experiment
 from gemmery.lab import asked
-from gemmery.lab.event import OnEvent, followed, ignore
+from gemmery.lab.event import OnEvent, RunSteps, ignore
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
 if TYPE_CHECKING:
-    from gemmery.lab.emulated_rungs import OnRung
-    from gemmery.rung_counts import EmulatedLadder, EmulatedRung
+    from gemmery.lab.backend import ProductRungs
 
+
+class Refusable(Protocol):
+    """A record of a rung, which may say why it did not run."""
+
+    @property
+    def refused(self) -> str: ...
+
+
+R = TypeVar("R", bound=Refusable)
 RungConfig = tuple[Rung, Config]  # a rung and the keys that differ from its default config
 Shape = Callable[[Rung, int], Work]  # the product of a rung at a size
+SizeGroup = tuple[int, list[tuple[Rung, Config, Work]]]  # a size, and what runs at it
 MEANT = {
     "direct": (64, 64, 64),
     "streamed": (8, 2048, 2048),
 }  # where rungs that lose on large squares are meant to be used
+MOST_EMULATED = 1024  # a side: the longest rung takes half a minute there
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,55 @@ class Conditions:
 
 
 PLAIN = Conditions()
+
+
+@dataclass(frozen=True)
+class RungPlan:
+    """A ladder or a sweep with checked arguments."""
+
+    variants: list[RungConfig]
+    sizes: tuple[int, ...]
+    dtype: str  # "" for the type that suits each rung
+    kind: str  # of the device: "cpu", "cuda" or "emulator"
+    how: Conditions
+
+
+def planned(
+    experiment: Experiment, rungs: Sequence[str], sizes: Sequence[int], dtype: str, how: Conditions, kind: str = ""
+) -> RungPlan:
+    """Check the arguments of `ladder` and `sweep`, or of these on the emulator; raise their ArgumentErrors.
+
+    The device "" is the first of the experiment. The `kind` of device follows from its name unless it is "emulator".
+    """
+    where = how.device or experiment.devices[0]
+    kind = kind or ("cpu" if asked.ordinal(where) is None else "cuda")
+    if kind not in experiment.points and kind == "emulator":
+        known = ", ".join(other.name for other in SWEEPS if kind in other.points)
+        raise ArgumentError(f"`sweep {experiment.name}` compares times, and the emulator only counts; it runs {known}")
+    if kind not in experiment.points:
+        raise ArgumentError(f"device {where!r}: `sweep {experiment.name}` runs on {' or '.join(experiment.devices)}")
+    points, key = experiment.points[kind], experiment.axis.key
+    every = asked.rungs(rungs or [name for name, _ in points.variants], kind)
+    lengths = asked.sides(sizes or points.sizes, MOST_EMULATED if kind == "emulator" else 0)
+    if key and len(lengths) > 1:
+        raise ArgumentError(f"sizes {list(lengths)}: the {key} is varied at one size; give one")
+    configs = [
+        (rung, config) for rung in every for config in [c for name, c in points.variants if name == rung.name] or [{}]
+    ]
+    if key:
+        for rung in every:
+            if key not in rung.space:
+                having = ", ".join(other.name for other in asked.registry(kind) if key in other.space)
+                raise ArgumentError(f"rung {rung.name!r} has no {key} to vary; these have: {having}")
+        n, values = lengths[0], points.values
+        configs = [(rung, {**config, key: value}) for rung, config in configs for value in values or blocks(rung, n)]
+    dtype = asked.element_type(dtype, kind) if dtype or kind != "emulator" else ""
+    asked.limit(how.seconds)
+    if kind != "cpu":
+        asked.no_threads(how.threads, where)
+    takes_all = kind == "cpu" or rungs or not dtype  # else rungs for other element types are left out
+    configs = [(rung, config) for rung, config in configs if takes_all or element(dtype).dtype in rung.dtypes]
+    return RungPlan(configs, lengths, dtype, kind, replace(how, device=where))
 
 
 def ladder(
@@ -74,98 +132,8 @@ def ladder(
     Raises ArgumentError for an unknown rung, dtype or device, and for a size below 1; DeviceError if there is no such
     device.
     """
-    kind = "cpu" if asked.ordinal(device) is None else "cuda"
-    every, dtype = asked.rungs(rungs, kind), asked.element_type(dtype, kind)
-    if kind == "cuda":
-        asked.no_threads(threads, device)
-        every = tuple(rung for rung in every if rungs or element(dtype).dtype in rung.dtypes)
-    how = Conditions(device, threads, seconds, on_event, store)
-    return climb(LADDER, [(rung, {}) for rung in every], sizes or LADDER.points[kind].sizes, dtype, how)
-
-
-def meant(rung: Rung, dtype: str) -> Work | None:
-    """Return the product that a rung is meant for unless that is a large square; None for other rungs."""
-    shape = MEANT.get(rung.name)
-    return Work(*shape, dtype, dtype, name="meant for it") if shape else None
-
-
-def element(dtype: str) -> Work:
-    """Return a 1 x 1 x 1 product of an element type; "tf32" is f32 of which products keep 10 bits of fraction."""
-    name = "f32" if dtype == asked.TF32 else dtype
-    return Work(1, 1, 1, name, name, precision=asked.TF32 if dtype == asked.TF32 else "")
-
-
-def expected(rungs: int, sizes: Sequence[int], kind: str, special: int = 0) -> str:
-    """Return the number of measurements of a ladder or a sweep and the time they take, as text.
-
-    `special` products are measured besides those of every size.
-    """
-    lengths = sizes or LADDER.points[kind].sizes
-    each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
-    if each is None:  # compilation, then some 10**8 emulated operations per second
-        each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in lengths) / len(lengths)
-        each += 0.0 if sizes else 0.5  # a predicted time of a larger product
-    return estimate(rungs * len(lengths) + special, each)
-
-
-def estimate(measurements: int, each: float) -> str:
-    """Return a number of measurements and their time as text, with `each` taking so many seconds.
-
-    >>> estimate(33, 3.0), estimate(1, 3.0), estimate(60, 9.0)
-    ('33 measurements, about 100 s', '1 measurement, about 3 s', '60 measurements, about 9 min')
-    """
-    seconds = max(measurements * each, 1.0)
-    about = f"{seconds / 60:.0f} min" if seconds > 150 else f"{round(seconds, -1 if seconds > 20 else None):.0f} s"
-    return f"{measurements} measurement{'s' * (measurements != 1)}, about {about}"
-
-
-def climb(
-    experiment: Experiment,
-    rungs: Sequence[RungConfig],
-    sizes: Sequence[int],
-    dtype: str = "f32",
-    how: Conditions = PLAIN,
-    shape: Shape | None = None,
-) -> Run:
-    """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.
-
-    `shape` makes the product of a rung at a size, by default the one that suits it: two squares if it takes them.
-    """
-    lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
-    asked.limit(how.seconds)
-    # Here, so that wrong arguments are reported before it is loaded.
-    from gemmery.lab.session import Level, open_session, threads_of
-
-    asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
-    like, threads = element(dtype), 0 if gpu is not None else asked_for
-    special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
-    groups = [[(rung, config, work)] for rung, config, work in special if work]
-    with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:
-        product = shape or partial(session.backend.product_for, like=like)
-        groups = [[(rung, config, product(rung, n)) for rung, config in rungs] for n in lengths] + groups
-        for rung, _, work in next(iter(groups), []):  # the limits before any time
-            plain = session.backend.blank(experiment.suite, rung.name, work, threads_of(rung, threads))
-            session.backend.limits(plain, session.begin)
-        before: dict[object, Measurement] = {}
-        for group in groups:
-            levels: dict[Work, Level] = {}
-            try:
-                for rung, config, work in group:
-                    if work not in levels:
-                        levels[work] = Level(session, experiment.suite, work, threads, how.seconds)
-                    session.begin(f"{rung.name}, {work}")
-                    same = rung.name, tuple(config.items()), work.name
-                    m = levels[work].measure(rung, config, before.get(same))
-                    if not m.refused:
-                        before[same] = m
-                    session.end(m)
-            finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
-                for level in levels.values():
-                    session.add(*level.rivals())
-        return session.run
-
-
-MOST_EMULATED = 1024  # the largest side there
+    plan = planned(LADDER, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
+    return climb(LADDER, plan.variants, plan.sizes, plan.dtype, plan.how)
 
 
 def sweep(
@@ -192,11 +160,12 @@ def sweep(
 
     Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
     """
-    plan = planned(experiment, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
-    varied, variants = experiments.sweep(experiment), plan.variants
+    varied = experiments.sweep(experiment)
+    plan = planned(varied, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
+    variants, like = plan.variants, element(plan.dtype)
     if plan.kind == "cuda" and not rungs:  # those that take the type
-        variants = [(rung, config) for rung, config in variants if _serves(rung, element(plan.dtype), plan.how.device)]
-    shape = partial(_vector, varied.axis, element(plan.dtype)) if varied.axis.fixed else None
+        variants = [(rung, config) for rung, config in variants if _serves(rung, like, plan.how.device)]
+    shape = partial(_vector, varied.axis, like) if varied.axis.fixed else None
     try:
         return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
     except DeviceError as error:
@@ -204,107 +173,100 @@ def sweep(
         raise DeviceError(f"{error}; `gemmery {way}` on the device emulator counts what rungs do without one") from None
 
 
-def emulated_sweep(
-    experiment: str,
-    rungs: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    dtype: str = "f32",
-    device: str = "",
-    on_rung: OnRung = lambda *_: None,
-) -> EmulatedLadder:
-    """Count a sweep over a key of GPU rungs ("threads", "tile" or "stages") on the emulator, which needs no GPU.
+def meant(rung: Rung, dtype: str) -> Work | None:
+    """Return the product that a rung is meant for unless that is a large square; None for other rungs."""
+    shape = MEANT.get(rung.name)
+    return Work(*shape, dtype, dtype, name="meant for it") if shape else None
 
-    A record's `rung` includes its config: "simt_smem tile=8". `sizes` is one size, by default that of the experiment;
-    `device` is a card.
 
-    >>> [one.rung for one in emulated_sweep("tile", sizes=[32]).rungs][:2]
-    ['simt_smem tile=2', 'simt_smem tile=4']
+def element(dtype: str) -> Work:
+    """Return a 1 x 1 x 1 product of an element type; "tf32" is f32 of which products keep 10 bits of fraction."""
+    name = "f32" if dtype == asked.TF32 else dtype
+    return Work(1, 1, 1, name, name, precision=asked.TF32 if dtype == asked.TF32 else "")
 
-    Raises ArgumentError as `sweep` does, and for an experiment without a key.
+
+def expected(plan: RungPlan, special: int = 0, larger: bool = False) -> str:
+    """Return the number of measurements of a ladder or a sweep and the time they take, as text.
+
+    `special` products are measured besides those of every size. The emulator also predicts times of `larger` ones.
     """
-    from gemmery.lab.emulated_rungs import emulated_rung  # loads the emulator
-    from gemmery.rung_counts import EmulatedLadder
-
-    counted = countable(experiment)
-    key, points = counted.axis.key, counted.points["emulator"]
-    card, (n, *others) = asked.emulated_card(device), asked.sides(sizes or points.sizes, MOST_EMULATED)
-    if others:
-        raise ArgumentError(f"sizes {list(sizes)}: the {key} is varied at one size; give one")
-    like = element(asked.element_type(dtype, "emulator"))
-    variants = _variants(counted, points, rungs, "emulator", n)
-    variants = [(rung, config) for rung, config in variants if rungs or like.dtype in rung.dtypes]
-    work, started = replace(like, m=n, n=n, k=n), record.now()
-
-    def run(label: str, rung: Rung, config: Config) -> EmulatedRung:
-        return replace(emulated_rung(rung, work, card, config), rung=label, size=n)
-
-    labelled = [(f"{rung.name} {key}={config[key]}", rung, config) for rung, config in variants]
-    steps = [(label, partial(run, label, rung, config)) for label, rung, config in labelled]
-    return EmulatedLadder(card, started, followed(steps, on_rung))
+    each = {"cpu": 3.0, "cuda": 1.5}.get(plan.kind)  # seconds of a rung at one size, with its check and its rival
+    if each is None:  # compilation, then some 10**8 emulated operations per second
+        each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in plan.sizes) / len(plan.sizes)
+        each += 0.5 * larger
+    return estimate(len(plan.variants) * len(plan.sizes) + special, each)
 
 
-def countable(name: str) -> Experiment:
-    """Return a sweep that the emulator can run. Raises ArgumentError for another."""
-    experiment = experiments.sweep(name)
-    if "emulator" not in experiment.points:
-        known = ", ".join(other.name for other in SWEEPS if "emulator" in other.points)
-        raise ArgumentError(f"`sweep {name}` compares times, and the emulator only counts; it runs {known}")
-    return experiment
+def estimate(measurements: int, each: float) -> str:
+    """Return a number of measurements and their time as text, with `each` taking so many seconds.
+
+    >>> estimate(33, 3.0), estimate(1, 3.0), estimate(60, 9.0)
+    ('33 measurements, about 100 s', '1 measurement, about 3 s', '60 measurements, about 9 min')
+    """
+    seconds = max(measurements * each, 1.0)
+    about = f"{seconds / 60:.0f} min" if seconds > 150 else f"{round(seconds, -1 if seconds > 20 else None):.0f} s"
+    return f"{measurements} measurement{'s' * (measurements != 1)}, about {about}"
 
 
-@dataclass(frozen=True)
-class SweepPlan:
-    """A sweep with checked arguments."""
+def climb(
+    experiment: Experiment,
+    rungs: Sequence[RungConfig],
+    sizes: Sequence[int],
+    dtype: str = "f32",
+    how: Conditions = PLAIN,
+    shape: Shape | None = None,
+) -> Run:
+    """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.
 
-    variants: list[RungConfig]
-    sizes: tuple[int, ...]
-    dtype: str
-    kind: str  # of the device: "cpu" or "cuda"
-    how: Conditions
+    `shape` makes the product of a rung at a size, by default the one that suits it: two squares if it takes them.
+    """
+    lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
+    # Here, so that wrong arguments are reported before it is loaded.
+    from gemmery.lab.session import Level, open_session, threads_of
 
+    asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
+    like, threads = element(dtype), 0 if gpu is not None else asked_for
+    special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
+    groups: list[SizeGroup] = [(work.n, [(rung, config, work)]) for rung, config, work in special if work]
+    with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:
+        groups = [*grouped(rungs, lengths, shape or partial(session.backend.product_for, like=like)), *groups]
+        for rung, _, work in groups[0][1] if groups else ():  # the limits before any time
+            plain = session.backend.blank(experiment.suite, rung.name, work, threads_of(rung, threads))
+            session.backend.limits(plain, session.begin)
 
-def planned(experiment: str, rungs: Sequence[str], sizes: Sequence[int], dtype: str, how: Conditions) -> SweepPlan:
-    """Check the arguments of `sweep`; the device "" is the first of the experiment. Raises its ArgumentErrors."""
-    varied = experiments.sweep(experiment)
-    where = how.device or varied.devices[0]
-    kind = "cpu" if asked.ordinal(where) is None else "cuda"
-    if kind not in varied.devices:
-        raise ArgumentError(f"device {where!r}: `sweep {experiment}` runs on {' or '.join(varied.devices)}")
-    points = varied.points[kind]
-    lengths = asked.sides(sizes or points.sizes)
-    if varied.axis.key and len(lengths) > 1:
-        raise ArgumentError(f"sizes {list(lengths)}: the {varied.axis.key} is varied at one size; give one")
-    variants = _variants(varied, points, rungs, kind, lengths[0])
-    like = asked.element_type(dtype, kind)
-    asked.limit(how.seconds)
-    if kind == "cuda":
-        asked.no_threads(how.threads, where)
-    return SweepPlan(variants, lengths, like, kind, replace(how, device=where))
+        def level(work: Work, _: int) -> Level:
+            return Level(session, experiment.suite, work, threads, how.seconds)
 
-
-def _variants(experiment: Experiment, points: Points, names: Sequence[str], kind: str, n: int) -> list[RungConfig]:
-    """The rungs with the configs of the experiment; a rung that the experiment does not name runs in its own."""
-    rungs, key = asked.rungs(names or [name for name, _ in points.variants], kind), experiment.axis.key
-    listed = [
-        (rung, config)
-        for rung in rungs
-        for config in [config for name, config in points.variants if name == rung.name] or [{}]
-    ]
-    if not key:
-        return listed
-    listed = [(varied(asked.registry(kind), rung, key), config) for rung, config in listed]
-    return [(rung, {**config, key: value}) for rung, config in listed for value in points.values or sides(rung, n)]
+        climbed(session, level, groups)
+        return session.run
 
 
-def varied(ladder: tuple[Rung, ...], rung: Rung, key: str) -> Rung:
-    """Return the rung. Raises ArgumentError if its config does not have the key."""
-    if key not in rung.space:
-        having = ", ".join(other.name for other in ladder if key in other.space)
-        raise ArgumentError(f"rung {rung.name!r} has no {key} to vary; these have: {having}")
-    return rung
+def grouped(rungs: Sequence[RungConfig], sizes: Sequence[int], shape: Shape) -> list[SizeGroup]:
+    """Return each size with the products of all rungs at it."""
+    return [(n, [(rung, config, shape(rung, n)) for rung, config in rungs]) for n in sizes]
 
 
-def sides(rung: Rung, n: int) -> tuple[int, ...]:
+def climbed(steps: RunSteps[R], level: Callable[[Work, int], ProductRungs[R]], groups: Sequence[SizeGroup]) -> None:
+    """Measure the groups one after the other on any device, and record what `level` makes of each rung."""
+    before: dict[object, R] = {}
+    for n, group in groups:
+        levels: dict[Work, ProductRungs[R]] = {}
+        try:
+            for rung, config, work in group:
+                if work not in levels:
+                    levels[work] = level(work, n)
+                steps.begin(f"{rung.name}, {work}")
+                same = rung.name, tuple(config.items()), work.name
+                record = levels[work].measure(rung, config, before.get(same))
+                if not record.refused:
+                    before[same] = record
+                steps.end(record)
+        finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
+            for each in levels.values():
+                steps.add(*each.rivals())
+
+
+def blocks(rung: Rung, n: int) -> tuple[int, ...]:
     """Return the block sides of the rung's space up to the first that is at least n."""
     smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
     whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]

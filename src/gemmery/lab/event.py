@@ -1,12 +1,14 @@
-"""The progress of a running command."""
+"""The progress of a running command, and the records that it has so far."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from gemmery.bench.record import Measurement, Run
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -25,25 +27,32 @@ class RunEvent:
 
 
 OnEvent = Callable[[RunEvent], None]
+OnStep = Callable[[str, int, int, R | None], None]  # what runs, finished and all steps, the record of a finished one
 
 
 def ignore(_: RunEvent) -> None:
     """A listener that ignores progress."""
 
 
-T = TypeVar("T")
+class RunSteps(Generic[R]):
+    """The records of a run so far, of which `on_step` hears."""
 
+    def __init__(self, total: int, on_step: OnStep[R]) -> None:
+        self._what, self._done, self._total, self._on_step = "", 0, total, on_step
+        self.records: list[R] = []
 
-def followed(
-    steps: Sequence[tuple[str, Callable[[], T]]], on_step: Callable[[str, int, int, T | None], None]
-) -> tuple[T, ...]:
-    """Take the steps, each with its name, and return their results.
+    def begin(self, what: str) -> None:
+        """Tell the listener what begins."""
+        self._what = what
+        self._on_step(what, self._done, self._total, None)
 
-    `on_step` receives what runs, the numbers of finished and of all steps, and the result of the last one.
-    """
-    results: list[T] = []
-    for done, (what, run) in enumerate(steps):
-        on_step(what, done, len(steps), None)
-        results.append(run())
-        on_step(what, done + 1, len(steps), results[-1])
-    return tuple(results)
+    def end(self, *records: R) -> None:
+        """End a step and record its results."""
+        self._done += 1
+        self.add(*records)
+
+    def add(self, *records: R) -> None:
+        """Record results, and tell the listener of each."""
+        self.records += records
+        for record in records:
+            self._on_step(self._what, self._done, self._total, record)

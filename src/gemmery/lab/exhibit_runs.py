@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,12 @@ from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.experiments import EXHIBIT
 from gemmery.lab import asked, measurements
-from gemmery.lab.event import OnEvent, followed, ignore
+from gemmery.lab.event import OnEvent, OnStep, RunSteps, ignore
 from gemmery.lab.on_cuda import Cuda
 from gemmery.lab.session import Session
 from gemmery.ladder.exhibits import EMULATED, EmulatedExhibit, Exhibit, Floats, find, numbers, put
 from gemmery.problem import Config
 
-OnConfig = Callable[[str, int, int, EmulatedExhibit | None], None]  # as OnRung of the ladder
 SHARE = 0.3  # seconds for one config and its parent
 
 
@@ -65,7 +63,7 @@ def predicted(exhibit: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
 
 
 def emulated_exhibit(
-    name: str, n: int = EMULATED, device: str = "h200", on_config: OnConfig = lambda *_: None
+    name: str, n: int = EMULATED, device: str = "h200", on_config: OnStep[EmulatedExhibit] = lambda *_: None
 ) -> tuple[EmulatedExhibit, ...]:
     """Run an exhibit's kernel on the emulator at each config, check it, and return its counters and the predicted ones.
 
@@ -78,8 +76,11 @@ def emulated_exhibit(
     Raises ArgumentError for an unknown name or device, DeviceError when NVRTC is not installed.
     """
     exhibit, arch = find(name), asked.emulated_card(device).arch
-    steps = [(f"{name}, {words(config)}", partial(_emulated, exhibit, config, n, arch)) for config in exhibit.configs()]
-    return followed(steps, on_config)
+    steps = RunSteps[EmulatedExhibit](len(exhibit.configs()), on_config)
+    for config in exhibit.configs():
+        steps.begin(f"{name}, {words(config)}")
+        steps.end(_emulated(exhibit, config, n, arch))
+    return tuple(steps.records)
 
 
 def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:

@@ -26,13 +26,8 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 
-_NEWER = (
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_bf16",
-    "amx_int8",
-)  # instructions that some kernels use if available
+# Instructions that some kernels use if available.
+_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
 _RECOMPILED = "every process recompiles kernels"
 
 
@@ -55,21 +50,14 @@ def doctor() -> tuple[Diagnosis, ...]:
     >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
     ['environment']
     """
-    return tuple(_look(name, examine) for name, examine in {**_EXAMINED, **_gpus()}.items())
-
-
-def _look(name: str, examine: Callable[[], Result]) -> Diagnosis:
-    """Run one check; an exception is its result."""
-    try:
-        result = examine()
-        return Diagnosis(name, result) if isinstance(result, str) else Diagnosis(name, *result)
-    except Exception as error:
-        return Diagnosis(name, type(error).__name__, ok=False, advice=str(error))
-
-
-def _cpu() -> Result:
-    host = target.host()
-    return f"{host.cpu} ({jit.host_cpu()}, {host.machine})"
+    findings = []
+    for name, examine in {**_EXAMINED, **_gpus()}.items():
+        try:
+            result = examine()
+            findings.append(Diagnosis(name, *([result] if isinstance(result, str) else result)))
+        except Exception as error:
+            findings.append(Diagnosis(name, type(error).__name__, ok=False, advice=str(error)))
+    return tuple(findings)
 
 
 def _instruction_set() -> Result:
@@ -80,11 +68,6 @@ def _instruction_set() -> Result:
     if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
         return "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower"
     return f"{host.isa}, vectors of {host.vector_bytes} bytes"
-
-
-def _features() -> Result:
-    having = sorted(set(_NEWER) & target.host().features)
-    return ", ".join(having) or "none of the optional ones"
 
 
 def _caches() -> Result:
@@ -205,11 +188,6 @@ def _tiers() -> Result:
     return "on: kernels for products that come back often are compiled in the background"
 
 
-def _float32_precision() -> Result:
-    """Tell how a GPU multiplies float32 unless a call says otherwise."""
-    return config.float32_precision() or "plain float32, on CUDA cores"
-
-
 def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
     caches = {
@@ -226,18 +204,9 @@ def _memory() -> Result:
     return "places used of " + ", ".join(f"{name}: {used} of {places}" for name, (used, places) in fills.items())
 
 
-def _python() -> Result:
-    return f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
-
-
-def _package(name: str, missing: str) -> Callable[[], Result]:
+def _installed(name: str, missing: str) -> Result:
     """Check for an optional package; `missing` tells the effect of its absence."""
-
-    def examine() -> Result:
-        version = record.version(name)
-        return version if version else ("not installed", True, missing)
-
-    return examine
+    return record.version(name) or ("not installed", True, missing)
 
 
 def _product() -> Result:
@@ -252,15 +221,9 @@ def _product() -> Result:
 def _cuda() -> Result:
     """Check the compiler of GPU kernels, which needs no GPU."""
     try:
-        compiler = f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
+        return f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
     except GemmeryError as error:
         return "not installed", True, f"{error}; products on the CPU work without it"
-    return compiler
-
-
-def _nvdisasm() -> Result:
-    path = sass.nvdisasm()
-    return path if path else ("not found", True, sass.MISSING)
 
 
 def _gpus() -> dict[str, Callable[[], Result]]:
@@ -268,15 +231,12 @@ def _gpus() -> dict[str, Callable[[], Result]]:
     missing = driver.missing()
     if missing:
         return {"gpu": lambda: ("none", True, missing)}
-    checks: dict[str, Callable[[], Result]] = {"cuda driver": _driver}
+    version = f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}"
+    checks: dict[str, Callable[[], Result]] = {"cuda driver": lambda: version}
     for ordinal in range(driver.count()):
         checks[f"cuda:{ordinal}"] = partial(_device, ordinal)
         checks[f"self-test on cuda:{ordinal}"] = partial(_product_on, ordinal)
     return checks | {"cublas": _cublas}
-
-
-def _driver() -> Result:
-    return f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}"
 
 
 def _device(ordinal: int) -> Result:
@@ -317,9 +277,9 @@ def _size(count: int) -> str:
 
 
 _EXAMINED: dict[str, Callable[[], Result]] = {
-    "cpu": _cpu,
+    "cpu": lambda: f"{target.host().cpu} ({jit.host_cpu()}, {target.host().machine})",
     "instruction set": _instruction_set,
-    "features": _features,
+    "features": lambda: ", ".join(sorted(set(_NEWER) & target.host().features)) or "none of the optional ones",
     "caches": _caches,
     "cores": _cores,
     "threads": _threads,
@@ -329,12 +289,12 @@ _EXAMINED: dict[str, Callable[[], Result]] = {
     "cache folder": _cache_folder,
     "self-test": _product,
     "tiers": _tiers,
-    "float32 precision": _float32_precision,
+    "float32 precision": lambda: config.float32_precision() or "plain float32, on CUDA cores",
     "memory": _memory,
-    "python": _python,
-    "llvmlite": _package("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),
-    "ml_dtypes": _package("ml_dtypes", "NumPy needs it for bfloat16: pip install ml_dtypes"),
-    "torch": _package("torch", "`gemmery bench` will skip this rival; nothing else needs it"),
+    "python": lambda: f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}",
+    "llvmlite": lambda: _installed("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),
+    "ml_dtypes": lambda: _installed("ml_dtypes", "NumPy needs it for bfloat16: pip install ml_dtypes"),
+    "torch": lambda: _installed("torch", "`gemmery bench` will skip this rival; nothing else needs it"),
     "cuda": _cuda,
-    "nvdisasm": _nvdisasm,
+    "nvdisasm": lambda: sass.nvdisasm() or ("not found", True, sass.MISSING),
 }

@@ -1,14 +1,16 @@
-"""What only a GPU has: the time until a call returns, until a kernel can be launched, and of chains R = A (A + B)."""
+"""Times of a GPU's kernels besides products: of calls on the host, preparation, chains, and on the emulator."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import threadpoolctl
 
 from gemmery import dispatch
 from gemmery.arrays import View
@@ -16,23 +18,28 @@ from gemmery.bench import cublas, timing, torch_operands
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.torch_operands import ALIGNMENT, alignment
-from gemmery.bench.work import Work, numpy_dtype
+from gemmery.bench.work import Work, numpy_dtype, operands
 from gemmery.cuda import addition, driver, nvrtc
+from gemmery.cuda.device import Device
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.nvrtc import Code, Program
+from gemmery.emulation.programs import prepared_anew
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.experiments import CHAIN
 from gemmery.lab import asked, measurements
 from gemmery.lab.backend import Runnable
 from gemmery.lab.contest import PRODUCT, Task, contest, entrant
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.measurements import WRONG
 from gemmery.lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
+from gemmery.lab.on_emulator import emulated_rung
 from gemmery.lab.session import Session
+from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.limits.device_limits import Put
-from gemmery.problem import Config
+from gemmery.problem import Config, Problem
 
 HOST = f"{PRODUCT}, host"  # the time until the call returns, whatever the device does then
 COMPILED = ("cold", "on disk", "in memory")
@@ -115,8 +122,8 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-RIVAL = "cublas"
-SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that
+CHAIN_RIVAL = "cublas"
+SHARE_OF_A = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that
 
 
 def chain(
@@ -163,12 +170,14 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
     plain = cuda.blank(CHAIN.suite, PRODUCT, work)
     rows = {PRODUCT: replace(plain, note=rung.name, error=error, checked=True, **cost)}
     contestants = [Contestant(PRODUCT, replayed(operands, put, repeats))]
-    rival = cublas.find(RIVAL)
+    rival = cublas.find(CHAIN_RIVAL)
     if rival.missing():
-        rows[RIVAL] = replace(plain, kernel=RIVAL, refused=NO_RIVAL)
+        rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, refused=NO_RIVAL)
     else:
-        contestants.append(Contestant(RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats)))
-        rows[RIVAL] = replace(plain, kernel=RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
+        contestants.append(
+            Contestant(CHAIN_RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats))
+        )
+        rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
     comparison = timing.compare(contestants, seconds)
     for name, times in comparison.timings.items():
         rows[name] = session.timed(rows[name], times, comparison.versus if name == PRODUCT else None)
@@ -185,7 +194,7 @@ class ChainOperands:
     def __init__(self, work: Work, stream: Stream) -> None:
         n, self.stream = work.n, stream
         draw = np.random.default_rng(work.seed)
-        scales = np.sqrt(SHARE / n), np.sqrt((1 - SHARE) / n)
+        scales = np.sqrt(SHARE_OF_A / n), np.sqrt((1 - SHARE_OF_A) / n)
         self.a, self.b = (self._drawn(draw, scale, work) for scale in scales)
         self._size = -(-self.a.nbytes // ALIGNMENT) * ALIGNMENT
         self._memory = Memory(5 * self._size, stream.ordinal)
@@ -270,3 +279,80 @@ def replayed(operands: ChainOperands, put: Put, repeats: int) -> Sample:
         return round(sum(once() for _ in range(turns)) * 1e9 * inner / (turns * repeats))
 
     return sample
+
+
+COUNTED, CHECKED, READY = "counted", "counted and checked", "parsed and lowered"
+MOST_ROUNDS, LEAST = 9, 3  # rounds, and the least number of them however long they take
+
+
+def emulator_speed(session: Session, task: Task) -> list[Measurement]:
+    """Time the rungs of a task on the emulator; the session is that of the CPU."""
+    return speeds(task.suite, task.work, task.labels, task.seconds)
+
+
+def speeds(suite: str, work: Work, labels: Sequence[str], seconds: float) -> list[Measurement]:
+    """Time each rung on one product: with counters alone, with all checks too, and the preparation of its kernel.
+
+    A run copies the operands, emulates every block of a prepared kernel and copies C back. Libraries have one thread.
+    There are fewer rounds if they take longer than `seconds`.
+
+    Raises ArgumentError for a label that is not a rung.
+    """
+    card, rows = asked.emulated_card(""), []
+    with threadpoolctl.threadpool_limits(1):
+        for label in labels:
+            contender = entrant(label, CUDA)
+            plain = measurements.blank(suite, label, work, 1, config=contender.config)
+            plain = replace(plain, case="", flops=0, bytes=0)
+            try:
+                if contender.rung is None:
+                    raise RefusedError("it is not one kernel: name a rung for the GPU")
+                config = {**contender.rung.default, **contender.config}
+                rows += _emulated_times(plain, contender.rung, work, config, card, seconds)
+            except GemmeryError as refused:
+                rows.append(replace(plain, refused=str(refused)))
+    return rows
+
+
+def _emulated_times(
+    plain: Measurement, rung: Rung, work: Work, config: Mapping[str, int], card: Device, seconds: float
+) -> list[Measurement]:
+    """Check a rung, which also prepares it, then time it in each of the ways in turn."""
+    checked = emulated_rung(rung, work, card, config)
+    if checked.refused:
+        raise RefusedError(checked.refused)
+    gemm = Gemm(*(x if x.ndim == 3 else x[None] for x in operands(work)))
+    problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
+    ways: dict[str, Callable[[], object]] = {
+        COUNTED: partial(run_rung, rung, problem, config, gemm, EmulationOptions(check=False)),
+        CHECKED: partial(run_rung, rung, problem, config, gemm),
+        READY: _preparation(rung, problem, config, card),
+    }
+    timings = timing.tally(_rounds(ways, seconds)).timings
+    plain = replace(plain, note=f"PTX of NVRTC {nvrtc.version()} for {card.arch}")
+    rows = [measurements.timed(replace(plain, case=way), timings[way]) for way in ways]
+    error = max(checked.error, 2.0 if checked.findings else 0.0)
+    return [replace(row, error=error, checked=True) if row.case != READY else row for row in rows]
+
+
+def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: Device) -> Callable[[], object]:
+    """The function that prepares the PTX of a rung's last launch for the emulator."""
+    assert rung.geometry is not None
+    geometry = rung.geometry(problem, config)
+    ptx = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
+    return partial(prepared_anew, ptx.text, ptx.entry)
+
+
+def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[int, float]]:
+    """Time the ways in turn: seconds by way and round."""
+    times: dict[str, dict[int, float]] = {way: {} for way in ways}
+    spent = 0.0
+    for index in range(MOST_ROUNDS):
+        if index >= LEAST and spent > seconds:
+            break
+        for way, run in ways.items():
+            start = time.perf_counter()
+            run()
+            times[way][index] = time.perf_counter() - start
+            spent += times[way][index]
+    return times

@@ -19,7 +19,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import RefusedError
 from gemmery.lab import asked, measurements
-from gemmery.lab.backend import Backend, Begin, Runnable, square
+from gemmery.lab.backend import Begin, Runnable, TimedBackend, square
 from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
@@ -80,7 +80,7 @@ class CpuStage:
         return measurements.error(result if c is None else c, a, b, rung.bound, rung.normwise)
 
 
-class Cpu(Backend):
+class Cpu(TimedBackend):
     """The backend of this machine's CPU. Its rivals' processes end with `close`."""
 
     device = "cpu"

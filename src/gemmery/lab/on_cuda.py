@@ -30,7 +30,7 @@ from gemmery.cuda.nvml import Monitor
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.lab import asked, measurements
-from gemmery.lab.backend import TURNS, Backend, Begin, Race, Runnable, square
+from gemmery.lab.backend import TURNS, Begin, Race, Runnable, TimedBackend, square
 from gemmery.lab.measurements import TF32, WRONG, MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth, device_limits
@@ -95,7 +95,7 @@ class CudaStage:
         return Runnable(sampler, lambda: error(self.resident, lambda: put(0), bound), note)
 
 
-class Cuda(Backend):
+class Cuda(TimedBackend):
     """The backend of one GPU.
 
     Raises DeviceError if there is none; the message tells what is missing.
@@ -304,7 +304,7 @@ def compared(
 ) -> float:
     """Return the largest error of C = A B over its bound; each is a batch of matrices.
 
-    All of C must have been written over `resident.poison`. Some rows and columns, including the first and the last, are
+    All of C must have been written over `poison`. Some rows and columns, including the first and the last, are
     compared with the reference; with a `share` below 1, fewer.
     """
     bits = c.view(f"u{c.dtype.itemsize}")

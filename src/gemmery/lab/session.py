@@ -15,27 +15,23 @@ from gemmery.bench.timing import Comparison, Contestant, Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
 from gemmery.lab import measurements
-from gemmery.lab.backend import Backend, square
-from gemmery.lab.event import OnEvent, RunEvent
+from gemmery.lab.backend import TimedBackend, square
+from gemmery.lab.event import OnEvent, RunEvent, RunSteps
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
 
-class Session:
+class Session(RunSteps[Measurement]):
     """The records of one run on a backend; a context manager that ends what the run started.
 
     `store` is a folder: each measurement is appended to the machine's file at once, so that an interrupted run keeps
     its records.
     """
 
-    def __init__(self, backend: Backend, total: int, on_event: OnEvent, store: Path | None = None) -> None:
-        self.backend = backend
-        self._machine = backend.machine
-        self._started = record.now()
-        self._done, self._total, self._on_event = 0, total, on_event
-        self._store = store
-        self._records: list[Measurement] = []
-        self._meter = load.Meter(backend.children)
+    def __init__(self, backend: TimedBackend, total: int, on_event: OnEvent, store: Path | None = None) -> None:
+        super().__init__(total, self._tell)
+        self.backend, self._machine, self._started = backend, backend.machine, record.now()
+        self._on_event, self._store, self._meter = on_event, store, load.Meter(backend.children)
 
     def __enter__(self) -> Self:
         return self
@@ -46,26 +42,18 @@ class Session:
     @property
     def run(self) -> Run:
         """The records so far."""
-        return Run(self._machine, self._started, tuple(self._records))
+        return Run(self._machine, self._started, tuple(self.records))
 
-    def begin(self, what: str) -> None:
-        """Tell the listener what begins."""
-        self._on_event(RunEvent(what, self._done, self._total))
-
-    def end(self, *measurements: Measurement) -> None:
-        """End a step and record its results."""
-        self._done += 1
-        self.add(*measurements)
-
-    def add(self, *measurements: Measurement) -> None:
+    def add(self, *records: Measurement) -> None:
         """Record results with the load since the last ones, store them, and tell the listener of each."""
         busy = self._meter.load()
-        measurements = tuple(replace(m, load=busy) for m in measurements)
-        self._records += measurements
+        records = tuple(replace(m, load=busy) for m in records)
         if self._store is not None:
-            record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, measurements))
-        for m in measurements:
-            self._on_event(RunEvent(m.kernel, self._done, self._total, m, self.run))
+            record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, records))
+        super().add(*records)
+
+    def _tell(self, what: str, done: int, total: int, m: Measurement | None) -> None:
+        self._on_event(RunEvent(m.kernel, done, total, m, self.run) if m else RunEvent(what, done, total))
 
     def compare(
         self, contestants: Sequence[Contestant], seconds: float, threads: int, rest: float = 0.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import config, dtypes
-from gemmery.bench import libraries, processes, suite, timing
+from gemmery.bench import libraries, processes, timing
 from gemmery.bench.processes import COLD_CACHE, COMPARED, EMPTY, FIRST, MET, REST, WARM, WARM_CACHE, WORST, pieces
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.suite import ON_A_GPU, Suite, taking_part
 from gemmery.bench.work import Work
 from gemmery.cpu import target
-from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import asked, measurements
 from gemmery.lab.backend import TURNS, Opponent
 from gemmery.lab.climb import estimate
@@ -55,21 +55,13 @@ def bench(
     wrong key, and for suites of several devices; DeviceError if there is no such device.
     """
     asked.budget(seconds)
-    loaded = [suite.load(suite.find(name)) for name in suites or suite.names()]
-    device = device.strip().lower()
-    kind = (device or (loaded[0].device if suites else "cpu")).partition(":")[0]
-    if not suites:
-        loaded = [each for each in loaded if each.device == kind]
-    for each in loaded:
-        if each.device != kind:
-            raise ArgumentError(
-                f"suite {each.name!r} is for {each.device}, not {kind}; choose suites of one device, and that device"
-            )
-    if rivals and all(each.kind in suite.ALONE for each in loaded):
-        names = ", ".join(each.name for each in loaded)
-        raise ArgumentError(f"rivals={', '.join(rivals)}: suite {names} has no rivals; leave them out")
-    gpu = asked.ordinal(device or kind)
-    _check_names(loaded, rivals, kind)
+    loaded = asked.suites(suites, rivals, device)
+    kind = loaded[0].device
+    gpu = asked.ordinal(device.strip().lower() or kind)
+    for each in loaded:  # unknown rungs, before anything is measured
+        ladder = asked.registry("cuda" if each.kind == "emulator" else kind)
+        for label in {label for labels in each.rungs.values() for label in labels}:
+            entrant(label, ladder)
     cores = target.cores()
     rounds = [(each, count) for each in loaded for count in _counts(each, threads)]
     total = sum(len(each.works) for each, count in rounds if count <= cores)
@@ -81,16 +73,6 @@ def bench(
                 reason = f"{count} threads exceed the {cores} cores of this process"
                 session.add(session.backend.blank(each.name, PRODUCT, each.works[0], count, refused=reason))
         return session.run
-
-
-def _check_names(suites: Sequence[Suite], rivals: Sequence[str], kind: str) -> None:
-    """Raise ArgumentError for an unknown rival or rung, before anything is measured."""
-    for name in {*rivals, *(name for each in suites for name in each.rivals)}:
-        asked.rival(name, kind)
-    for each in suites:
-        ladder = asked.registry("cuda" if each.kind == "emulator" else kind)
-        for label in {label for labels in each.rungs.values() for label in labels}:
-            entrant(label, ladder)
 
 
 def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
@@ -145,20 +127,11 @@ def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[st
 
 def _measure(kind: str) -> Callable[[Session, Task], list[Measurement]]:
     """Return what measures a task of this kind of suites."""
-    if kind == "emulator":
-        from gemmery.lab.emulator_speed import emulator_speed  # 0.2 s that other suites need not wait
+    if kind in (*ON_A_GPU, "emulator"):
+        from gemmery.lab import launches  # loads NVIDIA's bindings and the emulator
 
-        return emulator_speed
-    if kind in ON_A_GPU:
-        from gemmery.lab import launches  # loads NVIDIA's bindings
-
-        return launches.call if kind == "call" else launches.compilations
+        return {"call": launches.call, "compile": launches.compilations}.get(kind, launches.emulator_speed)
     return {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}.get(kind, contest)
-
-
-def results_folder() -> Path:
-    """Return the folder of records in the user's data folder."""
-    return Path(config.data_dir()) / "results"
 
 
 SOURCES = str(Path(__file__).parents[2])  # the folder from which `gemmery` is imported

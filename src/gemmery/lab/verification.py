@@ -184,9 +184,11 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     arrays = [place(x) for x in (a, b, c)]
     (x, _), (y, _), (z, memory) = arrays
     y = x.swapaxes(-1, -2) if p.symmetric else y
+    # The ends of groups are an array for half of the products; the others pass a list.
+    offsets = np.array(p.ends, np.int32) if p.ends and p.seed % 2 else None
     vectors = {
         name: array if array is None or isinstance(array, float) else place(_vector(array))[0]
-        for name, array in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("offsets", _offsets(p)))
+        for name, array in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("offsets", offsets))
     }
     _call(p, x, y, z, vectors)
     after = memory()
@@ -214,11 +216,6 @@ def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) 
         gm.grouped_matmul(a, b, out=c, **{"offsets": list(p.ends), **options})
     else:
         gm.matmul(a, b, out=c, **options)
-
-
-def _offsets(p: RandomProduct) -> Any:
-    """Return the ends of groups as an array for the device, for half of the products; the others pass a list."""
-    return np.array(p.ends, np.int32) if p.ends and p.seed % 2 else None
 
 
 def _before(p: RandomProduct, shape: tuple[int, ...], draw: np.random.Generator) -> Array:

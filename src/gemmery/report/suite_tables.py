@@ -96,12 +96,15 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     own = [m for m in measurements if is_own(m)]
     called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
-    powered = any(m.power_w for m in own)
     units = {words.rate(m) for m in own}
     rates: Columns[Measurement] = [
         (units.pop() if len(units) == 1 else "Gop/s", rate),
         ("% of peak", share),
         ("GB/s", bandwidth),
+    ]
+    power: Columns[Measurement] = [
+        ("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""),
+        ("J", lambda m: numerals.digits(m.joules) if m.joules else ""),
     ]
 
     def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
@@ -120,7 +123,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
             [
                 ("time", lambda m: numerals.duration(m.seconds)),
                 *([] if timed_only else rates),
-                *([("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""), ("J", _joules)] if powered else []),
+                *(power if any(m.power_w for m in own) else []),
                 *(over(rival) for rival in dict.fromkeys(rival for m in own for rival in m.versus)),
             ]
         ),
@@ -128,10 +131,6 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     refused = not_run(measurements, lambda m: product(m) if is_own(m) else words.kernel(m.kernel))
     notes = [limits(own), *_means(own), *refused]
     return tabulate(f"{heading}{_on_threads(measurements)}", columns, own, notes, aside=True)
-
-
-def _joules(measurement: Measurement) -> str:
-    return numerals.digits(measurement.joules) if measurement.joules else ""
 
 
 def _means(measurements: Sequence[Measurement]) -> list[str]:

@@ -174,12 +174,12 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
 
 def tabulated(run: Results) -> tuple[Sheet, ...]:
     """Return the sheets of a run that has been grouped."""
-    return tuple(sheet for records in run.parts for sheet in _sheets(records))
-
-
-def _sheets(records: Records) -> Sequence[Sheet]:
-    kind = records.experiment.table
-    return SHEETS[_resembled(records.measurements) if kind is TableKind.ANY_SUITE else kind](records)
+    kinds = ((records, records.experiment.table) for records in run.parts)
+    return tuple(
+        sheet
+        for of, kind in kinds
+        for sheet in SHEETS[_resembled(of.measurements) if kind is TableKind.ANY_SUITE else kind](of)
+    )
 
 
 def _resembled(measurements: Sequence[Measurement]) -> TableKind:

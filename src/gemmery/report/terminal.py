@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -22,13 +22,15 @@ from rich.text import Text
 from gemmery import experiments
 from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER
-from gemmery.ladder.diff import Difference
 from gemmery.ladder.rung import Rung
 from gemmery.pages import numerals
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.tables import IDEA, Results, results, sheets, summary, tabulated, tree, walk
 from gemmery.report.words import banner, fullest, gains
+
+if TYPE_CHECKING:
+    from gemmery.ladder.diff import Difference
 
 StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}

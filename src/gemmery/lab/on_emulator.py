@@ -1,0 +1,400 @@
+"""The emulator as a backend, as a named card: rungs are checked and counted or their times predicted, without a GPU."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import add
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from gemmery import experiments
+from gemmery.bench import record
+from gemmery.bench.record import Measurement
+from gemmery.bench.work import Work, numpy_dtype, operands
+from gemmery.cuda import nvrtc, sass
+from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.pipes import Pipes, pipes_of
+from gemmery.cuda.roofline import roofs, unit
+from gemmery.dtypes import Array
+from gemmery.emulation.counters import source_lines
+from gemmery.emulation.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
+from gemmery.emulation.programs import prepared
+from gemmery.emulator.arguments import memory_of
+from gemmery.emulator.machine import LaunchConfig
+from gemmery.emulator.pace.multiprocessor import Paced
+from gemmery.emulator.run import EmulatedRun
+from gemmery.emulator.trace import Trace
+from gemmery.emulator.trace.selection import select
+from gemmery.errors import ArgumentError, EmulationError, RefusedError
+from gemmery.experiments import LADDER
+from gemmery.lab import asked, measurements
+from gemmery.lab.backend import Backend
+from gemmery.lab.climb import Conditions, RungPlan, climbed, element, grouped, planned
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung
+from gemmery.lab.event import OnStep, RunSteps
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config, Problem
+from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
+
+SMALL = 32  # side for the rung of one block
+ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole
+SIZE = 2048  # side of the products whose times are predicted, unless sizes are named
+STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile
+STEP_OF_ROW = 2048  # of a row times a matrix
+SLACK = 1 << 16  # bytes after the workspace
+CHECKOUT = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+
+T = TypeVar("T", bound=EmulatedRung | PredictedRung)
+
+
+def emulated_ladder(
+    rungs: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    dtype: str = "",
+    device: str = "",
+    on_rung: OnStep[EmulatedRung] = lambda *_: None,
+) -> EmulatedLadder:
+    """Run the GPU's ladder on the emulator: square products, checked, with the counters of a profiler.
+
+    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `dtype` defaults to f32, or to
+    a rung's first type where it does not take f32; with a `dtype`, rungs that do not take it are left out unless they
+    are named. `device` is the card of cuda/device.py to compile for, whose limits count; it defaults to "h200". A rung
+    that takes no squares gets a row and a matrix whose columns are contiguous.
+
+    >>> run = emulated_ladder(["simt_uncoalesced"], [64], device="a100")
+    >>> run.rungs[0].counts.load_sectors_a_request
+    16.5
+
+    A rung that the card or the emulator cannot run is recorded with the reason in `refused`. Raises ArgumentError for
+    an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
+    """
+    card = asked.emulated_card(device)
+    plan = planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator")
+    return EmulatedLadder(card, record.now(), _looked_at(Emulator(card), plan, plan.sizes, on_rung))
+
+
+def emulated_sweep(
+    experiment: str,
+    rungs: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    dtype: str = "f32",
+    device: str = "",
+    on_rung: OnStep[EmulatedRung] = lambda *_: None,
+) -> EmulatedLadder:
+    """Count a sweep over a key of GPU rungs ("threads", "tile" or "stages") on the emulator, which needs no GPU.
+
+    A record's `rung` includes its config: "simt_smem tile=8". `sizes` is one size, by default that of the experiment;
+    `device` is a card.
+
+    >>> [one.rung for one in emulated_sweep("tile", sizes=[32]).rungs][:2]
+    ['simt_smem tile=2', 'simt_smem tile=4']
+
+    Raises ArgumentError as `sweep` does, and for an experiment without a key.
+    """
+    varied, card = experiments.sweep(experiment), asked.emulated_card(device)
+    plan = planned(varied, rungs, sizes, dtype, Conditions(card.name), "emulator")
+    return EmulatedLadder(card, record.now(), _looked_at(Emulator(card, varied.axis.key), plan, plan.sizes, on_rung))
+
+
+def predicted_ladder(
+    rungs: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    dtype: str = "",
+    card: str = "h200",
+    on_rung: OnStep[PredictedRung] = lambda *_: None,
+) -> tuple[PredictedRung, ...]:
+    """Predict the times of the GPU's ladder on a card, next to its records where there are some.
+
+    `rungs` are names, all by default; `sizes` are sides of squares, 2048 by default. Without a `dtype` a rung has f32;
+    one that does not take f32 has bf16 if there is a record in that, else its first type.
+
+    >>> row = predicted_ladder(["simt_naive"], [512])[0]
+    >>> row.prediction.bound
+    'issue'
+
+    Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
+    """
+    predictor, lengths = Predictor(card), asked.sides(sizes or (SIZE,))
+    plan = planned(LADDER, rungs, (), dtype, Conditions(card), "emulator")
+    return _looked_at(predictor, plan, lengths, on_rung)
+
+
+def _looked_at(backend: Card[T], plan: RungPlan, sizes: Sequence[int], on_rung: OnStep[T]) -> tuple[T, ...]:
+    """Return the records of a plan's rungs at some sizes."""
+    groups = grouped(plan.variants, sizes, partial(backend.product_for, like=element(plan.dtype)))
+    steps = RunSteps[T](len(plan.variants) * len(sizes), on_rung)
+    climbed(steps, backend.level, groups)
+    return tuple(steps.records)
+
+
+@dataclass(frozen=True)
+class AloneRungs(Generic[T]):
+    """The rungs on one product, each looked at alone: nothing takes turns on the emulator."""
+
+    look: Callable[[Rung, Config], T]
+
+    def measure(self, rung: Rung, config: Config, before: T | None) -> T:
+        """Return what is known of a rung."""
+        return self.look(rung, config)
+
+    def rivals(self) -> list[T]:
+        """Return nothing: no rival runs beside it."""
+        return []
+
+
+class Card(Backend, Generic[T]):
+    """A card of cuda/device.py as a backend without a GPU."""
+
+    def __init__(self, card: Device) -> None:
+        self.card, self.device, self.ladder = card, card.name, asked.registry("emulator")
+
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return two squares, small ones for the rung of one block, else a row times W'; "" is a rung's own type."""
+        dtype = like.dtype or ("f32" if takes_f32(rung) else rung.dtypes[0])
+        square = Work(n, n, n, dtype, asked.result_type(dtype), precision=like.precision)
+        small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
+        for work in (square, small, replace(vector, m=1, b_layout="col")):
+            if not rung.refuses(work.problem._replace(device=self.device)):
+                return work
+        return square
+
+    def level(self, work: Work, n: int) -> AloneRungs[T]:
+        """Return the rungs on a product that shows size n."""
+        return AloneRungs(partial(self.look, work, n))
+
+    def look(self, work: Work, n: int, rung: Rung, config: Config) -> T:
+        """Return the record of a rung on a product."""
+        raise NotImplementedError
+
+
+class Emulator(Card[EmulatedRung]):
+    """A card as the emulator runs it: rungs are checked and counted. A `key` of their config is part of their names."""
+
+    def __init__(self, card: Device, key: str = "") -> None:
+        super().__init__(card)
+        self._key = key
+
+    def look(self, work: Work, n: int, rung: Rung, config: Config) -> EmulatedRung:
+        name = f"{rung.name} {self._key}={config[self._key]}" if self._key else rung.name
+        return replace(emulated_rung(rung, work, self.card, config), rung=name, size=n)
+
+
+class Predictor(Card[PredictedRung]):
+    """A card whose times are predicted, next to its records. Raises DeviceError if its latencies are not known."""
+
+    def __init__(self, card: str) -> None:
+        device, self._pipes = pipes_of(card)
+        super().__init__(device)
+        self._known = {_key(each): each for each in recorded(device)}
+
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return the product, in bf16 if there is a record in that and the rung has a choice without f32."""
+        in_bf16 = any((each.kernel, each.n, each.dtype) == (rung.name, n, "bf16") for each in self._known.values())
+        return super().product_for(
+            rung, n, element("bf16") if in_bf16 and not like.dtype and not takes_f32(rung) else like
+        )
+
+    def look(self, work: Work, n: int, rung: Rung, config: Config) -> PredictedRung:
+        plain = predicted_rung(rung, work, self.card, self._pipes, config)
+        measured = self._known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
+        same = measured is not None and all(measured.config.get(key) == value for key, value in rung.default.items())
+        return replace(plain, measured=measured.seconds if measured is not None and same else 0.0)
+
+
+def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:
+    """One rung on random operands, with its error, counters and findings; C holds NaN or the largest integer before."""
+    full = {**rung.default, **(config or {})}
+    plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
+    gemm = Gemm(*(x if x.ndim == 3 else x[None] for x in operands(work)))
+    gemm.c.fill(np.iinfo(gemm.c.dtype).max if gemm.c.dtype.kind == "i" else np.nan)
+    problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
+    start, trace = time.perf_counter(), Trace()
+    try:
+        runs = run_rung(rung, problem, full, gemm, EmulationOptions(observers=(trace,)))
+    except (EmulationError, RefusedError) as refused:
+        return replace(plain, refused=str(refused))
+    seconds = time.perf_counter() - start
+    together = reduce(add, runs)
+    steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
+    drawn = select(trace, steps, "")
+    counts = _counts(together)
+    codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
+    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
+    limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
+    times: dict[str, Any] = {f"{name}_seconds": seconds for name, seconds in limits.items()}
+    return replace(
+        plain,
+        config=rung.explicit(rung.resolve(problem, full)),
+        tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
+        blocks=math.prod(runs[-1].launch.grid),
+        error=measurements.error(gemm.c, gemm.a, gemm.b, _bound(rung, problem), rung.normwise),
+        counts=counts,
+        kinds=dict(together.instructions.most_common()),
+        intensity=together.intensity,
+        unit=on,
+        **times,
+        expected=dict(rung.expect) if expects(rung, work) and not config else {},
+        findings=tuple(map(str, together.findings)),
+        chosen=drawn,
+        source=source_lines(drawn),
+        seconds=seconds,
+    )
+
+
+def expects(rung: Rung, work: Work) -> bool:
+    """True for the products that `Rung.expect` is about: whole tiles, of f32 or the rung's first type.
+
+    For the rung of one block this is its largest product, 32 x 32 x 32.
+    """
+    sides = {work.n, work.k} if work.m == 1 else {work.m, work.n, work.k}
+    larger = replace(work, m=ALIGNED, n=ALIGNED, k=ALIGNED)
+    one_block = work.m == SMALL and bool(rung.refuses(larger.problem))
+    whole = all(side % (SMALL if one_block else ALIGNED) == 0 for side in sides)
+    return whole and not work.precision and work.dtype == ("f32" if takes_f32(rung) else rung.dtypes[0])
+
+
+def takes_f32(rung: Rung) -> bool:
+    """True for a rung that takes f32 itself, not only as tf32."""
+    return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
+
+
+def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
+    """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
+    bound = rung.bound_of(problem.dtype, problem.precision)
+    return (lambda k: bound(k) + measurements.TF32) if problem.precision == "tf32" else bound
+
+
+def _counts(run: EmulatedRun) -> RungCounts:
+    moved, shared = run.global_, run.shared
+    return RungCounts(
+        flops=run.flops,
+        warp_instructions=sum(run.instructions.values()),
+        requests=moved.requests,
+        sectors=moved.sectors,
+        load_sectors_a_request=moved.loads.sectors_a_request,
+        store_sectors_a_request=moved.stores.sectors_a_request,
+        load_bytes_a_sector=moved.loads.used_a_sector,
+        store_bytes_a_sector=moved.stores.used_a_sector,
+        bytes=moved.bytes,
+        local_requests=run.local.requests,
+        wavefronts=shared.wavefronts,
+        shared_load_wavefronts=shared.loads.wavefronts,
+        shared_store_wavefronts=shared.stores.wavefronts,
+        wavefronts_ideal=shared.wavefronts_ideal,
+        bank_conflicts=shared.bank_conflicts,
+        branches=run.branches,
+        divergent_branches=run.divergent_branches,
+        load_requests=moved.loads.requests,
+        store_requests=moved.stores.requests,
+        copies=moved.bulk.requests,
+        copied_bytes=moved.bulk.used,
+    )
+
+
+def predicted_rung(
+    rung: Rung, work: Work, device: Device, pipes: Pipes, config: Mapping[str, int] | None = None
+) -> PredictedRung:
+    """Predict one rung; the reason why it cannot be is in `refused`."""
+    full = {**rung.default, **(config or {})}
+    row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
+    problem = work.problem._replace(device=device.name)
+    try:
+        return replace(row, prediction=_prediction(rung, problem, full, device, pipes))
+    except (EmulationError, RefusedError) as refused:
+        return replace(row, refused=str(refused))
+
+
+def _prediction(rung: Rung, problem: Problem, config: Mapping[str, int], device: Device, pipes: Pipes) -> Prediction:
+    geometry = launch_of(rung, problem, config)
+    lengths, beyond = _lengths(problem)
+    every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
+    launches = zip(*every, strict=True)
+    predictions = (
+        predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
+        for place, same in enumerate(launches)
+    )
+    return reduce(add, predictions)
+
+
+def _lengths(problem: Problem) -> tuple[tuple[int, ...], float]:
+    """The lengths along k of the samples, and how far the product is beyond the first, in steps to the second."""
+    step = STEP_OF_ROW if problem.m == 1 else STEP
+    first = step + problem.k % step
+    if problem.k <= first + step:
+        return (problem.k,), 0.0
+    return (first, first + step), (problem.k - first) / step
+
+
+def _samples(
+    problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes
+) -> Iterator[tuple[LaunchShape, Paced]]:
+    """Run the launches of a product whose matrices keep their strides, but of whose k only `length` are summed."""
+    gemm = _strided(problem, length)
+    codes = [nvrtc.ptx(each.source, each.kernel, device.arch) for each in geometry.launches]
+    programs = [prepared(code.text, code.entry) for code in codes]
+    sizes = {"A": problem.m * problem.k, "B": problem.k * problem.n, "C": problem.m * problem.n}
+    sizes = {name: size * _element(problem, name).itemsize for name, size in sizes.items()}
+    whole = float(sum(sizes.values()))
+    memory = memory_of({}, [each.kernel for each in programs], {**sizes, "workspace": geometry.workspace + SLACK})
+    addresses = {name: memory.address(name) for name in sizes}
+    argument = product_bytes(problem._replace(k=length), geometry, gemm, addresses, memory.address("workspace"))
+    for program, each in zip(programs, geometry.launches, strict=True):
+        report = nvrtc.code(each.source, each.kernel, device.arch).report
+        launch = LaunchConfig(each.grid, each.block, argument, each.shared, (each.cluster, 1, 1))
+        sampled = SampledLaunch(program, launch, report.registers, report.shared + each.shared)
+        shape = sampled.shape(device, whole)
+        yield shape, sampled.sample(device, pipes, memory, shape)
+
+
+def _element(problem: Problem, name: str) -> np.dtype:
+    return numpy_dtype(problem.out if name == "C" else problem.dtype)
+
+
+def _strided(problem: Problem, length: int) -> Gemm:
+    """Arrays that stand for the matrices: only their shapes and strides are read."""
+
+    def matrix(name: str, rows: int, columns: int, whole: tuple[int, int], layout: str) -> Array:
+        kind = _element(problem, name)
+        steps = (1, whole[0]) if layout == "col" else (whole[1], 1)
+        strides = (whole[0] * whole[1] * kind.itemsize, *(step * kind.itemsize for step in steps))
+        return np.lib.stride_tricks.as_strided(np.empty(1, kind), (1, rows, columns), strides)
+
+    m, n, k = problem.m, problem.n, problem.k
+    return Gemm(
+        matrix("A", m, length, (m, k), problem.a_layout),
+        matrix("B", length, n, (k, n), problem.b_layout),
+        matrix("C", m, n, (m, n), problem.c_layout),
+    )
+
+
+def recorded(device: Device) -> Iterator[Measurement]:
+    """Yield the newest record of each rung and product of the ladder on a card, of this checkout or the data folder."""
+    folders = [CHECKOUT]
+    with suppress(ArgumentError):  # a user without a home folder has no records
+        folders.append(record.results_folder())
+    files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.jsonl")]
+    runs = [run for file in files for run in record.read(file) if _is(device, run.machine.gpu.name)]
+    rows = (each for run in sorted(runs, key=lambda run: run.started) for each in run.measurements)
+    yield from {_key(each): each for each in rows if each.suite == LADDER.suite and each.seconds}.values()
+
+
+def _is(device: Device, name: str) -> bool:
+    """Whether a driver's name is that of a card.
+
+    >>> _is(KNOWN["h100"], "NVIDIA H100 80GB HBM3"), _is(KNOWN["l4"], "NVIDIA L40S")
+    (True, False)
+    """
+    joined = name.lower().replace(" ", "").replace("-", "")
+    return max((known for known in KNOWN if known in joined), key=len, default="") == device.name
+
+
+def _key(each: Measurement) -> tuple[str, int, int, int, str, str]:
+    return each.kernel, each.m, each.n, each.k, each.dtype, each.precision

@@ -26,14 +26,6 @@ FULL = "sm_90a"  # every element type here; on the others one each, so that all 
 SHAPES = [(512, 512, 512), (512, 1, 512), (1, 512, 512), (24, 24, 24)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels_in_a_folder_of_their_own(tmp_path_factory):
-    """An instance is compiled once a run, and never taken from a run before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEMMERY_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        yield
-
-
 def launches(rung, name, arch, **options):
     """The geometries of a small problem that the rung takes in this element type; none where it refuses the device."""
     refusals = []

@@ -8,12 +8,14 @@ SITE_STAMP := $(VENV)/.site
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
+# One process more than cores, because tests wait for processes of theirs; at most 8, because each collects every test.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 
 # Without .pyc files pytest rewrites the assertions of every test in each run, and every process compiles gemmery.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-all test-gpu sanitize check docs site site-check serve wheels format lock clean
+.PHONY: help setup ladder bench test test-all test-gpu sanitize check types documents docs site site-check serve wheels format lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,11 +29,11 @@ ladder: $(STAMP) ## run every rung and time it with NumPy, then the GPU rungs on
 bench: $(STAMP) ## run the benchmark suites against the rival libraries; records go to your data folder
 	@$(PYTHON) -m gemmery bench $(ARGS)
 
-test: $(STAMP) ## run the tests, with about one case in ten of those with many; every case if ARGS names tests
-	@$(PYTHON) -m pytest -n 2 --few $(ARGS)
+test: $(STAMP) ## run the tests, with about one case in ten of those with many; every case if ARGS names files
+	@$(PYTHON) -m pytest -n $(WORKERS) --few $(ARGS)
 
 test-all: $(STAMP) ## run every case of every test
-	@$(PYTHON) -m pytest -n 2 $(ARGS)
+	@$(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device
 	@$(PYTHON) -m pytest -n 8 -m gpu $(ARGS)
@@ -45,8 +47,14 @@ sanitize: $(STAMP) ## run every GPU rung under the tools of compute-sanitizer
 check: $(STAMP) ## check format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff format --check
 	@$(PYTHON) -m ruff check
+	@$(MAKE) --no-print-directory --jobs 2 types documents
+
+# The two steps of check that take long: it runs them side by side.
+types:
 	@$(PYTHON) -m mypy
-	@$(PYTHON) -m pytest -q -n 2 tests/test_layering.py tests/test_docs.py
+
+documents:
+	@$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
 
 docs: $(STAMP) ## regenerate what is generated in the documents, write docs/results.md, list stale translations
 	@$(PYTHON) -m site_pages.documents

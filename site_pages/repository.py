@@ -84,9 +84,8 @@ def fenced(text: str, language: str) -> str:
 def inline(svg: str, name: str) -> str:
     """A standalone drawing as part of a page, in the colours of the page."""
     text = re.sub(r"<style>.*?</style>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    ids = sorted(set(re.findall(r'\bid="([^"]+)"', text)), key=len, reverse=True)
-    for own in ids:  # of several drawings on one page
-        text = re.sub(rf'(?<=[#"]){re.escape(own)}(?=[")])', f"{name}-{own}", text)
+    ids = set(re.findall(r'\bid="([^"]+)"', text))  # unique on a page with several drawings once `name` begins them
+    text = re.sub(r'(?<=[#"])[^#"()]+(?=[")])', lambda word: f"{name}-{word[0]}" if word[0] in ids else word[0], text)
     return re.sub(r"\n\s*\n", "\n", text).strip()
 
 

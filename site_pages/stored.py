@@ -54,14 +54,16 @@ class Stored:
 
     def __init__(self, root: Path) -> None:
         files = sorted((root / FOLDER).glob("*.jsonl"))
-        self._runs: dict[str, tuple[Run, ...]] = {file.stem: record.read(file) for file in files}
-        recorded = {m.suite for runs in self._runs.values() for run in runs for m in run.measurements}
-        self._known = {*(experiment.suite for experiment in experiments.every()), *recorded}
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """The names of the machines that have a file."""
-        return tuple(self._runs)
+        self.machines = tuple(file.stem for file in files)
+        # By suite and machine, with the records of that suite alone: there are 15,000, and hundreds of markers.
+        self._runs: dict[str, dict[str, list[Run]]] = {}
+        for file in files:
+            for run in record.read(file):
+                for suite in dict.fromkeys(m.suite for m in run.measurements):
+                    records = tuple(m for m in run.measurements if m.suite == suite)
+                    of_suite = self._runs.setdefault(suite, {}).setdefault(file.stem, [])
+                    of_suite.append(replace(run, measurements=records))
+        self._known = {*(experiment.suite for experiment in experiments.every()), *self._runs}
 
     def newest(self, selection: Query) -> list[Run]:
         """Return for each machine the newest run with matching records, reduced to these.
@@ -73,7 +75,7 @@ class Stored:
                 f"marker: suite {selection.suite!r} is not known; known: {', '.join(sorted(self._known))}"
             )
         newest = list[Run]()
-        for name, runs in self._runs.items():
+        for name, runs in self._runs.get(selection.suite, {}).items():
             for run in reversed(runs):
                 kind = "gpu" if run.machine.gpu.name else "cpu"
                 records = tuple(filter(selection.matches, run.measurements))
@@ -84,7 +86,8 @@ class Stored:
 
     def newest_of_each(self, selection: Query, *names: str) -> list[Run]:
         """Return for each machine one run with the newest matching records for all values of the fields `names`."""
-        records = (m for runs in self._runs.values() for run in runs for m in run.measurements if selection.matches(m))
+        runs = [run for runs in self._runs.get(selection.suite, {}).values() for run in runs]
+        records = filter(selection.matches, (m for run in runs for m in run.measurements))
         return _merged(
             run
             for values in dict.fromkeys(tuple(getattr(m, name) for name in names) for m in records)

@@ -80,15 +80,17 @@ FEW = [
     ]
 ]  # fmt: skip
 x86 = pytest.mark.skipif(host().machine not in ("x86_64", "amd64"), reason="LLVM here compiles for another machine")
+PACKED = ("test_cpu_packed.py", "test_cpu_epilogue.py", "test_cpu_isa.py::test_this_process_is_limited_as_asked")
 PARTS = [
-    ("test_cpu_packed.py", "test_cpu_epilogue.py", "test_cpu_isa.py::test_this_process_is_limited_as_asked"),
-    ("test_ladder.py", "-k", "test_layouts and not packed"),
+    pytest.param((*PACKED, "-k", "f32 or limited"), id="packed-f32"),
+    pytest.param((*PACKED, "-k", "not f32"), id="packed"),
+    pytest.param(("test_ladder.py", "-k", "test_layouts and not packed"), id="ladder"),
 ]
 
 
 @pytest.mark.many
 @pytest.mark.parametrize("isa", NARROWER)
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
+@pytest.mark.parametrize("part", PARTS)
 def test_the_kernels_are_right_when_limited_to(isa, part):
     command = [sys.executable, "-m", "pytest", f"--isa={isa}", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run([*command, *part], cwd=HERE, capture_output=True, text=True, timeout=600, check=False)

@@ -80,9 +80,11 @@ def test_tiles_of_a_ragged_product(name):
     assert same(multiplied(RUNGS[name], a, b, ("row", "col", "row")), expected(name, a, b))
 
 
-def test_a_long_k():
-    """64 sums are added on CUDA cores; corrections are in tensor cores all the time."""
-    a, b = operands(64, 64, 4096)
+@pytest.mark.many
+@pytest.mark.parametrize("k", [1088, 4096])
+def test_a_long_k(k):
+    """17 sums, or 64, are added on CUDA cores; corrections are in tensor cores all the time."""
+    a, b = operands(64, 64, k)
     assert same(multiplied(RUNGS["split_fp16x3"], a, b), expected("split_fp16x3", a, b))
 
 
@@ -128,6 +130,7 @@ def test_slabs(slab, shape, layout, monkeypatch):
     assert same(c, expected("split_bf16x6", a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_strips(name, monkeypatch):
     """Of long k: some blocks measure tiles that others split, and three parts need no new measures."""
@@ -157,6 +160,7 @@ def test_pieces_of_a_slab_are_whole():
         assert slabs.grid[0] == 2 * (-(-problem.m // 16) + -(-problem.n // 16))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "layouts", [("odd", "padded col", "row"), ("strided", "reversed", "padded"), ("col", "one row", "col")]
 )
@@ -167,6 +171,7 @@ def test_no_layout_shows(layouts):
     assert same(multiplied(RUNGS["split_fp16x3"], a, b, layouts), expected("split_fp16x3", a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 def test_batches(shared):
     """Each matrix has its own scales; parts of one for all follow each other without gaps."""
@@ -186,6 +191,7 @@ def test_steps_after_a_product_are_those_of_float32():
     assert same(c, np.maximum(np.float32(0.5) * plain + bias, 0))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_is_the_same_in_any_product(name):
     a, b = operands(136, 40, 80)
@@ -259,6 +265,7 @@ def at_thresholds(k):
     return a, b
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "given",
     [
@@ -401,6 +408,7 @@ def test_tiles_that_it_has_not_are_refused():
         RUNGS["split_paired"].geometry(case, {**RUNGS["split_paired"].default, "bn": 128})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("out", ["f16", "bf16"])
 def test_narrower_results(out):
     """Rounded from the sums in float32, by all three ways."""
@@ -476,6 +484,7 @@ def test_a_wrong_kernel_shows(name, file, old, new):
     assert not same(c, expected(name, a, b))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -58,6 +58,7 @@ def test_whole_and_shared_tiles(config, shape, expected):
     assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("layouts", [("row", "row", "row"), ("col", "col", "col")])
 def test_shared_tiles_of_other_layouts_and_batches(layouts):
     assert run(STREAMK, *matrices((136, 200, 72), "bf16", layouts=layouts, batch=3), config=QUARTERS)
@@ -160,6 +161,7 @@ def test_factors_of_blocks(shape, config):
     assert np.array_equal(c, operands.product)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "out"), [("e5m2", "f16"), ("e4m3", "bf16")])
 def test_factors_of_blocks_of_each_type(name, out):
     c, operands, findings = scaled((72, 136, 528), name, out)

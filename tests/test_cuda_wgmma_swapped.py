@@ -55,6 +55,7 @@ def test_rows_in_multiples_of_eight(shape, config, beta):
     assert runs[-1].kernel.endswith(", 1, 1, 0, 1>>")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("layouts", [("row", "row", "row"), ("row", "col", "col"), ("col", "col", "col")])
 @pytest.mark.parametrize("k", [0, 8, 63, 200])
 def test_layouts_and_depths(layouts, k):
@@ -80,6 +81,7 @@ def test_batches(shared):
     assert run(EPILOGUE, *operands, config=tile(112, 64))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("layouts", [BY_K, ("row", "row", "row"), ("col", "col", "row"), ("strided", "col", "row")])
 def test_operands_that_are_packed_first(layouts):
     """Rows of 67 elements, or columns of 151, begin at multiples of 2 bytes."""

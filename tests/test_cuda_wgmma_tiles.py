@@ -36,12 +36,14 @@ def test_warpgroups_beside_each_other(config):
 NARROWER = {**tile(192, 192, 2, 2), "band": 1}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("shape", "config"), [((400, 552, 712), NARROWER), ((200, 376, 640), tile(192, 192, 2))])
 def test_every_other_tile_is_narrower(shape, config):
     """Of 192 columns, 8 less; the next band begins with a narrow one. k has a last step of one product, or of four."""
     assert run(EPILOGUE, *matrices(shape, "bf16", layouts=BY_K), config=config)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("n", [568, 560])
 def test_tiles_stay_wide_where_narrower_ones_do_not_cover_c_or_begin_within_sectors(n):
     """3 tiles do not have 568 columns, and rows of 560 begin at sectors. The mutant is right where tiles are wide."""
@@ -68,6 +70,7 @@ def test_wrong_narrower_tiles_show(file, old, new):
         run(EPILOGUE, *operands, config=NARROWER, texts=texts)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("config", "a"), [(tile(192, 192, 2, 2), "col"), (tile(192, 128, 2), "row")])
 def test_three_warpgroups_where_columns_are_adjacent(config, a):
     """Of 192 rows, each of the three has 64, and all columns: half of them would begin within a box."""
@@ -180,6 +183,7 @@ def test_pieces_of_c_that_overlap(bm, bn):
     assert run(EPILOGUE, *matrices((300, 310, 72), "f16", layouts=BY_K), config=tile(bm, bn, 2))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("b", "shape", "stages"), [("col", (300, 712, 456), 2), ("row", (264, 654, 400), 2)])
 def test_some_pieces_leave_at_once_and_others_during_the_next_tile(b, shape, stages):
     """Of ten pieces, there are registers for six; with a C that a tensor map describes and one without."""
@@ -187,6 +191,7 @@ def test_some_pieces_leave_at_once_and_others_during_the_next_tile(b, shape, sta
     assert run(EPILOGUE, *matrices(shape, "bf16", layouts=("row", b, "row")), config=config)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "k"), [("bf16", 72), ("bf16", 88), ("e4m3", 144), ("e4m3", 176), ("int8", 160)])
 def test_the_last_step_has_one_product_or_more(name, k):
     """A step has four, of 32 bytes of k each."""
@@ -194,6 +199,7 @@ def test_the_last_step_has_one_product_or_more(name, k):
     assert run(EPILOGUE, *matrices((70, 72, k), name, out=out, layouts=BY_K), config=tile(64, 64, 2))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "m", "b", "bn"),
     [
@@ -233,6 +239,7 @@ def test_each_line_of_b_is_asked_for_once_ahead(shape, config, lines):
     assert done.global_.loads.sectors == 0
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("bn", [112, 144])
 def test_pieces_that_overlap_read_c_before_they_write_it(bn):
     a, b, c = matrices((130, 300, 72), "bf16", filled=True)
@@ -309,6 +316,7 @@ def test_tiles_that_are_refused(config, change, words):
         EPILOGUE.geometry(problem, config)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("shape", "places"), [((64, 64, 12), 1), ((128, 112, 6), 2), ((256, 160, 4, 1, 2), 1)])
 def test_large_tiles_let_the_next_launch_begin_when_their_products_have_ended(shape, places):
     """They ask once more, behind the products, where the grid is not small; the largest have no registers to ask."""

@@ -4,9 +4,12 @@ import ast
 import contextlib
 import re
 import subprocess
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-import pytest
+import gemmery as gm
 
 ROOT = Path(__file__).parents[1]
 PLANS = {"docs/design.md"}  # also names planned files
@@ -37,6 +40,12 @@ def code(text: str) -> list[str]:
     return [line for block in fenced for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", rest)
 
 
+def in_each(names: Iterable[str], wrong: Callable[[str], Collection[str]]) -> dict[str, Collection[str]]:
+    """Return what is wrong in the text of each file, of those files where something is."""
+    lists = {name: wrong((ROOT / name).read_text()) for name in names}
+    return {name: faults for name, faults in lists.items() if faults}
+
+
 def anchors(text: str) -> set[str]:
     """Return the link fragments of a document's headings."""
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
@@ -59,13 +68,18 @@ def broken_links(name: str, text: str) -> list[str]:
     return wrong
 
 
-def unknown_commands(text: str) -> list[str]:
-    """Return the commands and options in a document that gemmery does not have."""
+@cache
+def commands_of_gemmery() -> dict[str, Any]:
     import typer
 
     from gemmery.cli import app
 
-    commands = typer.main.get_command(app).commands
+    return typer.main.get_command(app).commands
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Return the commands and options in a document that gemmery does not have."""
+    commands = commands_of_gemmery()
     wrong = []
     for line in code(text):
         for name, rest in re.findall(r"(?:^|(?<!import)[\s$])gemmery +([a-z]+)([^|#\n]*)", line):
@@ -79,38 +93,35 @@ def unknown_commands(text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_relative_links_resolve(name):
-    assert broken_links(name, (ROOT / name).read_text()) == []
+def test_relative_links_resolve():
+    links = {name: broken_links(name, (ROOT / name).read_text()) for name in DOCUMENTS}
+    assert {name: wrong for name, wrong in links.items() if wrong} == {}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_commands_and_options_exist(name):
-    assert unknown_commands((ROOT / name).read_text()) == []
+def test_commands_and_options_exist():
+    assert in_each(TOLD, unknown_commands) == {}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_make_targets_exist(name):
+def words_of_code(pattern: str, text: str) -> set[str]:
+    """Return what the pattern matches in code of a document."""
+    return {word for line in code(text) for word in re.findall(pattern, line)}
+
+
+def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {
-        word for line in code((ROOT / name).read_text()) for word in re.findall(r"(?:^|[\s$])make ([a-z-]+)\b", line)
-    }
-    assert named <= targets
+    assert in_each(TOLD, lambda text: words_of_code(r"(?:^|[\s$])make ([a-z-]+)\b", text) - targets) == {}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_names_of_the_library_exist(name):
-    import gemmery
-
-    named = {word for line in code((ROOT / name).read_text()) for word in re.findall(r"\bgm\.([A-Za-z_]\w*)", line)}
-    assert [word for word in named if not hasattr(gemmery, word)] == []
+def test_names_of_the_library_exist():
+    names = r"\bgm\.([A-Za-z_]\w*)"
+    assert in_each(TOLD, lambda text: [name for name in words_of_code(names, text) if not hasattr(gm, name)]) == {}
 
 
-@pytest.mark.parametrize("name", tracked("*.md", "*.py", "*.toml", "Makefile", ".ci/*"))
-def test_nothing_points_outside_or_is_left_undone(name):
+def test_nothing_points_outside_or_is_left_undone():
     outside = r"(?<![\w.])/(?:" + "|".join(["work", "root", "tmp", "home", "mnt"]) + r")/|\.\./shared"
     undone = r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b"
-    assert re.findall(f"{outside}|{undone}", (ROOT / name).read_text()) == []
+    files = tracked("*.md", "*.py", "*.toml", "Makefile", ".ci/*")
+    assert in_each(files, re.compile(f"{outside}|{undone}").findall) == {}
 
 
 MANNERED = (
@@ -158,10 +169,9 @@ def test_documents_and_messages_are_in_plain_english():
     assert mannered("`--help` shows what can\nbe said") == ["what can be said"]
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_no_value_begins_a_line(name):
+def test_no_value_begins_a_line():
     """Markdown takes a line that begins with a comment for HTML, and drops the line break before it."""
-    assert re.findall(r"^ *<!-- value.*", (ROOT / name).read_text(), re.MULTILINE) == []
+    assert in_each(DOCUMENTS, re.compile(r"^ *<!-- value.*", re.MULTILINE).findall) == {}
 
 
 def test_every_document_is_in_the_index():
@@ -230,20 +240,18 @@ def unknown_sources(text: str) -> list[str]:
     return [file for file in files if not (ROOT / file).is_file()] + missing
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("docs/", "README"))])
-def test_typed_figures_of_speed_name_their_source(name):
-    if name not in PLANS:
-        assert figures_without_source((ROOT / name).read_text()) == []
+def test_typed_figures_of_speed_name_their_source():
+    names = {name for name in DOCUMENTS if name.startswith(("docs/", "README"))} - PLANS
+    assert in_each(names, figures_without_source) == {}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_records_and_suites_exist(name):
-    assert unknown_sources((ROOT / name).read_text()) == []
+def test_records_and_suites_exist():
+    assert in_each(TOLD, unknown_sources) == {}
 
 
-@pytest.mark.parametrize("folder", re.findall("<!-- files: (.*?) -->", (ROOT / "docs" / "design.md").read_text()))
-def test_the_docstring_of_a_module_begins_with_a_line_that_is_a_sentence(folder):
-    files = sorted((ROOT / folder).rglob("*.py"))
+def test_the_docstring_of_a_module_begins_with_a_line_that_is_a_sentence():
+    folders = re.findall("<!-- files: (.*?) -->", (ROOT / "docs" / "design.md").read_text())
+    files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
     firsts = {file: (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0] for file in files}
     assert [str(file) for file, first in firsts.items() if not first.endswith(".")] == []
 

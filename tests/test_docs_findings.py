@@ -6,9 +6,7 @@ import re
 import tokenize
 from pathlib import Path
 
-import pytest
-
-from test_docs import DOCUMENTS, PLANS, ROOT, code
+from test_docs import DOCUMENTS, PLANS, ROOT, code, in_each
 
 PAGES = [name for name in DOCUMENTS if name.startswith("docs/findings/")]
 SINGLE = [name for name in PAGES if not name.endswith("/README.md")]
@@ -49,17 +47,17 @@ def remarks(path: Path) -> str:
     return "\n\n".join([*texts, " ".join(lines)])
 
 
-def typed(name: str) -> str:
+def without_generated(text: str) -> str:
     """Return a document without the text between markers, which comes from records and from the rungs' rows."""
     from site_pages.documents import MARKER
 
-    return MARKER.sub("", (ROOT / name).read_text())
+    return MARKER.sub("", text)
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("docs/", "README"))])
-def test_documents_write_shares_as_numbers(name):
-    if name not in PLANS | {"docs/results.md"}:  # these say rules: a spread of a fifth or more
-        assert shares_in_words(typed(name)) == []
+def test_documents_write_shares_as_numbers():
+    rules = PLANS | {"docs/results.md"}  # these say rules: a spread of a fifth or more
+    names = {name for name in DOCUMENTS if name.startswith(("docs/", "README"))} - rules
+    assert in_each(names, lambda text: shares_in_words(without_generated(text))) == {}
 
 
 def test_comments_and_docstrings_write_shares_as_numbers():
@@ -68,14 +66,24 @@ def test_comments_and_docstrings_write_shares_as_numbers():
     assert {name: words for name, words in shares.items() if words} == {}
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_a_finding_has_a_title_a_lesson_and_a_command(name):
-    title, lesson, *_ = typed(name).split("\n\n")
-    last = typed(name).strip().rpartition("\n\n")[2]
-    assert re.fullmatch(r"# .+", title)
-    assert re.fullmatch(r"\*\*[^*]+\.\*\*", lesson)
-    assert last.startswith("Repeat: ")
-    assert [span for span in code(last) if re.match(r"gemmery [a-z]|python benchmarks/|make [a-z]", span)] != []
+def lacks(text: str) -> list[str]:
+    """Return what a finding lacks of a title, a lesson and a command that repeats it."""
+    typed = without_generated(text).strip()
+    title, lesson, *_ = typed.split("\n\n")
+    last = typed.rpartition("\n\n")[2]
+    has = {
+        "a title": re.fullmatch(r"# .+", title),
+        "a lesson": re.fullmatch(r"\*\*[^*]+\.\*\*", lesson),
+        "a command": last.startswith("Repeat: ")
+        and any(re.match(r"gemmery [a-z]|python benchmarks/|make [a-z]", span) for span in code(last)),
+    }
+    return [part for part, there in has.items() if not there]
+
+
+def test_a_finding_has_a_title_a_lesson_and_a_command():
+    assert in_each(SINGLE, lacks) == {}
+    assert lacks("# A\n\n**B.**\n\nRepeat: `gemmery bench`.") == []
+    assert lacks("A\n\nB.\n\nRepeat: `bench`.") == ["a title", "a lesson", "a command"]
 
 
 def test_the_index_lists_every_finding_once():

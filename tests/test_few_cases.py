@@ -61,31 +61,41 @@ def test_every_rung_is_left_in_thinned_tests_of_the_emulator(cases):
     assert {rung.name for rung in CUDA} - left == set()
 
 
-def test_tests_that_are_named_keep_every_case():
-    every, few = collected("tests/test_emulator_trace.py")
-    assert len(few) < len(every) / 2
-    assert collected("--few", "tests/test_emulator_trace.py")[0] == every
+@pytest.fixture
+def run(tmp_path):
+    """Run pytest with this conftest.py in a folder that has the texts of some files, and return its output."""
+
+    def run_pytest(*arguments, missing=False, **texts):
+        for name, text in texts.items():
+            (tmp_path / f"test_{name}.py").write_text(text)
+        (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
+        (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n  many: few\n")
+        environment = os.environ | ({"MISSING": "1"} if missing else {})
+        command = [sys.executable, "-m", "pytest", "-v", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
+        )
+        return done.stdout
+
+    return run_pytest
 
 
-def test_what_a_run_skipped_can_be_run(tmp_path):
-    file = tmp_path / "test_some.py"
-    file.write_text(
+def test_tests_that_are_named_keep_every_case(run):
+    text = "import pytest\n@pytest.mark.many\n@pytest.mark.parametrize('n', range(33))\ndef test_some(n): pass\n"
+    assert "3 passed, 30 deselected" in run("--few", some=text)
+    assert "33 passed" in run("--few", "test_some.py")
+
+
+def test_what_a_run_skipped_can_be_run(run):
+    some = (
         "import os, pytest\n"
         "here = pytest.mark.skipif('MISSING' in os.environ, reason='missing')\n"
         "@here\n@pytest.mark.parametrize('n', [1, 2])\ndef test_first(n): pass\n"
         "def test_second(): pass\n"
     )
-    (tmp_path / "test_other.py").write_text(
+    other = (
         "import os, pytest\nif 'MISSING' in os.environ: pytest.skip('missing', allow_module_level=True)\n"
         "def test_third(): pass\n"
     )
-    (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  many: few\n")
-    command = [sys.executable, "-m", "pytest", "-v"]
-    for extra, missing, passed in ((["-n", "2"], "1", 1), (["--skipped"], "", 3)):
-        environment = {name: value for name, value in os.environ.items() if name != "MISSING"}
-        done = subprocess.run(
-            [*command, *extra], cwd=tmp_path, env=environment | ({"MISSING": missing} if missing else {}),
-            capture_output=True, text=True, timeout=100, check=True,
-        )  # fmt: skip
-        assert f"{passed} passed" in done.stdout, done.stdout
+    assert "2 passed" in run("-n", "2", missing=True, some=some, other=other, none="def test_fourth(): pass\n")
+    assert "3 passed, 1 deselected" in run("--skipped")

@@ -92,7 +92,7 @@ for i in range(rounds):
         thread.start()
         time.sleep(longest * i / rounds)
         if not (child := os.fork()):
-            signal.alarm(20)
+            signal.alarm(60)
             exec(call, {"a": a})
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

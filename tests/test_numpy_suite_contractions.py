@@ -64,8 +64,10 @@ def cases():
     """Yield every test that calls one of the functions, with each of its parameters."""
     for module, names in MODULES.items():
         for name in names:
-            for attribute, function in inspect.getmembers(getattr(importlib.import_module(module), name)):
-                uses = inspect.isfunction(function) and any(f"{use}(" in inspect.getsource(function) for use in OURS)
+            of_class = getattr(importlib.import_module(module), name)
+            for attribute, function in inspect.getmembers(of_class, inspect.isfunction):
+                # The names in its code: to read the source of a function takes 5 ms.
+                uses = not OURS.keys().isdisjoint(inspect.unwrap(function).__code__.co_names)
                 if attribute.startswith("test") and (uses or name in ("TestEinsum", "TestMultiDot")):
                     for run in runs(function):
                         yield pytest.param(module, name, attribute, run, id=f"{name}.{attribute}-{len(str(run))}")

@@ -17,7 +17,8 @@ from gemmery.pages.pictures.tile import swizzled_picture, tile_picture
 from gemmery.pages.pictures.timeline import divergence_picture, timeline_picture
 from gemmery.pages.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
 
-PATTERNS = [json.loads(line) for line in (Path(__file__).parent / "data" / "memory_patterns_h200.jsonl").open()]
+FILE = Path(__file__).parent / "data" / "memory_patterns_h200.jsonl"
+PATTERNS = [json.loads(line) for line in FILE.read_text().splitlines()]
 SVG = "{http://www.w3.org/2000/svg}"
 LANES = range(32)
 

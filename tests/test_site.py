@@ -65,12 +65,14 @@ def test_every_rung_is_a_chapter_in_the_order_of_the_ladders(pages):
     assert set(leaves(config["nav"])) <= texts.keys()
 
 
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
-def test_a_chapter_says_what_the_registry_says(rung, pages):
+def test_a_chapter_says_what_the_registry_says(pages):
     texts, _ = pages
-    (text,) = [
-        text for page, text in texts.items() if page.endswith(f"/{rung.name}.md") and page.startswith("tutorial")
-    ]
+    chapters = {page.rpartition("/")[2]: text for page, text in texts.items() if page.startswith("tutorial")}
+    for rung in RUNGS:
+        check_chapter(rung, chapters[f"{rung.name}.md"])
+
+
+def check_chapter(rung, text):
     assert f"\n# {rung.name}\n" in text
     assert rung.lesson in text
     assert rung.parent is None or re.search(rf"\| Parent \| \[`{rung.parent}`\]", text)

@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -218,11 +219,17 @@ def _build(kind: type[Any], row: dict[str, Any]) -> Any:
     """Make a record of `kind`, ignoring keys of later versions."""
     if not isinstance(row, dict):
         raise TypeError(f"{row!r} is not a {kind.__name__.lower()}")
-    known = {f.name for f in fields(kind)}
-    values = {key: value for key, value in row.items() if key in known}
+    types = _types(kind)
+    values = {key: value for key, value in row.items() if key in types}
     if "gpu" in values:
         values["gpu"] = _build(Gpu, values["gpu"])
-    for f in fields(kind):
-        if f.name in values and not isinstance(values[f.name], _PYTHON.get(str(f.type), object)):
-            raise TypeError(f"{f.name} = {values[f.name]!r} is not {f.type}")
+    for name, value in values.items():
+        if not isinstance(value, _PYTHON.get(types[name], object)):
+            raise TypeError(f"{name} = {value!r} is not {types[name]}")
     return kind(**values)
+
+
+@cache
+def _types(kind: type[Any]) -> dict[str, str]:
+    """Return the fields of a kind of record and their types."""
+    return {f.name: str(f.type) for f in fields(kind)}

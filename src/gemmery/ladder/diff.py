@@ -179,13 +179,14 @@ def in_python(source: str, entry: str) -> tuple[Definition, ...]:
     return _reached({entry}, known) or tuple(known)
 
 
-def docstring(source: str, entry: str) -> list[str]:
+@lru_cache
+def docstring(source: str, entry: str) -> tuple[str, ...]:
     """The docstring of a function of a Python file, or of the file where it has no such function, in paragraphs."""
     tree = ast.parse(contents(source))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry]
     text = ast.get_docstring(functions[0] if functions else tree, clean=False) or ""
     margin = re.compile(r"^    " if functions else "", re.MULTILINE)
-    return [margin.sub("", part).rstrip() for part in text.split("\n\n")]
+    return tuple(margin.sub("", part).rstrip() for part in text.split("\n\n"))
 
 
 def pseudocode(source: str, entry: str) -> str:

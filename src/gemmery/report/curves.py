@@ -292,7 +292,7 @@ def _draw(on: Axes, lines: Sequence[Curve]) -> list[CurveEnd]:
 
 def _name(on: Axes, ends: Sequence[CurveEnd], size: int) -> None:
     """Names next to points on a logarithmic y axis, moved apart where they would overlap."""
-    on.figure.canvas.draw()
+    on.get_ylim()  # Matplotlib updates the limits of both axes when it is asked for one
     places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
     scale = on.figure.dpi / 72
     for (name, at, colour), old, new in zip(ends, places, spread(places, LABEL * scale), strict=True):

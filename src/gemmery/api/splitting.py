@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemmery import arrays, config
-from gemmery.api import device_memory, on_device, quick
-from gemmery.api.device_types import located
+from gemmery.api import array_libraries, enqueue, on_device
+from gemmery.api.device_call import distinct
+from gemmery.api.device_operands import located
 from gemmery.api.options import Options
 from gemmery.api.precision import get_float32_precision
-from gemmery.api.prepared import PreparedLaunch, alone, distinct, operand_views
+from gemmery.api.prepared import PreparedLaunch, alone, operand_views
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import too_large
@@ -43,7 +44,7 @@ class SplitOperand:
         return view(self.source).shape
 
 
-quick.SPLIT.add(SplitOperand)
+array_libraries.SPLIT.add(SplitOperand)
 
 
 def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
@@ -86,15 +87,15 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     if reason := too_large(problem):
         raise RefusedError(f"gm.split: {reason}")
     work = float32_pre_pass.kept_operand(problem)
-    owner, its_view = device_memory.new(x, (work.nbytes,), "uint8", z)
+    owner, its_view = enqueue.new(x, (work.nbytes,), "uint8", z)
     _fill(x, z, b, problem, work, its_view.pointer)
     return SplitOperand(x, operand, its_view.pointer, work.nbytes, owner)
 
 
 def _fill(x: Any, z: View, b: View, problem: Problem, work: float32_pre_pass.KeptOperand, target: int) -> None:
     """Put the parts and what is known of them at an address: two halves, three bfloat16, the marks."""
-    ordinal = device_memory.ordinal(z)
-    scratch, its_view = device_memory.scratch(x, work.workspace, z, z.stream)
+    ordinal = enqueue.ordinal(z)
+    scratch, its_view = enqueue.scratch(x, work.workspace, z, z.stream)
     at = target
     batch, depth, sides = b.shape
     a = View(0, (batch, 1, depth), (0, _SIZE * depth, _SIZE), "f32")
@@ -130,8 +131,8 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
         )
     parts = tuple(z.parts if type(z) is SplitOperand else 0 for z in (a, b))
     a, b = (z.source if type(z) is SplitOperand else z for z in (a, b))
-    path = quick.OPTION_PATHS.get(type(a)) if name == "matmul" else None
-    done = None if path is None else path(a, b, out, options, (parts[0], parts[1]))
+    path = array_libraries.PATHS.get(type(a)) if name == "matmul" else None
+    done = None if path is None else path(a, b, out, name, None, options, (parts[0], parts[1]))
     if done is not None:
         return done
     x, y = view(a), view(b)
@@ -200,7 +201,7 @@ def scheme(x: View, y: View, prepared: PreparedLaunch) -> Float32Scheme | None:
 def judged(a: int, b: int, stream: int, prepared: PreparedLaunch) -> int:
     """Return what the pre-pass says of these operands: float32_pre_pass.INEXACT and NOT_FINITE, or 0."""
     _, problem, form, run = prepared
-    ordinal = device_memory.ordinal(View(0, (), (), "f32", problem.device))
+    ordinal = enqueue.ordinal(View(0, (), (), "f32", problem.device))
     launches = float32_pre_pass.judging(problem.by_rows())
     scratch = ordered.Scratch(run.workspace, stream, ordinal)
     judge = alone(launches, problem, *operand_views(form, problem, None)[:3])

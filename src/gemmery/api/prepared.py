@@ -13,11 +13,11 @@ from typing import Any
 
 from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery.api.device_call import DeviceCall, described, table
-from gemmery.api.halved import Halved, halved
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.geometry import Geometry, instance
+from gemmery.cuda.halved import Halved, halved
 from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import Images, images
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, mapped_argument, product_argument
@@ -214,7 +214,9 @@ def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: V
 def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, call: DeviceCall) -> PreparedLaunch:
     assert isinstance(plan.kernel, CudaLaunch)
     run = plan.kernel.ready(*operand_views(form, problem, call.bias), call.scaling)
-    return PreparedLaunch(plan, problem, form, halved(run, plan, form, problem))
+    rung, config = plan.rung, plan.config
+    run_or_half = halved(run, lambda part: rung.build(part, config), rung.one_sided, form, problem)
+    return PreparedLaunch(plan, problem, form, run_or_half)
 
 
 def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epilogue: str) -> Ready | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -301,7 +302,7 @@ def problems(monkeypatch):
 
     def plan(problem):
         asked.append(problem)
-        return Plan(None, {}, Built(), "")
+        return Plan(SimpleNamespace(one_sided=False, build=None), {}, Built(), "")
 
     monkeypatch.setattr(prepared.dispatch, "plan", plan)
     table.launches.clear()

@@ -72,8 +72,8 @@ def remember(
     `target` is the view of the result. `options` are those that the call named, `scalars` its alpha and beta.
     """
     library = _library_of(a)
-    if library is None or not library.takes(a, b, out):
-        return
+    if library is None or any(type(z) not in library.types for z in ((a, b) if out is None else (a, b, out))):
+        return  # a subclass has arithmetic of its own
     x, y, *others = (z for z in (inputs.x, inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b) if z is not None)
     key = library.key(a, b, out, name, x.pointer, y.pointer, 0 if out is None else target.pointer)
     dtype, extras = None if out is not None else library.dtype(target.dtype), None
@@ -160,10 +160,6 @@ class Torch:
         self.types = torch.Tensor, torch.nn.Parameter
         self.multiply = self._path()
 
-    def takes(self, a: Any, b: Any, out: Any) -> bool:
-        """Return True for tensors of classes without arithmetic of their own."""
-        return type(a) in self.types and type(b) in self.types and (out is None or type(out) in self.types)
-
     def dtype(self, name: str) -> Any:
         """Return PyTorch's element type."""
         return getattr(self.torch, dtypes.get(name).numpy)
@@ -191,26 +187,10 @@ class Torch:
                 return None
         return tuple(words)
 
-    def _comparison(self) -> Callable[..., None]:
-        """Return a function that notes the last call of each b, by id(b).
-
-        Weights stay, and ids of other tensors come back. The tensors of the next call are compared by one call instead
-        of their key: 1 us less on the host of an H200. An id tells nothing but which call to try. Noted are the
-        function's name, the comparison, the call, and whether a tensor wants a gradient, which nothing recorded.
-        """
-        make, latest = arrays.comparer(self.torch), table.latest
-
-        def note(name: str, call: KnownCall, b: Any, *tensors: Any) -> None:
-            if make is not None and len({*map(id, tensors)}) == len(tensors):
-                tracked = any(x.requires_grad for x in tensors)
-                keep(latest[len(tensors) - 2], id(b), (name, make(*tensors), call, tracked))
-
-        return note
-
     def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[KnownCall | None, list[int]]]]:
         """Return the look-ups of calls by their keys: without options, and with them."""
         calls, recording, strided, types = table.calls, self.torch.is_grad_enabled, self.torch.strided, self.types
-        key_of, words_of, note, fresh = self.key, self.words, self._comparison(), _preparing()
+        key_of, words_of, fresh, make = self.key, self.words, _preparing(), arrays.comparer(self.torch)
         served = ("f64", "f32", "f16", "bf16")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
 
@@ -230,8 +210,12 @@ class Torch:
                     return None
                 operands = a.shape, a.stride(), b.shape, b.stride(), p, q
                 return fresh(key, names.get(a.dtype), a.get_device(), *operands, scalars)
-            if not (p | q | r) & 15:
-                note(name, call, b, a, b, *(() if out is None else (out,)))
+            tensors = (a, b) if out is None else (a, b, out)
+            if make is not None and not (p | q | r) & 15 and len({*map(id, tensors)}) == len(tensors):
+                # Weights stay, and ids of other tensors come back. The tensors of the next call are compared by one
+                # call instead of their key: 1 us less on the host of an H200. An id tells nothing but which to try.
+                tracked = any(x.requires_grad for x in tensors)  # one wants a gradient, which nothing recorded
+                keep(table.latest[out is not None], id(b), (name, make(*tensors), call, tracked))
             return call
 
         def optional(
@@ -354,10 +338,6 @@ class CuPy:
         self.types = (cupy.ndarray,)
         self._fresh = _preparing()
         self.multiply = self._path(cupy)
-
-    def takes(self, a: Any, b: Any, out: Any) -> bool:
-        """Return True for arrays of CuPy's own class."""
-        return type(a) in self.types and type(b) in self.types and (out is None or type(out) in self.types)
 
     dtype = staticmethod(arrays.numpy_dtype)
 

@@ -18,6 +18,7 @@ from gemmery.api.device_operands import (
     NUMBER,
     SERVED,
     Inputs,
+    OperandScales,
     check_capability,
     group_scales,
     located,
@@ -70,7 +71,7 @@ def product(
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    inputs = _inputs(a, b, x, y, common, result, options)._replace(scales=factors, parts=parts)
+    inputs = _inputs(a, b, x, y, common, result, options, factors, parts)
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
@@ -122,10 +123,10 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    return specialised(_call(inputs, target, options._replace(alpha=factors.factor)))
+    return specialised(_call(inputs, target, factors.factor != 1, options.precision, options.batch_invariant))
 
 
-def _call(inputs: Inputs, target: View, options: Options) -> DeviceCall:
+def _call(inputs: Inputs, target: View, scaled: bool, precision: str | None, invariant: bool) -> DeviceCall:
     """Return a product without its memory."""
     return DeviceCall(
         bare(inputs.x),
@@ -133,10 +134,10 @@ def _call(inputs: Inputs, target: View, options: Options) -> DeviceCall:
         bare(target),
         None if inputs.bias is None else inputs.bias.strides,
         inputs.epilogue,
-        options.alpha != 1 or options.beta != 0,
-        options.precision or "",
+        scaled,
+        precision or "",
         inputs.scales.scaling,
-        options.batch_invariant,
+        invariant,
         "".join(letter for letter, address in zip("ab", inputs.parts, strict=True) if address),
         inputs.offsets is not None,
     )
@@ -166,7 +167,10 @@ def _types(
     return common, result, options
 
 
-def _inputs(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Inputs:
+def _inputs(
+    a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options, factors: OperandScales,
+    parts: tuple[int, int],
+) -> Inputs:  # fmt: skip
     """Return A, B and the bias in the element types that a kernel reads."""
     owners: list[object] = []
     if options.alpha == 0:  # BLAS then reads neither A nor B
@@ -177,7 +181,7 @@ def _inputs(a: Any, b: Any, x: View, y: View, common: str, result: str, options:
     bias = None if options.bias is None else _bias(options.bias, a, x, (n,), result, owners)
     if options.activation is not None:
         check_activation(options.activation, result)
-    return Inputs(x, y, bias, epilogue_name(bias, options.activation), tuple(owners))
+    return Inputs(x, y, bias, epilogue_name(bias, options.activation), tuple(owners), factors, parts)
 
 
 def _converted(array: Any, its_view: View, dtype: str, owners: list[object]) -> View:
@@ -216,7 +220,8 @@ def _compute(a: Any, inputs: Inputs, out: Any, target: View, old: View | None, o
     """
     if 0 in target.shape:
         return None
-    served = prepare(_call(inputs, target, options))
+    scaled = options.alpha != 1 or options.beta != 0
+    served = prepare(_call(inputs, target, scaled, options.precision, options.batch_invariant))
     added = None
     if old is not None and options.beta != 0 and not arrays.same(old, target):
         added = options.old, old, out
@@ -267,7 +272,7 @@ def grouped_product(
     if terms.activation is not None:
         check_activation(terms.activation, result)
     owners: list[object] = []
-    (groups, _, n), options = y.shape, NO_OPTIONS._replace(batch_invariant=invariance(terms.batch_invariant))
+    (groups, _, n), invariant = y.shape, invariance(terms.batch_invariant)
     bias = None if terms.bias is None else _bias(terms.bias, a, x, (groups, n), result, owners)
     factors = group_scales(terms.scale_a, terms.scale_b, x, y, common, result)
     check_capability(common, bool(factors.kind), x.device)
@@ -275,8 +280,7 @@ def grouped_product(
     inputs = Inputs(x, y, bias, epilogue_name(bias, terms.activation), tuple(owners), factors, offsets=where)
     array, its_view = enqueue.new(a, shape, result, x) if target is None else (out, target)
     if 0 not in (*shape, groups):  # without groups, a kernel has neither a matrix nor an offset to read
-        options = options._replace(alpha=factors.factor)
-        ends = _launch_groups(a, offsets, inputs, its_view, options)
+        ends = _launch_groups(a, offsets, inputs, its_view, invariant)
         if ends is not None:
             _one_by_one(a, b, ends, inputs, array, its_view, terms, multiply_groups)
     if out is None:
@@ -307,11 +311,11 @@ def _check_target(target: View, shape: Ints, result: str) -> None:
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
 
 
-def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, options: Options) -> list[int] | None:
+def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, invariant: bool) -> list[int] | None:
     """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
     x, where = inputs.x, inputs.offsets
     assert where is not None
-    served = prepare_groups(_call(inputs, target, options))
+    served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, None, invariant))
     captured = bool(x.stream) and driver.captures(x.stream)
     if isinstance(served, str) or (captured and where.device == "cpu"):
         if not arrays.allocates(a):

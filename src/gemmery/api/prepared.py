@@ -112,7 +112,8 @@ def prepare(call: DeviceCall) -> TieredLaunch:
     run = None if at_once else _general(form, problem, call)
     if run is None:
         return TieredLaunch(form, specialised(call).run)
-    return TieredLaunch(form, run, _specialised, (call,), often(problem.dtype, problem.device, work))
+    soon = often(problem.dtype, problem.device, work)
+    return TieredLaunch(form, run, lambda call: specialised(call).run, (call,), soon)
 
 
 @table.once
@@ -164,10 +165,6 @@ def often(dtype: str, device: str, work: int) -> int:
     if dtype not in TENSOR_COPIED or not copies_tensors(device):
         return OFTEN
     return 1 if work >= MEDIUM else SOON
-
-
-def _specialised(call: DeviceCall) -> Ready | Halved:
-    return specialised(call).run
 
 
 def _general(form: Arrangement, problem: Problem, call: DeviceCall) -> Ready | Halved | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import device_memory, device_types, explanation, on_device, prepared, scales
+from gemmery.api import device_operands, enqueue, explanation, on_device, prepared
+from gemmery.api.device_call import table
 from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
@@ -213,22 +215,22 @@ def test_shapes_of_factors_decide_what_they_mean(a_shape, b_shape, kind, steps):
         scale_a=a_shape if a_shape is None else Matrix(a_shape), scale_b=b_shape if b_shape is None else Matrix(b_shape)
     )
     x, y = (z._replace(device="cuda:0") for z in (x, y))
-    factors = scales.scales(options, x, y, "e4m3", "bf16")
+    factors = device_operands.scales(options, x, y, "e4m3", "bf16")
     assert (factors.kind, factors.factor, factors.scaling) == (kind, 1.0, (kind, *steps))
     assert (factors.a is None, factors.b is None) == (a_shape is None, b_shape is None)
 
 
 def test_blocks_of_one_piece_are_factors_of_rows():
     x, y = (z._replace(device="cuda:0") for z in views((6, 100), (100, 300), "e5m2"))
-    outer = scales.scales(Options(scale_a=Matrix((6, 1)), scale_b=Matrix((1, 300))), x, y, "e5m2", "bf16")
+    outer = device_operands.scales(Options(scale_a=Matrix((6, 1)), scale_b=Matrix((1, 300))), x, y, "e5m2", "bf16")
     assert outer.scaling == ("outer", 1, 0, 0, 1)
-    blocks = scales.scales(Options(scale_a=Matrix((6, 1)), scale_b=Matrix((1, 3))), x, y, "e5m2", "bf16")
+    blocks = device_operands.scales(Options(scale_a=Matrix((6, 1)), scale_b=Matrix((1, 3))), x, y, "e5m2", "bf16")
     assert blocks.scaling == ("blocks", 1, 0, 0, 1)
 
 
 def test_factors_that_are_numbers_are_a_part_of_alpha(problems):
     x, y = views((6, 100), (100, 300), "e4m3")
-    factors = scales.scales(Options(scale_a=0.5, scale_b=np.float32(3)), x, y, "e4m3", "bf16")
+    factors = device_operands.scales(Options(scale_a=0.5, scale_b=np.float32(3)), x, y, "e4m3", "bf16")
     assert (factors.kind, factors.factor, factors.scaling) == ("", 1.5, None)
     problem = planned(problems, x, y, Options(scale_a=0.5))
     assert (problem.dtype, problem.out, problem.scales, problem.scaled) == ("e4m3", "bf16", "", True)
@@ -263,7 +265,7 @@ def test_strides_between_elements_are_refused(monkeypatch):
     odd = Interface((4, 4), strides=(18, 4))
     with pytest.raises(gm.LayoutError, match=r"\(18, 4\) of elements of 4 bytes.*multiples"):
         gm.matmul(odd, odd)
-    assert device_types.located(View(4, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+    assert device_operands.located(View(4, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_addresses_between_elements_are_refused(call, words):
     """A kernel that reads them ends with an error of the device, which no later call survives."""
     with pytest.raises(gm.LayoutError, match=rf"{words}.*copy the array"):
         call()
-    assert device_types.located(View(4098, (0, 4), (16, 4), "f32", "cuda:0")).pointer == 4098  # no element
+    assert device_operands.located(View(4098, (0, 4), (16, 4), "f32", "cuda:0")).pointer == 4098  # no element
 
 
 @pytest.fixture
@@ -300,13 +302,12 @@ def problems(monkeypatch):
 
     def plan(problem):
         asked.append(problem)
-        return Plan(None, {}, Built(), "")
+        return Plan(SimpleNamespace(one_sided=False, build=None), {}, Built(), "")
 
     monkeypatch.setattr(prepared.dispatch, "plan", plan)
-    prepared.specialised.cache_clear()
-    prepared.described.cache_clear()
+    table.launches.clear()
     yield asked
-    prepared.specialised.cache_clear()
+    table.launches.clear()
 
 
 def views(x_shape, y_shape, dtype="f32", x_strides=None, y_strides=None, pointer=4096):
@@ -390,11 +391,11 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(on_device, "located", lambda view: view)
-    monkeypatch.setattr(device_memory, "ordinal", lambda view: 0)
-    monkeypatch.setattr(device_memory, "new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
-    monkeypatch.setattr(device_memory, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
-    monkeypatch.setattr(on_device, "prepared", lambda *_: served)
-    monkeypatch.setattr(on_device.quick, "remember", lambda *given: kept.append(given[-1]))
+    monkeypatch.setattr(enqueue, "ordinal", lambda view: 0)
+    monkeypatch.setattr(enqueue, "new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
+    monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+    monkeypatch.setattr(on_device, "prepare", lambda call: served)
+    monkeypatch.setattr(on_device.array_libraries, "remember", lambda *given: kept.append(given[-1]))
     on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
     assert run.addresses[5] == 1 << 21
     assert kept == [served]
@@ -409,16 +410,14 @@ def enqueued(monkeypatch):
         x, y = (z._replace(device="cuda:0") for z in views((6, 300), (300, 300), "e4m3"))
         new = x._replace(pointer=1 << 20, shape=(6, 300), strides=(600, 2), dtype="bf16")
         served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
-        monkeypatch.setattr(device_memory, "new", lambda a, shape, dtype, x: (a, new))
-        monkeypatch.setattr(
-            device_memory, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21))
-        )
+        monkeypatch.setattr(enqueue, "new", lambda a, shape, dtype, x: (a, new))
+        monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
         monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
-        monkeypatch.setattr(on_device, "prepared", lambda operands, target, options: served)
-        monkeypatch.setattr(device_memory, "copy", lambda *given: copies.append(given))
+        monkeypatch.setattr(on_device, "prepare", lambda call: served)
+        monkeypatch.setattr(enqueue, "copy", lambda *given: copies.append(given))
         monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
         monkeypatch.setattr(on_device, "view", lambda z: z)
-        monkeypatch.setattr(scales, "view", lambda z: z)
+        monkeypatch.setattr(device_operands, "view", lambda z: z)
         on_device.product("matmul", "a", "b", x, y, out, Options(**options))
         return run, copies, waits
 
@@ -436,7 +435,7 @@ def test_the_addresses_of_factors_reach_the_launch(enqueued):
     run, copies, _ = enqueued(None, scale_a=0.5, scale_b=factor(128, 300))
     assert run.addresses[6:] == ((0.5, 0.0), (0, 128, 0))
     run, copies, _ = enqueued(None, scale_a=0.5, scale_b=4.0)
-    assert run.addresses[6:] == ((2.0, 0.0),)
+    assert run.addresses[6:] == ((2.0, 0.0), ())
     assert copies == []
 
 

@@ -10,7 +10,10 @@ import pytest
 
 import gemmery as gm
 from gemmery import dtypes
-from gemmery.api import grouped_cuda, products, scales
+from gemmery.api import device_operands, products
+from gemmery.api import on_device as device_products
+from gemmery.api.device_call import DeviceCall, described
+from gemmery.api.grouped import multiply_groups
 from gemmery.api.groups import GroupTerms
 from gemmery.arrays import View, view
 from gemmery.dispatch.cuda import grouped
@@ -209,11 +212,11 @@ def on_device(shape, strides, dtype="f16", pointer=0, device="h200"):
 )
 def test_how_a_kernel_sees_the_operands_on_a_device(x, y, layouts, alignments):
     """Rows and matrices that are repeated or reversed are no rows of a tensor map."""
-    problem = grouped_cuda.described(x, y, on_device((x.shape[0], 16), (32, 2)))
+    problem = described(DeviceCall(x, y, on_device((x.shape[0], 16), (32, 2)), grouped=True))[1]
     assert (problem.m, problem.n, problem.k, problem.batch, problem.groups) == (x.shape[0], 16, 64, 1, 3)
     assert (problem.a_layout, problem.b_layout) == layouts
     assert problem.alignments == (*alignments, 16)
-    turned = grouped_cuda.described(x, y, on_device((x.shape[0], 16), (2, 2 * x.shape[0])))
+    turned = described(DeviceCall(x, y, on_device((x.shape[0], 16), (2, 2 * x.shape[0])), grouped=True))[1]
     assert turned.c_layout == "any"  # C' = B' A' would have groups of columns
 
 
@@ -224,7 +227,7 @@ def test_no_launch_for_all_groups_where_wgmma_does_not_multiply(change):
         for sides in (((9, 64), (512, 8)), ((3, 64, 16), (8192, 8, 512)), ((9, 16), (128, 8)))
     )
     with pytest.raises(RefusedError, match=r"wgmma_grouped: "):
-        grouped(grouped_cuda.described(x, y, c))
+        grouped(described(DeviceCall(x, y, c, grouped=True))[1])
 
 
 @pytest.mark.parametrize(
@@ -253,11 +256,11 @@ def test_no_launch_for_all_groups_where_wgmma_does_not_multiply(change):
     ],
 )
 def test_a_product_on_a_device_is_checked_before_it_is_touched(monkeypatch, call, error, words):
-    monkeypatch.setattr(grouped_cuda, "check_capability", lambda *given: None)
-    monkeypatch.setattr(grouped_cuda.driver, "captures", lambda stream: False)
-    monkeypatch.setattr(grouped_cuda, "prepared", lambda *terms: "no kernel")
-    monkeypatch.setattr(grouped_cuda.device_memory, "new", lambda a, shape, dtype, x: (None, on_device(shape, (16, 4))))
-    monkeypatch.setattr(grouped_cuda.arrays, "allocates", lambda a: True)
+    monkeypatch.setattr(device_products, "check_capability", lambda *given: None)
+    monkeypatch.setattr(device_products.driver, "captures", lambda stream: False)
+    monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
+    monkeypatch.setattr(device_products.enqueue, "new", lambda a, shape, dtype, x: (None, on_device(shape, (16, 4))))
+    monkeypatch.setattr(device_products.arrays, "allocates", lambda a: True)
     with pytest.raises(error, match=words):
         gm.grouped_matmul(**{"a": Matrix(), "b": Matrix((3, 4, 4)), "offsets": [1, 1, 4], **call})
 
@@ -279,20 +282,21 @@ def one_by_one(monkeypatch):
         array = np.full(shape, 9, dtypes.get(dtype).numpy)
         return array, viewed(array)
 
-    monkeypatch.setattr(grouped_cuda, "view", viewed)
-    monkeypatch.setattr(scales, "view", viewed)
-    monkeypatch.setattr(grouped_cuda, "check_capability", lambda *_: None)
-    monkeypatch.setattr(grouped_cuda, "prepared", lambda *_: "no kernel")
-    monkeypatch.setattr(grouped_cuda.driver, "captures", lambda _: False)
-    monkeypatch.setattr(grouped_cuda.device_memory, "new", new)
-    monkeypatch.setattr(grouped_cuda.device_memory, "copy", lambda source, _, target, its: np.copyto(target, source))
-    monkeypatch.setattr(grouped_cuda.arrays, "allocates", lambda _: True)
+    monkeypatch.setattr(device_products, "view", viewed)
+    monkeypatch.setattr(device_operands, "view", viewed)
+    monkeypatch.setattr(device_products, "check_capability", lambda *_: None)
+    monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
+    monkeypatch.setattr(device_products.driver, "captures", lambda _: False)
+    monkeypatch.setattr(device_products.enqueue, "new", new)
+    monkeypatch.setattr(device_products.enqueue, "copy", lambda source, _, target, its: np.copyto(target, source))
+    monkeypatch.setattr(device_products.arrays, "allocates", lambda _: True)
     monkeypatch.setattr(products, "matmul", multiply)
 
     def run(a, b, ends, out=None, **terms):
         views = viewed(a), viewed(b), view(ends)
         shape = (len(a), b.shape[2])
-        return grouped_cuda.product(a, b, ends, views, shape, out, GroupTerms(**terms))
+        terms_of = views, shape, out, GroupTerms(**terms), multiply_groups
+        return device_products.grouped_product(a, b, ends, *terms_of)
 
     return run
 
@@ -326,7 +330,7 @@ def test_factors_of_all_shapes_where_each_group_has_a_launch(one_by_one, rng, a_
 
 def test_without_groups_no_kernel_runs(one_by_one, monkeypatch):
     """Its first load would be of an offset or of a matrix, and there are none."""
-    monkeypatch.setattr(grouped_cuda, "prepared", lambda *_: pytest.fail("a launch"))
+    monkeypatch.setattr(device_products, "prepare_groups", lambda call: pytest.fail("a launch"))
     a, b = np.ones((11, K), "f4"), np.ones((0, K, N), "f4")
     out = np.full((11, N), 3, "f4")
     assert one_by_one(a, b, [], out) is out

@@ -8,7 +8,8 @@ import pytest
 import gemmery as gm
 from emulated_card import installed
 from gemmery import config
-from gemmery.api import precision, quick, quick_options
+from gemmery.api import precision
+from gemmery.api.device_call import table
 from gemmery.cuda.device import KNOWN
 from gemmery.dispatch import choice
 from gemmery.dispatch.cuda import ranking
@@ -109,12 +110,10 @@ def test_a_default_leaves_other_types_alone(card):
     assert (gm.matmul(array, array) == 4).all()  # on the CPU it has no meaning
 
 
-def test_a_new_default_forgets_what_was_prepared(monkeypatch):
-    for module, name in ((quick, "_TENSORS"), (quick, "_ARRAYS"), (quick, "_FRESH"), (quick_options, "_CALLS")):
-        monkeypatch.setattr(module, name, {"key": "product"})
+def test_a_new_default_forgets_the_calls_of_before():
+    table.calls["key"], table.latest[0][1], table.latest[1][1] = "call", ("matmul",), ("matmul",)
     gm.set_float32_precision("tf32")
-    caches = (quick._TENSORS, quick._ARRAYS, quick._FRESH, quick_options._CALLS)
-    assert caches == ({}, {}, {}, {})
+    assert (table.calls, *table.latest) == ({}, {}, {})
 
 
 def test_the_environment_has_a_default(monkeypatch):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from gemmery import tiers
-from gemmery.api import prepared, quick
+from gemmery.api import prepared
+from gemmery.api.device_call import DeviceCall, table
 from gemmery.arrange import Arrangement
 from gemmery.arrays import contiguous
 from gemmery.cuda.device import KNOWN
@@ -18,6 +19,14 @@ from gemmery.errors import LayoutError
 from gemmery.problem import Problem
 
 FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
+CALL = DeviceCall("x", "y", "c")
+
+
+@pytest.fixture(autouse=True)
+def _no_launch_known_from_other_tests():
+    table.launches.clear()
+    yield
+    table.launches.clear()
 
 
 class Images:
@@ -95,12 +104,11 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
     side = round((prepared.LARGE / 2) ** (1 / 3))
     for n, wanted in ((side - 1, "g"), (side + 1, "s")):
         problem = Problem(n, n, n, "f32", "f32", device="cuda:0")
-        monkeypatch.setattr(prepared, "described", lambda *terms, problem=problem: (FORM, problem))
-        monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
-        monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "s"))
-        prepared.prepare.cache_clear()
-        assert prepared.prepare("x", "y", "c", None, "", False, "", None, False).run == wanted
-    prepared.prepare.cache_clear()
+        monkeypatch.setattr(prepared, "described", lambda call, problem=problem: (FORM, problem))
+        monkeypatch.setattr(prepared, "_general", lambda form, problem, call: "g")
+        monkeypatch.setattr(prepared, "specialised", lambda call: prepared.PreparedLaunch(None, None, FORM, "s"))
+        table.launches.clear()
+        assert prepared.prepare(CALL).run == wanted
     images = Images()
     assert prepared.prepare_new(images, "matmul", (2048, 2048), (2048, 1), (2048, 2048), (2048, 1), 0, 0, False) is None
 
@@ -115,18 +123,14 @@ def test_a_product_made_for_its_shape_at_once_is_not_counted():
 def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     """GEMMERY_TIERS=off plans each product for its shape at once."""
     monkeypatch.setattr(prepared.tiers, "enabled", lambda: on)
-    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, Problem(5, 3, 7, "f32", "f32", device="cuda:0")))
-    monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
+    monkeypatch.setattr(prepared, "described", lambda call: (FORM, Problem(5, 3, 7, "f32", "f32", device="cuda:0")))
+    monkeypatch.setattr(prepared, "_general", lambda form, problem, call: "g")
     monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: prepared.dispatch.Plan("s", {}, None, ""))
     monkeypatch.setattr(
         prepared, "_ready", lambda plan, form, problem, *_: prepared.PreparedLaunch(plan, problem, form, plan.rung)
     )
-    prepared.prepare.cache_clear()
-    prepared.specialised.cache_clear()
-    served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
+    served = prepared.prepare(CALL)
     assert (served.run, bool(served.countdown)) == (("g", True) if on else ("s", False))
-    prepared.prepare.cache_clear()
-    prepared.specialised.cache_clear()
 
 
 PLAIN = Problem(64, 64, 64, "f16", "f16", device="h200")
@@ -162,14 +166,12 @@ def test_kernels_for_many_shapes_run_at_once_where_they_are_loaded_or_their_bits
     splits = 2 if problem.k == 4096 and problem.batch == 1 else 1
     monkeypatch.setattr(prepared, "ADDS_ALIKE", alike)
     monkeypatch.setattr(prepared, "copies_tensors", lambda device: True)
-    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, problem))
+    monkeypatch.setattr(prepared, "described", lambda call: (FORM, problem))
     monkeypatch.setattr(prepared.dispatch, "choice", lambda problem: Candidate(rung, {"splits": splits}, ""))
     monkeypatch.setattr(prepared.driver, "is_loaded", lambda *names: loaded and names == ("s.cu", "k", "h200"))
-    monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "general")
-    monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "shared"))
-    prepared.prepare.cache_clear()
-    launches = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
-    prepared.prepare.cache_clear()
+    monkeypatch.setattr(prepared, "_general", lambda form, problem, call: "general")
+    monkeypatch.setattr(prepared, "specialised", lambda call: prepared.PreparedLaunch(None, None, FORM, "shared"))
+    launches = prepared.prepare(CALL)
     assert (launches.run, launches.countdown) == served
 
 
@@ -190,18 +192,16 @@ def test_new_shapes_of_types_with_shared_kernels_take_the_slow_path_where_those_
 
 def test_strides_that_no_map_takes_are_planned_as_unaligned(monkeypatch):
     problem = Problem(64, 64, 64, "f16", "f32", device="cuda:0")
-    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, problem))
+    monkeypatch.setattr(prepared, "described", lambda call: (FORM, problem))
     monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: problem)
 
-    def ready(plan, form, problem, step, scaling):
+    def ready(plan, form, problem, call):
         if problem.alignments[0] == 16:
             raise LayoutError("a stride of 2^40 bytes")
         return plan.alignments
 
     monkeypatch.setattr(prepared, "_ready", ready)
-    prepared.specialised.cache_clear()
-    assert prepared.specialised("x", "y", "c", None, "", False, "", None, False) == (2, 2, 4)
-    prepared.specialised.cache_clear()
+    assert prepared.specialised(CALL) == (2, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -248,32 +248,16 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
     """Its views have the shapes, strides in bytes and lowest address bits of the operands."""
     asked = []
 
-    def specialised(*terms):
-        asked.append(terms)
+    def specialised(call):
+        asked.append(call)
         return prepared.PreparedLaunch(None, None, FORM, "specialised")
 
     monkeypatch.setattr(prepared, "specialised", specialised)
     served, _, _ = prepared.prepare_new(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
     served._swap()
-    x, y, target, bias, epilogue, scaled, precision, scaling, invariant = asked[0]
+    ((x, y, target, *options),) = asked
     assert served.next() == "specialised"
     assert (x.pointer, x.shape, x.strides, x.dtype, x.device) == (4, (5, 3), (4, 20), "f32", "cuda:0")
     assert (y.pointer, y.shape, y.strides) == (0, (3, 7), (28, 4))
-    assert (target.shape, target.strides, bias, epilogue, scaled, precision) == ((5, 7), (28, 4), None, "", True, "")
-    assert (scaling, invariant) == (None, False)
-
-
-def test_remembered_products_serve_new_shapes_of_their_type(monkeypatch):
-    """Once the images are there; not before."""
-    monkeypatch.setattr(quick, "_FRESH", {})
-    from gemmery.cuda import images as present
-
-    monkeypatch.setattr(present, "_images", {})
-    view = prepared.View(0, (2, 2), (8, 4), "f32")
-    quick._serve("dtype", 0, view)
-    assert quick._FRESH == {}
-    images = Images()
-    present._images["f32", 0] = images
-    quick._serve("dtype", 0, view)
-    served, shape, _ = quick._FRESH["dtype", 0]("matmul", (5, 3), (3, 1), (3, 7), (7, 1), 0, 0, False)
-    assert (served.run, shape) == ("general", (5, 7))
+    assert (target.shape, target.strides) == ((5, 7), (28, 4))
+    assert options == [None, "", True, "", None, False, "", False]  # scaled

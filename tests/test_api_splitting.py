@@ -7,7 +7,7 @@ import pytest
 
 import gemmery as gm
 from emulated_card import installed
-from gemmery.api import prepared
+from gemmery.api import device_call
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
 
@@ -171,7 +171,7 @@ def test_a_default_precision_is_enough(card):
 def test_only_the_order_of_memory_is_walked(shape):
     """Of every broadcast of A, the operand counts exactly if the kernel's flat places are those of its own rows."""
     b = View(0, shape, contiguous(shape, 4), "f32")
-    count, step = prepared.distinct(b, "b")
+    count, step = device_call.distinct(b, "b")
     own = [place // shape[-1] * step + place % shape[-1] * 4 for place in range(count * shape[-1])]
     for left in ((), (1,), (3,), (2, 1), (2, 3), (7, 1, 1), (7, 2, 3)):
         try:
@@ -183,4 +183,4 @@ def test_only_the_order_of_memory_is_walked(shape):
         matrices = form.batch if form.b[0] else 1
         read = [place // form.n * form.b[0] + place % form.n * form.b[2] for place in range(matrices * form.n)]
         starts = {start for _, start, _ in form.offsets()}
-        assert prepared.walks_parts(form, "b", b) == (read == own and starts == {0}), left
+        assert device_call.walks_parts(form, "b", b) == (read == own and starts == {0}), left

@@ -7,7 +7,7 @@ import pytest
 
 import gemmery as gm
 from emulated_card import installed
-from gemmery.api import halved
+from gemmery.cuda import halved
 
 pytest.importorskip("cuda.bindings")
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import quick
+from gemmery.api import array_libraries
+from gemmery.api.device_call import table
 from gemmery.errors import LayoutError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -218,12 +219,12 @@ class OnDevice:
     data_ptr = lambda self: self.pointer  # noqa: E731
     get_device = is_neg = lambda _: 0
     stride = lambda _: (3, 1)  # noqa: E731
-    new_empty_strided = lambda *_: OnDevice(4096)  # noqa: E731
+    new_empty_strided = lambda *_, dtype: OnDevice(4096)  # noqa: E731
 
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """quick.py's fast path for a stand-in of PyTorch, operands that it knows, the stand-in's state and the launches."""
+    """The fast path for a stand-in of PyTorch, operands that it knows, the stand-in's state and the launches."""
     state = SimpleNamespace(tracing=False, modes=0, transforms=False)
     guards = SimpleNamespace(_empty_strided_cuda=lambda *_: OnDevice(8192))
     state.current = 1
@@ -247,16 +248,18 @@ def fast_path(monkeypatch):
         autograd=SimpleNamespace(forward_ad=state.forward_ad, graph=graph),
     )
     a, b, out, launches = OnDevice(1024), OnDevice(2048), OnDevice(3072), []
-    monkeypatch.setattr(quick, "_TENSORS", {})
+    table.forget()
 
     def launch(*pointers):
         launches.append(pointers[:3])
 
     launch.workspace = 0
-    product = quick.KnownProduct(SimpleNamespace(countdown=0, run=launch), (3, 3), (3, 1), -36, 36, -36, 36)
+    served = SimpleNamespace(countdown=0, run=launch)
+    call = array_libraries.KnownCall(served, (3, 3), (3, 1), "float32", -36, 36, -36, 36)
+    library = array_libraries.Torch(stand_in)
     for target in (None, out):
-        quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), product)
-    path = quick._torch_path(stand_in)
+        table.calls[library.key(a, b, target, "matmul", 1024, 2048, 3072)] = call
+    path = library.multiply
 
     def multiply(a, b, out):
         return path(a, b, out, "matmul", None)
@@ -308,11 +311,11 @@ def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):
     ],
 )
 def test_a_gemm_into_out_is_asked_for_on_the_fast_path(monkeypatch, alpha, beta, c, asked):
-    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, lambda _a, _b, out, *rest: "new" if out is None else rest)
+    monkeypatch.setitem(array_libraries.PATHS, OnDevice, lambda _a, _b, out, *rest: "new" if out is None else rest)
     a, out = OnDevice(1024), OnDevice(2048)
-    assert quick.scaled(a, a, out if c else None, out, "gemm", alpha, beta) == asked
+    assert array_libraries.scaled(a, a, out if c else None, out, "gemm", alpha, beta) == asked
     if asked and not beta:
-        assert quick.scaled(a, a, None, None, "gemm", alpha, beta) == "new"
+        assert array_libraries.scaled(a, a, None, None, "gemm", alpha, beta) == "new"
         assert gm.gemm(alpha, a, a, out=out) == asked
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emulated_card import ORDINAL, installed
-from gemmery.api.quantized import prepared, unpacked
+from gemmery.api.prepared import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.launch import Ready
@@ -161,7 +161,7 @@ def on_the_card(card, x, levels, scales, bits, dtype, epilogue=""):
     word = "bf16" if dtype == "bf16" else "f16"
     a, w, s = card.put(x, word), card.put(packed(levels, bits), "uint8"), card.put(scales, word)
     c = card.empty((len(x), len(levels)), word)
-    run = prepared(
+    run = prepare_packed(
         *(z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, w, s, c)), bits, epilogue
     )
     if isinstance(run, Ready):
@@ -185,7 +185,7 @@ def test_the_launch_that_the_api_prepares(bits, monkeypatch):
 
 def test_other_types_have_no_launch():
     x, packed_, c = (View(0, shape, (256, 1), "f32", f"cuda:{ORDINAL}") for shape in ((1, 256), (4, 256), (1, 4)))
-    assert "f16 or bf16" in prepared(x, packed_, packed_, c, 8, "")
+    assert "f16 or bf16" in prepare_packed(x, packed_, packed_, c, 8, "")
 
 
 def unpacked_on(card, levels, scales, bits, dtype):
@@ -194,7 +194,7 @@ def unpacked_on(card, levels, scales, bits, dtype):
     w, s = card.put(packed(levels, bits), "uint8"), card.put(scales, word)
     c = card.empty(levels.shape, word)
     views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (w, s))
-    run = unpacked(*views, word, bits)
+    run = prepare_unpacking(*views, word, bits)
     if isinstance(run, Ready):
         run(w.memory.pointer, w.memory.pointer, c.memory.pointer, 0, 0, s.memory.pointer)
     return c.numbers if isinstance(run, Ready) else run
@@ -219,8 +219,8 @@ def test_what_no_kernel_unpacks_has_a_reason(monkeypatch):
     assert "groups of 12" in unpacked_on(card, levels, np.ones((4, 2)), 4, "f16")
     assert "not empty" in unpacked_on(card, levels[:0], np.ones((0, 3)), 8, "f16")
     one, factors = View(0, (4, 24), (24, 1), "uint8"), View(0, (4, 3), (12, 4), "f32")
-    assert "f16 or bf16" in unpacked(one, factors, "f32", 8)
-    assert "f16 or bf16" in unpacked(one, factors, "f16", 8)
-    assert "contiguous" in unpacked(
+    assert "f16 or bf16" in prepare_unpacking(one, factors, "f32", 8)
+    assert "f16 or bf16" in prepare_unpacking(one, factors, "f16", 8)
+    assert "contiguous" in prepare_unpacking(
         one._replace(strides=(48, 1)), factors._replace(dtype="f16", strides=(6, 2)), "f16", 8
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 import gemmery as gm
-from gemmery.api import on_device, quick_options
+from gemmery.api import on_device
+from gemmery.api.device_call import table
 from gemmery.cuda import driver
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -180,7 +181,7 @@ def test_gemm_of_float8():
 def test_a_call_that_comes_back_is_served_by_the_fast_path(monkeypatch):
     a, b = operands(128, 64, 256, "float8_e4m3fn")
     plain = a.double() @ b.double()
-    quick_options._CALLS.clear()
+    table.forget()
     bias = whole((64,), "bfloat16", 5)
     for seed in range(3):
         rows = powers((128,), seed)
@@ -190,11 +191,11 @@ def test_a_call_that_comes_back_is_served_by_the_fast_path(monkeypatch):
         x = torch.empty(128, 64, device="cuda", dtype=torch.float16)
         assert gm.matmul(a, b, scale_a=rows, out=x) is x
         exact(x, plain * rows.double()[:, None])
-    assert len(quick_options._CALLS) == 4
+    assert len(table.calls) == 4
     half = a.half()
     for _ in range(2):
         exact(gm.matmul(half, b.half(), dtype="float32", batch_invariant=True), plain)
-    assert len(quick_options._CALLS) == 5
+    assert len(table.calls) == 5
     monkeypatch.setattr(on_device, "product", None)
     exact(gm.matmul(a, b, scale_a=rows, bias=bias), plain * rows.double()[:, None] + bias.double())
     exact(gm.matmul(a, b), plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gemmery as gm
-from gemmery.api import grouped_cuda
+from gemmery.api import on_device as device_products
 from gemmery.cuda import driver
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -211,7 +211,7 @@ def test_wrong_offsets_touch_nothing_outside():
     a, b = numbers(300, 64), numbers(4, 128, 64, seed=1).mT
     around = torch.full((600, 128), UNTOUCHED, dtype=torch.bfloat16, device="cuda")
     gm.grouped_matmul(a, b, offsets=on_device([40, -7, 10_000, 20]), out=around[150:450])
-    assert torch.equal(around[150:450], expected(a, b, grouped_cuda.clamped([40, -7, 10_000, 20], 300)).bfloat16())
+    assert torch.equal(around[150:450], expected(a, b, device_products.clamped([40, -7, 10_000, 20], 300)).bfloat16())
     assert (around[:150] == UNTOUCHED).all()
     assert (around[450:] == UNTOUCHED).all()
 
@@ -288,7 +288,7 @@ def test_one_launch_serves_the_shapes_that_experts_have(monkeypatch):
     """A product that falls back to a launch for each group would be right, and slow."""
     if not on_hopper():
         pytest.skip("only devices of compute capability 9.0 have the kernel")
-    monkeypatch.setattr(grouped_cuda, "multiply_groups", None)
+    monkeypatch.setattr("gemmery.api.grouped.multiply_groups", None)
     check(numbers(2000, 128), numbers(4, 256, 128, seed=1).mT, ENDS["uneven"])
     check(numbers(2000, 97), numbers(4, 256, 97, seed=1).mT, ENDS["uneven"])  # packed by a launch before
     with pytest.raises(TypeError):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gemmery as gm
-from gemmery.api import halved
-from gemmery.cuda import driver
+from gemmery.cuda import driver, halved
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

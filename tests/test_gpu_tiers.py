@@ -8,9 +8,10 @@ import pytest
 
 import gemmery as gm
 from gemmery import tiers
-from gemmery.api import prepared, quick
+from gemmery.api import prepared
+from gemmery.api.device_call import table
 from gemmery.arrays import view
-from gemmery.cuda import driver
+from gemmery.cuda import driver, images
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
@@ -31,10 +32,8 @@ TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f6
 def anew():
     """No product is known at the beginning of a test."""
     tiers.wait()
-    for known in (prepared.prepare, prepared.specialised, prepared.described):
-        known.cache_clear()
-    for seen in (quick._TENSORS, quick._REPEATED, quick._REPEATED_INTO):
-        seen.clear()
+    table.forget()
+    table.launches.clear()
     yield
     tiers.wait()
 
@@ -65,7 +64,7 @@ def test_the_bits_of_matrix_products_do_not_change(name):
     for _ in range(prepared.OFTEN + 1):
         gm.matmul(a, b)
     tiers.wait()
-    (served,) = (product.served for product in quick._TENSORS.values() if product.shape == (200, 120))
+    (served,) = (product.served for product in table.calls.values() if product.shape == (200, 120))
     assert served.countdown == 0
     assert torch.equal(gm.matmul(a, b), first)
 
@@ -108,12 +107,12 @@ def test_every_entry_serves_new_shapes(monkeypatch):
 
 def test_without_tiers_the_specialised_kernel_runs_at_once(monkeypatch):
     monkeypatch.setenv("GEMMERY_TIERS", "off")
-    monkeypatch.setattr(quick, "_FRESH", {})
+    monkeypatch.setattr(images, "_images", {})
     a, b = operands("bf16", 72, 56, 40)
     assert torch.equal(gm.matmul(a, b), (a.double() @ b.double()).bfloat16())
-    (product,) = quick._TENSORS.values()
+    (product,) = table.calls.values()
     assert product.served.countdown == 0
-    assert prepared.specialised.cache_info().currsize == 1
+    assert [name for name, *_ in table.launches] == ["specialised", "prepare"]
 
 
 def test_a_graph_captured_before_the_swap_replays_after_it():

@@ -11,6 +11,7 @@ import pytest
 from emulated_card import ORDINAL, installed
 from gemmery import dtypes
 from gemmery.api import on_device
+from gemmery.api.device_call import table
 from gemmery.api.options import PRECISIONS
 from gemmery.cuda import ordered
 
@@ -60,8 +61,8 @@ class Frame:
 
 
 @pytest.fixture(autouse=True)
-def _no_launch_known_from_other_tests(monkeypatch):
-    monkeypatch.setattr(handler, "_launches", {})
+def _no_launch_known_from_other_tests():
+    table.forget()
 
 
 def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):

@@ -186,7 +186,7 @@ def test_background_work_is_tried(monkeypatch):
 
 def test_the_caches_in_memory_are_bounded_and_counted():
     counts = [part.partition(": ")[2].split() for part in health._memory().split(", ")]
-    assert len(counts) == 9
+    assert len(counts) == 7
     for used, of, places in counts:
         assert (of, 0 <= int(used) <= int(places)) == ("of", True)
 

@@ -24,8 +24,9 @@ from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmery.api.splitting import Float32Scheme
+    from gemmery.api.prepared import PreparedLaunch
     from gemmery.dispatch import Plan
+    from gemmery.ladder.float32_bounds import Float32Scheme
     from gemmery.limits import Bound
 
 
@@ -214,7 +215,7 @@ _IN_PARTS = {  # the products on tensor cores, by type and number, that a rung m
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
-    from gemmery.api import on_device, splitting
+    from gemmery.api import on_device
     from gemmery.cuda.driver import find
     from gemmery.limits import attainable
 
@@ -230,12 +231,53 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     peak /= products
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    scheme = None if copies else splitting.scheme(x, y, prepared)
+    scheme = None if copies else _scheme(x, y, prepared)
     halved = getattr(run, "halves", False) and x.pointer == y.pointer
     return _explanation(
         plan, problem, (peak, bandwidth, limit), runs=form.runs, copies=copies, threads=0, kernel=_tiles(plan, problem),
         scheme=scheme, halved=halved,
     )  # fmt: skip
+
+
+def _scheme(x: View, y: View, prepared: "PreparedLaunch") -> "Float32Scheme | None":
+    """Return how float32 operands on a device are multiplied in parts; None where the precision asks for no parts.
+
+    The pre-pass of the product runs on the operands, and its verdict comes back: this waits for the device.
+    """
+    from gemmery.ladder.float32_bounds import ENOUGH, FORMULAS, INEXACT, NOT_FINITE, Float32Scheme
+    from gemmery.ladder.float32_pre_pass import NOT_FINITE as HAS_NOT_FINITE
+
+    plan, problem, form, _ = prepared
+    if not problem.precision.startswith("f32_"):
+        return None
+    name, verdict = plan.rung.name.partition("split_")[2] or "float32", ""
+    if name == "fp16x3":
+        statuses = [
+            _judged(x.pointer + first, y.pointer + second, x.stream, prepared) for first, second, _ in form.offsets()
+        ]
+        if all(status == 0 for status in statuses):
+            verdict = ENOUGH
+        elif any(status & HAS_NOT_FINITE for status in statuses):
+            name, verdict = "float32", NOT_FINITE
+        else:
+            name, verdict = "bf16x6", INEXACT
+    bound, formula = FORMULAS[name]
+    return Float32Scheme(name, verdict, formula, bound(problem.k))
+
+
+def _judged(a: int, b: int, stream: int, prepared: "PreparedLaunch") -> int:
+    """Return what the pre-pass says of these operands: float32_pre_pass.INEXACT and NOT_FINITE, or 0."""
+    from gemmery.api.prepared import alone, operand_views
+    from gemmery.cuda import driver, ordered
+    from gemmery.ladder import float32_pre_pass
+
+    _, problem, form, run = prepared
+    ordinal = driver.find(problem.device).ordinal
+    scratch = ordered.Scratch(run.workspace, stream, ordinal)
+    judge = alone(float32_pre_pass.judging(problem.by_rows()), problem, *operand_views(form, problem, None)[:3])
+    judge(a, b, 0, stream, 0, scratch.pointer)
+    driver.synchronize(ordinal)
+    return int.from_bytes(ordered.fetch(scratch.pointer, 4, ordinal), "little")
 
 
 def _tiles(plan: "Plan", problem: Problem) -> str:

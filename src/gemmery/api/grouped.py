@@ -2,15 +2,18 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api import opaque, products
 from gemmery.api.compute import writable
-from gemmery.api.groups import GroupTerms, host_ends, multiply_groups, result_type, sliceable, stacked_shape
+from gemmery.api.groups import GroupTerms, host_ends, result_type, stacked_shape
 from gemmery.api.options import check_bias, only_on_devices
 from gemmery.arrange import result_shape
-from gemmery.arrays import view
+from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
@@ -116,9 +119,9 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
     x, y, where = view(a), view(b), view(offsets)
     shape = stacked_shape(x, y, where)
     if x.device != "cpu":
-        from gemmery.api import grouped_cuda
+        from gemmery.api import on_device
 
-        return grouped_cuda.product(a, b, offsets, (x, y, where), shape, out, terms)
+        return on_device.grouped_product(a, b, offsets, (x, y, where), shape, out, terms, multiply_groups)
     arrays.together(a=x, b=y, offsets=where)
     only_on_devices(None, terms.scale_a, terms.scale_b, terms.batch_invariant)  # here too: groups may have no rows
     ends = host_ends(offsets, x.shape[0])
@@ -184,3 +187,30 @@ def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:
         )
         for i in range(count)
     ]
+
+
+def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
+    """Write the product of each group to its rows of `out`, one `matmul` after the other."""
+    a, b = sliceable(a), sliceable(b)
+    bias, scale_a, scale_b = (
+        sliceable(values) if isinstance(values, list | tuple) else values
+        for values in (terms.bias, terms.scale_a, terms.scale_b)
+    )
+    each_bias = getattr(bias, "ndim", 0) == 2
+    each_row, each_group = (tuple(getattr(factors, "shape", ())) not in ((), (1,)) for factors in (scale_a, scale_b))
+    for group, (start, end) in enumerate(pairwise((0, *ends))):
+        if start < end:
+            options = terms.of_one(
+                bias[group] if each_bias else bias,
+                scale_a[start:end] if each_row else scale_a,
+                scale_b[group] if each_group else scale_b,
+            )
+            products.matmul(a[start:end], b[group], out[start:end], **options)
+
+
+def sliceable(array: Any, its_view: View | None = None) -> Any:
+    """Return an array of which rows can be taken without code of its own: itself, or NumPy's of its memory."""
+    if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
+        return array
+    its_view = its_view or view(array)
+    return arrays.as_numpy(array, its_view) if its_view.device == "cpu" else array

@@ -1,15 +1,13 @@
-"""The options of grouped products, what their offsets, shapes and bias must be, and the groups one by one."""
+"""The options of grouped products, and what their offsets, shapes and bias must be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import products
 from gemmery.api.options import check_activation, check_bias, dtype_name
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints, result_shape
@@ -87,30 +85,3 @@ def check_group_bias(bias: View, groups: int, n: int, result: str) -> None:
             )
         bias = bias._replace(shape=(n,), strides=bias.strides[1:])
     check_bias(bias, n, result)
-
-
-def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
-    """Write the product of each group to its rows of `out`, one `matmul` after the other."""
-    a, b = sliceable(a), sliceable(b)
-    bias, scale_a, scale_b = (
-        sliceable(values) if isinstance(values, list | tuple) else values
-        for values in (terms.bias, terms.scale_a, terms.scale_b)
-    )
-    each_bias = getattr(bias, "ndim", 0) == 2
-    each_row, each_group = (tuple(getattr(factors, "shape", ())) not in ((), (1,)) for factors in (scale_a, scale_b))
-    for group, (start, end) in enumerate(pairwise((0, *ends))):
-        if start < end:
-            options = terms.of_one(
-                bias[group] if each_bias else bias,
-                scale_a[start:end] if each_row else scale_a,
-                scale_b[group] if each_group else scale_b,
-            )
-            products.matmul(a[start:end], b[group], out[start:end], **options)
-
-
-def sliceable(array: Any, its_view: View | None = None) -> Any:
-    """Return an array of which rows can be taken without code of its own: itself, or NumPy's of its memory."""
-    if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
-        return array
-    its_view = its_view or view(array)
-    return arrays.as_numpy(array, its_view) if its_view.device == "cpu" else array

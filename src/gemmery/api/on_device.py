@@ -1,19 +1,32 @@
-"""Products on a CUDA device: enqueued on the caller's current stream, without waiting and without a copy to the host.
+"""Products on a CUDA device: checked, converted, and enqueued without waiting and without a copy to the host.
 
-The stream is the current one of a's library. It waits for the streams of the other operands, which then wait for the
-product. The caller's library allocates scratch memory.
+The stream is the current one of a's library, which also allocates memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import device_memory, quick, quick_options
+from gemmery.api import array_libraries, enqueue
 from gemmery.api.compute import writable
-from gemmery.api.device_types import SERVED, check_capability, located, types, unserved
+from gemmery.api.device_call import DeviceCall, bare
+from gemmery.api.device_operands import (
+    NUMBER,
+    SERVED,
+    Inputs,
+    OperandScales,
+    check_capability,
+    group_scales,
+    located,
+    scales,
+    types,
+    unserved,
+)
+from gemmery.api.groups import GroupTerms, check_group_bias, host_ends
 from gemmery.api.options import (
     NO_OPTIONS,
     Options,
@@ -27,28 +40,12 @@ from gemmery.api.options import (
     scalar,
 )
 from gemmery.api.precision import resolved
-from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, specialised
+from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialised
 from gemmery.api.promote import promoted
-from gemmery.api.scales import NO_SCALES, OperandScales, scales
-from gemmery.arrange import result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
-from gemmery.cuda import ordered
-from gemmery.errors import ArgumentError, DTypeError, brief
-from gemmery.tuples import NamedTuple
-
-_NUMBER = (int, float, np.number)
-
-
-class Inputs(NamedTuple):
-    """The inputs of a product, in the element types that its kernel reads."""
-
-    x: View
-    y: View
-    bias: View | None
-    epilogue: str
-    owners: list[object]  # owners of converted memory, alive until the launch
-    scales: OperandScales = NO_SCALES
-    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
+from gemmery.cuda import driver, ordered
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
 
 
 def product(
@@ -63,44 +60,34 @@ def product(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    plain, requested = options is NO_OPTIONS, options.precision
+    requested = options
     x, y = located(x), located(y)
     target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
     common, result, options = _types(name, x, y, old, target, options)
-    known = options.old is out or (options.old is None and result == x.dtype)
-    short = plain or (name != "matmul" and requested is None and known)
     shape = result_shape(x.shape, y.shape)
     if old is not None:
         check_added(name, old, shape)
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    operands = _operands(a, b, x, y, common, result, options)._replace(scales=factors, parts=parts)
+    inputs = _inputs(a, b, x, y, common, result, options, factors, parts)
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     arrays.unchanged(a=x, b=y, c=old, out=target)
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
-    as_before = name == "matmul" and operands.x is x and operands.y is y
-    short = short and not any(parts)
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
-    if target is not None and target.dtype == result and not moved and not turned:
-        _compute(a, operands, out, target, old, options)
-        arrays.written(out)
-        if short or as_before:
-            _remember(name, a, b, out, operands, target, options, requested, short)
-        return out
-    array, fresh = device_memory.new(a, shape, result, x)
-    _compute(a, operands, array, fresh, old, options)
+    direct = target is None or not (target.dtype != result or moved or turned)
+    array, its_view = enqueue.new(a, shape, result, x) if target is None or not direct else (out, target)
+    served = _compute(a, inputs, array, its_view, old, options)
     if target is not None:
-        device_memory.copy(array, fresh, out, target)
+        if not direct:
+            enqueue.copy(array, its_view, out, target)
         arrays.written(out)
-        return out
-    short = short and result == x.dtype  # `quick` allocates results of a's element type
-    if short or as_before:
-        _remember(name, a, b, None, operands, fresh, options, requested, short)
-    return device_memory.finished(a, array)
+    if served is not None and direct and inputs.x is x and inputs.y is y:
+        _remember(name, a, b, out, inputs, its_view, options, requested, served)
+    return enqueue.finished(a, array) if target is None else out
 
 
 def write(x: View, y: View, target: View, precision: str | None = None) -> TieredLaunch | None:
@@ -112,11 +99,8 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
     """
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
     check_capability(common, False, x.device)
-    precision = resolved(precision, common, result, x.device)
-    options = NO_OPTIONS if precision is None else NO_OPTIONS._replace(precision=precision)
-    operands, target = Inputs(x, y, None, "", []), target._replace(dtype=result)
-    _compute(None, operands, None, target, None, options)
-    return None if 0 in target.shape else prepared(operands, target, options)
+    options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
+    return _compute(None, Inputs(x, y), None, target._replace(dtype=result), None, options)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
@@ -129,40 +113,34 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
         check_activation(options.activation, result)
     factors = scales(options, x, y, common, result)
     check_capability(common, bool(factors.kind), x.device)
-    step = None
-    if options.bias is not None:
-        step = 0 if isinstance(options.bias, _NUMBER) else max(4, size)
     x, y = (
         z
         if z.dtype == common
         else z._replace(dtype=common, strides=arrays.contiguous(z.shape, dtypes.get(common).size))
         for z in (x, y)
     )
+    step = 0 if isinstance(options.bias, NUMBER) else max(4, size)
+    bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
+    inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    epilogue, scaled = epilogue_name(options.bias, options.activation), factors.factor != 1
-    terms = step, epilogue, scaled, options.precision or "", factors.scaling, options.batch_invariant
-    return specialised(_bare(x), _bare(y), target, *terms)
+    return specialised(_call(inputs, target, factors.factor != 1, options.precision, options.batch_invariant))
 
 
-def prepared(operands: Inputs, target: View, options: Options) -> TieredLaunch:
-    """Return what `prepare` makes of these operands."""
-    bias = operands.bias
-    return prepare(
-        _bare(operands.x),
-        _bare(operands.y),
-        _bare(target),
-        None if bias is None else bias.strides[0],
-        operands.epilogue,
-        options.alpha != 1 or options.beta != 0,
-        options.precision or "",
-        operands.scales.scaling,
-        options.batch_invariant,
-        "".join(letter for letter, address in zip("ab", operands.parts, strict=True) if address),
+def _call(inputs: Inputs, target: View, scaled: bool, precision: str | None, invariant: bool) -> DeviceCall:
+    """Return a product without its memory."""
+    return DeviceCall(
+        bare(inputs.x),
+        bare(inputs.y),
+        bare(target),
+        None if inputs.bias is None else inputs.bias.strides,
+        inputs.epilogue,
+        scaled,
+        precision or "",
+        inputs.scales.scaling,
+        invariant,
+        "".join(letter for letter, address in zip("ab", inputs.parts, strict=True) if address),
+        inputs.offsets is not None,
     )
-
-
-def _bare(z: View) -> View:
-    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
 
 
 def _types(
@@ -189,104 +167,205 @@ def _types(
     return common, result, options
 
 
-def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Inputs:
+def _inputs(
+    a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options, factors: OperandScales,
+    parts: tuple[int, int],
+) -> Inputs:  # fmt: skip
     """Return A, B and the bias in the element types that a kernel reads."""
     owners: list[object] = []
     if options.alpha == 0:  # BLAS then reads neither A nor B
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
         y = y._replace(shape=(*y.shape[:-2], 0, *y.shape[-1:]) if len(y.shape) > 1 else (0,), dtype=common)
-    if x.dtype != common:
-        owners.append(arrays.astype(a, common))
-        x = view(owners[-1])
-    if y.dtype != common:
-        owners.append(arrays.astype(b, common))
-        y = view(owners[-1])
-    bias = None if options.bias is None else _bias(options.bias, a, x, y, result, owners)
+    x, y = _converted(a, x, common, owners), _converted(b, y, common, owners)
+    n = y.shape[-1] if len(y.shape) > 1 else 1
+    bias = None if options.bias is None else _bias(options.bias, a, x, (n,), result, owners)
     if options.activation is not None:
         check_activation(options.activation, result)
-    return Inputs(x, y, bias, epilogue_name(bias, options.activation), owners)
+    return Inputs(x, y, bias, epilogue_name(bias, options.activation), tuple(owners), factors, parts)
 
 
-def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]) -> View:
-    """Return n accumulators on the device, or one with stride 0; the stream writes a number of the host there."""
-    n, accumulator = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
-    if isinstance(bias, _NUMBER):
-        return device_memory.number(bias, accumulator, a, x, owners)._replace(shape=(n,), strides=(0,))
-    row = located(view(bias))
-    arrays.together(a=x, bias=row)
-    check_bias(row, n, result)
-    if row.dtype != accumulator:
-        owners.append(arrays.astype(bias, accumulator))
-        row = view(owners[-1])
+def _converted(array: Any, its_view: View, dtype: str, owners: list[object]) -> View:
+    """Return an operand in another element type."""
+    if its_view.dtype == dtype:
+        return its_view
+    owners.append(arrays.astype(array, dtype))
+    return view(owners[-1])
+
+
+def _bias(bias: Any, a: Any, x: View, sides: Ints, result: str, owners: list[object]) -> View:
+    """Return accumulators on the device, as an array of (n,) or (groups, n) whose strides may be 0.
+
+    The stream writes a number of the host there.
+    """
+    accumulator = dtypes.get(result).accumulator
+    if isinstance(bias, NUMBER):
+        return enqueue.number(bias, accumulator, a, x, owners)._replace(shape=sides, strides=(0,) * len(sides))
+    rows = located(view(bias))
+    arrays.together(a=x, bias=rows)
+    if len(sides) == 2:
+        check_group_bias(rows, *sides, result)
+    else:
+        check_bias(rows, sides[0], result)
+    rows = _converted(bias, rows, accumulator, owners)
     owners.append(bias)
-    return row._replace(shape=(n,), strides=(0 if row.shape in ((), (1,)) else row.strides[0],))
+    step = 0 if rows.shape in ((), (1,)) else rows.strides[-1]
+    each = rows.strides[0] if len(rows.shape) == 2 else 0
+    return rows._replace(shape=sides, strides=(each, step)[-len(sides) :])
 
 
-def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None, options: Options) -> None:
-    """Write the product to `target`, the view of out, which has the result's element type."""
+def _compute(a: Any, inputs: Inputs, out: Any, target: View, old: View | None, options: Options) -> TieredLaunch | None:
+    """Write the product to `target`, the view of out, which has the result's element type; return what ran.
+
+    None for a product without elements.
+    """
     if 0 in target.shape:
-        return
-    stream, ordinal = operands.x.stream, device_memory.ordinal(operands.x)
-    served = prepared(operands, target, options)
-    run, bias = served.next(stream), operands.bias
-    a_scale, b_scale = operands.scales.a, operands.scales.b
-    others = {z.stream for z in (operands.y, bias, target, old, a_scale, b_scale) if z is not None} - {stream}
-    for other in others:
-        ordered.wait(stream, other, ordinal)
-    owners = list(operands.owners)  # a copy: scratch memory does not keep a product from being remembered
-    x, y = (device_memory.apart(a, z, target, stream, owners) for z in (operands.x, operands.y))
-    bias_view = None if bias is None else device_memory.apart(a, bias, target, stream, owners)
-    factors = [
-        0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in (a_scale, b_scale)
-    ]
-    scratch = 0
-    if run.workspace:
-        memory, its_view = device_memory.scratch(a, run.workspace, x, stream)
-        owners.append(memory)
-        scratch = its_view.pointer
-    if old is not None and options.beta != 0 and not arrays.same(old, target):  # after all memory is allocated
-        device_memory.copy(options.old, old, out, target)
-    scalars = (options.alpha.real, options.beta.real)
-    start = 0 if bias_view is None else bias_view.pointer
-    for first, second, third in served.form.offsets():
-        addresses = x.pointer + first, y.pointer + second, target.pointer + third
-        if any(operands.parts) and any(run.kept):
-            parts = [part if is_kept else 0 for part, is_kept in zip(operands.parts, run.kept, strict=True)]
-            run(*addresses, stream, start, scratch, scalars, (*parts, 0))
-        elif operands.scales.kind:
-            run(*addresses, stream, start, scratch, scalars, (*factors, 0))
-        else:
-            run(*addresses, stream, start, scratch, scalars)
-    for other in others:
-        ordered.wait(other, stream, ordinal)
+        return None
+    scaled = options.alpha != 1 or options.beta != 0
+    served = prepare(_call(inputs, target, scaled, options.precision, options.batch_invariant))
+    added = None
+    if old is not None and options.beta != 0 and not arrays.same(old, target):
+        added = options.old, old, out
+    enqueue.enqueue(a, served, inputs, target, (options.alpha.real, options.beta.real), added)
+    return served
 
 
 def _remember(
-    name: str,
+    name: str, a: Any, b: Any, out: Any, inputs: Inputs, target: View, options: Options, requested: Options,
+    served: TieredLaunch,
+) -> None:  # fmt: skip
+    """Store the product for more calls of operands like these, by the options that the call named."""
+    views = [inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b, target]
+    apart = served.form.runs != 1 or any(z is not None and z.stream != inputs.x.stream for z in views)
+    if apart or options.alpha == 0:
+        return
+    scalars = options.alpha.real, options.beta.real
+    in_place = requested.old is None or requested.old is out
+    if any(inputs.parts) or (name == "matmul" and requested is not NO_OPTIONS):
+        if name == "matmul":
+            array_libraries.remember(a, b, out, name, inputs, target, served, requested, scalars)
+    elif requested.precision is None and in_place:
+        name = array_libraries.PLAIN[name] if scalars == (1, 0) else name
+        array_libraries.remember(a, b, out, name, inputs, target, served)
+
+
+def grouped_product(
     a: Any,
     b: Any,
+    offsets: Any,
+    views: tuple[View, View, View],
+    shape: Ints,
     out: Any,
-    operands: Inputs,
-    target: View,
-    options: Options,
-    requested: str | None,
-    short: bool,
-) -> None:
-    """Store the product for more products of operands like these: in `quick`, or `quick_options` if it is not short.
+    terms: GroupTerms,
+    multiply_groups: Callable[..., None],
+) -> Any:
+    """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
 
-    `requested` is the precision that the call named, by which the next one looks it up.
+    `multiply_groups` writes a product for each group, where no kernel reads the offsets.
     """
-    if 0 in target.shape or options.alpha == 0:
+    x, y, where = map(located, views)
+    target = None if out is None else located(view(out))
+    arrays.together(a=x, b=y, out=target)
+    _check_offsets(x, where)
+    common, result = types(x, y, None if terms.dtype is None else dtype_name(terms.dtype), target and target.dtype)
+    if target is not None:
+        _check_target(target, shape, result)
+    if terms.activation is not None:
+        check_activation(terms.activation, result)
+    owners: list[object] = []
+    (groups, _, n), invariant = y.shape, invariance(terms.batch_invariant)
+    bias = None if terms.bias is None else _bias(terms.bias, a, x, (groups, n), result, owners)
+    factors = group_scales(terms.scale_a, terms.scale_b, x, y, common, result)
+    check_capability(common, bool(factors.kind), x.device)
+    x, y = _converted(a, x, common, owners), _converted(b, y, common, owners)
+    inputs = Inputs(x, y, bias, epilogue_name(bias, terms.activation), tuple(owners), factors, offsets=where)
+    array, its_view = enqueue.new(a, shape, result, x) if target is None else (out, target)
+    if 0 not in (*shape, groups):  # without groups, a kernel has neither a matrix nor an offset to read
+        ends = _launch_groups(a, offsets, inputs, its_view, invariant)
+        if ends is not None:
+            _one_by_one(a, b, ends, inputs, array, its_view, terms, multiply_groups)
+    if out is None:
+        return enqueue.finished(a, array)
+    arrays.written(out)
+    return out
+
+
+def _check_offsets(x: View, where: View) -> None:
+    """Raise unless the offsets are on the host, or as a kernel reads them on the device of a."""
+    if where.device == "cpu":
         return
-    served = prepared(operands, target, options)
-    views = [operands.y, operands.bias, operands.scales.a, operands.scales.b, target]
-    if served.form.runs != 1 or any(z is not None and z.stream != operands.x.stream for z in views):
+    arrays.together(a=x, offsets=where)
+    if where.dtype != "int32":
+        raise DTypeError(
+            f"offsets are {dtypes.get(where.dtype).numpy} on {where.device}, and kernels read int32; convert them, in "
+            "PyTorch with offsets.int()"
+        )
+    if where.shape[0] > 1 and where.strides != (4,):
+        raise LayoutError(f"offsets have a stride of {where.strides[0]} bytes; pass a contiguous array of int32")
+
+
+def _check_target(target: View, shape: Ints, result: str) -> None:
+    """Raise unless `out` takes the result as it is: rows that belong to no group keep their values."""
+    writable(target, shape, result)
+    if target.dtype != result:
+        have, want = dtypes.get(target.dtype).numpy, dtypes.get(result).numpy
+        raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
+
+
+def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, invariant: bool) -> list[int] | None:
+    """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
+    x, where = inputs.x, inputs.offsets
+    assert where is not None
+    served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, None, invariant))
+    captured = bool(x.stream) and driver.captures(x.stream)
+    if isinstance(served, str) or (captured and where.device == "cpu"):
+        if not arrays.allocates(a):
+            raise LayoutError(f"a {type(a).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
+        return _read(offsets, where, target.shape[0], captured)
+    if where.device == "cpu":
+        ends = np.array(host_ends(offsets, target.shape[0]), np.int32)
+        owner, where = enqueue.scratch(a, ends.nbytes, x, x.stream)
+        inputs = inputs._replace(offsets=where, owners=(*inputs.owners, owner))
+        ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, enqueue.ordinal(x))
+    enqueue.enqueue(a, served, inputs, target, (inputs.scales.factor, 0.0))
+    return None
+
+
+def _one_by_one(
+    a: Any, b: Any, ends: list[int], inputs: Inputs, array: Any, target: View, terms: GroupTerms,
+    multiply_groups: Callable[..., None],
+) -> None:  # fmt: skip
+    """Write a product for each group; to other memory first where `array` overlaps what later groups read."""
+    read = [located(view(z)) for z in (a, b, terms.bias) if z is not None and not isinstance(z, NUMBER)]
+    read += [z for z in (inputs.scales.a, inputs.scales.b) if z is not None]
+    if not any(arrays.overlap(z, target) for z in read):
+        multiply_groups(a, b, ends, array, terms)
         return
-    if not short:
-        scalars = (options.alpha.real, options.beta.real)
-        options = options._replace(precision=requested)
-        quick_options.remember(a, b, out, options, target, served, scalars, operands.parts)
-    elif not operands.owners:
-        if options.alpha == 1 and options.beta == 0:
-            name = quick.PLAIN[name]
-        quick.remember(a, b, out, name, (operands.x, operands.y, target), served)
+    apart, _ = enqueue.new(a, target.shape, target.dtype, inputs.x)
+    multiply_groups(a, b, ends, apart, terms)
+    source, rows = apart[: ends[-1]], array[: ends[-1]]
+    enqueue.copy(source, view(source), rows, view(rows))
+
+
+def _read(offsets: Any, where: View, rows: int, captured: bool) -> list[int]:
+    """Return the ends of the groups, copied from the device if they are there: then the host waits for its stream."""
+    if where.device == "cpu":
+        return host_ends(offsets, rows)
+    if captured:
+        raise DeviceError(
+            "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass them "
+            "as a list, which the graph keeps"
+        )
+    return clamped(offsets.tolist(), rows)
+
+
+def clamped(ends: list[int], rows: int) -> list[int]:
+    """Return ends as kernels use them: at least the one before, at most the number of rows.
+
+    >>> clamped([3, 1, 9, -1], 5)
+    [3, 3, 5, 5]
+    """
+    result, last = [], 0
+    for end in ends:
+        last = max(last, min(end, rows))
+        result.append(last)
+    return result

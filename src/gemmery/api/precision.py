@@ -1,10 +1,10 @@
 """How a product of float32 or float64 on a device may be computed, for one call or for a process."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-import sys
 from typing import Any, Literal
 
 from gemmery import config, dtypes
+from gemmery.api.device_call import table
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, RefusedError, brief
 
@@ -30,10 +30,7 @@ def set_float32_precision(precision: Literal["tf32", "f32_tensor", "f32_strict",
     if precision is not None and precision not in config.FLOAT32_PRECISIONS:
         raise ArgumentError(f"precision={brief(precision)}: {_CHOICES}, or None for the default")
     _default = config.float32_precision() if precision is None else precision
-    for name in ("quick", "quick_options"):  # what they have kept was prepared with the precision of before
-        forget = getattr(sys.modules.get(f"gemmery.api.{name}"), "forget", None)
-        if forget is not None:  # None also while another thread imports it
-            forget()
+    table.forget()  # what it has was prepared with the precision of before
 
 
 def get_float32_precision() -> str | None:

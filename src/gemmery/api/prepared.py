@@ -7,24 +7,23 @@ wants is loaded, new shapes use it too.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from gemmery import arrays, dispatch, dtypes, tiers
-from gemmery.api.halved import Halved, halved
-from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
+from gemmery.api.device_call import DeviceCall, described, table
+from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
-from gemmery.cuda.geometry import Geometry, Scaling
+from gemmery.cuda.geometry import Geometry, instance
+from gemmery.cuda.halved import Halved, halved
 from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import Images, images
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, mapped_argument, product_argument
-from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
-from gemmery.errors import LayoutError
-from gemmery.problem import Problem
+from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general, grouped, quantized
+from gemmery.errors import LayoutError, RefusedError
+from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
 OFTEN = 16  # products after which a kernel is made for a shape, which takes 0.2 s of another core
@@ -92,126 +91,42 @@ class TieredLaunch:
                 self.countdown = 0
 
 
-class DeviceProduct(NamedTuple):
-    """A product with its options; the pointers of its views are their lowest four bits, which decide on alignment."""
-
-    x: View
-    y: View
-    c: View
-    bias_step: int | None
-    epilogue: str
-    scaled: bool
-    precision: str
-    scaling: Scaling | None
-    invariant: bool
-    split: str = ""  # operands that have parts
-
-
-@lru_cache(maxsize=4096)
-def described(*terms: Any) -> tuple[Arrangement, Problem]:
-    """Return a `DeviceProduct` as a kernel sees it; cached for each combination of shapes and strides.
-
-    Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
-    """
-    x, y, c, bias_step, epilogue, scaled, precision, scaling, invariant, split = DeviceProduct(*terms)
-    size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
-    form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
-    m, n, k = form.m, form.n, form.k
-    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
-    layouts = tuple(layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides)
-    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
-    alignments = tuple(
-        arrays.alignment(low[i], limiting_steps(layouts[i], form.batch, rows, columns, step, each))
-        for i, (rows, columns, step, each) in enumerate(sides)
-    )
-    problem = Problem(
-        m,
-        n,
-        k,
-        x.dtype,
-        c.dtype,
-        form.batch,
-        layouts[0],
-        layouts[1],
-        layouts[2],
-        epilogue=epilogue,
-        scaled=scaled,
-        device=c.device,
-        precision=precision,
-        alignments=(alignments[0], alignments[1], alignments[2]),
-        scales="" if scaling is None else scaling.kind,
-        invariant=invariant,
-        split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
-    )
-    return form, problem
-
-
-def distinct(z: View, operand: str) -> tuple[int, int]:
-    """Return the number of matrices in an operand ("a" or "b"), and the stride that walks them.
-
-    Raises LayoutError if none does.
-    """
-    if 0 in z.shape:
-        return 0, 0
-    count, step = 1, 0
-    for length, stride in zip(reversed(z.shape[:-2]), reversed(z.strides[:-2]), strict=True):
-        if length == 1:
-            continue
-        if count == 1:
-            count, step = length, stride
-        elif stride == count * step:
-            count *= length
-        else:
-            step = 0
-        if step == 0:
-            raise LayoutError(
-                f"{operand} has shape {z.shape} and strides {z.strides}: no single stride walks its matrices, and "
-                "parts follow each other; copy it to a contiguous array"
-            )
-    return count, step
-
-
-def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
-    """Return True if the product reads the rows of A, or columns of B, in the order of the array's memory."""
-    steps, sides = (form.a, form.m) if operand == "a" else (form.b, form.n)
-    side_step = steps[1] if operand == "a" else steps[2]
-    if any(step[0 if operand == "a" else 1] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
-        return False
-    count, batch_step = distinct(z, operand)
-    own, own_step = (z.shape[-2], z.strides[-2]) if operand == "a" else (z.shape[-1], z.strides[-1])
-    matrices = form.batch if steps[0] else 1
-    total = count * own
-    if matrices * sides != total:
-        return False
-    places = {place for place in (1, own - 1, own, sides - 1, sides, total - 1) if place < total}
-    return all(
-        place // sides * steps[0] + place % sides * side_step == place // own * batch_step + place % own * own_step
-        for place in places
-    )
-
-
-@lru_cache(maxsize=4096)
-def specialised(*terms: Any) -> PreparedLaunch:
-    """Return the kernel made for this product, the form and the launches, of the fields of `DeviceProduct`."""
-    product, (form, problem) = DeviceProduct(*terms), described(*terms)
+@table.once
+def specialised(call: DeviceCall) -> PreparedLaunch:
+    """Return the kernel made for this call, the form and the launches."""
+    form, problem = described(call)
     try:
-        return _ready(dispatch.plan(problem), form, problem, product.bias_step, product.scaling)
+        return _ready(dispatch.plan(problem), form, problem, call)
     except LayoutError:  # no tensor map has such strides, although they are aligned: take what needs none, or packs
         sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
         problem = problem._replace(alignments=sizes)
-        return _ready(dispatch.plan(problem), form, problem, product.bias_step, product.scaling)
+        return _ready(dispatch.plan(problem), form, problem, call)
 
 
-@lru_cache(maxsize=4096)
-def prepare(*terms: Any) -> TieredLaunch:
-    """Return what runs a product, of the fields of `DeviceProduct`."""
-    form, problem = described(*terms)
+@table.once
+def prepare(call: DeviceCall) -> TieredLaunch:
+    """Return what runs a product."""
+    form, problem = described(call)
     work = problem.flops * form.runs
     at_once = not tiers.enabled() or work >= LARGE or _at_once(form, problem)
-    run = None if at_once else _general(form, problem, DeviceProduct(*terms).bias_step)
+    run = None if at_once else _general(form, problem, call)
     if run is None:
-        return TieredLaunch(form, specialised(*terms).run)
-    return TieredLaunch(form, run, _specialised, terms, often(problem.dtype, problem.device, work))
+        return TieredLaunch(form, specialised(call).run)
+    soon = often(problem.dtype, problem.device, work)
+    return TieredLaunch(form, run, lambda call: specialised(call).run, (call,), soon)
+
+
+@table.once
+def prepare_groups(call: DeviceCall) -> TieredLaunch | str:
+    """Return the launch of a grouped product, or why no kernel reads its offsets."""
+    form, problem = described(call)
+    try:
+        rung, config, _ = grouped(problem)
+    except RefusedError as refused:
+        return str(refused)
+    kernel = rung.build(problem, config)
+    assert isinstance(kernel, CudaLaunch)
+    return TieredLaunch(_ALONE, kernel.ready(*operand_views(form, problem, call.bias), call.scaling))
 
 
 def _at_once(form: Arrangement, problem: Problem) -> bool:
@@ -252,11 +167,7 @@ def often(dtype: str, device: str, work: int) -> int:
     return 1 if work >= MEDIUM else SOON
 
 
-def _specialised(*terms: Any) -> Ready | Halved:
-    return specialised(*terms).run
-
-
-def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Ready | Halved | None:
+def _general(form: Arrangement, problem: Problem, call: DeviceCall) -> Ready | Halved | None:
     """Return the launch of a general kernel, if there is one for this product."""
     candidate = general(problem)
     if candidate is None:
@@ -265,21 +176,21 @@ def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Read
     if problem.dtype == problem.out and problem.epilogue in ("", "bias"):
         ordinal = int(problem.device.partition(":")[2])
         assert rung.geometry is not None
-        return images(problem.dtype, ordinal, rung.geometry).launch(problem, *operand_views(form, problem, bias_step))
+        return images(problem.dtype, ordinal, rung.geometry).launch(problem, *operand_views(form, problem, call.bias))
     config = {"tile": min(side for side in rung.space["tile"] if side)}  # the others may not be compiled
     plan = dispatch.Plan(rung, config, rung.build(problem, config), reason)
-    return _ready(plan, form, problem, bias_step).run
+    return _ready(plan, form, problem, call).run
 
 
-def operand_views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[View, View, View, View | None]:
-    """Return A, B, C and the bias as a kernel takes them, without addresses."""
+def operand_views(form: Arrangement, problem: Problem, bias: Ints | None) -> tuple[View, View, View, View | None]:
+    """Return A, B, C and the bias as a kernel takes them, without addresses; `bias` are its strides."""
     batch, m, n, k = form.batch, form.m, form.n, form.k
-    bias = None if bias_step is None else View(0, (n,), (bias_step,), "f64" if problem.out == "f64" else "f32")
+    sides = (batch, n) if problem.groups else (n,)
     return (
         View(0, (batch, m, k), form.a, problem.dtype),
         View(0, (batch, k, n), form.b, problem.dtype),
         View(0, (batch, m, n), form.c, problem.out),
-        bias,
+        None if bias is None else View(0, sides, bias, "f64" if problem.out == "f64" else "f32"),
     )
 
 
@@ -297,27 +208,89 @@ def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: V
     return Ready(functions, argument, ordinal, 0, problem.c_layout == "col", overlaps)
 
 
-def _ready(
-    plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None, scaling: Scaling | None = None
-) -> PreparedLaunch:
+def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, call: DeviceCall) -> PreparedLaunch:
     assert isinstance(plan.kernel, CudaLaunch)
-    run = plan.kernel.ready(*operand_views(form, problem, bias_step), scaling)
-    return PreparedLaunch(plan, problem, form, halved(run, plan, form, problem))
+    run = plan.kernel.ready(*operand_views(form, problem, call.bias), call.scaling)
+    rung, config = plan.rung, plan.config
+    run_or_half = halved(run, lambda part: rung.build(part, config), rung.one_sided, form, problem)
+    return PreparedLaunch(plan, problem, form, run_or_half)
 
 
-def limiting_steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
-    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements.
+def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epilogue: str) -> Ready | str:
+    """Return the launch of C = activation(x W' + bias), or why there is none.
 
-    A stride of a repeated or reversed row or column, or of a reversed batch, counts as 1 byte: tensor maps, which take
-    multiples of 16 bytes, describe none of them.
+    W is packed as by `gemmery.torch.quantize`: `packed` is (n, k bits / 8) of bytes, `scales` (n, groups). x is (m, k)
+    and C (m, n), by rows. The pointers of the views are their lowest four bits. The launch takes the addresses of x,
+    `packed` and C, and that of the factors in the place of scratch memory; a bias is n adjacent float32.
     """
-    along, row, column = strides
-    steps = [along if along >= 0 else 1] if batch > 1 else []
-    if rows > 1 and layout_ != "col" and not (columns == 1 and row == size):
-        steps.append(row if row > 0 else 1)
-    if columns > 1 and layout_ != "row":
-        steps.append(column if column > 0 else 1)
-    return tuple(steps)
+    (m, k), n, size = x.shape, c.shape[1], dtypes.get(x.dtype).size
+    if x.dtype not in ("f16", "bf16") or scales.dtype != x.dtype:
+        return (
+            f"x of {x.dtype} and factors of {scales.dtype}: a kernel multiplies f16 or bf16, with factors of the same"
+        )
+    if 0 in (m, n, k) or any(
+        z.strides != arrays.contiguous(z.shape, each) for z, each in ((packed, 1), (scales, size))
+    ):
+        return "a kernel reads packed weights and factors that are contiguous, and not empty"
+    if x.strides[1] != size or c.strides[1] != size:
+        return "a kernel reads and writes rows whose elements are adjacent"
+    group, of_row = k // scales.shape[1], k * bits // 8
+    steps = (x.strides[:1] if m > 1 else ()), (of_row,), (c.strides[:1] if m > 1 else ())
+    low = [arrays.alignment(z.pointer, step) for z, step in zip((x, packed, c), steps, strict=True)]
+    problem = Problem(
+        *(m, n, k, x.dtype, c.dtype, 1, "row", "col", "row"),
+        epilogue=epilogue,
+        device=c.device,
+        alignments=(low[0], low[1], low[2]),
+        bits=bits,
+        group=group,
+    )
+    try:
+        candidate = quantized(problem)
+    except RefusedError as refused:
+        return str(refused)
+    kernel = candidate.rung.build(problem, candidate.config)
+    assert isinstance(kernel, CudaLaunch)
+    bias = View(0, (n,), (4,), "f32") if "bias" in epilogue else None
+    a = View(0, (1, m, k), (0, *x.strides), x.dtype)
+    b = View(0, (1, k, n), (0, size, of_row), x.dtype)
+    return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
+
+
+@table.once
+def prepare_unpacking(packed: View, scales: View, dtype: str, bits: int) -> Ready | str:
+    """Return the launch that writes W of `dtype`, by rows, or why there is none.
+
+    `packed` and `scales` are as in `prepare_packed`. The launch takes the address of `packed` twice, that of
+    W, and that of the factors in the place of scratch memory.
+    """
+    n, k = packed.shape[0], packed.shape[1] * 8 // bits
+    if dtype not in ("f16", "bf16") or scales.dtype != dtype:
+        return f"W of {dtype} and factors of {scales.dtype}: a kernel unpacks to f16 or bf16, with factors of the same"
+    if (
+        0 in (n, k)
+        or packed.pointer % 16
+        or any(z.strides != arrays.contiguous(z.shape, dtypes.get(z.dtype).size) for z in (packed, scales))
+    ):
+        return "a kernel unpacks weights and factors that are contiguous, at a multiple of 16 bytes, and not empty"
+    group = k // scales.shape[1]
+    if group % _PIECE:
+        return f"groups of {group}: a kernel unpacks {_PIECE} columns at a time, with one factor"
+    w = View(0, (1, n, k), (0, k * dtypes.get(dtype).size, dtypes.get(dtype).size), dtype)
+    return CudaLaunch(
+        Problem(n, k, 0, dtype, dtype, device=packed.device, bits=bits, group=group), {}, _unpacking
+    ).ready(w, w, w)
+
+
+_PIECE = 8  # elements that a thread writes at a time, of one group
+_THREADS, _EACH = 256, 4  # threads of a block, pieces of a thread
+
+
+def _unpacking(problem: Problem, _: Config) -> Geometry:
+    """Return a launch that writes C, of packed B whose factors lie in scratch memory, a piece after the other."""
+    pieces = problem.m * problem.n // _PIECE
+    kernel = instance("unpack", problem, problem.bits, problem.group, _EACH)
+    return Geometry("unpack.cu", kernel, (-(-pieces // (_THREADS * _EACH)), 1, 1), (_THREADS, 1, 1))
 
 
 # The short path for products of new shapes: two matrices or vectors on a device, into a new array. Once the general
@@ -366,4 +339,4 @@ def _better(
     )
     shape = result_shape(x.shape, y.shape)
     target = View(0, shape, arrays.contiguous(shape, size), dtype, device)
-    return specialised(x, y, target, None, "", scaled, "", None, False).run
+    return specialised(DeviceCall(x, y, target, scaled=scaled)).run

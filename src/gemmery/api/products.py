@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gemmery import arrays, config
-from gemmery.api import opaque, quick, spellings
+from gemmery.api import array_libraries, opaque, spellings
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
 from gemmery.api.options import (
@@ -121,22 +121,17 @@ def _matmul(
     out = spellings.single(out)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     plain = plain and scale_a is None and scale_b is None and batch_invariant is False
-    fast = quick.FAST_PATHS.get(type(a))
-    if fast is not None and plain:
-        done = fast(a, b, out, "matmul", None)
-        if done is not None:
-            return done
     product_options = NO_OPTIONS
     if not plain:
         product_options = Options(
             dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant
         )
-    path = quick.OPTION_PATHS.get(type(a))
+    path = array_libraries.PATHS.get(type(a))
     if path is not None:
-        done = path(a, b, out, product_options)
+        done = path(a, b, out, "matmul", None, None if plain else product_options)
         if done is not None:
             return done
-    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
+    if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
         return splitting.product("matmul", a, b, out, product_options)
@@ -185,7 +180,7 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 @functools.wraps(_matmul)
 def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: D103 # it has that of _matmul
     if not options:
-        path = quick.FAST_PATHS.get(type(a))
+        path = array_libraries.PATHS.get(type(a))
         if path is not None:
             done = path(a, b, out, "matmul", None)
             if done is not None:
@@ -226,11 +221,11 @@ def _gemm(
     if opaque.waiting and opaque.settle():
         return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
     if (c is out or c is None) and threads is None and precision is None:
-        done = quick.scaled(a, b, c, out, "gemm", alpha, beta)
+        done = array_libraries.scaled(a, b, c, out, "gemm", alpha, beta)
         if done is not None:
             return done
     options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
-    if quick.SPLIT and (type(a) in quick.SPLIT or type(b) in quick.SPLIT):
+    if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
         return splitting.product("gemm", a, b, out, options)
@@ -305,7 +300,7 @@ def _gemv(
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
     if (y is out or y is None) and threads is None and precision is None:
-        done = quick.scaled(a, x, y, out, "gemv", alpha, beta)
+        done = array_libraries.scaled(a, x, y, out, "gemv", alpha, beta)
         if done is not None:
             return done
     matrix, vector = viewed("a", a), viewed("x", x)

@@ -131,9 +131,9 @@ def _result(x: View, y: View, dtype: Any) -> str:
     if x.device == "cpu":
         common = promoted(x.dtype, y.dtype)
         return common if name is None else widened(common, name)
-    from gemmery.api import device_types
+    from gemmery.api import device_operands
 
-    return device_types.types(x, y, name, None)[1]
+    return device_operands.types(x, y, name, None)[1]
 
 
 def with_transposes(obj: Any, its_view: View, own: bool) -> Any:

@@ -15,12 +15,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
 from gemmery import tiers
 from gemmery.api.cpu_call import Prepared
+from gemmery.api.device_call import keep, low_bits, table
 from gemmery.api.precision import get_float32_precision
 from gemmery.cpu import jit, pool, threads, workspace, xla
 from gemmery.cpu.target import host
@@ -141,11 +142,6 @@ def _prepare(address: int) -> int:
         return 0
 
 
-_MOST = 4096
-# By key, device, alignment of the addresses, and default precision.
-_launches: dict[tuple[Any, ...], TieredLaunch | None] = {}
-
-
 def handle(frame: int) -> int:
     """Launch the product of a call; return 0, or the address of an error of XLA."""
     try:
@@ -163,13 +159,11 @@ def _launch(frame: int) -> None:
     take longer than the launch. XLA lets no result overlap an operand.
     """
     stream, (a, b, c) = _stream_of(frame), _addresses_of(frame)
-    low, ordinal = (a & 15) << 8 | (b & 15) << 4 | c & 15, ordered.where(c)
-    known = _key_of(frame), ordinal, low, get_float32_precision()
-    served = _launches.get(known)
+    low, ordinal = low_bits(a, b, c), ordered.where(c)
+    key = "jax", _key_of(frame), ordinal, low, get_float32_precision()
+    served = table.calls.get(key)
     if served is None:
-        if len(_launches) >= _MOST:
-            _launches.clear()
-        _launches[known] = _write(frame, (a, b, c), ordinal, stream)
+        keep(table.calls, key, _write(frame, (a, b, c), ordinal, stream))
         return
     run = served.next(stream)
     scratch = ordered.Scratch(run.workspace, stream, ordinal) if run.workspace else None

@@ -13,7 +13,8 @@ import numpy as np
 
 import gemmery
 from gemmery import cache, config, dispatch, load, tiers
-from gemmery.api import compute, prepared, quick
+from gemmery.api import compute
+from gemmery.api.device_call import table
 from gemmery.bench import cublas, libraries, record
 from gemmery.bench.torch_operands import Resident
 from gemmery.bench.work import Work
@@ -194,13 +195,11 @@ def _memory() -> Result:
         "plans": dispatch.plan,
         "specialised plans": dispatch.specialised,
         "prepared products": compute.prepare,
-        "prepared on devices": prepared.prepare,
-        "specialised on devices": prepared.specialised,
     }
     infos = {name: function.cache_info() for name, function in caches.items()}
     fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
-    fills |= {f"{library} met on devices": counts for library, counts in quick.counts().items()}
+    fills |= {f"{kind} on devices": counts for kind, counts in table.counts().items()}
     return "places used of " + ", ".join(f"{name}: {used} of {places}" for name, (used, places) in fills.items())
 
 

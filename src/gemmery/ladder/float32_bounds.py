@@ -6,6 +6,9 @@ of k, from where on their error is smaller than that of CUDA cores, if not their
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 SHALLOW, PAIRED_SHALLOW = 16, 4  # k below which CUDA cores multiply
 DEEP = 128  # k from which three parts are summed over 64 of k in tensor cores, below it over 16
 PAIRED_DEPTH = 32  # the same for pairs, whatever k
@@ -63,3 +66,37 @@ def pairs(k: int) -> float:
     if k < PAIRED_SHALLOW:
         return float(k)
     return 2.1 + 1.04 * _in_core(min(PAIRED_DEPTH, k)) + 1.01 + (k / PAIRED_DEPTH) ** 2 * 2.0**-25
+
+
+@dataclass(frozen=True)
+class Float32Scheme:
+    """The method that multiplies these operands, the guard's verdict about them, and the error bound of an element."""
+
+    name: str  # "fp16x3", "bf16x6", "paired" (bf16x6 with sums in two numbers) or "float32"
+    verdict: str  # "" where no numbers decide
+    formula: str  # f(k) of the bound f(k) u |A| |B|, u = 2^-24
+    bound: float  # f of this k
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What `explain` prints."""
+        guard = [("guard", self.verdict)] if self.verdict else []
+        error = f"at most f(k) u |A| |B| in each element, u = 2^-24, f(k) = {self.formula}: {self.bound:.4g} for this k"
+        return [("scheme", f"{self.name}: {_METHODS[self.name]}"), *guard, ("error", error)]
+
+
+_METHODS = {
+    "fp16x3": "two halves for each float32, three products on tensor cores",
+    "bf16x6": "three bfloat16 for each float32, six products on tensor cores",
+    "paired": "three bfloat16 for each float32, six products on tensor cores, sums in two numbers",
+    "float32": "CUDA cores",
+}
+FORMULAS: dict[str, tuple[Callable[[int], float], str]] = {
+    "fp16x3": (two_parts, "8 + 1.01 (42 + ceil(k / 64) + 0.0013 k) + 3/8 k"),
+    "bf16x6": (three_parts, "2.1 + 0.68 c + 1.01 ceil(k / c), c = 64, or 16 below k = 128"),
+    "paired": (pairs, "25 + (k / 32)^2 2^-25"),
+    "float32": (float, "k"),
+}
+ENOUGH = "two halves will do: no element is too small for them"
+INEXACT = "an element is too small for two halves beside the largest of its row or column: it takes three bfloat16"
+NOT_FINITE = "an operand has Inf or NaN: CUDA cores multiply"

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gemmery import api
-from gemmery.api import quantized
+from gemmery.api.device_call import keep, table
 from gemmery.api.options import epilogue_name
+from gemmery.api.prepared import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
@@ -28,8 +29,6 @@ _PART = 1 << 20  # bytes of the weight that are computed at a time
 _FEW = 64  # rows of the input; with more, a product of the whole weight takes longer than to compute it
 _HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _ACTIVATIONS = (None, "relu", "gelu", "silu")
-_MOST_KEPT = 4096  # launches
-_launches: dict[tuple[Any, ...], tuple[Ready, tuple[int, ...]] | str] = {}
 _stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
 
 
@@ -68,15 +67,21 @@ def _by_kernel(input: Any, packed: Any, scales: Any, bias: Any, activation: str 
     x, device = input.contiguous(), input.get_device()
     p, q, start = x.data_ptr(), packed.data_ptr(), 0
     key = (
-        *(x.shape, packed.shape, scales.shape, packed.stride(), scales.stride(), x.dtype, packed.dtype, scales.dtype),
+        *(
+            "packed",
+            x.shape,
+            packed.shape,
+            scales.shape,
+            packed.stride(),
+            scales.stride(),
+            x.dtype,
+            packed.dtype,
+            scales.dtype,
+        ),
         *(device, packed.get_device(), scales.get_device(), (p | q) & 15, activation),
         None if bias is None else (bias.shape, bias.get_device()),
     )
-    known = _launches.get(key)
-    if known is None:
-        if len(_launches) >= _MOST_KEPT:
-            _launches.clear()
-        known = _launches[key] = _prepare(x, packed, scales, bias, activation)
+    known = table.calls.get(key) or keep(table.calls, key, _prepare(x, packed, scales, bias, activation))
     if isinstance(known, str) or input.is_neg():
         return None
     run, shape = known
@@ -102,7 +107,7 @@ def _prepare(
     if any(z is not None and z.get_device() != device for z in (packed, scales, bias)):
         return "the tensors are on several devices"
     where, dtype, rows = f"cuda:{device}", _HALVES[x.dtype], x.numel() // k
-    run = quantized.prepared(
+    run = prepare_packed(
         View(x.data_ptr() & 15, (rows, k), (2 * k, 2), dtype, where),
         View(packed.data_ptr() & 15, (n, columns), packed.stride(), "uint8", where),
         View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
@@ -118,7 +123,7 @@ def _whole(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
     if packed.is_cuda and packed.ndim == 2 and dtype in _HALVES and scales.dtype is dtype and not scales.is_neg():
         device, bits = packed.get_device(), BITS[packed.dtype]
         p, where, name = packed.data_ptr(), f"cuda:{device}", _HALVES[dtype]
-        run = quantized.unpacked(
+        run = prepare_unpacking(
             View(p & 15, tuple(packed.shape), packed.stride(), "uint8", where),
             View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), name, where),
             name,

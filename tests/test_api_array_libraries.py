@@ -9,9 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from gemmery import arrays
-from gemmery.api import quick
+from gemmery.api import array_libraries
+from gemmery.api.device_call import table
 
 torch = pytest.importorskip("torch")
+
+
+key_of = array_libraries.Torch.key
 
 
 class There(torch.Tensor):
@@ -42,24 +46,25 @@ class StandIn:
 @pytest.fixture
 def path(monkeypatch):
     """The fast path for these tensors, without a product."""
-    for name in ("_TENSORS", "_FRESH", "_REPEATED", "_REPEATED_INTO"):
-        monkeypatch.setattr(quick, name, {})
+    table.forget()
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    return quick._torch_path(StandIn())
+    yield array_libraries.Torch(StandIn()).multiply
+    table.forget()
 
 
 def keep(launches, a, b, out, name):
     """Store a product of such tensors; its launches put its number into a list."""
-    number = len(quick._TENSORS)
+    number = len(table.calls)
 
     def run(*_):
         launches.append(number)
 
     run.workspace = 0
     pointers = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
-    product = quick.KnownProduct(SimpleNamespace(countdown=0, run=run), (3, 3), (3, 1), -64, 64, -64, 64)
-    quick._TENSORS.setdefault(quick._tensor_key(a, b, out, name, *pointers), product)
+    served = SimpleNamespace(countdown=0, run=run)
+    call = array_libraries.KnownCall(served, (3, 3), (3, 1), torch.float32, -64, 64, -64, 64)
+    table.calls.setdefault(key_of(a, b, out, name, *pointers), call)
 
 
 def contents(start):
@@ -104,7 +109,7 @@ def test_a_repeated_product_is_the_one_that_a_look_up_gives(path):
         with torch.set_grad_enabled(draw.random() < 0.5):
             wanted = torch.is_grad_enabled() and any(x.requires_grad for x in used)
             pointers = a.data_ptr(), b.data_ptr(), 0 if target is None else out.data_ptr()
-            product = quick._TENSORS.get(quick._tensor_key(a, b, target, name, *pointers))
+            product = table.calls.get(key_of(a, b, target, name, *pointers))
             path(a, b, target, name, None)
         got = list(launches)
         launches.clear()
@@ -113,8 +118,7 @@ def test_a_repeated_product_is_the_one_that_a_look_up_gives(path):
             served += 1
         assert got == launches
     assert served > 500
-    assert quick._REPEATED
-    assert quick._REPEATED_INTO
+    assert all(table.latest)
 
 
 def test_an_out_that_overlaps_is_not_written_by_a_repeated_product(path):
@@ -158,9 +162,10 @@ def test_repeated_products_are_forgotten_with_the_others(path):
         keep(launches, a, b, target, "matmul")
     path(a, b, None, "matmul", None)
     path(a, b, out, "matmul", None)
-    quick.forget()
+    assert all(table.latest)
+    table.forget()
     assert path(a, b, out, "matmul", None) is None
-    assert quick._TENSORS == quick._REPEATED == quick._REPEATED_INTO == {}
+    assert (table.calls, *table.latest) == ({}, {}, {})
 
 
 def test_comparisons_that_do_not_tell_tensors_apart_are_not_used(monkeypatch):

@@ -1,4 +1,8 @@
-"""Memory on a CUDA device for one call: results, scratch, copies of operands that the result would overwrite."""
+"""Puts a product on the current stream of a's library, and allocates memory there for one call.
+
+The memory is results, scratch, and copies of operands that the result would overwrite. The stream waits for those of
+the other operands, which then wait for the product.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,53 @@ import math
 from typing import Any
 
 from gemmery import arrays, dtypes
+from gemmery.api.device_operands import Inputs
+from gemmery.api.prepared import TieredLaunch
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cuda import ordered
 from gemmery.cuda.array import DeviceArray
 from gemmery.errors import LayoutError
+
+
+def enqueue(
+    a: Any,
+    served: TieredLaunch,
+    inputs: Inputs,
+    target: View,
+    scalars: tuple[float, float],
+    old: tuple[Any, View, Any] | None = None,
+) -> None:
+    """Write a product to `target`, whose element type is the result's, with alpha and beta.
+
+    `old` are an array, its view and the array of `target`, into which the first is copied before.
+    """
+    x, stream, device = inputs.x, inputs.x.stream, ordinal(inputs.x)
+    run = served.next(stream)
+    read = (x, inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b)
+    used = (*read, inputs.offsets, target, None if old is None else old[1])
+    others = {z.stream for z in used if z is not None} - {stream}
+    for other in others:
+        ordered.wait(stream, other, device)
+    owners = [*inputs.owners]
+    a_start, b_start, bias, *factors = (0 if z is None else apart(a, z, target, stream, owners).pointer for z in read)
+    workspace = 0
+    if run.workspace:
+        memory, its_view = scratch(a, run.workspace, x, stream)
+        owners.append(memory)
+        workspace = its_view.pointer
+    if old is not None:  # after all memory is allocated
+        copy(*old, target)
+    extra: tuple[int, ...] = ()
+    if any(inputs.parts) and any(run.kept):
+        extra = (*(part if is_kept else 0 for part, is_kept in zip(inputs.parts, run.kept, strict=True)), 0)
+    elif inputs.scales.kind or inputs.offsets is not None:
+        extra = (*factors, 0 if inputs.offsets is None else inputs.offsets.pointer)
+    for first, second, third in served.form.offsets():
+        addresses = a_start + first, b_start + second, target.pointer + third
+        run(*addresses, stream, bias, workspace, scalars, extra)
+    for other in others:
+        ordered.wait(other, stream, device)
 
 
 def apart(a: Any, source: View, target: View, stream: int, owners: list[object]) -> View:

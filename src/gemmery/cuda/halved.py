@@ -8,8 +8,7 @@ B for the kernel that multiplies the whole. What remains of n below them is a pr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from gemmery.arrange import Arrangement
 from gemmery.arrays import View
@@ -18,8 +17,7 @@ from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.errors import LayoutError, RefusedError
 from gemmery.problem import Config, Problem
 
-if TYPE_CHECKING:
-    from gemmery.dispatch import Plan
+Build = Callable[[Problem], object]  # the kernel of the whole product, for a part of it
 
 # From so many rows and so deep a k on, the launches that make up half of a product take less time than one of all: at
 # 4096 three rounds of 132 tiles take the place of four, and the mirror image 0.1 of a round.
@@ -50,10 +48,10 @@ def pieces(n: int) -> Iterator[tuple[int, int, int, int, int]]:
 class Halved:
     """What runs a product that is symmetric if A and B have one address: then half of it, else all."""
 
-    def __init__(self, whole: Ready, plan: Plan, form: Arrangement, problem: Problem) -> None:
+    def __init__(self, whole: Ready, build: Build, form: Arrangement, problem: Problem) -> None:
         self.whole, self.workspace, self.kept, self.maps = whole, whole.workspace, whole.kept, whole.maps
         self.halves = _is_large(form) and not any(whole.kept)
-        self._made_of = plan, form, problem
+        self._made_of = build, form, problem
         self._parts: list[tuple[Ready, int, int]] = []
 
     def __call__(
@@ -71,11 +69,11 @@ class Halved:
         self._mirror(c, c, c, stream)
 
     def _make(self) -> None:
-        plan, form, problem = self._made_of
+        build, form, problem = self._made_of
         parts: list[tuple[Ready, int, int]] = []
         if self.halves:
             with contextlib.suppress(RefusedError, LayoutError):
-                parts = [_part(plan, form, problem, *piece) for piece in pieces(problem.n)]
+                parts = [_part(build, form, problem, *piece) for piece in pieces(problem.n)]
         if not parts or any(run.workspace > self.workspace for run, _, _ in parts):  # the caller allocates as for all
             parts = [(self.whole, 0, 0)]
         self._mirror = mirroring(problem, View(0, (form.batch, form.m, form.n), form.c, problem.out))
@@ -83,7 +81,7 @@ class Halved:
 
 
 def _part(
-    plan: Plan, form: Arrangement, problem: Problem, batch: int, rows: int, columns: int, row: int, step: int
+    build: Build, form: Arrangement, problem: Problem, batch: int, rows: int, columns: int, row: int, step: int
 ) -> tuple[Ready, int, int]:
     """Return the launches of a piece, by the rung of the whole product, and where its A and its C begin."""
     (_, a_row, a_col), (_, b_row, b_col), (_, c_row, c_col) = form.a, form.b, form.c
@@ -91,7 +89,7 @@ def _part(
     a = View(0, (batch, rows, form.k), (step * a_row, a_row, a_col), problem.dtype)
     b = View(0, (batch, form.k, columns), (step * b_col, b_row, b_col), problem.dtype)
     c = View(0, (batch, rows, columns), (step * (c_row + c_col), c_row, c_col), problem.out)
-    kernel = plan.rung.build(part, plan.config)
+    kernel = build(part)
     assert isinstance(kernel, CudaLaunch)
     return kernel.ready(a, b, c), row * a_row, row * c_row
 
@@ -100,15 +98,15 @@ def _is_large(form: Arrangement) -> bool:
     return form.batch == 1 and form.n >= LEAST and form.k >= DEEP
 
 
-def halved(run: Ready, plan: Plan, form: Arrangement, problem: Problem) -> Ready | Halved:
+def halved(run: Ready, build: Build, one_sided: bool, form: Arrangement, problem: Problem) -> Ready | Halved:
     """Return what runs a product: a `Halved` if B may be the transposed A, and half of the product is worth it.
 
-    What a one-sided rung computes is mirrored whatever its size, so that C is symmetric.
+    What a `one_sided` rung computes is mirrored whatever its size, so that C is symmetric.
     """
     square = form.m == form.n > 1 and form.a == (form.b[0], form.b[2], form.b[1]) and form.runs == 1
     plain = problem.c_layout == "row" and "bias" not in problem.epilogue and not problem.scales and not problem.split
-    worth = square and plain and (_is_large(form) or plan.rung.one_sided)
-    return Halved(run, plan, form, problem) if worth else run
+    worth = square and plain and (_is_large(form) or one_sided)
+    return Halved(run, build, form, problem) if worth else run
 
 
 _SIDE, _ROWS = 32, 8  # of a tile; rows of a block's threads

@@ -1,0 +1,213 @@
+"""A call on a CUDA device as data, and the table of what is known of calls.
+
+A call goes this way: `array_libraries` looks it up by what its arrays say of themselves. One that is not known is read,
+checked and converted (`on_device`, `device_operands`), and described as a `DeviceCall`; `prepared` has the launches of
+that, and `enqueue` puts them on a stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gemmery import arrays, dtypes
+from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
+from gemmery.arrays import View
+from gemmery.errors import LayoutError
+from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from gemmery.cuda.geometry import Scaling
+
+MOST = 8192  # entries of each kind in the table
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class DeviceCall(NamedTuple):
+    """A call without its memory: all that decides which launches compute it.
+
+    The pointers of its views are their lowest four bits, which decide on alignment.
+    """
+
+    x: View
+    y: View
+    c: View
+    bias: Ints | None = None  # its strides in bytes
+    epilogue: str = ""
+    scaled: bool = False
+    precision: str = ""
+    scaling: Scaling | None = None
+    invariant: bool = False
+    split: str = ""  # operands that have parts
+    grouped: bool = False  # y has a matrix for each group of rows of x
+
+
+class Table:
+    """What is known of calls on devices, with one way to forget.
+
+    `calls` are found by what arrays say of themselves, `latest` by the identity of b. Both depend on the
+    default precision of float32. `launches` are found by DeviceCalls, which name their precision.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, Any] = {}
+        self.latest: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # of calls into new arrays, and into `out`
+        self.launches: dict[tuple[Any, ...], Any] = {}
+
+    def once(self, prepare: F) -> F:
+        """Return a function that calls `prepare` once for each DeviceCall, or what else it takes."""
+
+        @wraps(prepare)
+        def launches(*terms: Any) -> Any:
+            key = prepare.__name__, *terms
+            known = self.launches.get(key)
+            return keep(self.launches, key, prepare(*terms)) if known is None else known
+
+        return launches  # type: ignore[return-value]
+
+    def forget(self) -> None:
+        """Forget all calls: they were prepared with another precision of float32."""
+        self.calls.clear()
+        for entries in self.latest:
+            entries.clear()
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return the number of entries of each kind, and the most that are kept."""
+        return {"calls": (len(self.calls), MOST), "launches": (len(self.launches), MOST)}
+
+
+def keep(entries: dict[Any, Any], key: Any, entry: T) -> T:
+    """Store an entry; all are dropped first where there are many."""
+    if len(entries) >= MOST:
+        entries.clear()
+    entries[key] = entry
+    return entry
+
+
+table = Table()
+
+
+def bare(z: View) -> View:
+    """Return a view as a DeviceCall has it."""
+    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
+
+
+def low_bits(p: int, q: int, r: int) -> int:
+    """Return three addresses modulo 16, packed in one number."""
+    return (p & 15) << 8 | (q & 15) << 4 | r & 15 if (p | q | r) & 15 else 0
+
+
+def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
+    """Return a call as a kernel sees it.
+
+    Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
+    """
+    x, y, c, split = call.x, call.y, call.c, call.split
+    size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
+    if call.grouped:  # all groups share A and C; an offset says where each has its rows
+        form = _of_groups(call)
+    else:
+        more_columns = call.bias is None
+        form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)
+    m, n, k = form.m, form.n, form.k
+    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
+    layouts = [layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides]
+    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
+    a_low, b_low, c_low = (
+        arrays.alignment(low[i], limiting_steps(layouts[i], form.batch, rows, columns, step, each))
+        for i, (rows, columns, step, each) in enumerate(sides)
+    )
+    if call.grouped and layouts[2] != "row":
+        layouts[2] = "any"  # C' = B' A' would have groups of columns
+    problem = Problem(
+        m,
+        n,
+        k,
+        x.dtype,
+        c.dtype,
+        1 if call.grouped else form.batch,
+        layouts[0],
+        layouts[1],
+        layouts[2],
+        epilogue=call.epilogue,
+        scaled=call.scaled,
+        device=c.device,
+        precision=call.precision,
+        alignments=(a_low, b_low, c_low),
+        scales="" if call.scaling is None else call.scaling.kind,
+        invariant=call.invariant,
+        groups=form.batch if call.grouped else 0,
+        split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
+    )
+    return form, problem
+
+
+def _of_groups(call: DeviceCall) -> Arrangement:
+    """Return a grouped product as a batch of matrices of B, which shares A and C."""
+    (rows, k), (groups, _, n) = call.x.shape, call.y.shape
+    (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = call.x.strides, call.y.strides, call.c.strides
+    a, b, c = (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column)
+    return Arrangement(rows, n, k, groups, a, b, c)
+
+
+def distinct(z: View, operand: str) -> tuple[int, int]:
+    """Return the number of matrices in an operand ("a" or "b"), and the stride that walks them.
+
+    Raises LayoutError if none does.
+    """
+    if 0 in z.shape:
+        return 0, 0
+    count, step = 1, 0
+    for length, stride in zip(reversed(z.shape[:-2]), reversed(z.strides[:-2]), strict=True):
+        if length == 1:
+            continue
+        if count == 1:
+            count, step = length, stride
+        elif stride == count * step:
+            count *= length
+        else:
+            step = 0
+        if step == 0:
+            raise LayoutError(
+                f"{operand} has shape {z.shape} and strides {z.strides}: no single stride walks its matrices, and "
+                "parts follow each other; copy it to a contiguous array"
+            )
+    return count, step
+
+
+def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
+    """Return True if the product reads the rows of A, or columns of B, in the order of the array's memory."""
+    steps, sides = (form.a, form.m) if operand == "a" else (form.b, form.n)
+    side_step = steps[1] if operand == "a" else steps[2]
+    if any(step[0 if operand == "a" else 1] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
+        return False
+    count, batch_step = distinct(z, operand)
+    own, own_step = (z.shape[-2], z.strides[-2]) if operand == "a" else (z.shape[-1], z.strides[-1])
+    matrices = form.batch if steps[0] else 1
+    total = count * own
+    if matrices * sides != total:
+        return False
+    places = {place for place in (1, own - 1, own, sides - 1, sides, total - 1) if place < total}
+    return all(
+        place // sides * steps[0] + place % sides * side_step == place // own * batch_step + place % own * own_step
+        for place in places
+    )
+
+
+def limiting_steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
+    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements.
+
+    A stride of a repeated or reversed row or column, or of a reversed batch, counts as 1 byte: tensor maps, which take
+    multiples of 16 bytes, describe none of them.
+    """
+    along, row, column = strides
+    steps = [along if along >= 0 else 1] if batch > 1 else []
+    if rows > 1 and layout_ != "col" and not (columns == 1 and row == size):
+        steps.append(row if row > 0 else 1)
+    if columns > 1 and layout_ != "row":
+        steps.append(column if column > 0 else 1)
+    return tuple(steps)

@@ -1,0 +1,254 @@
+"""What a product on a device reads: where its operands are, their element types, and their factors.
+
+Factors, `scale_a` and `scale_b`, that are numbers become a part of alpha; arrays go to the kernel.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gemmery import arrays, dtypes
+from gemmery.api.options import Options, scalar
+from gemmery.api.promote import promoted, widened
+from gemmery.arrange import Ints
+from gemmery.arrays import View, view
+from gemmery.cuda import driver, ordered
+from gemmery.cuda.geometry import Scaling
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
+from gemmery.tuples import NamedTuple
+
+SERVED = ("f64", "f32", "f16", "bf16")
+_HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
+ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
+BLOCK = 128  # rows and columns of an operand that share a factor
+SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
+NUMBER = (int, float, np.number)
+
+
+class OperandScales(NamedTuple):
+    """The factors of A and B in C = (scale_a A) (scale_b B)."""
+
+    kind: str = ""  # as Problem.scales: "" where there are only numbers
+    factor: float = 1.0  # the product of the numbers
+    a: View | None = None
+    b: View | None = None
+    scaling: Scaling | None = None  # None without arrays
+
+
+NO_SCALES = OperandScales()
+
+
+class Inputs(NamedTuple):
+    """The inputs of a product, in the element types that its kernel reads."""
+
+    x: View
+    y: View
+    bias: View | None = None  # accumulators
+    epilogue: str = ""
+    owners: tuple[object, ...] = ()  # of converted memory, alive until the launch
+    scales: OperandScales = NO_SCALES
+    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
+    offsets: View | None = None  # the ends of groups of rows
+
+
+def located(z: View) -> View:
+    """Return the view with the number of its device, which `__cuda_array_interface__` does not contain.
+
+    Raises LayoutError for an address or strides that are no multiples of the element size: a kernel that reads such
+    elements ends with an error after which the process cannot use the device.
+    """
+    if z.device == "cpu":
+        return z
+    size = dtypes.get(z.dtype).size
+    if z.pointer % size and 0 not in z.shape:
+        raise LayoutError(
+            f"address {z.pointer:#x} of elements of {size} bytes: it must be a multiple of the element size on a "
+            "device; copy the array first"
+        )
+    for step, length in zip(z.strides, z.shape, strict=True):
+        if length > 1 and step % size:
+            raise LayoutError(
+                f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
+                "on a device; copy the array first"
+            )
+    return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
+
+
+def types(x: View, y: View, dtype: str | None, like: str | None) -> tuple[str, str]:
+    """Return the type to which A and B are converted, and that of the result.
+
+    `dtype` is the type that `dtype=` names. `like` is that of `out` or of the C that beta multiplies, which decides on
+    results of 8-bit types that `dtype=` does not.
+
+    Raises DTypeError for types that the device does not multiply.
+    """
+    eight = [name for name in (x.dtype, y.dtype) if name == "int8" or name in dtypes.FLOAT8]
+    if eight:
+        return _of_eight_bits(x, y, dtype or like)
+    for z in (x, y):
+        if z.dtype not in SERVED:
+            raise unserved(z)
+    common = promoted(x.dtype, y.dtype)
+    result = common if dtype is None else widened(common, dtype)
+    if result not in SERVED:
+        raise DTypeError(f"dtype={dtypes.get(result).numpy!r} is not supported on {x.device}; pass float64 or float32")
+    return common, result
+
+
+def unserved(z: View) -> DTypeError:
+    """Return the error for an operand of a type that devices do not multiply."""
+    return DTypeError(
+        f"{dtypes.get(z.dtype).numpy} on {z.device}: devices multiply float64, float32, float16 and bfloat16, and "
+        "float8 and int8 where their compute capability is 9.0; convert the operand, or move it to the CPU, which "
+        "multiplies every type but float8"
+    )
+
+
+def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
+    """Return the types of a product of which an operand is float8 or int8."""
+    long, other = (dtypes.get(z.dtype).numpy for z in (x, y))
+    if x.dtype != y.dtype:
+        raise DTypeError(
+            f"a is {long} and b is {other}: on a device float8 and int8 are multiplied by their own type only; convert "
+            "both operands to float16, which holds every value of 8-bit types, or to another type"
+        )
+    whole = x.dtype == "int8"
+    result = dtype or ("int8" if whole else "bf16")
+    if result in ROUNDED or (whole and result == "int32"):
+        return x.dtype, result
+    wraps = " sums would wrap around;" if result == "int8" else ""
+    raise DTypeError(
+        f"a product of {long} into {dtypes.get(result).numpy} on {x.device}:{wraps} the result can be "
+        f"{'int32, ' if whole else ''}bfloat16, float16 or float32; pass one of them as dtype=, or an out of that type"
+    )
+
+
+@lru_cache
+def check_capability(dtype: str, has_factors: bool, device: str) -> None:
+    """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
+    eight = dtype == "int8" or dtype in dtypes.FLOAT8
+    card = driver.find(device) if eight or has_factors else None
+    if card is not None and card.capability != _HOPPER:
+        long = dtypes.get(dtype).numpy
+        what = f"{long} operands" if eight else f"arrays of factors of {long} operands"
+        way = "convert the operands to float16" if eight else "multiply the operands by them first"
+        raise DTypeError(
+            f"{what} on {card.name}: only devices of compute capability 9.0 (Hopper) multiply them, and this one has "
+            f"{card.capability // 10}.{card.capability % 10}; {way}"
+        )
+
+
+def scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:
+    """Return the factors of A and B, whose views are x and y, for `scale_a` and `scale_b` of the options.
+
+    `common` is the type in which A and B are multiplied, `result` that of C.
+
+    Raises ShapeError, DTypeError, DeviceError, LayoutError or ArgumentError for factors that are neither one number nor
+    as many as an operand has rows, columns or blocks.
+    """
+    factor, a, b = _read_scales(options.scale_a, options.scale_b, x, common, result)
+    if a is None and b is None:
+        return NO_SCALES if factor == 1 else OperandScales(factor=factor)
+    m, k = x.shape[-2] if len(x.shape) > 1 else 1, x.shape[-1]
+    n = y.shape[-1] if len(y.shape) > 1 else 1
+    alone = len(x.shape) <= 2 and len(y.shape) <= 2
+    by_row = a is None or a.shape in _outer(m, (m, 1), alone)
+    by_column = b is None or b.shape in _outer(n, (1, n), alone)
+    if by_row and by_column:
+        a_row = 0 if a is None or not a.shape else _step(a, 0)
+        b_column = 0 if b is None or not b.shape else _step(b, -1)
+        return OperandScales("outer", factor, a, b, Scaling("outer", a_row, 0, 0, b_column))
+    pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
+    if alone and a is not None and b is not None and a.shape == (m, pieces) and b.shape == (pieces, columns):
+        if common not in dtypes.FLOAT8:
+            raise DTypeError(
+                f"factors of blocks of {BLOCK} apply to float8 products, not to {dtypes.get(common).numpy}: pass one "
+                f"for each row of a, shape ({m},), and one for each column of b, shape ({n},)"
+            )
+        scaling = Scaling("blocks", _step(a, 0), _step(a, 1), _step(b, 0), _step(b, 1))
+        return OperandScales("blocks", factor, a, b, scaling)
+    raise _wrong_shape(x, y, a, b)
+
+
+def group_scales(scale_a: Any, scale_b: Any, x: View, y: View, common: str, result: str) -> OperandScales:
+    """Return the factors of the rows of A and of the groups of B, as `scales` does for one product."""
+    factor, a, b = _read_scales(scale_a, scale_b, x, common, result)
+    if a is None and b is None:
+        return NO_SCALES if factor == 1 else OperandScales(factor=factor)
+    a = None if a is None else _spread("scale_a", a, (x.shape[0], 1))
+    b = None if b is None else _spread("scale_b", b, (y.shape[0], y.shape[2]))
+    (row, _), (group, column) = (0, 0) if a is None else a.strides, (0, 0) if b is None else b.strides
+    return OperandScales("outer", factor, a, b, Scaling("outer", row // 4, 0, group // 4, column // 4))
+
+
+def _read_scales(
+    scale_a: Any, scale_b: Any, x: View, common: str, result: str
+) -> tuple[float, View | None, View | None]:
+    """Return the product of the factors that are numbers, and those that are arrays."""
+    if scale_a is None and scale_b is None:
+        return 1.0, None, None
+    if common not in SCALED or result not in ROUNDED:
+        have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
+        raise DTypeError(
+            f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, float16 "
+            "and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by them first"
+        )
+    a_number, a = _read_scale("scale_a", scale_a, x)
+    b_number, b = _read_scale("scale_b", scale_b, x)
+    return a_number * b_number, a, b
+
+
+def _read_scale(name: str, value: Any, x: View) -> tuple[float, View | None]:
+    """Return a number and no array, or 1 and an array of float32 on the device of x."""
+    if value is None:
+        return 1.0, None
+    if isinstance(value, NUMBER):
+        return scalar(name, value, "f32").real, None
+    if isinstance(value, str | bytes | complex):
+        raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
+    factors = located(view(value))
+    arrays.together(**{"a": x, name: factors})
+    if factors.dtype != "f32":
+        raise DTypeError(f"{name} is {dtypes.get(factors.dtype).numpy}; factors are float32: convert it first")
+    return 1.0, factors
+
+
+def _spread(name: str, factors: View, most: Ints) -> View:
+    """Return factors as an array of the shape `most`, with a stride of 0 where they are fewer."""
+    shape, steps = factors.shape, factors.strides
+    if shape in ((), (1,)):
+        return factors._replace(shape=most, strides=(0, 0))
+    if shape == most[:1]:
+        return factors._replace(shape=most, strides=(steps[0], 0))
+    if shape == most:
+        return factors._replace(strides=(steps[0], 0 if shape[1] == 1 else steps[1]))
+    what = "one for each row of a" if name == "scale_a" else "one for each group, or for each column of each"
+    raise ShapeError(f"{name} has shape {shape}; it must be one number, or {what}: shape {most[:1]} or {most}")
+
+
+def _outer(count: int, matrix: Ints, alone: bool) -> tuple[Ints, ...]:
+    """Return the shapes of one factor, and of one for each of `count` rows or columns."""
+    single = ((), (1,), (1, 1))
+    return (*single, (count,), matrix) if alone else single
+
+
+def _step(factors: View, axis: int) -> int:
+    """Return the elements from one factor to the next along an axis."""
+    return 0 if factors.shape[axis] == 1 else factors.strides[axis] // 4
+
+
+def _wrong_shape(x: View, y: View, a: View | None, b: View | None) -> ShapeError:
+    """Return the error for factors of shapes that mean nothing together."""
+    have = ", ".join(f"{name} of shape {z.shape}" for name, z in (("scale_a", a), ("scale_b", b)) if z is not None)
+    if len(x.shape) > 2 or len(y.shape) > 2:
+        return ShapeError(f"{have}: with batch dimensions (shapes {x.shape} and {y.shape}) each operand has one factor")
+    (m, k), n = x.shape if len(x.shape) == 2 else (1, *x.shape), y.shape[-1] if len(y.shape) > 1 else 1
+    pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
+    blocks = f", or, for blocks of {BLOCK}, both have the shapes ({m}, {pieces}) and ({pieces}, {columns})"
+    return ShapeError(
+        f"{have} for operands of shapes {x.shape} and {y.shape}: scale_a is one number or has the shape ({m},), "
+        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FLOAT8 else ''}"
+    )

@@ -219,7 +219,7 @@ def _build(kind: type[Any], row: dict[str, Any]) -> Any:
     """Make a record of `kind`, ignoring keys of later versions."""
     if not isinstance(row, dict):
         raise TypeError(f"{row!r} is not a {kind.__name__.lower()}")
-    types = _types(kind)
+    types = _types(kind)  # type: ignore[arg-type]  # mypy takes no class of Any for Hashable
     values = {key: value for key, value in row.items() if key in types}
     if "gpu" in values:
         values["gpu"] = _build(Gpu, values["gpu"])

@@ -136,7 +136,7 @@ def chain(problem: Problem) -> int:
 
 
 def packed_kc(target: Target, types: Product) -> int:
-    """Return kc of panels of these types, in real numbers: half as long for complex128, as NumPy's chains are."""
+    """Return kc of panels of these types, in real numbers: at most 384 for complex128, as NumPy's chains are."""
     kc = sizes_of(target, types).kc * types.group
     return min(kc, 384) if types.is_complex and types.accumulator == "double" else kc
 

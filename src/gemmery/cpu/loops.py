@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gemmery.cpu import pack, pack_complex, tiles
+from gemmery.cpu import pack, pack_complex, tile_unit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES
@@ -49,7 +49,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     module = Module(target)
     register = register_tile(target, product, sizes)
     a, b = operands(product, register)
-    routines_a = tiles.ROUTINES_A if product.on_tiles else pack.ROUTINES
+    routines_a = tile_unit.ROUTINES_A if product.on_tiles else pack.ROUTINES
     routines_b = pack.ROUTINES
     if product.is_complex:
         routines_a, routines_b = pack_complex.ROUTINES_A, pack_complex.ROUTINES_B
@@ -60,7 +60,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
-    with module.function("packed", ("ptr", "args")) as f, tiles.configured(f, product):
+    with module.function("packed", ("ptr", "args")) as f, tile_unit.configured(f, product):
         _five_loops(f, product, register)
     return module
 
@@ -81,11 +81,11 @@ def packed_panels(target: Target, product: Product) -> Module:
     module = Module(target)
     register = register_tile(target, product)
     a, b = operands(product, register)
-    pack.pack(module, a, tiles.ROUTINES_A if product.on_tiles else pack.ROUTINES)
+    pack.pack(module, a, tile_unit.ROUTINES_A if product.on_tiles else pack.ROUTINES)
     pack.pack(module, b, pack.ROUTINES)
     _micro_kernels(module, product, register)
     _tiles(module, product, register)
-    with module.function("packed_panels", ("ptr", "args")) as f, tiles.configured(f, product):
+    with module.function("packed_panels", ("ptr", "args")) as f, tile_unit.configured(f, product):
         args, yes = Args(f, f["args"]), f.const("i1", 1)
         m, n, k, c, c_row = args.m, args.n, args.k, args.c, args.c_row
         to_a = args.workspace
@@ -186,7 +186,7 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
                 whole = is_plain(f, product, register, rows, columns)
                 if product.on_tiles:
-                    tiles.multiply(f, steps, a, b, tile_buffer, rows, columns)
+                    tile_unit.multiply(f, steps, a, b, tile_buffer, rows, columns)
                     with f.if_(whole):
                         update_stored(f, product, register, tile_buffer, c)
                 else:
@@ -211,7 +211,7 @@ def _narrow(register: RegisterTile) -> list[int]:
 def _micro_kernels(module: Module, product: Product, register: RegisterTile) -> None:
     """Define the micro-kernels that are functions of their own."""
     if product.on_tiles:
-        tiles.define(module, product)
+        tile_unit.define(module, product)
     else:
         _narrow_tiles(module, product, register)
 

@@ -37,8 +37,8 @@ class Product(NamedTuple):
     - "dot_i16": two int16 per lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
     - "dot_i8": four bytes per lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so packing flips
       A's sign bit, which shifts A by 128, and the accumulators start from the correction (`seeded`);
-    - "tdpbf16ps", "tdpbssd", "tdpbuud": the tile unit, 16 x 16 sums of 64 bytes of k (see `tiles`). It flushes bfloat16
-      as "dot_bf16" does, and adds the products of two elements at once; integers are exact modulo 2**32.
+    - "tdpbf16ps", "tdpbssd", "tdpbuud": the tile unit, 16 x 16 sums of 64 bytes of k (see `tile_unit`). It flushes
+      bfloat16 as "dot_bf16" does, and adds two products at once; integers are exact modulo 2**32.
 
     Packing turns complex products into real ones of twice the columns and twice the depth: the 1m method of Van Zee,
     "Implementing high-performance complex matrix multiplication via the 1m method", SIAM J. Sci. Comput. 42(5), 2020.

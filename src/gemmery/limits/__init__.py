@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import dtypes
-from gemmery.cpu import jit, tiles
+from gemmery.cpu import jit, tile_unit
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import lanes_of, size_of, vector
 from gemmery.cpu.target import Target, host
@@ -140,7 +140,7 @@ def _peak_module(target: Target, name: str) -> Module:
     """A loop of independent multiply-adds on registers; each sum has its own start, or LLVM would merge them."""
     module = Module(target)
     if name in STEPS and target.has_tiles:
-        tiles.define_peak(module, f"peak_{name}", name)
+        tile_unit.define_peak(module, f"peak_{name}", name)
         return module
     with module.function(f"peak_{name}", ("i64", "n"), ("ptr", "p")) as f:
         sums = {"bf16": "float", "int8": "i32"}.get(name, dtypes.get(name).llvm)

@@ -11,8 +11,8 @@ configuration on one product: its time, and its ratio to cuBLAS in the same roun
 
     python benchmarks/tune_wgmma.py --table tune.jsonl [more.jsonl ...]
 
-writes src/gemmery/cuda/hopper_table.py from such files, without a GPU: for each product the fastest configuration whose
-instance is in `hopper.INSTANCES`. It prints what that list loses, and the list of as many instances that would lose
+writes src/gemmery/cuda/choose/data.py from such files, without a GPU: for each product the fastest configuration whose
+instance is in `INSTANCES` there. It prints what that list loses, and the list of as many instances that would lose
 least.
 """
 
@@ -38,16 +38,17 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.bench import suite
 from gemmery.bench.work import Work
-from gemmery.cuda import hopper, hopper_model
+from gemmery.cuda import choose
+from gemmery.cuda.choose import cost
+from gemmery.cuda.choose.data import FEW, INSTANCES, WINNERS, Instance, SizeClass, Winner
+from gemmery.cuda.constants import MOST_OVERLAPPED
 from gemmery.cuda.device import Device
-from gemmery.cuda.hopper_model import Instance
-from gemmery.cuda.hopper_table import MEASURED, SizeClass, Winner
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
-TABLE = Path(__file__).parents[1] / "src" / "gemmery" / "cuda" / "hopper_table.py"
+TABLE = Path(__file__).parents[1] / "src" / "gemmery" / "cuda" / "choose" / "data.py"
 RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
 OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
@@ -122,8 +123,8 @@ def important() -> list[Work]:
 
 def missing(products: Iterable[Work], sms: int) -> list[Work]:
     """Return the products that the table of a device with so many multiprocessors does not have."""
-    table = MEASURED.get(sms, {})
-    return [work for work in products if hopper.size_class(work.problem) not in table]
+    table = WINNERS.get(sms, {})
+    return [work for work in products if choose.size_class(work.problem) not in table]
 
 
 def resident_problem(work: Work, device: str) -> Problem:
@@ -146,22 +147,21 @@ def resident_problem(work: Work, device: str) -> Problem:
 def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> list[Candidate]:
     """Return the configurations worth timing that a problem allows, the best by the model first.
 
-    Products in bf16 with k adjacent in A and B try every tile, others those of `hopper.INSTANCES`.
+    Products in bf16 with k adjacent in A and B try every tile, others those of `INSTANCES`.
     """
-    demand, every = hopper_model.demand_of(problem), list[tuple[float, Candidate]]()
+    demand, every = cost.demand_of(problem), list[tuple[float, Candidate]]()
     for tile in tiles(problem):
-        rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
-        band, blocks = hopper.order(tile, rows, columns, problem.batch, device.sms)
+        band, blocks = choose.order(tile, problem.m, problem.n, problem.batch, device)
         splits = SPLITS if RUNGS[1] in rungs and tile.cm * tile.cn == 1 else (1,)
         for parts in splits:
-            if parts > 1 and not hopper_model.shared_turns(demand, tile, parts, device.sms):
+            if parts > 1 and not cost.shared_turns(demand, tile, parts, device.sms):
                 continue
             values = dict(
-                zip(hopper.KEYS, (*tile[:5], band, parts, (parts == 1 and blocks) or device.sms), strict=True)
+                zip(choose.KEYS, (*tile[:5], band, parts, (parts == 1 and blocks) or device.sms), strict=True)
             )
             candidate = Candidate(rungs[RUNGS[parts > 1]], values)
             if launches(candidate, problem):
-                every.append((hopper_model.cycles(demand, tile, parts, device), candidate))
+                every.append((cost.cycles(demand, tile, parts, device), candidate))
     every.sort(key=lambda row: row[0])
     whole = [candidate for _, candidate in every if candidate.config["splits"] == 1][:WHOLE]
     split = [candidate for _, candidate in every if candidate.config["splits"] > 1][:SPLIT]
@@ -170,15 +170,15 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
 
 def tiles(problem: Problem) -> Iterator[Instance]:
     """Yield the instances to try for a problem."""
-    if problem.dtype != "bf16" or hopper.kind(problem)[2] != "TN":
-        yield from hopper.INSTANCES
+    if problem.dtype != "bf16" or choose.kind(problem)[2] != "TN":
+        yield from INSTANCES
         return
     for (bm, bn), (cm, cn) in product(TILES, CLUSTERS):
-        staging = STAGING // 2 if bm * bn > hopper.WHOLE_TILE else STAGING
-        most = min((SHARED - staging) // ((bm + bn) * hopper_model.ROW), MOST_STAGES)
+        staging = STAGING // 2 if bm * bn > 256 * MOST_OVERLAPPED else STAGING
+        most = min((SHARED - staging) // ((bm + bn) * cost.ROW), MOST_STAGES)
         yield Instance(bm, bn, most, cm, cn)
-    if problem.m <= hopper.FEW:
-        yield from (tile for tile in hopper.INSTANCES if tile.bm == hopper.FEW)
+    if problem.m <= FEW:
+        yield from (tile for tile in INSTANCES if tile.bm == FEW)
 
 
 def reordered(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Candidate]:
@@ -309,7 +309,7 @@ class Race:
                     say(f"  x{ratio:.3f} {seconds * 1e6:10.2f} us  {label}")
                 row = {
                     **{key: getattr(work, key) for key in ("m", "n", "k", "dtype", "out", "precision")},
-                    "layouts": hopper.kind(work.problem)[2],
+                    "layouts": choose.kind(work.problem)[2],
                     "rung": candidate.rung.name,
                     "config": dict(candidate.config),
                     "us": seconds * 1e6,
@@ -362,7 +362,7 @@ def tune(out: Path, products: Sequence[Work], seconds: float, processes: int) ->
 
 Times = dict[tuple[int, tuple[int, int, str]], dict[SizeClass, dict[Winner, float]]]
 Instances = frozenset[tuple[int, ...]]
-OURS: Instances = frozenset(tuple(tile[:5]) for tile in hopper.INSTANCES)
+OURS: Instances = frozenset(tuple(tile[:5]) for tile in INSTANCES)
 
 
 def read(rows: Sequence[Mapping[str, Any]]) -> Times:
@@ -371,16 +371,16 @@ def read(rows: Sequence[Mapping[str, Any]]) -> Times:
     for row in rows:
         a, b = LAYOUTS[row["layouts"]]
         problem = Problem(row["m"], row["n"], row["k"], row["dtype"], row["out"], a_layout=a, b_layout=b)
-        types = row["sms"], hopper.kind(problem)
+        types = row["sms"], choose.kind(problem)
         bm, bn, stages, cm, cn, splits = (row["config"][name] for name in ("bm", "bn", "stages", "cm", "cn", "splits"))
         config: Winner = bm, bn, stages, cm, cn, splits
-        times = by_size.setdefault(types, {}).setdefault(hopper.size_class(problem), {})
+        times = by_size.setdefault(types, {}).setdefault(choose.size_class(problem), {})
         times[config] = min(row["us"], times.get(config, math.inf))
     return by_size
 
 
 def winners(rows: Sequence[Mapping[str, Any]], instances: Instances = OURS) -> dict[int, dict[SizeClass, Winner]]:
-    """Return the table of `hopper` from the lines of files.
+    """Return the table of `choose` from the lines of files.
 
     >>> line = {"m": 64, "n": 32, "k": 16, "dtype": "bf16", "out": "bf16", "layouts": "TN", "us": 2.0, "sms": 132}
     >>> config = {"bm": 64, "bn": 32, "stages": 8, "cm": 1, "cn": 1, "splits": 1}
@@ -438,15 +438,15 @@ def latest(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
-    """Write hopper_table.py from the output of runs; a product that was timed again counts as in the last one."""
+    """Write the winners of choose/data.py from runs; a product that was timed again counts as in the last one."""
     rows = latest(files)
     for (_, types), sizes in read(rows).items():
         products = list(sizes.values())
         best = few(products, len(OURS))
         say(f"{types}: {len(products)} products lose {loss(products, OURS):.2%}")
         say(f"  they would lose {loss(products, best):.2%} with {sorted(best)}")
-    head, _, _ = to.read_text(encoding="utf-8").partition("MEASURED:")
-    lines = ["MEASURED: dict[int, dict[SizeClass, Winner]] = {"]
+    head, _, _ = to.read_text(encoding="utf-8").partition("WINNERS:")
+    lines = ["WINNERS: dict[int, dict[SizeClass, Winner]] = {"]
     for sms, table in winners(rows).items():
         lines += [f"    {sms}: by_size({{", *written(table), "    }),"]
     to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")

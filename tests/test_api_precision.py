@@ -66,7 +66,7 @@ def units(result, x, y):
 @pytest.fixture
 def always(monkeypatch):
     """Parts for every size: a small product would be left to CUDA cores."""
-    monkeypatch.setattr("gemmery.ladder.float32_parts.pays", lambda problem: True)
+    monkeypatch.setattr("gemmery.dispatch.cuda.parts_pay", lambda *_: True)
 
 
 @pytest.mark.many

@@ -254,8 +254,9 @@ def test_kernels_for_many_shapes_are_made_for_every_layout_and_type(monkeypatch)
         for fused in (0, 2):  # plain, and with a bias
             tiles = {name for name in names if f"<bf16, bf16, {fused}, WgmmaTiles<bf16, {layouts}, 128" in name}
             assert tiles, (layouts, fused)
-    for b in ("COL", "ROW"):  # with every eighth row of A
-        assert any(f"<bf16, bf16, 0, WgmmaTiles<bf16, ROW, {b}, 192, 192, 4, 2, 1, 1>>" in name for name in names)
+    for b, warpgroups in (("COL", 2), ("ROW", 3)):  # with every eighth row of A
+        tile = f"192, 192, 4, Consumers<{warpgroups}, 32, 2>, 2, 1, 1"
+        assert any(f"<bf16, bf16, 0, WgmmaTiles<bf16, ROW, {b}, {tile}>>" in name for name in names)
     assert any("<e4m3, bf16, 16, WgmmaTiles<e4m3, ROW, COL" in name for name in names)
     assert any("<i8, int, 0, WgmmaTiles<i8, ROW, COL" in name for name in names)
     assert any(name.startswith("wgmma_pack") for name in names)

@@ -10,9 +10,9 @@ import pytest
 
 from gemmery import cache, config, dtypes
 from gemmery.cuda import nvrtc
+from gemmery.cuda.choose.data import INSTANCES
 from gemmery.cuda.device import ARCHS, KNOWN, STATIC_SHARED
 from gemmery.cuda.geometry import refusal
-from gemmery.cuda.hopper import INSTANCES
 from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find

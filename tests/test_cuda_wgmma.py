@@ -7,13 +7,14 @@ import itertools
 import pytest
 
 from gemmery.cuda import nvrtc, sass
+from gemmery.cuda.choose.cost import at_a_time, is_swapped
+from gemmery.cuda.choose.data import INSTANCES
+from gemmery.cuda.choose.legal import plain_halves, refuses_swapped
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import refusal
-from gemmery.cuda.hopper import INSTANCES, plain_halves, refuses_swapped
-from gemmery.cuda.hopper_model import is_swapped
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import find
-from gemmery.ladder.wgmma import WGMMA, clusters
+from gemmery.ladder.wgmma import WGMMA
 from gemmery.problem import Problem
 
 H200 = KNOWN["h200"]
@@ -128,7 +129,7 @@ def test_other_generations_are_refused():
 
 
 def test_clusters_that_run_at_a_time():
-    assert [clusters(132, blocks) for blocks in (1, 2, 4)] == [132, 66, 30]
+    assert [at_a_time(blocks, 132) for blocks in (1, 2, 4)] == [132, 66, 30]
 
 
 def test_bounds_by_type():

@@ -8,11 +8,13 @@ import pytest
 from block_scales import scaled_operands
 from checked_products import matrices, run
 from gemmery import dtypes
+from gemmery.cuda.choose import legal
+from gemmery.cuda.choose.data import Instance
 from gemmery.errors import RefusedError
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery.ladder.wgmma_split import promoted, split_refusal, turns
+from gemmery.ladder.wgmma_split import promoted, turns
 from gemmery.problem import Problem
 from mutant import edited
 from operands import numpy_dtype
@@ -121,7 +123,7 @@ def test_a_grid_consists_of_whole_clusters():
             assert geometry.cluster == splits
             assert geometry.grid[0] % splits == 0
             assert 0 < geometry.grid[0] <= 132
-            assert split_refusal(*geometry.tile, 6, splits) == ""
+            assert legal.split_refusal(Instance(*geometry.tile, 6, 1, 1), splits) == ""
 
 
 def test_k_of_invariant_products_is_not_shared():

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from checked_products import matrices, place, run
-from gemmery.cuda import hopper, hopper_model
+from gemmery.cuda import choose
+from gemmery.cuda.choose import cost
+from gemmery.cuda.choose.data import Instance
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
@@ -165,22 +167,22 @@ def test_what_is_refused(config, change, words):
 def test_numbers_of_rows_that_other_tiles_do_not_suit():
     """520 rows are four tiles of 136; by 64 or 128, five. No table has them, as rows straddle no lines."""
     device = KNOWN["h200"]
-    taken = hopper.chosen(PROBLEM, device)
+    taken = choose.chosen(PROBLEM, device)
     assert (taken["bm"], taken["bn"], taken["splits"]) == (136, 128, 1)
     assert EPILOGUE.geometry(PROBLEM, EPILOGUE.default).swapped
     for change in ({"m": 512}, {"m": 40}, {"k": 4104}, {"out": "f32"}, {"n": 4095}, {"a_layout": "col"}):
         case = PROBLEM._replace(**change)
-        assert not hopper_model.is_swapped(hopper.chosen(case, device)["bm"])
+        assert not cost.is_swapped(choose.chosen(case, device)["bm"])
         assert not EPILOGUE.geometry(case, EPILOGUE.default).swapped
 
 
 def test_the_model_exchanges_the_sides():
-    demand = hopper_model.demand_of(PROBLEM._replace(k=4104, n=1000))
-    other = hopper_model.swapped(demand)
+    demand = cost.demand_of(PROBLEM._replace(k=4104, n=1000))
+    other = cost.swapped(demand)
     assert (other.m, other.n, other.a_more, other.b_more) == (1000, 520, demand.b_more, demand.a_more)
-    tall, wide = hopper_model.Instance(144, 128, 6, 1, 1), hopper_model.Instance(128, 144, 6, 1, 1)
+    tall, wide = Instance(144, 128, 6, 1, 1), Instance(128, 144, 6, 1, 1)
     device = KNOWN["h200"]
-    assert hopper_model.cycles(demand, tall, 1, device) == hopper_model.cycles(other, wide, 1, device)
+    assert cost.cycles(demand, tall, 1, device) == cost.cycles(other, wide, 1, device)
 
 
 def test_bits_do_not_depend_on_rows():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gemmery import dispatch
-from gemmery.cuda import hopper, nvrtc
+from gemmery.cuda import choose, nvrtc
 from gemmery.cuda.geometry import Geometry, MapBox
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
@@ -178,7 +178,7 @@ def test_rungs_with_wgmma_come_first_where_the_device_has_it(monkeypatch):
     """The one that splits k where that is faster, that of blocks for factors of blocks, and one for all others."""
     one = Geometry("k.cu", "k", (1, 1, 1), (1, 1, 1), needs=90, alone=True, maps=(MapBox("a", (64, 64)),))
     known = cuda._RUNGS["mma_pipelined"]
-    default = dict.fromkeys(hopper.KEYS, 0)
+    default = dict.fromkeys(choose.KEYS, 0)
     names = ("wgmma_epilogue", "wgmma_streamk", "wgmma_blockscaled")
     rungs = {
         name: known._replace(name=name, dtypes=("bf16", "e4m3"), default=default, geometry=lambda p, config: one)
@@ -186,7 +186,7 @@ def test_rungs_with_wgmma_come_first_where_the_device_has_it(monkeypatch):
     }
     monkeypatch.setattr(cuda, "_RUNGS", {**cuda._RUNGS, **rungs})
     monkeypatch.setattr(
-        hopper, "chosen", lambda p, device: dict.fromkeys(hopper.KEYS, 4) | {"splits": 2 if p.m < 128 else 1}
+        choose, "chosen", lambda p, device: dict.fromkeys(choose.KEYS, 4) | {"splits": 2 if p.m < 128 else 1}
     )
 
     def first(m, name="bf16", where="h200", **fields):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import driver
-from gemmery.cuda.hopper import INSTANCES
-from gemmery.cuda.hopper_model import is_swapped
+from gemmery.cuda.choose.cost import is_swapped
+from gemmery.cuda.choose.data import INSTANCES
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gpu_operands import matrices, place, problem, run

@@ -18,7 +18,7 @@ CONTENTLESS = {
 
 # Keys of the JSON that `gemmery inspect --json` prints.
 PUBLISHED = {
-    "cuda/hopper.py": {"chosen"},
+    "cuda/choose/__init__.py": {"chosen"},
     "emulator/trace/__init__.py": {"held", "taken"},
     "emulation/counters.py": {"chosen"},
     "rung_counts.py": {"chosen"},

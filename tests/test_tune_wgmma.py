@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gemmery.bench.work import Work
-from gemmery.cuda import hopper
+from gemmery.cuda import choose
+from gemmery.cuda.choose.data import FEW, INSTANCES, WINNERS
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import Geometry
 from gemmery.errors import RefusedError
@@ -50,7 +51,7 @@ def rungs():
             raise RefusedError("bm=64")
         return Geometry(f"{name}.cu", f"{name}<{config['bm']}, {config['bn']}>", (1, 1, 1), (384, 1, 1))
 
-    default = dict.fromkeys(hopper.KEYS, 0)
+    default = dict.fromkeys(choose.KEYS, 0)
     return {
         name: gpu_rung(
             name, idea="", parent=None, lesson="", geometry=geometry, expect={}, default=default, dtypes=("bf16",)
@@ -70,7 +71,7 @@ def test_candidates_are_complete_and_legal(tune, rungs):
     candidates = tune.candidates(problem, KNOWN["h200"], rungs)
     configs = [candidate.config for candidate in candidates]
     assert {config["bm"] for config in configs} == {128, 192, 256}
-    assert all(tuple(config) == hopper.KEYS for config in configs)
+    assert all(tuple(config) == choose.KEYS for config in configs)
     names = {"wgmma_epilogue": False, "wgmma_streamk": True}
     assert all((candidate.config["splits"] > 1) == names[candidate.rung.name] for candidate in candidates)
     assert len({candidate.label for candidate in candidates}) == len(candidates)
@@ -95,8 +96,8 @@ def test_the_most_important_products_come_first_and_once(tune):
 
 def test_what_the_table_has_need_not_be_timed_again(tune, monkeypatch):
     works = list(tune.works([(64, 64, 64), (128, 64, 64)], ["bf16"], ["TN", "TT"]))
-    size = hopper.size_class(works[0].problem)
-    monkeypatch.setattr(tune, "MEASURED", {132: {size: (64, 32, 8, 1, 1, 1)}})
+    size = choose.size_class(works[0].problem)
+    monkeypatch.setattr(tune, "WINNERS", {132: {size: (64, 32, 8, 1, 1, 1)}})
     assert tune.missing(works, 132) == works[1:]
     assert tune.missing(works, 108) == works
 
@@ -113,7 +114,7 @@ def test_winners_are_among_few_instances(tune):
 
 
 def test_the_written_table_is_read_by_the_choice(tune, tmp_path):
-    source = ROOT / "src" / "gemmery" / "cuda" / "hopper_table.py"
+    source = ROOT / "src" / "gemmery" / "cuda" / "choose" / "data.py"
     table, lines = tmp_path / "table.py", tmp_path / "tune.jsonl"
     table.write_text(source.read_text())
     lines.write_text("".join(json.dumps(some) + "\n" for some in [row(3.0, 192), row(2.0, 256, splits=2)]))
@@ -121,8 +122,8 @@ def test_the_written_table_is_read_by_the_choice(tune, tmp_path):
     names = {}
     exec(table.read_text(), names)
     size = (2, 2, "TN", 64, 128, 48, False)
-    assert names["MEASURED"] == {132: {size: (128, 256, 4, 1, 1, 2)}}
-    assert table.read_text().startswith(source.read_text().partition("MEASURED:")[0])
+    assert names["WINNERS"] == {132: {size: (128, 256, 4, 1, 1, 2)}}
+    assert table.read_text().startswith(source.read_text().partition("WINNERS:")[0])
 
 
 def test_a_product_counts_as_in_the_last_file_that_has_it(tune, tmp_path):
@@ -149,9 +150,9 @@ def test_files_of_two_devices_have_no_product_in_common(tune, tmp_path, monkeypa
 def test_the_table_has_the_winners_of_few_rows(tune):
     rows = tune.latest([ROOT / "benchmarks" / "tuning" / "few-nvidia-h100.jsonl"])
     (winners,) = tune.winners(rows).values()
-    assert {row["m"] for row in rows} <= set(range(1, hopper.FEW + 1))
+    assert {row["m"] for row in rows} <= set(range(1, FEW + 1))
     assert len(winners) > 10
-    assert winners.items() <= hopper.MEASURED[132].items()
+    assert winners.items() <= WINNERS[132].items()
 
 
 def test_shapes_are_spelled_as_sides(tune):
@@ -166,7 +167,7 @@ def test_shapes_are_spelled_as_sides(tune):
 def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     """On average, over the sizes to which it was fitted and others; some choices were not timed."""
     device = KNOWN["h200" if file.endswith("h200") else "h100"]
-    tiles = {(*tile[:2], *tile[3:5]) for tile in hopper.INSTANCES}
+    tiles = {(*tile[:2], *tile[3:5]) for tile in INSTANCES}
     times: dict[tuple, dict[tuple, float]] = {}
     for line in (ROOT / "benchmarks" / "tuning" / f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -182,7 +183,7 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
         a, b = tune.LAYOUTS[layouts]
         aligned = tuple(math.gcd(2 * side, 16) for side in (m if a == "col" else k, n if b == "row" else k, n))
         problem = Problem(m, n, k, "bf16", "bf16", a_layout=a, b_layout=b, alignments=aligned)
-        tile, splits = hopper.modelled(problem, device)
+        tile, splits = choose.modelled(problem, device)
         if (us := timed.get((*tile[:2], *tile[3:5], splits))) is not None:
             losses.append(us / min(timed.values()) - 1)
     disturbed = [loss for loss in losses if loss > DISTURBED]

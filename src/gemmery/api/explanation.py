@@ -244,8 +244,8 @@ def _scheme(x: View, y: View, prepared: "PreparedLaunch") -> "Float32Scheme | No
 
     The pre-pass of the product runs on the operands, and its verdict comes back: this waits for the device.
     """
+    from gemmery.cuda.constants import NOT_FINITE as HAS_NOT_FINITE
     from gemmery.ladder.float32_bounds import ENOUGH, FORMULAS, INEXACT, NOT_FINITE, Float32Scheme
-    from gemmery.ladder.float32_pre_pass import NOT_FINITE as HAS_NOT_FINITE
 
     plan, problem, form, _ = prepared
     if not problem.precision.startswith("f32_"):
@@ -266,7 +266,7 @@ def _scheme(x: View, y: View, prepared: "PreparedLaunch") -> "Float32Scheme | No
 
 
 def _judged(a: int, b: int, stream: int, prepared: "PreparedLaunch") -> int:
-    """Return what the pre-pass says of these operands: float32_pre_pass.INEXACT and NOT_FINITE, or 0."""
+    """Return what the pre-pass says of these operands: constants.INEXACT and NOT_FINITE, or 0."""
     from gemmery.api.prepared import alone, operand_views
     from gemmery.cuda import driver, ordered
     from gemmery.ladder import float32_pre_pass

@@ -16,9 +16,9 @@ from gemmery.api.device_call import DeviceCall, described, table
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
+from gemmery.cuda.choose import may_split
 from gemmery.cuda.geometry import Geometry, instance
 from gemmery.cuda.halved import Halved, halved
-from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import Images, images
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, mapped_argument, product_argument
 from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general, grouped, quantized

@@ -8,9 +8,10 @@ from functools import partial
 from gemmery import dtypes, tiers
 from gemmery.arrays import View
 from gemmery.cuda import driver
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import MMA_GENERAL, SIMT_GENERAL, Tiling
 from gemmery.cuda.geometry import GeometryOf, tiles, whole_pieces
 from gemmery.cuda.launch import Ready, first_arguments, product_argument
-from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, quickest
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 

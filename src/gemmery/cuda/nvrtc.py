@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from gemmery import cache, config
+from gemmery.cuda import constants
 from gemmery.errors import CompileError, DeviceError, missing
 
 # With a driver, NVRTC uses its own cache, which returns no log: the report would be all zeros.
@@ -120,7 +121,8 @@ def compiled(
     try:
         if is_expression:
             _checked(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
-        flags = [f"-arch={arch}", *options]
+        first = () if alone else (f"--pre-include={constants.HEADER}",)
+        flags = [f"-arch={arch}", *options, *first]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
         log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -313,7 +315,8 @@ def report(log: str, entry: str) -> Report:
 def headers() -> dict[str, str]:
     """The shared device code, by file name."""
     folder = files(__package__).joinpath("kernels")
-    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".cuh")}
+    paths = [path for path in folder.iterdir() if path.name.endswith(".cuh")]
+    return {constants.HEADER: constants.TEXT} | {path.name: path.read_text(encoding="utf-8") for path in paths}
 
 
 @lru_cache

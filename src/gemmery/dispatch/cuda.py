@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from gemmery import dtypes
-from gemmery.cuda import driver, geometry, hopper
+from gemmery.cuda import choose, driver, geometry
+from gemmery.cuda.choose.cost import parts_pay
+from gemmery.cuda.choose.data import MANY, SMALL
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_bounds, float32_parts, float64_residues
+from gemmery.ladder import float32_bounds, float32_pre_pass, float64_residues
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -26,11 +28,6 @@ TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 _FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled",)}
 _TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
 
-_MANY = 8  # products of a batch from which one may use less than a multiprocessor
-_SMALL = (
-    8  # side of C up to which a block of 64 threads has one product: 20000 of 8 x 8 take 14 us, by 32 x 32 tiles 37
-)
-
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield the rungs that suit this problem on its device, best first; the last ones take every problem."""
@@ -38,10 +35,10 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     for name, reason in ranking(p, card):
         rung = _RUNGS[name]
         config = dict(rung.default)
-        if name == "simt_smem" and max(p.m, p.n) <= _SMALL:
-            config["tile"] = _SMALL
+        if name == "simt_smem" and max(p.m, p.n) <= SMALL:
+            config["tile"] = SMALL
         elif name == "wgmma_streamk":
-            config |= {key: value for key, value in hopper.chosen(p, card).items() if key in config}
+            config |= {key: value for key, value in choose.chosen(p, card).items() if key in config}
         elif p.invariant and "splits" in config:
             config["splits"] = 1
         yield Candidate(rung, config, reason)
@@ -111,16 +108,16 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     For an invariant problem the choice does not depend on m or the batch, and no rung of it adds in another order.
     """
     choices = []
-    if card.capability == 90 and hopper.outruns_gemv(p):
+    if card.capability == 90 and choose.outruns_gemv(p, card):
         choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
     if p.precision.startswith("f32_") and p.k and card.capability == 90:
-        choices += _by_parts(p)
+        choices += _by_parts(p, card)
     if p.precision == "f64_normwise" and p.k >= float64_residues.SHALLOW and card.capability == 90:
         choices.append(("ozaki_int8", _RESIDUES))
     if (p.m == 1 or p.n == 1) and not p.invariant:
         vector = "one operand is a vector: the matrix is read once, at memory bandwidth"
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
-    if p.batch >= _MANY and max(p.m, p.n) <= _SMALL and not p.invariant:
+    if p.batch >= MANY and max(p.m, p.n) <= SMALL and not p.invariant:
         choices.append(("simt_smem", f"{p.batch} products of {p.m} x {p.n}: each gets a small block"))
     if card.capability == 90:
         choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
@@ -139,7 +136,7 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     return choices
 
 
-def _by_parts(p: Problem) -> list[tuple[str, str]]:
+def _by_parts(p: Problem, card: Device) -> list[tuple[str, str]]:
     """Return the rungs that multiply float32 in parts and suit a problem, each with the reason in words.
 
     What is asked for by name is not a question of time.
@@ -149,7 +146,7 @@ def _by_parts(p: Problem) -> list[tuple[str, str]]:
     strict = "three bfloat16 for each float32: no element's value changes how another is multiplied"
     if p.precision == "f32_strict":
         return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= float32_bounds.SHALLOW else []
-    if p.k < float32_bounds.DEEP or not (p.invariant or float32_parts.pays(p)):
+    if p.k < float32_bounds.DEEP or not (p.invariant or parts_pay(p, float32_pre_pass.in_registers(p), card.sms)):
         return []
     return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
 
@@ -172,7 +169,7 @@ def _by_wgmma(p: Problem, card: Device) -> list[tuple[str, str]]:
     if p.scales == "blocks":
         return [("wgmma_blockscaled", f"{what} with factors of blocks, which are applied every 128 of k")]
     choices = []
-    if hopper.chosen(p, card)["splits"] > 1:
+    if choose.chosen(p, card)["splits"] > 1:
         choices.append(("wgmma_streamk", f"{what}: so few tiles that the blocks of a cluster share the k of each"))
     choices.append(("wgmma_epilogue", f"{what}: tensor cores read tiles that tensor copies bring to shared memory"))
     return choices

@@ -13,8 +13,7 @@ from gemmery.ladder.simt import SIMT
 from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 from gemmery.ladder.wgmma import WGMMA
-from gemmery.ladder.wgmma_grouped import GROUPED
-from gemmery.ladder.wgmma_split import SPLIT
+from gemmery.ladder.wgmma_split import GROUPED, SPLIT
 
 CUDA: tuple[Rung, ...] = (
     *SIMT,

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gemmery.cuda import hopper
-from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template, tiles
-from gemmery.cuda.hopper_model import Instance
-from gemmery.cuda.tiles import complete
+from gemmery.cuda import choose
+from gemmery.cuda.choose import complete, legal
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import PAIRED_PARTS, PARTS, Instance
+from gemmery.cuda.constants import KEPT_PARTS, MOST_PARTS
+from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_pre_pass, wgmma
 from gemmery.ladder.float32_bounds import (
@@ -24,13 +26,6 @@ from gemmery.ladder.float32_bounds import (
 from gemmery.ladder.general import on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
-
-# Tiles by the stages that fit and their speeds: a thread has three sets of sums of two parts, four of a pair.
-_TILES = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
-_PAIRED_TILES = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
-# Rounds of tiles of so many columns from which two blocks of a cluster share them: less of the power that limits them.
-_SHARED_FROM = {128: 6, 96: 16}
-
 
 # ---- launches ----
 
@@ -57,22 +52,25 @@ def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Inst
     if not fits:
         shapes = ", ".join(f"{each.bm} x {each.bn}" for each in tiled)
         raise RefusedError(f"bm={config['bm']}, bn={config['bn']}: its tiles are {shapes}; use one of them, or 0")
-    sms = target(problem).sms
-    best = min(fits, key=lambda each: -(-tiles(problem, each.bm, each.bn)[0] // sms) * each.bm * each.bn / each.speed)
-    rounds = tiles(problem, best.bm, best.bn)[0] / sms
-    shares = best.bm == 128 and problem.m >= 16 * best.bm and rounds >= _SHARED_FROM[best.bn]
-    return best._replace(cm=2) if shares else best
+    device = target(problem)
+    best = quickest(fits, problem.m, problem.n, problem.batch, device.sms)
+    return best._replace(cm=2) if choose.shares_columns(problem, best, device) else best
 
 
 def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced, by what suits the product's size."""
-    tile, sms = _tile(tiled, problem, config), target(problem).sms
-    band, blocks = hopper.order(tile, -(-problem.m // tile.bm), -(-problem.n // tile.bn), problem.batch, sms)
-    return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or sms})
+    tile, device = _tile(tiled, problem, config), target(problem)
+    band, blocks = choose.order(tile, problem.m, problem.n, problem.batch, device)
+    return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or device.sms})
 
 
-def _tiling(element: str, tile: Instance) -> str:
-    return template("WgmmaTiles", element, "ROW", "COL", tile.bm, tile.bn, tile.stages, tile.cm, tile.cn)
+def _consumers(problem: Problem, tile: Instance) -> legal.Consumers:
+    return legal.consumers(problem, tile, most=2)
+
+
+def _tiling(element: str, problem: Problem, tile: Instance) -> str:
+    read = problem._replace(a_layout="row", b_layout="col")
+    return legal.tiling(read, tile, _consumers(problem, tile), name=element)
 
 
 def _product(
@@ -80,9 +78,8 @@ def _product(
 ) -> Geometry:
     """The launch that multiplies parts, which lie in the workspace with k adjacent."""
     tile = _tile(tiled, problem, config)
-    bm, bn, stages, cm, cn, *_ = tile
-    cluster = cm * cn
-    count = min(tiles(problem, bm * cm, bn * cn)[0], wgmma.clusters(config["blocks"], cluster))
+    bm, bn, _, cm, cn, *_ = tile
+    read, warpgroups = problem._replace(b_layout="col"), _consumers(problem, tile)
     a, b, end, pitch = float32_pre_pass.places(problem)
     boxes = (
         MapBox(
@@ -91,29 +88,29 @@ def _product(
             packed=place,
             pitch=pitch,
             element=element,
-            parts=float32_pre_pass.PARTS,
-            split=float32_pre_pass.KEPT_PARTS * (operand in problem.split),
+            parts=MOST_PARTS,
+            split=KEPT_PARTS * (operand in problem.split),
         )
         for operand, side, rows, place, sharers in (("a", problem.m, bm, a, cn), ("b", problem.n, bn, b, cm))
     )
     return wgmma.launch(
         name,
         template(
-            f"{name}{'_cluster' * (cluster > 1)}",
+            f"{name}{'_cluster' * (cm * cn > 1)}",
             "float",
             C_NAMES[problem.out],
             wgmma.steps(problem),
-            _tiling(element, tile),
+            _tiling(element, problem, tile),
             *parameters,
         ),
-        count * cluster,
-        wgmma.consumers(problem, bm) + 1,
-        stages * (bm + bn) * float32_pre_pass.ROW + wgmma.staging_bytes(problem, bm, bn) + 16 * stages,
+        wgmma.grid(problem, tile, config["blocks"]),
+        warpgroups.warpgroups + 1,
+        legal.shared_bytes(read, tile, warpgroups),
         (bm, bn),
-        (*boxes, wgmma.piece_box(problem, bm, bn)),
+        (*boxes, wgmma.piece_box(problem, tile, warpgroups)),
         workspace=end,
         overlaps=True,
-        cluster=cluster,
+        cluster=cm * cn,
         band=config["band"],
     )
 
@@ -128,8 +125,8 @@ def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
         _guarded(problem),
         *float32_pre_pass.split(problem, "ThreeParts", asked_for=False),
     )
-    other = _tiling("bf16", _tile(_TILES, problem, config))
-    product = _product(name, "f16", _TILES, problem, config, other, depth_of(problem.k))
+    other = _tiling("bf16", problem, _tile(PARTS, problem, config))
+    product = _product(name, "f16", PARTS, problem, config, other, depth_of(problem.k))
     return replace(product, before=before)
 
 
@@ -146,36 +143,6 @@ def _always_three(
     )
     product = _product(name, "bf16", tiled, problem, config, depth(problem.k))
     return replace(product, before=before)
-
-
-# ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
-
-_LAUNCHES, _HOST = (20.0, 40.0), 30.0  # on the device, of rows alone and with others; on the host
-_PRE_PASS = 3.6e6, 2.5e6  # bytes in a microsecond, of rows that stay in registers and of others
-_CYCLES, _END, _BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
-_SIMT, _SIMT_LEAST, _SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise
-
-
-def pays(problem: Problem) -> bool:
-    """Return True if split_fp16x3 should take less time for a product than CUDA cores.
-
-    >>> case = Problem(4096, 4096, 4096, "f32", "f32", device="h200", precision="f32_tensor")
-    >>> pays(case), pays(case._replace(m=8))
-    (True, False)
-    """
-    p, sms = problem.by_rows(), target(problem).sms
-    tile = _tile(_TILES, p, {"bm": 0, "bn": 0})
-    rounds = -(-tiles(p, tile.bm, tile.bn)[0] // sms)
-    step = 3 * tile.bm * tile.bn / 32 / _BUSY
-    product = rounds * (-(-p.k // 64) * step + _END) / _CYCLES
-    operands = float32_pre_pass.in_registers(p)
-    others = operands != 3
-    sides = ((p.m, operands & 1), (p.n, operands & 2))
-    pre_pass = sum(p.batch * side * p.k * 8 / _PRE_PASS[not fast] for side, fast in sides)
-    rows, columns = -(-p.m // 64), -(-p.n // 64)
-    waves = rows * columns * p.batch / sms
-    simt = max(_SIMT_LEAST, p.flops / _SIMT[others] * max(1.0, 1 / waves) + _SIMT_END)
-    return max(_HOST, _LAUNCHES[others] + pre_pass + product) < simt
 
 
 # ---- rows ----
@@ -201,8 +168,8 @@ SPLIT_FLOAT32 = (
         parent="wgmma_epilogue",
         bound=two_parts,
         geometry=_fp16x3,
-        resolve=partial(_resolve, _TILES),
-        space=_space(_TILES),
+        resolve=partial(_resolve, PARTS),
+        space=_space(PARTS),
         lesson=(
             "A float32 is the sum of two numbers of 11 bits, almost. Three of their four products count, and tensor "
             "cores do 15 in half precision while CUDA cores do one. The low number is scaled by 2^11: otherwise it "
@@ -217,9 +184,9 @@ SPLIT_FLOAT32 = (
         idea="float32 as three bfloat16, exactly: six products, and no choice that depends on the values",
         parent="split_fp16x3",
         bound=three_parts,
-        geometry=partial(_always_three, _TILES, depth_of, SHALLOW),
-        resolve=partial(_resolve, _TILES),
-        space=_space(_TILES),
+        geometry=partial(_always_three, PARTS, depth_of, SHALLOW),
+        resolve=partial(_resolve, PARTS),
+        space=_space(PARTS),
         lesson=(
             "Three numbers of 8 bits are the 24 bits of a float32, and bfloat16 has its exponents: nothing is lost. Of "
             "the nine products, the three smallest are no larger than what float32 rounds off one product, so six "
@@ -232,9 +199,9 @@ SPLIT_FLOAT32 = (
         idea="sums in two float32 each: the error no longer grows with k",
         parent="split_bf16x6",
         bound=pairs,
-        geometry=partial(_always_three, _PAIRED_TILES, lambda _: PAIRED_DEPTH, PAIRED_SHALLOW),
-        resolve=partial(_resolve, _PAIRED_TILES),
-        space=_space(_PAIRED_TILES),
+        geometry=partial(_always_three, PAIRED_PARTS, lambda _: PAIRED_DEPTH, PAIRED_SHALLOW),
+        resolve=partial(_resolve, PAIRED_PARTS),
+        space=_space(PAIRED_PARTS),
         lesson=(
             "Seven additions in place of one give the sum of two float32 and what its rounding lost, exactly. The lost "
             "parts have a sum of their own, and the two meet at the end, rounded once. What remains is the error of 32 "

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gemmery.cuda.constants import KEPT_PARTS, MOST_PARTS, SPLIT_THREADS, STRIP, STRIP_DEEP
 from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, target, template, vector
 from gemmery.ladder.gpu import whole
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 ROW = 128  # bytes of k in a stage
-_THREADS, _BLOCKS = 256, 4  # of the pre-pass: threads of a block, blocks on a multiprocessor
-PARTS = 3  # for which the workspace has room
-INEXACT, NOT_FINITE = 1, 2  # what the pre-pass says of operands, as split.cuh
-KEPT_PARTS = 5  # of an operand that was split before: two and three
+_BLOCKS = 4  # of the pre-pass on a multiprocessor
 # Rows of more k than this have blocks of their own; blocks take several of the others. On an H200 a block for each row
 # takes longer at n = 2048; at 4096 it reaches 0.91 of a copy's rate, not 0.82 (benchmarks/float32_pre_pass.py).
 _SHORT = 2048
@@ -30,12 +28,11 @@ class Slab(NamedTuple):
 
 
 SLABS = (Slab(512, 1, 4, 8), Slab(1024, 2, 4, 8), Slab(4096, 4, 4, 8), Slab(8192, 8, 4, 8), Slab(LARGEST_SIDE, 8, 2, 8))
-# Of more k than this, where four sides are adjacent, strips are split; as split_strips.cu: sides of a strip and k of a
-# tile. From a tile that is measured to one that is split there is 1/5 of what the L2 cache holds: 320 tiles on an
-# H100, 384 on an H200. With 300, 400 and 500 an H200 reaches 0.78, 0.82 and 0.81 of a copy's rate at n = 16384.
+# Of more k than this, where four sides are adjacent, strips are split. Between a tile that is measured and one that is
+# split there is 1/5 of what the L2 cache holds: 320 tiles on an H100, 384 on an H200. With 300, 400 and 500 an H200
+# reaches 0.78, 0.82 and 0.81 of a copy's rate at n = 16384.
 _SLABS_TO = 1024
-_STRIP, _STRIP_DEEP = 64, 128
-_LAG = 5 * 4 * _STRIP * _STRIP_DEEP  # bytes of L2 for each of these tiles
+_LAG = 5 * 4 * STRIP * STRIP_DEEP  # bytes of L2 for each of these tiles
 
 
 # ---- where things lie ----
@@ -47,7 +44,7 @@ def _before_marks(problem: Problem) -> int:
 
 
 def _strips(*sides: int) -> int:
-    return sum(-(-side // _STRIP) for side in sides)
+    return sum(-(-side // STRIP) for side in sides)
 
 
 def places(problem: Problem) -> tuple[int, int, int, int]:
@@ -55,7 +52,7 @@ def places(problem: Problem) -> tuple[int, int, int, int]:
     pitch = whole(2 * problem.k, ROW)
     marks = sum(whole(4 * problem.batch * side) + whole(4 * problem.k) for side in (problem.m, problem.n))
     start = _before_marks(problem) + marks
-    a, b = (whole(PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
+    a, b = (whole(MOST_PARTS * problem.batch * side * pitch) for side in (problem.m, problem.n))
     return start, start + a, start + a + b, pitch
 
 
@@ -80,7 +77,7 @@ def _launch(name: str, problem: Problem, grid: int, *parameters: object, source:
         source,
         template(name, "float", C_NAMES[problem.out], *parameters),
         (grid, 1, 1),
-        (_THREADS, 1, 1),
+        (SPLIT_THREADS, 1, 1),
         needs=90,
         instructions="griddepcontrol and clusters",
         overlaps=True,
@@ -91,9 +88,9 @@ def begin(problem: Problem) -> Geometry:
     """The first launch: what later ones lower or raise."""
     longest = max(problem.m * problem.batch, problem.n * problem.batch, problem.k)
     if not problem.split:
-        return _launch("split_begin", problem, -(-longest // _THREADS))
+        return _launch("split_begin", problem, -(-longest // SPLIT_THREADS))
     before = 3 - _to_split(problem)
-    return _launch("split_join", problem, -(-longest // _THREADS), before, source="split_prepared.cu")
+    return _launch("split_join", problem, -(-longest // SPLIT_THREADS), before, source="split_prepared.cu")
 
 
 def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
@@ -103,7 +100,7 @@ def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...
     if operands:
         warps, eights = next(each for longest, *each in _IN_REGISTERS if problem.k <= longest)
         rows = problem.batch * sum(side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit)
-        blocks = -(-rows * warps * 32 // _THREADS)
+        blocks = -(-rows * warps * 32 // SPLIT_THREADS)
         if problem.k <= _SHORT or not asked_for:  # launches that are not asked for most often have nothing to do
             blocks = min(blocks, _BLOCKS * target(problem).sms)
         launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
@@ -117,7 +114,7 @@ def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int
     sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit]
     adjacent = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
     if adjacent and problem.k > _SLABS_TO:
-        deep = -(-problem.k // _STRIP_DEEP)
+        deep = -(-problem.k // STRIP_DEEP)
         count = problem.batch * _strips(*sides) * deep
         lag = target(problem).l2 // _LAG
         grid = 2 * (count + min(max(lag, deep), count)) if asked_for else count
@@ -137,9 +134,9 @@ def _whole_pieces(problem: Problem, operand: int) -> bool:
 def judging(problem: Problem) -> tuple[Geometry, ...]:
     """Return the launches that split A and B in two parts and judge them, for a C by rows.
 
-    The workspace then begins with INEXACT, NOT_FINITE, both or 0.
+    The workspace then begins with `constants.INEXACT`, NOT_FINITE, both or 0.
     """
-    guard = _launch("split_guard", problem, -(-problem.k // _THREADS))
+    guard = _launch("split_guard", problem, -(-problem.k // SPLIT_THREADS))
     return (begin(problem), *split(problem, "TwoParts", asked_for=True), guard)
 
 
@@ -169,9 +166,9 @@ def kept_operand(problem: Problem) -> KeptOperand:
     pitch = whole(2 * problem.k, ROW)
     largest = _before_marks(problem) + whole(4 * problem.batch) + whole(4 * problem.k)
     smallest = largest + whole(4 * count)
-    parts = smallest + whole(4 * problem.k) + whole(PARTS * pitch)
+    parts = smallest + whole(4 * problem.k) + whole(MOST_PARTS * pitch)
     marks = ((largest, 4 * count), (smallest, 4 * problem.k), (0, 4))
     nbytes = whole(KEPT_PARTS * count * pitch) + sum(whole(size) for _, size in marks)
     return KeptOperand(
-        schemes[0], schemes[1], parts + whole(PARTS * count * pitch), parts, count * pitch, marks, nbytes
+        schemes[0], schemes[1], parts + whole(MOST_PARTS * count * pitch), parts, count * pitch, marks, nbytes
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod, sqrt
 
-from gemmery.cuda import hopper
+from gemmery.cuda import choose
+from gemmery.cuda.choose import complete, legal
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import RESIDUES, Instance
+from gemmery.cuda.constants import OZAKI_DEEP, OZAKI_SIDES, OZAKI_TALL, OZAKI_THREADS
 from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, template, tiles
-from gemmery.cuda.hopper_model import Instance
-from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.general import on_cuda_cores
@@ -19,10 +21,8 @@ MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 
 MOST = 65_536  # k: sums of products of residues stay below 2^30
 SHALLOW = 16  # k below which CUDA cores multiply float64 itself
 _COUNTS = (15, 14)  # of moduli
-_TILES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
 _ROW = 128  # bytes of k in a stage
-_THREADS, _BLOCKS = 256, 4  # of the other launches: threads of a block, blocks on a multiprocessor
-_SIDES, _TALL, _DEEP = 16, 32, 128  # of a unit of ozaki_scales, and of ozaki_residues
+_BLOCKS = 4  # of the other launches on a multiprocessor
 
 
 def norms(k: int, count: int = _COUNTS[0]) -> float:
@@ -71,21 +71,21 @@ def _places(problem: Problem, count: int, tile: Instance) -> tuple[int, int, int
 
 def _tile(problem: Problem, config: Config) -> Instance:
     """Return the tile of a config, or that whose rounds take least time."""
-    fits = [each for each in _TILES if config["bn"] in (0, each.bn)]
+    fits = [each for each in RESIDUES if config["bn"] in (0, each.bn)]
     if not fits:
-        raise RefusedError(f"bn={config['bn']}: its tiles have {' or '.join(str(t.bn) for t in _TILES)} columns, or 0")
-    sms, count = target(problem).sms, config["moduli"]
-    return min(fits, key=lambda t: -(-tiles(problem, t.bm, t.bn)[0] * count // sms) * t.bm * t.bn / t.speed)
+        raise RefusedError(
+            f"bn={config['bn']}: its tiles have {' or '.join(str(t.bn) for t in RESIDUES)} columns, or 0"
+        )
+    return quickest(fits, problem.m, problem.n, problem.batch * config["moduli"], target(problem).sms)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced, by what suits the product's size."""
     if config["moduli"] not in _COUNTS:
         raise RefusedError(f"moduli={config['moduli']}: it takes 14, or 15 for one more digit")
-    tile, sms = _tile(problem, config), target(problem).sms
-    batch = problem.batch * config["moduli"]
-    band, blocks = hopper.order(tile, -(-problem.m // tile.bm), -(-problem.n // tile.bn), batch, sms)
-    return complete(config, {"bn": tile.bn, "band": band, "blocks": blocks or sms})
+    tile, device = _tile(problem, config), target(problem)
+    band, blocks = choose.order(tile, problem.m, problem.n, problem.batch * config["moduli"], device)
+    return complete(config, {"bn": tile.bn, "band": band, "blocks": blocks or device.sms})
 
 
 def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: object) -> Geometry:
@@ -94,7 +94,7 @@ def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: o
         f"{source}.cu",
         template(name, "double", C_NAMES[problem.out], *parameters),
         (max(1, min(blocks, _BLOCKS * target(problem).sms)), 1, 1),
-        (_THREADS, 1, 1),
+        (OZAKI_THREADS, 1, 1),
         needs=90,
         instructions="griddepcontrol",
         overlaps=True,
@@ -104,22 +104,22 @@ def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: o
 def _pre_pass(problem: Problem, count: int, tile: Instance) -> tuple[Geometry, ...]:
     """The launches that find the scales and write residues."""
     sides = problem.batch * (problem.m + problem.n)
-    squares = (-(-sides // _TALL) + 1) * -(-problem.k // _DEEP)
+    squares = (-(-sides // OZAKI_TALL) + 1) * -(-problem.k // OZAKI_DEEP)
     shape = (count, tile.bm, tile.bn)
     return (
         replace(_other("ozaki_residues", "ozaki_begin", problem, 1), block=(1, 1, 1)),
-        _other("ozaki_residues", "ozaki_scales", problem, -(-sides // _SIDES) + 1, *shape),
+        _other("ozaki_residues", "ozaki_scales", problem, -(-sides // OZAKI_SIDES) + 1, *shape),
         _other("ozaki_residues", "ozaki_residues", problem, squares, *shape),
     )
 
 
 def _product(problem: Problem, count: int, tile: Instance, config: Config) -> Geometry:
     """The launch that multiplies residues, which lie in the workspace with k adjacent."""
-    tiling = template("WgmmaTiles", "i8", "ROW", "COL", tile.bm, tile.bn, tile.stages)
+    tiling = legal.tiling(problem._replace(a_layout="row", b_layout="col"), tile, legal.Consumers(2), name="i8")
     kernel = template("ozaki_product", "double", C_NAMES[problem.out], tiling, count)
     blocks = min(tiles(problem, tile.bm, tile.bn)[0] * count, config["blocks"])
     shared = tile.stages * ((tile.bm + tile.bn) * _ROW + 16)
-    return wgmma.launch("ozaki_product", kernel, blocks, tile.bm // 64 + 1, shared, (tile.bm, tile.bn), ())
+    return wgmma.launch("ozaki_product", kernel, blocks, 3, shared, (tile.bm, tile.bn), ())
 
 
 def _residues(name: str, problem: Problem, config: Config) -> Geometry:
@@ -136,7 +136,7 @@ def _residues(name: str, problem: Problem, config: Config) -> Geometry:
         for operand, side, rows, place in (("a", problem.m, tile.bm, a), ("b", problem.n, tile.bn, b))
     )
     plain = replace(on_cuda_cores(problem, "ozaki_simt"), needs=90)
-    blocks = tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn // 4 // _THREADS
+    blocks = tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn // 4 // OZAKI_THREADS
     last = _other(name, name, problem, blocks)
     return replace(
         last,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gemmery.cuda.choose import complete
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, instance, target, template, vector
-from gemmery.cuda.tiles import complete
 from gemmery.ladder.gpu import cut_off, gpu_rung
 from gemmery.problem import Config, Problem
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemmery import dtypes
+from gemmery.cuda.choose import complete
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import MMA_GENERAL, SIMT_GENERAL, Tiling
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, instance, target, template, tiles, whole_pieces
-from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
 from gemmery.problem import Config, Problem

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 from gemmery import dtypes
+from gemmery.cuda.choose import complete
+from gemmery.cuda.choose.cost import quickest_split
+from gemmery.cuda.choose.data import MMA_PIPELINED, MMA_SPLITS
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import (
     Geometry,
@@ -19,7 +21,6 @@ from gemmery.cuda.geometry import (
     tiles,
     vector,
 )
-from gemmery.cuda.tiles import MMA_PIPELINED, Tiling, complete, share
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import tensor_rung
 from gemmery.problem import Config, Problem
@@ -36,11 +37,8 @@ _SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 256), "bk": (32, 64), "wm": 
 _SIDES = ("bm", "bn", "bk", "wm", "wn")
 _ROW = 128  # bytes of k per tile
 _STAGES = 4
-_SPLITS, _MOST_SPLITS = (1, 2, 4, 8, 16), 16
+_MOST_SPLITS = MMA_SPLITS[-1]
 
-# In units of one element of C by _ROW bytes of k on one multiprocessor, 31 ps on an H200: filling and emptying a ring,
-# in steps; a launch that adds up parts, 3 us; writing and reading a sum of one part, 8 bytes at 3 TB/s.
-_START, _FINISH, _FINISH_ELEMENT = 6, 97_000, 0.09
 _FINISH_THREADS = 256
 _PACK_THREADS, _PACK_ROWS, _PACK_BYTES = 256, 32, 512  # a block of the packing launch: threads, and its copy
 
@@ -84,15 +82,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     if all(config.values()):
         return config
     device, size = target(problem), dtypes.get(problem.dtype).size
-    steps = -(-problem.k * size // _ROW)
-
-    def time(choice: tuple[Tiling, int]) -> float:
-        tile, splits = choice
-        elements = share(tile, problem.m, problem.n, problem.batch, device.sms, splits)
-        finish = _FINISH + _FINISH_ELEMENT * problem.batch * problem.m * problem.n * splits if splits > 1 else 0
-        return elements / (tile.speed / 100) * (-(-steps // splits) + _START) + finish
-
-    tile, splits = min(itertools.product(MMA_PIPELINED, _SPLITS), key=time)
+    tile, splits = quickest_split(MMA_PIPELINED, MMA_SPLITS, problem, device.sms)
     bm, bn, row, most = tile.bm, tile.bn, _ROW, device.limits.shared
     if 3 * (bm + bn) * row > most:
         row //= 2

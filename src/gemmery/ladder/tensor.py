@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from gemmery import dtypes
+from gemmery.cuda.choose import complete
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import MMA_F64
 from gemmery.cuda.device import REGISTERS, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, instance, target, template, tiles
-from gemmery.cuda.tiles import MMA_F64, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung, tensor_rung
 from gemmery.problem import Config, Problem

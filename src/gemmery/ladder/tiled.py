@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
+from gemmery.cuda.choose import complete
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import SIMT_PIPELINED
 from gemmery.cuda.device import REGISTERS, STATIC_SHARED, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
-from gemmery.cuda.tiles import SIMT_PIPELINED, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem

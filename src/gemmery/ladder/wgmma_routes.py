@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
+from gemmery.cuda.constants import PACK_THREADS
 from gemmery.cuda.geometry import Geometry, MapBox, contiguous, describable, target, template
 from gemmery.cuda.tensormaps import PACKED_APART
 from gemmery.errors import RefusedError
@@ -21,7 +22,7 @@ ALIGNED = 16  # bytes of which tensor maps take addresses and strides
 LINE = 128  # bytes of a line of L2, and of k in a stage: a packed row begins at a multiple of them
 
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}  # bytes of an element -> its type in wgmma_pack.cu
-_THREADS, _BLOCKS = 256, 4  # of the packing launch: threads of a block, blocks on a multiprocessor
+_BLOCKS = 4  # of the packing launch on a multiprocessor
 _PART = 4096  # bytes of a packed operand that a block copies at a time, at least
 
 InPlace = Callable[[Problem, Config], Geometry]  # a product whose operands tensor copies can read
@@ -108,7 +109,7 @@ def with_packing(product: Geometry, problem: Problem) -> Geometry:
         "wgmma_pack.cu",
         template("wgmma_pack", _BITS[dtypes.get(problem.dtype).size], bits),
         (min(parts, _BLOCKS * target(problem).sms), 1, 1),
-        (_THREADS, 1, 1),
+        (PACK_THREADS, 1, 1),
         needs=90,
         instructions="griddepcontrol",
         overlaps=True,

@@ -1,4 +1,4 @@
-"""The rungs whose sums over k have parts: shared by the blocks of a cluster, or each with factors of its own."""
+"""The rungs of products in parts: of k, for the blocks of a cluster or with factors of their own; of rows in groups."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gemmery import dtypes
-from gemmery.cuda import hopper
-from gemmery.cuda.geometry import C_NAMES, Geometry, element, target, template, tiles
-from gemmery.cuda.hopper_model import Instance
-from gemmery.cuda.tiles import complete
+from gemmery.cuda import choose
+from gemmery.cuda.choose import complete, legal
+from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, grouped_cycles, quickest
+from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
+from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, element, target, template, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.gpu import gpu_rung
@@ -18,15 +19,9 @@ from gemmery.problem import Config, Problem
 
 _HALF = ("f16", "bf16")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
-_SPLITS = (2, 4, 8)  # blocks of a cluster
-_HALVES = {"bm": 128, "bn": 128, "stages": 6, "splits": 2}  # where the library would not split k
-_SCALED_TILES = (  # their speeds: one warpgroup adds parts while nobody multiplies, 64 columns read A twice as often
-    Instance(128, 128, 6, 1, 1),
-    Instance(128, 64, 8, 1, 1, speed=85),
-    Instance(64, 128, 8, 1, 1, speed=70),
-    Instance(64, 64, 8, 1, 1, speed=60),
-)
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
+_PLACES = 16 * 24  # bytes of places of tiles, and their barriers
+_WIDTHS = {tile.bn: tile for tile in GROUPS}
 
 
 def turns(count: int, blocks: int, splits: int) -> tuple[int, int]:
@@ -40,21 +35,6 @@ def turns(count: int, blocks: int, splits: int) -> tuple[int, int]:
     rounds, rest = divmod(count, blocks)
     parts = -(-rest // (blocks // splits))
     return (count, 0) if parts >= splits else (rounds * blocks, parts)
-
-
-def split_refusal(bm: int, bn: int, stages: int, splits: int) -> str:
-    """Return why the blocks of a cluster cannot share a tile; "" if they can."""
-    if splits not in _SPLITS:
-        return f"splits={splits}: 2, 4 or 8 blocks of a cluster share the k of a tile"
-    if bm not in (64, 128, 256):
-        return f"bm={bm}: the warpgroups of a tile that is shared lie below each other; use 64, 128 or 256 rows"
-    if bn % (8 * splits):
-        return f"bn={bn}, splits={splits}: each block finishes a part of the columns, a multiple of 8"
-    if 4 * bm * bn > stages * (bm + bn) * 128:
-        return (
-            f"bm={bm}, bn={bn}, stages={stages}: the sums of a tile meet in the ring; use a smaller tile or more stages"
-        )
-    return ""
 
 
 def _in_parts(bound: Callable[[int], float]) -> Callable[[int], float]:
@@ -71,31 +51,32 @@ def _refuses_streamk(problem: Problem) -> str:
 
 def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
     """Clusters of `splits` blocks that stay: whole tiles for each block, then shared ones for each cluster."""
-    splits, bm, bn, stages = config["splits"], config["bm"], config["bn"], config["stages"]
-    if reason := split_refusal(bm, bn, stages, splits):
-        raise RefusedError(reason)
-    most = config["blocks"] // splits or wgmma.clusters(target(problem).sms, splits)
-    count = min(tiles(problem, bm, bn)[0], most)
-    return replace(_persistent(name, problem, config, count * splits, splits), cluster=splits)
+    tile, splits = Instance(config["bm"], config["bn"], config["stages"], 1, 1), config["splits"]
+    wgmma.check(legal.split_refusal(tile, splits))
+    most = config["blocks"] // splits or max(1, at_a_time(splits, target(problem).sms))
+    blocks = min(tiles(problem, tile.bm, tile.bn)[0], most) * splits
+    warpgroups = legal.consumers(problem, tile)
+    return replace(_persistent(name, problem, tile, warpgroups, blocks, splits), cluster=splits, band=config["band"])
 
 
 def _resolve_streamk(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 but that of `blocks` replaced; 0 blocks are all multiprocessors."""
-    choice = hopper.chosen(problem, target(problem))
-    return complete(config, choice if choice["splits"] > 1 else {**choice, **_HALVES})
+    choice = choose.chosen(problem, target(problem))
+    if choice["splits"] == 1:  # the library would not split k
+        choice |= {"bm": HALVES.bm, "bn": HALVES.bn, "stages": HALVES.stages, "splits": 2}
+    return complete(config, choice)
 
 
-def _persistent(name: str, problem: Problem, config: Config, blocks: int, *parameters: int) -> Geometry:
-    """A grid of blocks with a producer, whose tile and ring are those of the config, and C by tensor copies."""
-    problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
-    bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    shared = wgmma.shared_bytes(problem, bm, bn, stages)
-    wgmma.check(problem, bm, bn, stages, 1, 1, shared)
-    tiling = wgmma.wgmma_tiles(problem, bm, bn, stages)
+def _persistent(
+    name: str, problem: Problem, tile: Instance, warpgroups: legal.Consumers, blocks: int, *parameters: int
+) -> Geometry:
+    """A grid of blocks with a producer, and C by tensor copies."""
+    shared = legal.shared_bytes(problem, tile, warpgroups)
+    wgmma.check(legal.refused(problem, tile, shared))
+    tiling = legal.tiling(problem, tile, warpgroups)
     kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters)
-    maps = *wgmma.operand_boxes(problem, bm, bn), wgmma.piece_box(problem, bm, bn)
-    warpgroups, band = min(bm // 64, 2) + 1, config["band"]
-    return wgmma.launch(name, kernel, blocks, warpgroups, shared, (bm, bn), maps, overlaps=True, band=band)
+    maps = *wgmma.operand_boxes(problem, tile), wgmma.piece_box(problem, tile, warpgroups)
+    return wgmma.launch(name, kernel, blocks, warpgroups.warpgroups + 1, shared, tile[:2], maps, overlaps=True)
 
 
 def promoted(k: int) -> float:
@@ -131,12 +112,10 @@ def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
     >>> _resolve_blockscaled(case, dict.fromkeys(keys, 0))
     {'bm': 128, 'bn': 128, 'stages': 6, 'band': 11, 'blocks': 128}
     """
-    sms = target(problem).sms
-    rounds = [-(-tiles(problem, tile.bm, tile.bn)[0] // sms) * tile.bm * tile.bn / tile.speed for tile in _SCALED_TILES]
-    tile = _SCALED_TILES[rounds.index(min(rounds))]
+    m, n, batch, device = problem.m, problem.n, problem.batch, target(problem)
+    tile = quickest(SCALED, m, n, batch, device.sms)
     bm, bn = config["bm"] or tile.bm, config["bn"] or tile.bn
-    rows, columns = -(-problem.m // bm), -(-problem.n // bn)
-    band, blocks = hopper.order(tile, rows, columns, problem.batch, sms)
+    band, blocks = choose.order(tile._replace(bm=bm, bn=bn), m, n, batch, device)
     stages = 6 if bm == bn == 128 else 8
     return complete(config, {"bm": bm, "bn": bn, "stages": stages, "band": band, "blocks": blocks})
 
@@ -146,8 +125,53 @@ def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn = config["bm"], config["bn"]
     if bm not in (64, 128) or bn not in (64, 128):
         raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
-    blocks = min(tiles(problem, bm, bn)[0], config["blocks"] or target(problem).sms)
-    return _persistent(name, problem, config, blocks)
+    tile, blocks = Instance(bm, bn, config["stages"], 1, 1), config["blocks"] or target(problem).sms
+    warpgroups = legal.consumers(problem, tile, most=2)
+    return replace(
+        _persistent(name, problem, tile, warpgroups, min(tiles(problem, bm, bn)[0], blocks)), band=config["band"]
+    )
+
+
+def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
+    """Blocks that take the tiles of all groups in turn: as many as there may be tiles, at most one a multiprocessor."""
+    bn, stages = config["bn"], config["stages"]
+    if bn not in _WIDTHS:
+        raise RefusedError(f"bn={bn}: a tile has {', '.join(map(str, _WIDTHS))} columns")
+    tile, most = _WIDTHS[bn]._replace(stages=stages), _WIDTHS[bn].stages
+    if not 2 <= stages <= most:
+        raise RefusedError(f"stages={stages}: a ring of tiles of {bn} columns has 2 to {most} stages")
+    a, b = wgmma.operand_boxes(problem, tile)
+    if problem.a_layout != "col":
+        a = MapBox("a", (a.box[0], GROUP_BLOCK))
+    if problem.b_layout == "col":
+        b = MapBox("b", (b.box[0], bn))
+    warpgroups = legal.consumers(problem, tile, most=2)
+    tiling = legal.tiling(problem, tile, warpgroups)
+    kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling)
+    blocks = max(1, min(most_tiles(problem, bn), config["blocks"]))
+    shared = legal.shared_bytes(problem, tile, warpgroups) + _PLACES
+    maps = a, b, wgmma.piece_box(problem, tile, warpgroups)
+    return wgmma.launch(name, kernel, blocks, 3, shared, tile[:2], maps, overlaps=True)
+
+
+def _refuses_grouped(problem: Problem) -> str:
+    """Refuse what the parent refuses, except groups."""
+    return wgmma.refuses_library(problem._replace(groups=0))
+
+
+def most_tiles(problem: Problem, bn: int) -> int:
+    """Return the number of tiles at most: the rows of each group may end within one."""
+    columns = -(-problem.n // bn)
+    if not problem.groups:
+        return -(-problem.m // GROUP_ROWS) * columns * problem.batch
+    return (problem.m // GROUP_ROWS + min(problem.groups, problem.m)) * columns
+
+
+def _resolve_grouped(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced."""
+    sms = target(problem).sms
+    bn = config["bn"] or min(GROUPS, key=lambda tile: grouped_cycles(problem, tile, sms)).bn
+    return complete(config, {"bn": bn, "stages": _WIDTHS[bn].stages if bn in _WIDTHS else 0, "blocks": sms})
 
 
 SPLIT = (
@@ -200,6 +224,29 @@ SPLIT = (
             "of k, and 64 multiply-adds of each thread scale it and add it to another. A warpgroup has registers for "
             "two parts: while it adds one, the products of the other are under way. What tensor cores cut off, 13 bits "
             "behind the largest term, is no longer carried from one part to the next."
+        ),
+    ),
+)
+
+GROUPED = (
+    gpu_rung(
+        "wgmma_grouped",
+        idea="groups of rows, each times a matrix of its own: the device reads where they end",
+        parent="wgmma_epilogue",
+        dtypes=wgmma.DTYPES,
+        refuses=_refuses_grouped,
+        bound=wgmma.aligned_sums,
+        bounds=wgmma.BOUNDS,
+        geometry=packing(_grouped),
+        resolve=_resolve_grouped,
+        space={"bn": (0, *_WIDTHS), "stages": (0, 2, 3, 4), "blocks": (0, 1, 128)},
+        expect={"local_requests": 0, "bank_conflicts": 0},
+        lesson=(
+            "A launch for each expert of a layer leaves multiprocessors idle at each end, and the host must know how "
+            "many rows each has. Here all tiles of all groups are one list that blocks take in turn. The list is "
+            "written nowhere: a thread walks along the ends of the groups and counts tiles until it comes to its own, "
+            "a cached load and ten instructions for each group, once for the whole launch. With few rows per group the "
+            "weights are what is moved, so of A only blocks of 64 rows that the group has are brought and multiplied."
         ),
     ),
 )

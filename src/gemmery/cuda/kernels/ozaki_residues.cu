@@ -4,7 +4,7 @@
 #include "load.cuh"
 #include "ozaki.cuh"
 
-constexpr int OZAKI_THREADS = 256, OZAKI_SIDES = 16, OZAKI_PHASES = OZAKI_THREADS / OZAKI_SIDES;
+constexpr int OZAKI_PHASES = OZAKI_THREADS / OZAKI_SIDES;
 
 template <class T, class Out> __global__ void ozaki_begin(const TmaProduct<T, Out> p) {
   ptx::griddepcontrol_launch_dependents();
@@ -113,7 +113,7 @@ __device__ __forceinline__ void write_residues(const int (&low)[8], const int (&
 
 // Squares of 32 sides by 128 of k, transposed in shared memory where sides are adjacent. Elements of k lie 9 apart for
 // every 8, so that the 16 threads of a side read different banks.
-constexpr int TALL = 32, DEEP = 128, ROW_OF_TILE = DEEP / 8 * 9 + 1;
+constexpr int ROW_OF_TILE = OZAKI_DEEP / 8 * 9 + 1;
 
 template <int COUNT>
 __device__ __forceinline__ void convert_tile(const Integers& x, long long side, int k, double (*tile)[ROW_OF_TILE]) {
@@ -153,18 +153,18 @@ __device__ __forceinline__ void convert_tile(const Integers& x, long long side, 
 
 template <class T, class Out, int COUNT, int BM, int BN>
 __global__ void __launch_bounds__(OZAKI_THREADS, 4) ozaki_residues(const TmaProduct<T, Out> p) {
-  __shared__ double tile[TALL][ROW_OF_TILE];
+  __shared__ double tile[OZAKI_TALL][ROW_OF_TILE];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const OzakiWork<COUNT, BM, BN> work(p.product);
   if (*work.status) return;
-  const unsigned across = (p.product.k + DEEP - 1) / DEEP;
-  const unsigned a = unsigned((work.of[0].count() + TALL - 1) / TALL) * across;
-  const unsigned both = a + unsigned((work.of[1].count() + TALL - 1) / TALL) * across;
+  const unsigned across = (p.product.k + OZAKI_DEEP - 1) / OZAKI_DEEP;
+  const unsigned a = unsigned((work.of[0].count() + OZAKI_TALL - 1) / OZAKI_TALL) * across;
+  const unsigned both = a + unsigned((work.of[1].count() + OZAKI_TALL - 1) / OZAKI_TALL) * across;
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < both; index += gridDim.x) {
     const unsigned within = index < a ? index : index - a;
     const Integers x = index < a ? work.of[0] : work.of[1];
-    convert_tile<COUNT>(x, within / across * 1LL * TALL, int(within % across) * DEEP, tile);
+    convert_tile<COUNT>(x, within / across * 1LL * OZAKI_TALL, int(within % across) * OZAKI_DEEP, tile);
   }
 }

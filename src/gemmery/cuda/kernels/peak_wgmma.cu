@@ -2,7 +2,7 @@
 #include "wgmma.cuh"
 
 template <class T> __global__ __launch_bounds__(256, 1) void peak_wgmma(double* to, long long steps) {
-  using Tiles = WgmmaTiles<T, ROW, COL, 128, 256, 1>;
+  using Tiles = WgmmaTiles<T, ROW, COL, 128, 256, 1, Consumers<2>>;
   alignas(1024) __shared__ unsigned ring[Tiles::RING / 4];
   for (int i = threadIdx.x; i < Tiles::RING / 4; i += blockDim.x) ring[i] = i % 32 * 0x10001;  // tiny numbers
   ptx::fence_proxy_async();

@@ -14,20 +14,14 @@ struct ThreeParts {
   using Element = bf16;
   static constexpr int PARTS = 3, SHIFT = 0, TOP = 50;
 };
-constexpr int MOST_PARTS = 3;
 
 // An operand that was split before has the parts of both schemes, from p.a_scale or p.b_scale on: products in parts
 // have no factors. This is the first one of a scheme.
-constexpr int KEPT_PARTS = TwoParts::PARTS + ThreeParts::PARTS;
+static_assert(KEPT_PARTS == TwoParts::PARTS + ThreeParts::PARTS && MOST_PARTS == ThreeParts::PARTS, "as the host says");
 __host__ __device__ constexpr int first_kept(int parts) { return parts == ThreeParts::PARTS ? TwoParts::PARTS : 0; }
 
 // Scaled elements below 2^-13 have less than 23 bits in TwoParts: the smallest ones of each k are kept.
 constexpr unsigned WEAK = (127 - 13) << 23;  // the bits of 2^-13
-
-// What the pre-pass says: TwoParts are not accurate enough, or an operand has Inf or NaN. 0: TwoParts will do.
-enum Status { INEXACT = 1, NOT_FINITE = 2 };
-
-constexpr int STRIP = 64;  // sides of a strip of split_strips.cu
 
 // An operand, A by rows or B by columns: its sides, and where its parts lie, [part][matrix][side][k].
 struct Split {

@@ -6,8 +6,6 @@
 #include "load.cuh"
 #include "split.cuh"
 
-constexpr int SPLIT_THREADS = 256;
-
 // x 2^s in two steps: s has more values than float32 has exponents.
 struct Scale {
   float first, second;

@@ -3,8 +3,6 @@
 // finite. The other operand is split as always, and the guard asks about both.
 #include "split.cuh"
 
-constexpr int JOIN_THREADS = 256;
-
 // What follows the parts of an operand that was split before.
 struct Kept {
   const unsigned *largest, *smallest, *status;
@@ -27,7 +25,7 @@ template <class T, class Out, int KEPT> __global__ void split_join(const TmaProd
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // as split_begin
   const SplitWork work(p.product);
-  const long long index = blockIdx.x * 1LL * JOIN_THREADS + threadIdx.x;
+  const long long index = blockIdx.x * 1LL * SPLIT_THREADS + threadIdx.x;
   unsigned status = 0;
 #pragma unroll
   for (int operand = 0; operand < 2; ++operand) {

@@ -9,8 +9,6 @@
 // on an H200, whose memory is faster but whose L2 is not, 0.77, 0.83 and 0.82.
 #include "split_parts.cu"
 
-constexpr int STRIP_DEEP = 128;  // of k of a tile; SPLIT_THREADS threads have 8 of k of 4 sides each
-
 // A tile: 64 sides of a matrix by STRIP_DEEP of k. Four sides are adjacent, aligned, and inside or all of them outside.
 struct StripTile {
   const Split& x;

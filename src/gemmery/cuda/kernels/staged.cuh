@@ -3,24 +3,21 @@
 #pragma once
 #include "wgmma.cuh"
 
-// The bias of the columns of a tile, for each of two warpgroups.
-constexpr int BIAS_BYTES = 2 * 256 * 4;
-
 // Pieces of the sums of a warp. A thread has EACH registers of a piece: two elements of 16 bits in each, or one of 32.
 // Rows of C that follow those of a tile may be another group's where the product is GROUPED.
-template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> struct Pieces {
+template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr bool GROUPED = HAS_GROUPS;
   using Out = Output;
   static constexpr int SUMS = Tiles::BLOCKS * Tiles::WN / 2;  // registers of a thread, as those below
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
-  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && SUMS <= 144;
-  static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 && Tiles::WARPGROUPS < 3 ? 64 : 32;
+  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && SUMS <= MOST_OVERLAPPED;
+  static constexpr int COLUMNS = Tiles::Consumers::COLUMNS;
   static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   // Bytes of a row of C in a piece, of the piece, and the warp's buffers. SWAPPED, its columns of sums are rows of C.
   static constexpr bool SWAPPED = Tiles::SWAPPED;
   static constexpr int ROW = (SWAPPED ? 16 : COLUMNS) * int(sizeof(Out));
-  static constexpr int BUFFER = 16 * COLUMNS * int(sizeof(Out)), BUFFERS = TURNS;
+  static constexpr int BUFFER = 16 * COLUMNS * int(sizeof(Out)), BUFFERS = Tiles::Consumers::BUFFERS;
   static constexpr int STAGING = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER, BYTES = STAGING + BIAS_BYTES;
   using Part = typename Select<PACKED, unsigned, Out>::type;
   static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
@@ -100,10 +97,6 @@ __device__ __forceinline__ void load_columns(float (&x)[COUNT], const float* fro
     for (int i = 0; i < COUNT; ++i) x[i] = from[min(own + i / 2 * 8 + i % 2, columns - 1) * step];
   }
 }
-
-// Beside the steps of Epilogue: factors of rows of A and columns of B, or of whole tensors; and all other steps, of
-// which the argument asks for some.
-constexpr int FACTORS = 16, ASKED = 32;
 
 // Multiplies the sums of a piece by factors; one of all of A and one of all of B are one.
 template <bool GROUPED, int COUNT, class T, class Out>
@@ -270,12 +263,8 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
   }
 }
 
-// Sums of 32 bits are stored while nothing is multiplied: where the ring leaves room, each warp has four buffers.
-template <class Tiles, class Out>
-constexpr int TURNS_OF =
-    sizeof(Out) == 4 && Tiles::RING + Tiles::WARPGROUPS * 4 * 8192 + BIAS_BYTES + 16 * Tiles::STAGES <= 232448 ? 4 : 2;
-
-// A warp's buffers in shared memory, which take turns, also across tiles.
+// A warp's buffers in shared memory, which take turns, also across tiles. Sums of 32 bits are stored while nothing is
+// multiplied: where the ring leaves room, each warp has four.
 template <class P> struct Staging {
   unsigned buffer, other;  // the next one; of two, the sum of their addresses, of more, the end of the last
 

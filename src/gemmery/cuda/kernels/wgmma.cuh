@@ -35,11 +35,17 @@ template <bool B_K_MAJOR> struct RegisterSigns { static constexpr const char sig
 template <> struct RegisterSigns<false> { static constexpr const char signs[] = ", 1, 1, 1"; };
 template <class T, bool B_K> struct RegisterTypes : WgmmaName<T>, RegisterSigns<B_K> {};
 
+// The warpgroups that multiply a tile; of their warps, the columns of a piece of C, and the pieces in shared memory.
+template <int COUNT, int WIDE = 32, int PIECES = 2> struct Consumers {
+  static constexpr int WARPGROUPS = COUNT, COLUMNS = WIDE, BUFFERS = PIECES;
+};
+
 // A block computes M x N of C from a ring of STAGES, each 128 bytes of k of A and of B. ROWS x COLUMNS blocks of a
 // cluster share them: a row of the cluster its rows of A, a column its columns of B.
-template <class Element, Layout A_LAYOUT, Layout B_LAYOUT, int M, int N, int DEPTH, int ROWS = 1, int COLUMNS = 1,
-          bool IS_APART = false, bool IS_SWAPPED = false>
+template <class Element, Layout A_LAYOUT, Layout B_LAYOUT, int M, int N, int DEPTH, class Consuming, int ROWS = 1,
+          int COLUMNS = 1, bool IS_APART = false, bool IS_SWAPPED = false>
 struct WgmmaTiles {
+  using Consumers = Consuming;
   using T = Element;
   using S = Accumulator<T>;
   static constexpr bool A_K_MAJOR = A_LAYOUT != COL, B_K_MAJOR = B_LAYOUT == COL;
@@ -47,8 +53,8 @@ struct WgmmaTiles {
   static constexpr int BM = M, BN = N, BK = 128 / int(sizeof(T)), STAGES = DEPTH, CM = ROWS, CN = COLUMNS;
   // Two warpgroups take halves of the rows; of 192 rows, which have no such halves, halves of the columns. Where
   // columns are adjacent those begin within a box of 64: then three take 64 rows each.
-  static constexpr bool BESIDE = BM == 192 && B_K_MAJOR;
-  static constexpr int WARPGROUPS = BM == 192 && !BESIDE ? 3 : BM > 64 ? 2 : 1;
+  static constexpr int WARPGROUPS = Consumers::WARPGROUPS;
+  static constexpr bool BESIDE = BM == 192 && WARPGROUPS == 2;
   // Of 8 rows, which are all that C has, 64 are multiplied; the others are the same ones, and are not stored.
   static constexpr int ROWS_MULTIPLIED = BM == 8 ? 64 : BM;
   static constexpr int BLOCKS = ROWS_MULTIPLIED / 64 / (BESIDE ? 1 : WARPGROUPS);  // of 64 rows x WN

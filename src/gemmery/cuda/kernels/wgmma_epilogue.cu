@@ -11,7 +11,7 @@
 template <int EPILOGUE, class Tiles, class T, class Out, class Order, class Pipe>
 __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe& pipe, Order& order, int steps,
                                         char* shared) {
-  using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
+  using P = Pieces<Tiles, Out, Order::GROUPED>;
   Consumer<Tiles> consumer(pipe);
   const int warp = threadIdx.x / 32 - 4;
   Staging<P> staging(pipe.ring + Tiles::RING, warp);
@@ -190,8 +190,6 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
   }
 }
 
-constexpr int MOST_AHEAD = 8192;  // elements of C of a tile whose B is asked for ahead, as in cuda/hopper.py
-
 // Asks L2 for the first lines of the columns of B of a block's first tile, by the threads that multiply, while the
 // launches before still run: memory would be idle until the first copy. For few rows, whose B comes from memory, and a
 // k that the ring does not hold. Blocks that share columns ask for every CM-th each.
@@ -210,7 +208,7 @@ template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const 
 // A block's part of a product.
 template <int EPILOGUE, class Tiles, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* shared) {
-  using P = Pieces<Tiles, Out, false, TURNS_OF<Tiles, Out>>;
+  using P = Pieces<Tiles, Out>;
   if constexpr (Tiles::B_K_MAJOR && Tiles::BM * Tiles::BN <= MOST_AHEAD) {
     if (p.ahead > 0 && threadIdx.x >= 128) ask_ahead<Tiles>(p);  // the ring is ready half a microsecond later
   }

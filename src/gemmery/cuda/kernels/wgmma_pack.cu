@@ -8,7 +8,7 @@
 // Measured on an H200, bf16: 4095 x 4097 x 4099 takes 242 us with it, 4096 x 4096 x 4096, which needs none, 168.
 #include "load.cuh"
 
-constexpr int PACK_THREADS = 256, PACK_BATCH = 2;  // of a block; rows that a thread reads before it writes the first
+constexpr int PACK_BATCH = 2;  // rows that a thread reads before it writes the first
 
 // A matrix as rows of k, and where its copy begins; strides count elements.
 template <class T> struct Rows {

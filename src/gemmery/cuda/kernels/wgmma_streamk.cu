@@ -107,7 +107,7 @@ template <class Tiles, class P, int SPLITS> struct Meeting {
 template <class T, class Out, int EPILOGUE, class Tiles, int SPLITS>
 __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_streamk(const __grid_constant__ TmaProduct<T, Out> p) {
-  using P = Pieces<Tiles, Out, false, TURNS_OF<Tiles, Out>>;
+  using P = Pieces<Tiles, Out>;
   using M = Meeting<Tiles, P, SPLITS>;
   extern __shared__ __align__(1024) char shared[];
   Pipeline<Tiles, P::BYTES> pipe(shared, p);

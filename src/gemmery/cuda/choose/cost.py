@@ -1,11 +1,14 @@
-"""A model of the time that a wgmma kernel takes for a product: rounds of tiles, each of steps along k and an end."""
+"""What a tile costs: by its area and speed, or with wgmma by a model, rounds of tiles of steps along k and an end."""
 
 from __future__ import annotations
 
-from math import gcd
-from typing import Literal
+from collections.abc import Iterable
+from itertools import product
+from math import exp, gcd
+from typing import TypeVar
 
 from gemmery import dtypes
+from gemmery.cuda.choose.data import FEW, PARTS, Instance, Tiling
 from gemmery.cuda.device import KNOWN, Device
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -42,20 +45,44 @@ LATENCY = 2400  # cycles from the request for a stage to its products
 MEMORY = 0.44  # bytes that memory delivers in a cycle, for each GB/s that it is made for: 0.87 of them, at 1.98 GHz
 
 
-class Instance(NamedTuple):
-    """What a kernel is compiled for. `speed` is that of its products, in percent, for kernels that have no model.
+AnyTile = TypeVar("AnyTile", Tiling, Instance)
 
-    `known` says which products the model may choose it for: "all"; "straddle", those whose rows straddle lines of L2;
-    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table.
+
+def share(tile: Tiling | Instance, m: int, n: int, batch: int, sms: int, splits: int = 1) -> int:
+    """Return the elements of C that the busiest multiprocessor computes, each of them over one of `splits` parts of k.
+
+    >>> from gemmery.cuda.choose.data import MMA_PIPELINED
+    >>> share(MMA_PIPELINED[2], 1024, 1024, 1, 132)
+    16384
     """
+    blocks = -(-m // tile.bm) * -(-n // tile.bn) * batch * splits
+    return -(-blocks // sms) * tile.bm * tile.bn
 
-    bm: int  # rows and columns of C of a tile
-    bn: int
-    stages: int
-    cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
-    cn: int
-    known: Literal["all", "straddle", "whole", "measured"] = "all"
-    speed: int = 100
+
+def quickest(tiles: Iterable[AnyTile], m: int, n: int, batch: int, sms: int) -> AnyTile:
+    """Return the tile with which the busiest multiprocessor finishes first."""
+    return min(tiles, key=lambda tile: share(tile, m, n, batch, sms) / tile.speed)
+
+
+# In units of one element of C by ROW bytes of k on one multiprocessor, 31 ps on an H200: filling and emptying a ring,
+# in steps; a launch that adds up parts, 3 us; writing and reading a sum of one part, 8 bytes at 3 TB/s.
+RING, ADDITION, ADDITION_ELEMENT = 6, 97_000, 0.09
+
+
+def quickest_split(tiles: Iterable[Tiling], splits: Iterable[int], problem: Problem, sms: int) -> tuple[Tiling, int]:
+    """Return the tile and the parts of k with which a product by mma.sync takes least time.
+
+    A multiprocessor computes its share of the tiles one after the other, each in proportion to its area.
+    """
+    m, n, batch = problem.m, problem.n, problem.batch
+    steps = -(-problem.k * dtypes.get(problem.dtype).size // ROW)
+
+    def time(choice: tuple[Tiling, int]) -> float:
+        tile, parts = choice
+        addition = ADDITION + ADDITION_ELEMENT * batch * m * n * parts if parts > 1 else 0
+        return share(tile, m, n, batch, sms, parts) / (tile.speed / 100) * (-(-steps // parts) + RING) + addition
+
+    return min(product(tiles, splits), key=time)
 
 
 class Demand(NamedTuple):
@@ -95,7 +122,7 @@ def is_swapped(bm: int) -> bool:
     >>> [is_swapped(bm) for bm in (8, 64, 128, 136)]
     [False, False, False, True]
     """
-    return bm % 64 != 0 and bm != 8
+    return bm % 64 != 0 and bm != FEW
 
 
 def exchanged(tile: Instance) -> Instance:
@@ -128,7 +155,7 @@ def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
 
 
 def at_a_time(cluster: int, sms: int) -> int:
-    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together."""
+    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 30 on 132."""
     return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
 
 
@@ -227,3 +254,73 @@ def multiplied(tile: Instance) -> float:
     rows, columns = max(tile.bm, 64), tile.bn
     served = rows // 64 * (64 + columns) + tile.bm + columns
     return max(rows * columns / STEP_AREA, served * ROW / SERVED)
+
+
+# ---- groups of rows ----
+
+GROUP_ROWS, GROUP_BLOCK = 128, 64  # rows of a tile, and of the part of it that one warpgroup multiplies
+# Bytes from the L2 cache in a cycle, and cycles to finish an element of C.
+GROUP_LINE_RATE, GROUP_FINISH = 76, {2: 0.009, 4: 0.1}
+
+
+def grouped_cycles(problem: Problem, tile: Instance, sms: int) -> float:
+    """Return about the cycles that tiles of groups take: rounds of them, the last one half full.
+
+    A step of 128 bytes of k lasts until its products are done, or until its rows have come from the L2 cache.
+    """
+    long, short = expected_tiles(problem)
+    rounds = (long + short) * -(-problem.n // tile.bn) / sms
+    high = GROUP_ROWS if 4 * long > short else GROUP_BLOCK  # of tiles that decide when a round ends
+    area = high * tile.bn
+    steps = -(-problem.k * dtypes.get(problem.dtype).size // ROW)
+    step = max(area * 100 / (STEP_AREA * tile.speed), (high + tile.bn) * ROW / GROUP_LINE_RATE)
+    each = steps * step + area * GROUP_FINISH[dtypes.get(problem.out).size]
+    return each * (rounds + 0.5 if rounds > 1 else 1)
+
+
+def expected_tiles(problem: Problem) -> tuple[float, float]:
+    """Return how many rows of tiles groups have, those of more than a block of 64 rows and the others.
+
+    The host does not know where groups end. They are uneven: sizes are taken to be distributed exponentially, so that
+    the last tile of a group has any number of rows.
+
+    >>> [round(each, 1) for each in expected_tiles(Problem(1024, 4096, 7168, "bf16", "bf16", groups=8))]
+    [7.7, 5.0]
+    """
+    if not problem.groups:
+        whole, rest = divmod(problem.m, GROUP_ROWS)
+        return problem.batch * (whole + (rest > GROUP_BLOCK)), problem.batch * (0 < rest <= GROUP_BLOCK)
+    mean = max(problem.m, 1) / problem.groups
+    every = min(problem.groups, problem.m) / (1 - exp(-GROUP_ROWS / mean))
+    long = every * exp(-GROUP_BLOCK / mean)
+    return long, every - long
+
+
+# ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
+
+LAUNCHES, HOST = (20.0, 40.0), 30.0  # on the device, of rows alone and with others; on the host
+PRE_PASS = 3.6e6, 2.5e6  # bytes in a microsecond, of rows that stay in registers and of others
+CYCLES, PARTS_END, BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
+SIMT, SIMT_LEAST, SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise
+
+
+def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
+    """Return True if split_fp16x3 should take less time for a product with a row-major C than CUDA cores.
+
+    Rows of the operands in `in_registers` stay there in the pre-pass: bit 0 stands for A, bit 1 for B.
+
+    >>> case = Problem(4096, 4096, 4096, "f32", "f32")
+    >>> parts_pay(case, 3, 132), parts_pay(case._replace(m=8), 3, 132)
+    (True, False)
+    """
+    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    tile = quickest(PARTS, m, n, batch, sms)
+    rounds = -(-(-(-m // tile.bm) * -(-n // tile.bn) * batch) // sms)
+    step = 3 * tile.bm * tile.bn / 32 / BUSY
+    product = rounds * (-(-k // 64) * step + PARTS_END) / CYCLES
+    others = in_registers != 3
+    sides = ((m, in_registers & 1), (n, in_registers & 2))
+    pre_pass = sum(batch * side * k * 8 / PRE_PASS[not fast] for side, fast in sides)
+    waves = -(-m // 64) * -(-n // 64) * batch / sms
+    simt = max(SIMT_LEAST, problem.flops / SIMT[others] * max(1.0, 1 / waves) + SIMT_END)
+    return max(HOST, LAUNCHES[others] + pre_pass + product) < simt

@@ -1,0 +1,267 @@
+"""The configuration of a wgmma kernel for a product: from a table of measured winners, else by a model of its time.
+
+The instances are few, so that a new shape hardly ever compiles one: what differs between shapes is the order of the
+tiles, the grid and the split of k, which are arguments of the kernel, and which of INSTANCES it runs. A tile that is
+legal (`legal`) and known to be fast for such a product is taken if it costs least (`cost`); `data` was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import log2
+
+from gemmery import dtypes
+from gemmery.cuda.choose import cost, legal
+from gemmery.cuda.choose.cost import ROW, Demand, demand_of, is_swapped, straddles
+from gemmery.cuda.choose.data import FEW, INSTANCES, WINNERS, Instance, SizeClass, card
+from gemmery.cuda.constants import MOST_AHEAD
+from gemmery.cuda.device import Device
+from gemmery.cuda.geometry import describable
+from gemmery.problem import Config, Problem
+
+KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "splits", "blocks")
+APART = ROW // cost.PACKED  # rows of multiples of so many bytes that are so far apart begin at one place of a line
+
+
+def chosen(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> dict[str, int]:
+    """Return the configuration for a problem with a row-major C; `blocks` 0 stands for all multiprocessors.
+
+    Only kernels that can add up parts of k `split` it. Tiles may be of C' = B' A' unless `swapped` is False.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> chosen(Problem(8192, 8192, 8192, "bf16", "bf16", b_layout="col"), KNOWN["h200"])["blocks"]
+    128
+    """
+    return dict(zip(KEYS, _chosen(problem, device, split and not problem.invariant, swapped), strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tuple[int, ...]:
+    """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
+    tile, splits = measured(problem, device, split, swapped) or modelled(problem, device, split, swapped)
+    band, blocks = order(tile, problem.m, problem.n, problem.batch, device)
+    return tile.bm, tile.bn, tile.stages, tile.cm, tile.cn, band, splits, blocks if splits == 1 else 0
+
+
+def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
+    """Return False for products whose k the model does not split: those of many tiles or of few steps."""
+    limits = card(device)
+    return k >= limits.split_depth and -(-m // 128) * -(-n // 64) * batch <= limits.split_tiles * device.sms
+
+
+def measured(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int] | None:
+    """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
+
+    Products are as large as each other if they have as many tiles, and k within 1/8 of an octave; rows that
+    straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
+    """
+    winner = WINNERS.get(device.sms, {}).get(size_class(problem))
+    if winner is None or problem.batch > 1:
+        return None
+    tile, splits = Instance(*winner[:5]), winner[5]
+    demand = demand_of(problem)
+    if (splits > 1 and not split) or not _timed(problem, demand, device, swapped)(tile):
+        return None
+    if legal.illegal(_as_read(problem, demand), tile):
+        return None
+    return tile, splits
+
+
+def outruns_gemv(problem: Problem, device: Device) -> bool:
+    """Return True if tiles multiply one row by a B of adjacent rows in less time than gemv_vectorized.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> row = Problem(1, 4096, 1024, "bf16", "bf16")
+    >>> rows = row, row._replace(n=14336, k=4096), row._replace(b_layout="col")
+    >>> [outruns_gemv(each, KNOWN["h200"]) for each in rows]
+    [True, False, False]
+    """
+    n, k, limits = problem.n, problem.k, card(device)
+    if problem.m != 1 or problem.batch > 1 or problem.a_layout == "col" or problem.b_layout == "col":
+        return False
+    if kind(problem)[:2] != (2, 2) or describable(problem, "a") or describable(problem, "b"):
+        return False
+    ranges = limits.one_row_columns if min(n, k) >= limits.one_row else ()
+    return any(k <= depth and n in columns and n <= ratio * k for depth, columns, ratio in ranges)
+
+
+def modelled(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int]:
+    """Return the instance and split that take the fewest cycles by the model."""
+    demand, limits = demand_of(problem), card(device)
+    choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
+    if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
+        alone = [tile for tile in INSTANCES if tile.cm * tile.cn == 1 and (tile.bm, tile.bn) in limits.split]
+        cut = [(tile, splits) for tile in alone for splits in limits.splits]
+        choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
+    return min(choices, key=lambda choice: cost.cycles(demand, choice[0], choice[1], device))
+
+
+def candidates(problem: Problem, demand: Demand, device: Device, swapped: bool = True) -> list[Instance]:
+    """Return the instances that a product may have and the model knows; no block of a cluster lacks rows or columns."""
+    is_timed = _timed(problem, demand, device, swapped)
+    legals = legal.instances(_as_read(problem, demand))
+    known = [tile for tile in legals if is_timed(tile) and is_known(tile, demand, device)]
+    full = [tile for tile in known if tile.bm * (tile.cm - 1) < demand.m and tile.bn * (tile.cn - 1) < demand.n]
+    return full or known  # a product without elements has no rows for any
+
+
+def _as_read(problem: Problem, demand: Demand) -> Problem:
+    """Return the product with the layout of B in which copies bring it: packed with k adjacent unless it is boxed."""
+    return problem if demand.boxed else problem._replace(b_layout="col")
+
+
+def _timed(problem: Problem, demand: Demand, device: Device, swapped: bool) -> Callable[[Instance], bool]:
+    """Return what tells whether a tile was timed for products of a problem's kind, and fast."""
+    limits, size = card(device), dtypes.get(problem.dtype).size
+    whole = problem.a_layout == "row" and problem.k * size % ROW == 0
+    uneven = problem.m in limits.uneven and whole and min(problem.n, problem.k) >= limits.uneven_side
+    turned = swapped and problem.m > limits.least_swapped and not straddles(demand)
+
+    def is_timed(tile: Instance) -> bool:
+        bm = tile.bm
+        if demand.boxed and not tile.boxed:
+            return False
+        if is_swapped(bm):
+            return turned
+        if bm == FEW:
+            return problem.k >= limits.few_depth
+        return not uneven if bm == 64 else uneven or (bm, tile.bn) != (128, 32)
+
+    return is_timed
+
+
+def is_known(tile: Instance, demand: Demand, device: Device) -> bool:
+    """Return True if the model knows where a tile is fast."""
+    if tile.known == "straddle":
+        tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
+        rounds = card(device).straddling_rounds
+        most = rounds.get(tile.bm, rounds[0]) * cost.at_a_time(tile.cm * tile.cn, device.sms)
+        return straddles(demand) and tiles <= most
+    if tile.known == "whole":
+        return demand.m <= card(device).whole_rows or not straddles(demand)
+    return tile.known == "all"
+
+
+def size_class(problem: Problem) -> SizeClass:
+    """Return what products have in common that one configuration suits: a key of the table of winners.
+
+    >>> square = Problem(1024, 1024, 1024, "bf16", "bf16")
+    >>> size_class(square), size_class(square._replace(m=1000)) == size_class(square)
+    ((2, 2, 'TT', 16, 32, 40, False), True)
+    >>> [size_class(square._replace(m=m))[3] for m in (1, 8, 9, 64, 65)]
+    [0, 0, 1, 1, 2]
+    """
+    rows = 0 if problem.m <= FEW else -(-problem.m // 64)
+    depth = round(4 * log2(max(problem.k, 1)))
+    return (*kind(problem), rows, -(-problem.n // 32), depth, straddles(demand_of(problem)))
+
+
+def kind(problem: Problem) -> tuple[int, int, str]:
+    """Return the bytes of an element of A and B, those of C, and how A and B lie in memory.
+
+    That is "T" where k is adjacent in A, and "N" where k is adjacent in B.
+
+    >>> kind(Problem(64, 64, 64, "bf16", "bf16", b_layout="col")), kind(Problem(64, 64, 64, "f16", "f32"))
+    ((2, 2, 'TN'), (2, 4, 'TT'))
+    """
+    size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
+    if size != 2:  # packed first where k is not adjacent
+        return size, out, "TN"
+    a, b = "N" if problem.a_layout == "col" else "T", "T" if problem.b_layout == "row" else "N"
+    return size, out, a + b
+
+
+def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
+    """Return the lines of each column of B that blocks ask L2 for while the launches before them end.
+
+    That is for few rows, where B comes from memory and a block reads columns of its own, and a k that the ring does not
+    hold.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> row, tile = Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"), Instance(8, 32, 24, 1, 1)
+    >>> (
+    ...     [lines_ahead(row, tile, KNOWN[name]) for name in ("h100", "h200")],
+    ...     lines_ahead(row._replace(m=9), tile, KNOWN["h100"]),
+    ... )
+    ([12, 8], 0)
+    """
+    lines, limits = problem.k * dtypes.get(problem.dtype).size // ROW, card(device)
+    if problem.m > tile.bm * tile.cm or tile.bm * tile.bn > MOST_AHEAD or problem.b_layout != "col":
+        return 0
+    if lines <= tile.stages:
+        return 0
+    most = limits.lines_ahead.get(tile.bm, 0)
+    return min(lines, most * limits.ahead_columns // tile.bn if tile.bm == FEW else most)
+
+
+def begins_at_once(problem: Problem, device: Device) -> bool:
+    """Return True if the next launch may begin at once after a brief product, whatever the tile.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> squares = [Problem(n, n, n, "bf16", "bf16", b_layout="col") for n in (1024, 2048)]
+    >>> [[begins_at_once(each, KNOWN[name]) for each in squares] for name in ("h100", "h200")]
+    [[False, False], [True, False]]
+    """
+    depth, area = card(device).brief
+    return problem.k * dtypes.get(problem.dtype).size <= depth and problem.batch * problem.m * problem.n <= area
+
+
+def takes_rows_apart(problem: Problem, tile: Instance, device: Device) -> bool:
+    """Return True if tiles have every APART-th row of A and C.
+
+    Where rows of A straddle lines of the L2 cache, every APART-th one has the same k at the beginnings of lines. A tile
+    of such rows, whose k begins there, brings whole lines. That is done where it takes no more tiles.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> problem, tile = Problem(3000, 3000, 3000, "bf16", "bf16", b_layout="col"), Instance(192, 192, 4, 2, 1)
+    >>> [takes_rows_apart(problem._replace(m=m), tile, KNOWN["h200"]) for m in (3000, 2999, 4000)]
+    [True, False, False]
+    """
+    if (tile.bm, tile.bn) not in card(device).apart or problem.m % APART or problem.batch > 1:
+        return False
+    if problem.a_layout != "row" or demand_of(problem).a_more == 0 or not legal.plain_halves(problem):
+        return False
+    rows = tile.bm * tile.cm
+    return -(-problem.m // (APART * rows)) * APART <= -(-problem.m // rows)
+
+
+def shares_columns(problem: Problem, tile: Instance, device: Device) -> bool:
+    """Return True if two blocks of a cluster share the columns of B of a tile of float32 in parts."""
+    limits, rows = card(device), -(-problem.m // tile.bm)
+    rounds = rows * -(-problem.n // tile.bn) * problem.batch / device.sms
+    enough = problem.m >= limits.sharing_rows * tile.bm
+    return tile.bm == 128 and enough and rounds >= limits.sharing_rounds[tile.bn]
+
+
+def order(tile: Instance, m: int, n: int, batch: int, device: Device) -> tuple[int, int]:
+    """Return the tiles in a column of the order in which they are taken, and the blocks of the grid (0: all).
+
+    A round then covers about a square of C.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> order(INSTANCES[0], 8192, 8192, 1, KNOWN["h200"])
+    (16, 128)
+    >>> pairs = Instance(128, 224, 4, 2, 1)
+    >>> order(pairs, 2600, 2600, 1, KNOWN["h200"])  # 11 x 12 pairs of blocks: two rounds of 66, and of 64 three
+    (6, 0)
+    """
+    if is_swapped(tile.bm):
+        tile, m, n = cost.exchanged(tile), n, m
+    limits, sms, rows, columns = card(device), device.sms, -(-m // tile.bm), -(-n // tile.bn)
+    tiles = -(-rows // tile.cm) * tile.cm * -(-columns // tile.cn) * tile.cn * batch
+    side = (sms * tile.bn / tile.bm) ** 0.5
+    most = next(band for least, band in limits.bands if side >= least)
+    most = limits.narrow_band if tiles > limits.many_rounds * sms else most
+    clusters = max(1, -(-rows // tile.cm))  # on top of each other
+    band = -(-clusters // -(-clusters * tile.cm // most))  # of equal bands: 3000 squared gains 0.7 %
+    return band, cost.grid(tiles, sms)
+
+
+def complete(config: Config, choices: Mapping[str, int]) -> dict[str, int]:
+    """Return the config with every 0 replaced by the choice for its key, if there is one.
+
+    >>> complete({"bm": 0, "bn": 64, "blocks": 0}, {"bm": 128, "bn": 128})
+    {'bm': 128, 'bn': 64, 'blocks': 0}
+    """
+    return {key: value or choices.get(key, 0) for key, value in config.items()}

@@ -1,0 +1,340 @@
+"""What was measured: the tiles of all families of kernels; of those with wgmma, thresholds and winners by card."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+from gemmery.cuda.device import Device
+from gemmery.tuples import NamedTuple
+
+
+class Tiling(NamedTuple):
+    """How a block shares its part of C; 0 for what a family does not have or computes itself.
+
+    `speed` is that of a multiprocessor that runs nothing else, in percent of the family's fastest.
+    """
+
+    bm: int  # rows and columns of C per block, and the step along k
+    bn: int
+    bk: int
+    wm: int  # rows and columns per warp
+    wn: int
+    tm: int  # rows and columns per thread
+    tn: int
+    stages: int  # tiles of A and B in shared memory
+    blocks: int  # per multiprocessor
+    speed: int
+
+
+class Instance(NamedTuple):
+    """What a kernel with wgmma is compiled for. `speed` is that of its products, in percent, where there is no model.
+
+    `known` says which products the model may choose it for: "all"; "straddle", those whose rows straddle lines of L2;
+    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table.
+    """
+
+    bm: int  # rows and columns of C of a tile
+    bn: int
+    stages: int
+    cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
+    cn: int
+    known: Literal["all", "straddle", "whole", "measured"] = "all"
+    speed: int = 100
+    boxed: bool = True  # False: timed with k adjacent in B alone, where B comes in no boxes of 64 columns
+
+
+SizeClass = tuple[int, int, str, int, int, int, bool]  # by `choose.size_class`
+Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
+ProductKind = tuple[int, int, str, bool]  # the rest of a size class without rows, columns and depth
+
+
+class CardLimits(NamedTuple):
+    """The thresholds of the choice for one card."""
+
+    # k from which a split may pay, for products of at most so many tiles of 128 x 64 a multiprocessor; the blocks of a
+    # cluster that share the k of a tile, and the tiles whose k they share.
+    split_depth: int = 1024
+    split_tiles: int = 2
+    splits: tuple[int, ...] = (2, 4)
+    split: tuple[tuple[int, int], ...] = ((128, 64), (128, 128))
+    # Rounds of tiles from which a narrower band is faster: 16384 squared by 1.9 %. Rows of a band: there, and otherwise
+    # by the side of the square of C that a round covers.
+    many_rounds: int = 40
+    narrow_band: int = 8
+    bands: tuple[tuple[float, int], ...] = ((14, 16), (11, 12), (0, 8))
+    # k from which FEW rows are known to gain from tiles of their own.
+    few_depth: int = 4096
+    # Where rows straddle, 256 by 192 that share A are the fastest for some sizes. In more rounds they vary: at n = 4040
+    # they take 225 us where 128 by 256 takes 184, at 5400 583 us where 256 by 160 takes 431 (H100,
+    # benchmarks/tuning/straddling-nvidia-h100.jsonl). Other tiles for such rows, most of them in clusters of 8, were
+    # timed in few rounds alone. By rows of a tile; 0 stands for all others.
+    straddling_rounds: Mapping[int, int] = MappingProxyType({256: 2, 0: 4})
+    # Rows of C up to which tiles "whole" are fast where rows straddle, too: there 64 by 64 was faster than 64 by 32 at
+    # each of 48 sizes: at n = 600 5.1 us, not 8.0 (H100).
+    whole_rows: int = 64
+    # A copy takes five times as long for a row beyond the edge as for one of the matrix. With pairs of 64 rows that do
+    # not overlap, 66 rows by 4096 with k = 8192 take 36.5 us, 100 27.4 and 116 22.0; with 128 by 32, 21.2, 22.4, 22.8.
+    # Smaller sides were not timed; where rows straddle lines, pairs are faster. Pairs that overlap were not timed here.
+    uneven: range = range(65, 112)
+    uneven_side: int = 4096
+    # Lines of each column of B that L2 is asked for while the launches before end, by rows of a tile. Of 4 to 32 lines,
+    # these were the fastest on an H100: by 4096 x 4096, 1 and 8 rows take 5 and 6 % less time, 64 4 %, 128 2 %. On an
+    # H200, whose memory is faster, 8 lines are for every tile: of 4 to 24, 1 to 128 rows lose up to 1 % with 4 and 2 %
+    # with 12. A wider tile of 8 rows than 32 columns asks for as many in all: 112 columns are as fast with 2 to 6 of
+    # 2 to 8.
+    lines_ahead: Mapping[int, int] = MappingProxyType({8: 12, 64: 8, 128: 4})
+    ahead_columns: int = 32
+    # Bytes of k and elements of C up to which the next launch begins at once: products of about 20 us. Large tiles gain
+    # if it begins late (see lets_next_begin in wgmma_specialized.cu), brief products lose: on an H200 n = 1024 takes
+    # 5.87 us where it took 5.35, and 2048 in int8 15.8 where it took 14.9. On an H100 n = 1024 gains.
+    brief: tuple[int, int] = (2048, -1)
+    # Rows of C up to which no tile of C' = B' A' was timed.
+    least_swapped: int = 64
+    # Tiles that gain from rows of A and C that are 8 apart.
+    apart: tuple[tuple[int, int], ...] = ((192, 192), (64, 128))
+    # Rows of C, in tiles of 128 rows of float32 in parts, and rounds of tiles of so many columns, from which two blocks
+    # of a cluster share them: less of the power that limits them.
+    sharing_rows: int = 16
+    sharing_rounds: Mapping[int, int] = MappingProxyType({128: 6, 96: 16})
+    # One row by a B of adjacent rows, for which gemv_vectorized adds up parts of k in a second launch: the least n and
+    # k, and the largest k, the columns and the columns for each k that tiles multiply in less time. At n = 4096,
+    # k = 1024 it takes 5.7 us, and tiles 4.2. Of 48 sizes of n and k, 512 to 128256, in bf16 on an H200, this misses
+    # two, where tiles take 0.97 and 0.96 of its time.
+    one_row: int = 512
+    one_row_columns: tuple[tuple[int, Container[int], int], ...] = (
+        (1536, range(1 << 31), 32),
+        (3072, range(4096, 16384), 1 << 31),
+        (4096, (4096, 8192), 1 << 31),
+    )
+
+
+H100 = CardLimits()
+H200 = H100._replace(lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}), brief=(2048, 1 << 22))
+FAST_MEMORY = 4000  # GB/s from which a card is like an H200
+
+
+def card(device: Device) -> CardLimits:
+    """Return the thresholds for a device: those of the card whose memory is most like its own."""
+    return H200 if device.bandwidth > FAST_MEMORY else H100
+
+
+FEW = 8  # rows of C that are a size class of their own, and tiles of as many rows
+# Products of a batch that get small blocks, and the sides of such a C: 20000 of 8 x 8 take 14 us, by 32 x 32 tiles 37.
+MANY, SMALL = 8, 8
+
+# The tiles of other families, by the name of the rung, "mma_general".
+# fmt: off
+#               bm   bn  bk  wm   wn  tm  tn stages blocks speed
+SIMT_PIPELINED = {  # by the bytes of a sum
+    4: (
+        Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  100),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     0,   95),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     0,   75),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   45),
+    ),
+    8: (
+        Tiling( 64, 128,  8, 32,  64,  8,  8,     3,     0,  100),
+        Tiling( 64,  64,  8, 32,  32,  8,  4,     3,     0,   85),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   60),
+    ),
+}
+MMA_F64 = (  # speeds on an H200
+    Tiling(    128, 128, 16, 64,  32,  0,  0,     3,     1,  100),
+    Tiling(     64,  64, 16, 32,  32,  0,  0,     3,     3,   94),
+    Tiling(     32,  64, 32, 16,  32,  0,  0,     3,     3,   80),
+    Tiling(     32,  32, 32, 16,  16,  0,  0,     4,     4,   81),
+)
+MMA_PIPELINED = (  # it computes bk and stages; speeds of f16 on an H200
+    Tiling(    256, 128,  0, 64,  64,  0,  0,     0,     0,  100),
+    Tiling(    128, 256,  0, 64,  64,  0,  0,     0,     0,  100),
+    Tiling(    128, 128,  0, 64,  64,  0,  0,     0,     0,   90),
+    Tiling(     64, 128,  0, 32,  64,  0,  0,     0,     0,   68),
+    Tiling(     64,  64,  0, 32,  32,  0,  0,     0,     0,   42),
+    Tiling(     64,  32,  0, 32,  16,  0,  0,     0,     0,   25),
+)
+MMA_SPLITS = (1, 2, 4, 8, 16)  # of k, with the tiles above
+MMA_GENERAL = (  # the first serves every product
+    Tiling(     64,  64, 64, 32,  16,  0,  0,     4,     0,   45),
+    Tiling(    128, 128, 64, 64,  32,  0,  0,     3,     0,  100),
+)
+SIMT_GENERAL = (  # the first serves every product, and is the only one for f64
+    Tiling(     32,  32, 16, 16,  16,  4,  2,     3,     0,   50),
+    Tiling(     64,  64, 16, 32,  32,  8,  4,     3,     0,   80),
+    Tiling(    128, 128,  8, 64,  32,  8,  8,     3,     0,  100),
+)
+
+#            bm   bn stages cm cn known
+INSTANCES = (
+    Instance(128, 256,    4, 1, 1),
+    Instance(256, 192,    3, 1, 1),
+    Instance(256, 160,    4, 1, 2),
+    Instance(256, 160,    3, 1, 2),  # where boxes of B are wider
+    Instance(256, 128,    4, 1, 1, "measured"),
+    Instance(192, 192,    4, 2, 1),
+    Instance(128, 224,    4, 1, 1),
+    Instance(128, 256,    4, 2, 1),
+    Instance(128, 224,    4, 2, 1),
+    Instance(128, 192,    4, 2, 1),
+    Instance(128, 160,    5, 1, 1, boxed=False),
+    Instance(128, 144,    5, 1, 1, boxed=False),
+    Instance(128, 128,    6, 1, 1),
+    Instance(128, 112,    6, 1, 1),
+    Instance(128, 128,    6, 2, 1),
+    Instance(128,  96,    6, 1, 1),
+    Instance( 64, 128,    8, 2, 1),
+    Instance(128,  64,    8, 1, 1),
+    Instance(128,  32,    9, 1, 1),  # where tiles of 64 rows do not suit
+    Instance(256, 192,    3, 1, 2, "straddle"),
+    Instance( 64, 160,    6, 2, 1, "straddle"),
+    Instance(128, 192,    4, 4, 2, "straddle"),  # clusters of 8 ask L2 for each row once for 2 or 4 of their blocks
+    Instance(128, 160,    5, 2, 4, "straddle", boxed=False),
+    Instance(128, 128,    6, 4, 2, "straddle"),
+    Instance(128, 112,    6, 2, 4, "straddle"),
+    Instance(128,  96,    6, 2, 4, "straddle"),
+    Instance( 64,  96,    8, 2, 4, "straddle"),
+    Instance( 64,  96,    8, 4, 1, "straddle"),
+    Instance( 64,  64,    8, 2, 4, "straddle"),
+    Instance( 64,  64,    8, 4, 2, "straddle"),
+    Instance( 64,  96,    8, 1, 1),
+    Instance( 64,  96,    8, 2, 1),
+    Instance( 64,  64,   12, 1, 1),
+    Instance( 64,  64,    8, 1, 1),
+    Instance( 64,  64,   12, 2, 1),
+    Instance( 64,  32,    8, 1, 1, "whole"),
+    Instance( 64,  32,   16, 1, 1, "whole"),
+    Instance(224, 128,    4, 1, 1),  # this one and those up to 152 by 64: of C' = B' A'
+    Instance(208, 128,    4, 1, 1),
+    Instance(176, 128,    5, 1, 1),
+    Instance(152, 128,    5, 1, 1),
+    Instance(144, 256,    4, 1, 1),
+    Instance(136, 256,    4, 1, 1),
+    Instance(136, 128,    6, 1, 1),
+    Instance(112, 128,    6, 1, 1),
+    Instance(152,  64,    7, 1, 1),
+    Instance(  8,  32,   24, 1, 1, boxed=False),  # 64 rows are multiplied
+    Instance(  8,  64,   12, 1, 1, "measured"),
+    Instance(  8,  96,   10, 1, 1, "measured"),
+    Instance(  8, 112,    8, 1, 1, "measured"),
+)
+# fmt: on
+HALVES = Instance(128, 128, 6, 1, 1)  # which two blocks share where the library would not split k
+# One warpgroup adds parts while nobody multiplies, 64 columns read A twice as often.
+SCALED = (
+    *(Instance(128, 128, 6, 1, 1), Instance(128, 64, 8, 1, 1, speed=85)),
+    *(Instance(64, 128, 8, 1, 1, speed=70), Instance(64, 64, 8, 1, 1, speed=60)),
+)
+# A thread has three sets of sums of two parts, four of a pair.
+PARTS = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
+PAIRED_PARTS = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
+RESIDUES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
+# About 200 KB each; speeds fitted together with the constants of `cost.grouped_cycles`.
+GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))
+
+
+def by_size(kinds: Mapping[ProductKind, Mapping[Winner, Sequence[tuple[int, int, int]]]]) -> dict[SizeClass, Winner]:
+    """Return the winner of each size class."""
+    return {
+        (size, out, layouts, *sides, straddles): winner
+        for (size, out, layouts, straddles), winners in kinds.items()
+        for winner, sizes in winners.items()
+        for sides in sizes
+    }
+
+
+# By the number of multiprocessors of the device. Each winner stands once for a kind of products, with their sizes.
+# fmt: off
+WINNERS: dict[int, dict[SizeClass, Winner]] = {
+    132: by_size({
+        (1, 2, "TN", False): {
+            (128, 256, 4, 1, 1, 1): [(64, 128, 48), (128, 256, 52), (256, 512, 56)],
+            (128, 128, 6, 1, 1, 1): [(32, 64, 44)],
+            (128, 96, 6, 1, 1, 1): [(16, 32, 40)],
+        },
+        (1, 4, "TN", False): {
+            (128, 256, 4, 2, 1, 1): [(64, 128, 48), (128, 256, 52)],
+            (256, 192, 3, 1, 1, 1): [(256, 512, 56)],
+            (128, 128, 6, 1, 1, 1): [(32, 64, 44)],
+            (128, 96, 6, 1, 1, 1): [(16, 32, 40)],
+        },
+        (2, 2, "NN", False): {
+            (128, 256, 4, 1, 1, 1): [(32, 64, 44), (64, 128, 48), (128, 256, 52), (256, 512, 56)],
+            (128, 64, 8, 1, 1, 1): [(16, 32, 40)],
+            (64, 64, 8, 1, 1, 1): [(8, 16, 36)],
+            (64, 32, 8, 1, 1, 1): [(4, 8, 32)],
+        },
+        (2, 2, "NN", True): {
+            (192, 192, 4, 2, 1, 1): [(47, 94, 46)],
+            (256, 160, 3, 1, 2, 1): [(79, 157, 49)],
+            (64, 128, 8, 2, 1, 1): [(16, 32, 40)],
+        },
+        (2, 2, "NT", False): {
+            (128, 256, 4, 1, 1, 1): [(32, 64, 44), (64, 128, 48), (128, 256, 52)],
+            (256, 192, 3, 1, 1, 1): [(256, 512, 56)],
+            (128, 64, 8, 1, 1, 1): [(16, 32, 40)],
+            (64, 64, 8, 1, 1, 1): [(8, 16, 36)],
+            (64, 32, 8, 1, 1, 1): [(4, 8, 32)],
+        },
+        (2, 2, "NT", True): {
+            (192, 192, 4, 2, 1, 1): [(47, 94, 46)],
+            (256, 160, 3, 1, 2, 1): [(79, 157, 49)],
+            (64, 128, 8, 2, 1, 1): [(16, 32, 40)],
+        },
+        (2, 2, "TN", False): {
+            (128, 256, 4, 1, 1, 1): [(8, 256, 52), (8, 256, 59), (16, 128, 48), (16, 128, 51), (16, 128, 55),
+                (16, 256, 52), (16, 256, 59), (16, 896, 52), (32, 64, 44), (32, 128, 48), (32, 128, 51), (32, 128, 55),
+                (32, 192, 48), (32, 256, 52), (32, 256, 59), (32, 448, 48), (32, 592, 47), (32, 896, 52), (64, 128, 48),
+                (64, 128, 51), (64, 128, 55), (64, 192, 48), (64, 224, 44), (64, 256, 52), (64, 256, 59), (64, 448, 48),
+                (64, 592, 47), (64, 896, 52), (128, 112, 57), (128, 128, 48), (128, 128, 51), (128, 128, 55),
+                (128, 192, 48), (128, 224, 44), (128, 256, 52), (128, 256, 59), (128, 448, 48), (128, 592, 47),
+                (128, 896, 52), (256, 512, 56)],
+            (128, 64, 8, 1, 1, 1): [(2, 224, 44), (4, 128, 48), (4, 128, 51), (4, 128, 55), (8, 64, 44), (8, 64, 52),
+                (16, 32, 40)],
+            (64, 64, 8, 1, 1, 1): [(0, 192, 48), (0, 224, 56), (4, 8, 32), (8, 16, 36), (8, 16, 44)],
+            (256, 192, 3, 1, 1, 1): [(16, 192, 48), (16, 592, 47), (122, 244, 52)],
+            (128, 224, 4, 2, 1, 1): [(4, 448, 48), (4, 896, 52), (64, 129, 48)],
+            (128, 128, 6, 1, 1, 4): [(2, 112, 57)],
+            (64, 64, 12, 2, 1, 1): [(2, 128, 48), (2, 128, 51), (2, 128, 55)],
+            (64, 96, 8, 2, 1, 1): [(2, 192, 48)],
+            (64, 128, 8, 2, 1, 1): [(2, 256, 52), (2, 256, 59)],
+            (128, 112, 6, 1, 1, 1): [(2, 448, 48), (4, 224, 44), (8, 112, 57)],
+            (128, 144, 5, 1, 1, 1): [(2, 592, 47), (4, 592, 47)],
+            (128, 224, 4, 1, 1, 1): [(2, 896, 52), (8, 224, 44), (8, 448, 48), (8, 896, 52), (16, 112, 57),
+                (16, 224, 44), (16, 448, 48), (32, 112, 57), (32, 224, 44), (64, 112, 57)],
+            (256, 128, 4, 1, 1, 4): [(4, 112, 57)],
+            (128, 96, 6, 1, 1, 1): [(4, 192, 48)],
+            (128, 128, 6, 1, 1, 1): [(4, 256, 52), (8, 128, 48), (8, 128, 51), (8, 128, 55)],
+            (128, 128, 6, 2, 1, 1): [(4, 256, 59)],
+            (128, 192, 4, 2, 1, 1): [(8, 192, 48), (8, 592, 47)],
+            (8, 32, 24, 1, 1, 1): [(0, 64, 52), (0, 96, 52), (0, 112, 57), (0, 128, 48), (0, 128, 51), (0, 128, 54),
+                (0, 128, 55), (0, 344, 48), (0, 384, 48), (0, 896, 52)],
+            (8, 112, 8, 1, 1, 1): [(0, 432, 49), (0, 448, 48)],
+            (8, 64, 12, 1, 1, 1): [(0, 256, 52), (0, 256, 59)],
+            (8, 96, 10, 1, 1, 1): [(0, 160, 49), (0, 160, 55), (0, 192, 50)],
+        },
+        (2, 2, "TN", True): {
+            (64, 128, 8, 2, 1, 1): [(16, 32, 40)],
+            (192, 192, 4, 2, 1, 1): [(47, 94, 46)],
+            (256, 160, 4, 1, 2, 1): [(79, 157, 49)],
+        },
+        (2, 2, "TT", False): {
+            (128, 256, 4, 1, 1, 1): [(32, 64, 44), (64, 128, 48), (128, 256, 52)],
+            (256, 192, 3, 1, 1, 1): [(122, 244, 52), (256, 512, 56)],
+            (128, 64, 8, 1, 1, 1): [(16, 32, 40)],
+            (64, 64, 8, 1, 1, 1): [(8, 16, 36)],
+            (64, 32, 8, 1, 1, 1): [(4, 8, 32)],
+        },
+        (2, 2, "TT", True): {
+            (64, 128, 8, 2, 1, 1): [(16, 32, 40)],
+            (192, 192, 4, 2, 1, 1): [(47, 94, 46)],
+            (256, 160, 3, 1, 2, 1): [(79, 157, 49)],
+        },
+        (4, 4, "TN", False): {
+            (128, 256, 4, 1, 1, 1): [(32, 64, 44), (64, 128, 48)],
+            (128, 256, 4, 2, 1, 1): [(128, 256, 52)],
+            (256, 192, 3, 1, 1, 1): [(256, 512, 56)],
+            (128, 64, 8, 1, 1, 1): [(16, 32, 40)],
+        },
+    }),
+}

@@ -342,3 +342,15 @@ def test_threads_share_the_fast_path():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.skipif(not native(), reason="there is no fast path on this machine or for this PyTorch")
+def test_a_wider_result_that_comes_again_takes_no_python():
+    x = torch.full((6, 6), 100, dtype=torch.int8)
+    for _ in range(MET):
+        gm.matmul(x, x, dtype=torch.int32)
+    product, called = python_calls(lambda: gm.matmul(x, x, dtype=torch.int32))
+    assert called == []
+    assert product.dtype == torch.int32
+    assert (product == 60_000).all()
+    assert gm.matmul(x, x).dtype == torch.int8

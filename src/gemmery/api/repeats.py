@@ -184,7 +184,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     if terms.old is not None and not (_plain(old) and written and _element(old, terms.old) is written.dtype):
         return None
     bias = _bias(terms.bias_array, terms.bias)
-    if bias is None or not (terms.dtype is None or isinstance(terms.dtype, str | type | np.dtype)):
+    if bias is None or not (terms.dtype is None or _names_a_type(terms.dtype)):
         return None
     return Kind(
         _array(call.a, x, call.x, dtype),
@@ -198,6 +198,11 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         terms.dtype,
         terms.threads,
     )
+
+
+def _names_a_type(passed: object) -> bool:
+    """Return True for what names a type and never another one, so that its address identifies it."""
+    return isinstance(passed, str | type | np.dtype) or type(passed).__module__ == "torch"
 
 
 def kind_of(a: Any, b: Any, out: Any = None, contraction: str = "", described: str | int | None = None) -> Kind | None:

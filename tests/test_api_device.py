@@ -10,11 +10,11 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import device_memory, device_types, explanation, on_device, prepared, scales
-from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
+from gemmery.keywords import NO_OPTIONS, Options
 from gemmery.problem import Problem
 from test_arrays_cuda import Capsule, Interface
 

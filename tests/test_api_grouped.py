@@ -11,10 +11,10 @@ import pytest
 import gemmery as gm
 from gemmery import dtypes
 from gemmery.api import grouped_cuda, products, scales
-from gemmery.api.groups import GroupTerms
 from gemmery.arrays import View, view
 from gemmery.dispatch.cuda import grouped
 from gemmery.errors import RefusedError
+from gemmery.keywords import Options
 from test_api_device import Matrix, e4m3, half
 
 K, N = 7, 5
@@ -292,7 +292,7 @@ def one_by_one(monkeypatch):
     def run(a, b, ends, out=None, **terms):
         views = viewed(a), viewed(b), view(ends)
         shape = (len(a), b.shape[2])
-        return grouped_cuda.product(a, b, ends, views, shape, out, GroupTerms(**terms))
+        return grouped_cuda.product(a, b, ends, views, shape, out, Options(**terms))
 
     return run
 

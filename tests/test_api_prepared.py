@@ -99,7 +99,7 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
         monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
         monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "s"))
         prepared.prepare.cache_clear()
-        assert prepared.prepare("x", "y", "c", None, "", False, "", None, False).run == wanted
+        assert prepared.prepare("x", "y", "c", None, "", False, (None, False), None).run == wanted
     prepared.prepare.cache_clear()
     images = Images()
     assert prepared.prepare_new(images, "matmul", (2048, 2048), (2048, 1), (2048, 2048), (2048, 1), 0, 0, False) is None
@@ -123,7 +123,7 @@ def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     )
     prepared.prepare.cache_clear()
     prepared.specialised.cache_clear()
-    served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
+    served = prepared.prepare("x", "y", "c", None, "", False, (None, False), None)
     assert (served.run, bool(served.countdown)) == (("g", True) if on else ("s", False))
     prepared.prepare.cache_clear()
     prepared.specialised.cache_clear()
@@ -168,7 +168,7 @@ def test_kernels_for_many_shapes_run_at_once_where_they_are_loaded_or_their_bits
     monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "general")
     monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "shared"))
     prepared.prepare.cache_clear()
-    launches = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
+    launches = prepared.prepare("x", "y", "c", None, "", False, (None, False), None)
     prepared.prepare.cache_clear()
     assert (launches.run, launches.countdown) == served
 
@@ -200,7 +200,7 @@ def test_strides_that_no_map_takes_are_planned_as_unaligned(monkeypatch):
 
     monkeypatch.setattr(prepared, "_ready", ready)
     prepared.specialised.cache_clear()
-    assert prepared.specialised("x", "y", "c", None, "", False, "", None, False) == (2, 2, 4)
+    assert prepared.specialised("x", "y", "c", None, "", False, (None, False), None) == (2, 2, 4)
     prepared.specialised.cache_clear()
 
 
@@ -255,12 +255,12 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
     monkeypatch.setattr(prepared, "specialised", specialised)
     served, _, _ = prepared.prepare_new(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
     served._swap()
-    x, y, target, bias, epilogue, scaled, precision, scaling, invariant = asked[0]
+    x, y, target, bias, epilogue, scaled, options, scaling = asked[0]
     assert served.next() == "specialised"
     assert (x.pointer, x.shape, x.strides, x.dtype, x.device) == (4, (5, 3), (4, 20), "f32", "cuda:0")
     assert (y.pointer, y.shape, y.strides) == (0, (3, 7), (28, 4))
-    assert (target.shape, target.strides, bias, epilogue, scaled, precision) == ((5, 7), (28, 4), None, "", True, "")
-    assert (scaling, invariant) == (None, False)
+    assert (target.shape, target.strides, bias, epilogue, scaled) == ((5, 7), (28, 4), None, "", True)
+    assert (options, scaling) == ((None, False), None)
 
 
 def test_remembered_products_serve_new_shapes_of_their_type(monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import quick, quick_options
-from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrays import View
+from gemmery.keywords import NO_OPTIONS, Options
 
 
 class OnDevice:

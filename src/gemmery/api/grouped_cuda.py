@@ -11,8 +11,8 @@ from gemmery import arrays, dtypes
 from gemmery.api import device_memory
 from gemmery.api.compute import writable
 from gemmery.api.device_types import check_capability, located, types
-from gemmery.api.groups import GroupTerms, check_group_bias, host_ends, multiply_groups
-from gemmery.api.options import check_activation, dtype_name, epilogue_name, invariance
+from gemmery.api.groups import check_group_bias, host_ends, multiply_groups
+from gemmery.api.options import check_activation, check_values, dtype_name, epilogue_name
 from gemmery.api.prepared import limiting_steps
 from gemmery.api.scales import check_scaled, read_scale
 from gemmery.arrange import Ints, layout
@@ -22,6 +22,7 @@ from gemmery.cuda.geometry import Scaling
 from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.dispatch.cuda import grouped
 from gemmery.errors import DeviceError, DTypeError, LayoutError, RefusedError, ShapeError
+from gemmery.keywords import Options
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -41,9 +42,7 @@ class GroupInputs(NamedTuple):
     owners: list[object]  # of converted memory, alive until the launch
 
 
-def product(
-    a: Any, b: Any, offsets: Any, views: tuple[View, View, View], shape: Ints, out: Any, terms: GroupTerms
-) -> Any:
+def product(a: Any, b: Any, offsets: Any, views: tuple[View, View, View], shape: Ints, out: Any, terms: Options) -> Any:
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's."""
     x, y, where = map(located, views)
     target = None if out is None else located(view(out))
@@ -86,7 +85,7 @@ def _check_target(target: View, shape: Ints, result: str) -> None:
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
 
 
-def _inputs(a: Any, b: Any, x: View, y: View, common: str, result: str, terms: GroupTerms) -> GroupInputs:
+def _inputs(a: Any, b: Any, x: View, y: View, common: str, result: str, terms: Options) -> GroupInputs:
     """Return A, B, bias and factors in the element types that a kernel reads."""
     owners: list[object] = []
     (groups, _, n), rows = y.shape, x.shape[0]
@@ -139,7 +138,7 @@ def _spread(name: str, factors: View, most: Ints) -> View:
 
 
 def _compute(
-    a: Any, b: Any, offsets: Any, where: View, inputs: GroupInputs, array: Any, target: View, terms: GroupTerms
+    a: Any, b: Any, offsets: Any, where: View, inputs: GroupInputs, array: Any, target: View, terms: Options
 ) -> None:
     """Write the products to `target`, the view of `array`."""
     stream, ordinal = inputs.x.stream, device_memory.ordinal(inputs.x)
@@ -172,9 +171,7 @@ def _compute(
         ordered.wait(other, stream, ordinal)
 
 
-def _one_by_one(
-    a: Any, b: Any, ends: list[int], inputs: GroupInputs, array: Any, target: View, terms: GroupTerms
-) -> None:
+def _one_by_one(a: Any, b: Any, ends: list[int], inputs: GroupInputs, array: Any, target: View, terms: Options) -> None:
     """Write a product for each group; to other memory first where `array` overlaps what later groups read."""
     read = [located(view(z)) for z in (a, b, terms.bias) if z is not None and not isinstance(z, _NUMBER)]
     read += [z for z in (inputs.a_scale, inputs.b_scale) if z is not None]
@@ -212,12 +209,13 @@ def clamped(ends: list[int], rows: int) -> list[int]:
     return result
 
 
-def _terms(inputs: GroupInputs, target: View, terms: GroupTerms) -> tuple[Any, ...]:
+def _terms(inputs: GroupInputs, target: View, terms: Options) -> tuple[Any, ...]:
     """Return the arguments of `prepared`: what a launch must know before it has addresses."""
     bare = tuple(View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (inputs.x, inputs.y, target))
     steps = tuple(None if z is None else z.strides for z in (inputs.bias, inputs.a_scale, inputs.b_scale))
     epilogue = epilogue_name(inputs.bias, terms.activation)
-    return *bare, steps, epilogue, inputs.factor != 1, invariance(terms.batch_invariant)
+    check_values(terms)
+    return *bare, steps, epilogue, inputs.factor != 1, bool(terms.batch_invariant)
 
 
 @lru_cache(maxsize=1024)

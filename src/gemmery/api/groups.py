@@ -1,4 +1,4 @@
-"""The options of grouped products, what their offsets, shapes and bias must be, and the groups one by one."""
+"""What offsets, shapes and bias of grouped products must be, and the groups one by one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,7 @@ from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
-from gemmery.tuples import NamedTuple
-
-
-class GroupTerms(NamedTuple):
-    """The options of grouped products, as the caller passed them."""
-
-    dtype: Any = None
-    bias: Any = None
-    activation: str | None = None
-    scale_a: Any = None
-    scale_b: Any = None
-    batch_invariant: bool = False
-
-    def of_one(self, bias: Any, scale_a: Any, scale_b: Any) -> dict[str, Any]:
-        """Return the options of `matmul` for one group: those that differ from its defaults."""
-        terms = self._replace(bias=bias, scale_a=scale_a, scale_b=scale_b)
-        return {name: value for name, value in terms._asdict().items() if value is not None and value is not False}
+from gemmery.keywords import Options
 
 
 def stacked_shape(x: View, y: View, offsets: View) -> Ints:
@@ -64,7 +48,7 @@ def host_ends(offsets: Any, rows: int) -> list[int]:
     return ends
 
 
-def result_type(x: View, y: View, shape: Ints, terms: GroupTerms) -> str:
+def result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
     """Return the element type of the result. Raises for a dtype, bias or activation that `matmul` would refuse."""
     common = promoted(x.dtype, y.dtype)
     result = common if terms.dtype is None else widened(common, dtype_name(terms.dtype))
@@ -89,7 +73,7 @@ def check_group_bias(bias: View, groups: int, n: int, result: str) -> None:
     check_bias(bias, n, result)
 
 
-def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
+def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Options) -> None:
     """Write the product of each group to its rows of `out`, one `matmul` after the other."""
     a, b = sliceable(a), sliceable(b)
     bias, scale_a, scale_b = (
@@ -100,12 +84,12 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupT
     each_row, each_group = (tuple(getattr(factors, "shape", ())) not in ((), (1,)) for factors in (scale_a, scale_b))
     for group, (start, end) in enumerate(pairwise((0, *ends))):
         if start < end:
-            options = terms.of_one(
-                bias[group] if each_bias else bias,
-                scale_a[start:end] if each_row else scale_a,
-                scale_b[group] if each_group else scale_b,
+            options = terms._replace(
+                bias=bias[group] if each_bias else bias,
+                scale_a=scale_a[start:end] if each_row else scale_a,
+                scale_b=scale_b[group] if each_group else scale_b,
             )
-            products.matmul(a[start:end], b[group], out[start:end], **options)
+            products.matmul(a[start:end], b[group], out[start:end], **options.passed())
 
 
 def sliceable(array: Any, its_view: View | None = None) -> Any:

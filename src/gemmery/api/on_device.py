@@ -15,15 +15,13 @@ from gemmery.api import device_memory, quick, quick_options
 from gemmery.api.compute import writable
 from gemmery.api.device_types import SERVED, check_capability, located, types, unserved
 from gemmery.api.options import (
-    NO_OPTIONS,
-    Options,
     check_activation,
     check_added,
     check_beta,
     check_bias,
+    check_values,
     dtype_name,
     epilogue_name,
-    invariance,
     scalar,
 )
 from gemmery.api.precision import resolved
@@ -34,6 +32,7 @@ from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
 from gemmery.errors import ArgumentError, DTypeError, brief
+from gemmery.keywords import NO_OPTIONS, Options, for_kernel
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
@@ -140,7 +139,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     )
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
     epilogue, scaled = epilogue_name(options.bias, options.activation), factors.factor != 1
-    terms = step, epilogue, scaled, options.precision or "", factors.scaling, options.batch_invariant
+    terms = step, epilogue, scaled, for_kernel(options), factors.scaling
     return specialised(_bare(x), _bare(y), target, *terms)
 
 
@@ -154,9 +153,8 @@ def prepared(operands: Inputs, target: View, options: Options) -> TieredLaunch:
         None if bias is None else bias.strides[0],
         operands.epilogue,
         options.alpha != 1 or options.beta != 0,
-        options.precision or "",
+        for_kernel(options),
         operands.scales.scaling,
-        options.batch_invariant,
         "".join(letter for letter, address in zip("ab", operands.parts, strict=True) if address),
     )
 
@@ -184,7 +182,8 @@ def _types(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
         )
-    invariant = invariance(options.batch_invariant)
+    check_values(options)
+    invariant = bool(options.batch_invariant)
     options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
     return common, result, options
 

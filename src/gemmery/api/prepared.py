@@ -24,6 +24,7 @@ from gemmery.cuda.images import Images, images
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, mapped_argument, product_argument
 from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
 from gemmery.errors import LayoutError
+from gemmery.keywords import FIELDS, NO_OPTIONS, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -101,9 +102,8 @@ class DeviceProduct(NamedTuple):
     bias_step: int | None
     epilogue: str
     scaled: bool
-    precision: str
+    options: tuple[Any, ...]  # `keywords.for_kernel` of the call
     scaling: Scaling | None
-    invariant: bool
     split: str = ""  # operands that have parts
 
 
@@ -113,7 +113,7 @@ def described(*terms: Any) -> tuple[Arrangement, Problem]:
 
     Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
     """
-    x, y, c, bias_step, epilogue, scaled, precision, scaling, invariant, split = DeviceProduct(*terms)
+    x, y, c, bias_step, epilogue, scaled, options, scaling, split = DeviceProduct(*terms)
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
     m, n, k = form.m, form.n, form.k
@@ -137,10 +137,9 @@ def described(*terms: Any) -> tuple[Arrangement, Problem]:
         epilogue=epilogue,
         scaled=scaled,
         device=c.device,
-        precision=precision,
         alignments=(alignments[0], alignments[1], alignments[2]),
         scales="" if scaling is None else scaling.kind,
-        invariant=invariant,
+        **{field: value for field, value in zip(FIELDS, options, strict=True) if value is not None},
         split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
     )
     return form, problem
@@ -366,4 +365,4 @@ def _better(
     )
     shape = result_shape(x.shape, y.shape)
     target = View(0, shape, arrays.contiguous(shape, size), dtype, device)
-    return specialised(x, y, target, None, "", scaled, "", None, False).run
+    return specialised(x, y, target, None, "", scaled, for_kernel(NO_OPTIONS), None).run

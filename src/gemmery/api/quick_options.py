@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
 from gemmery.api import quick
-from gemmery.api.options import Options
 from gemmery.arrays import View
+from gemmery.keywords import Options
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def _key(
 
     None if it has other arrays too, or a bias that is a number.
     """
-    dtype, bias, activation, _, precision, _, _, _, scale_a, scale_b, invariant = options
-    used, parts = [a, b], [a.dtype, a.shape, a.stride(), dtype, activation, precision, invariant]
+    dtype, bias, activation, _, precision, _, _, _, scale_a, scale_b, *others = options
+    used, parts = [a, b], [a.dtype, a.shape, a.stride(), dtype, activation, precision, *others]
     for z in (b, bias, scale_a, scale_b, out):
         if z is None:
             parts.append(None)

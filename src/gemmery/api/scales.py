@@ -8,11 +8,12 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.device_types import ROUNDED, located
-from gemmery.api.options import Options, scalar
+from gemmery.api.options import scalar
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
+from gemmery.keywords import Options
 from gemmery.tuples import NamedTuple
 
 BLOCK = 128  # rows and columns of an operand that share a factor

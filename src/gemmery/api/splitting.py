@@ -7,13 +7,13 @@ from typing import Any, Literal
 from gemmery import arrays, config
 from gemmery.api import device_memory, on_device, quick
 from gemmery.api.device_types import located
-from gemmery.api.options import Options
 from gemmery.api.precision import get_float32_precision
 from gemmery.api.prepared import PreparedLaunch, alone, distinct, operand_views
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import too_large
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
+from gemmery.keywords import Options
 from gemmery.ladder import float32_bounds, float32_pre_pass
 from gemmery.problem import Problem
 

@@ -11,7 +11,6 @@ import gemmery as gm
 from gemmery.api import array_libraries
 from gemmery.api.device_call import table
 from gemmery.api.device_operands import Inputs, OperandScales
-from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrays import View
 
 
@@ -83,7 +82,7 @@ def known(torch, options, out=None, run=None, parts=(0, 0)):
     """Let the path know a call with tensors at 1024 and 2048."""
     library, run = array_libraries.Torch(torch), run or Launches()
     key = library.key(OnDevice(1024), OnDevice(2048), out, "matmul", 1024, 2048, out.pointer if out else 0)
-    others = [z for z in (options.bias, options.scale_a, options.scale_b) if isinstance(z, OnDevice)]
+    others = [z for z in map(options.get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
     more = array_libraries.KnownOptions(((-12, 36),) * len(others), "float32", (0.5, 0.0))
     served = SimpleNamespace(countdown=0, run=run)
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), "bfloat16", -36, 36, -36, 36, more)
@@ -105,7 +104,7 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     run, out = Launches(), OnDevice(4096)
     target = View(4096, (3, 3), (6, 2), "bf16", "cuda:0")
     served = SimpleNamespace(countdown=0, run=run)
-    options = Options(bias=row(64), scale_b=row(96))
+    options = {"bias": row(64), "scale_b": row(96)}
     x, y = (View(pointer, (3, 3), (12, 4), "f32", "cuda:0") for pointer in (1024, 2048))
     bias, scale = (View(pointer, (3,), (4,), "f32", "cuda:0") for pointer in (64, 96))
     inputs = Inputs(x, y, bias, scales=OperandScales("outer", 1.0, None, scale))
@@ -114,14 +113,14 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
         array_libraries.remember(*tensors, "matmul", inputs, target, served, options, (2.0, 0.0))
     assert len(table.calls) == 2
     path = array_libraries.PATHS[OnDevice]
-    new = path(OnDevice(8192), OnDevice(2048), None, "matmul", None, Options(bias=row(640), scale_b=row(960)))
+    new = path(OnDevice(8192), OnDevice(2048), None, "matmul", None, {"bias": row(640), "scale_b": row(960)})
     assert (new.dtype, new.shape) == ("bfloat16", (3, 3))
     assert path(OnDevice(8192), OnDevice(2048), out, "matmul", None, options) is out
     assert [call[:5] for call in run.calls] == [(8192, 2048, 1 << 20, 7, 640), (8192, 2048, 4096, 7, 64)]
     assert path(OnDevice(4096 + 16), OnDevice(2048), out, "matmul", None, options) is None
     assert path(OnDevice(4096 + 18), OnDevice(2048), out, "matmul", None, options) is None  # at another alignment
     tensors = OnDevice(1024), OnDevice(2048), None
-    array_libraries.remember(*tensors, "matmul", inputs, target, served, Options(bias=1.0), (1.0, 0.0))
+    array_libraries.remember(*tensors, "matmul", inputs, target, served, {"bias": 1.0}, (1.0, 0.0))
     assert len(table.calls) == 2
 
 
@@ -139,33 +138,39 @@ def test_matmul_asks_this_path_first(monkeypatch):
     monkeypatch.setitem(array_libraries.PATHS, OnDevice, path)
     a, b = OnDevice(1024), OnDevice(2048)
     assert gm.matmul(a, b, scale_a=2.0, bias=b, batch_invariant=True) == "result"
-    assert asked == [(a, b, None, "matmul", None, Options(bias=b, scale_a=2.0, batch_invariant=True))]
+    assert asked == [(a, b, None, "matmul", None, {"bias": b, "scale_a": 2.0, "batch_invariant": True})]
     assert gm.matmul(a, b, a) == "result"
     assert asked[1][:5] == (a, b, a, "matmul", None)
     assert asked[1][5:] in ((), (None,))  # by the compiled entry or without
+    gm.matmul(a, b, bias=None, batch_invariant=False)
+    gm.matmul(a, b, casting="same_kind")
+    gm.matmul(a, b, dtype="float32", casting="same_kind")
+    assert [call[5:] for call in asked[2:]] == [(None,), (None,), ({"dtype": "float32"},)]
+    with pytest.raises(TypeError, match="'activate'"):
+        gm.matmul(a, b, activate=None)
 
 
 def test_addresses_of_bias_and_factors_reach_the_launch(torch):
     multiply = path(torch)
-    options = Options(bias=row(64), activation="relu", scale_a=row(96), scale_b=0.5)
+    options = {"bias": row(64), "activation": "relu", "scale_a": row(96), "scale_b": 0.5}
     run = known(torch, options)
-    result = multiply(OnDevice(4096), OnDevice(8192), None, options._replace(bias=row(128), scale_a=row(160)))
+    result = multiply(OnDevice(4096), OnDevice(8192), None, options | {"bias": row(128), "scale_a": row(160)})
     assert (result.dtype, result.shape) == ("bfloat16", (3, 3))
     assert run.calls == [(4096, 8192, 1 << 20, 7, 128, 0, (0.5, 0.0), (160, 0, 0))]
-    run = known(torch, Options(scale_b=row(96)), run=Launches(workspace=64))
-    multiply(OnDevice(1024), OnDevice(2048), None, Options(scale_b=row(96)))
+    run = known(torch, {"scale_b": row(96)}, run=Launches(workspace=64))
+    multiply(OnDevice(1024), OnDevice(2048), None, {"scale_b": row(96)})
     assert run.calls == [(1024, 2048, 1 << 20, 7, 0, 1 << 21, (0.5, 0.0), (0, 96, 0))]
 
 
 def test_a_product_without_options_is_served_too(torch):
-    run = known(torch, NO_OPTIONS)
-    path(torch)(OnDevice(1024), OnDevice(2048), None, NO_OPTIONS)
+    run = known(torch, {})
+    path(torch)(OnDevice(1024), OnDevice(2048), None, {})
     assert run.calls == [(1024, 2048, 1 << 20, 7, 0, 0, (0.5, 0.0), ())]
 
 
 @pytest.mark.parametrize("kept", [(False, True), (False, False)])
 def test_addresses_of_parts_reach_the_launch_that_reads_them(torch, kept):
-    options, multiply = Options(precision="f32_tensor"), path(torch)
+    options, multiply = {"precision": "f32_tensor"}, path(torch)
     run = known(torch, options, run=Launches(kept=kept), parts=(512, 256))
     assert multiply(OnDevice(1024), OnDevice(2048), None, options) is None  # the arrays themselves
     assert multiply(OnDevice(1024), OnDevice(2048), None, options, (0, 256)) is None
@@ -174,14 +179,14 @@ def test_addresses_of_parts_reach_the_launch_that_reads_them(torch, kept):
 
 
 def test_a_bias_of_another_type_is_converted_at_each_call(torch):
-    options = Options(bias=row(64, dtype="bfloat16"))
+    options = {"bias": row(64, dtype="bfloat16")}
     run = known(torch, options)
     path(torch)(OnDevice(1024), OnDevice(2048), None, options)
     assert run.calls[0][4] == 65
 
 
 def test_out_is_returned_and_counted_as_written(torch):
-    out, options = OnDevice(4096), Options(activation="gelu")
+    out, options = OnDevice(4096), {"activation": "gelu"}
     run = known(torch, options, out)
     assert path(torch)(OnDevice(1024), OnDevice(2048), out, options) is out
     assert (out.version, run.calls[0][2]) == (1, 4096)
@@ -195,7 +200,7 @@ def test_out_is_returned_and_counted_as_written(torch):
         {"scale_a": OnDevice(96, (3, 1))},
         {"bias": row(64, dtype="float16")},
         {"bias": 1.0},
-        {"batch_invariant": True},
+        {"batch_invariant": False},
         {"batch_invariant": 1},
         {"dtype": "float32"},
         {"dtype": []},
@@ -209,30 +214,30 @@ def test_out_is_returned_and_counted_as_written(torch):
     ],
 )
 def test_other_calls_are_left_to_the_slow_path(torch, change):
-    options = Options(bias=row(64), activation="relu", scale_a=row(96), scale_b=0.5)
+    options = {"bias": row(64), "activation": "relu", "scale_a": row(96), "scale_b": 0.5, "batch_invariant": True}
     run, multiply = known(torch, options), path(torch)
-    assert multiply(OnDevice(1024), OnDevice(2048), None, options._replace(**change)) is None
+    assert multiply(OnDevice(1024), OnDevice(2048), None, options | change) is None
     assert run.calls == []
     assert multiply(OnDevice(1024), OnDevice(2048), None, options) is not None
 
 
 def test_an_out_that_overlaps_what_is_read_is_left_to_the_slow_path(torch):
-    options, multiply = Options(bias=row(64)), path(torch)
+    options, multiply = {"bias": row(64)}, path(torch)
     run = known(torch, options, OnDevice(4096))
     for a, b, bias in ((4096 + 16, 2048, 64), (1024, 4096 - 32, 64), (1024, 2048, 4096)):
-        assert multiply(OnDevice(a), OnDevice(b), OnDevice(4096), Options(bias=row(bias))) is None
+        assert multiply(OnDevice(a), OnDevice(b), OnDevice(4096), {"bias": row(bias)}) is None
     assert run.calls == []
     assert multiply(OnDevice(1024), OnDevice(2048), OnDevice(4096), options) is not None
 
 
 def test_arrays_that_are_no_tensors_are_left_to_the_slow_path(torch):
-    known(torch, NO_OPTIONS)
+    known(torch, {})
     multiply = path(torch)
-    assert multiply(OnDevice(1024), object(), None, NO_OPTIONS) is None
-    assert multiply(OnDevice(1024), OnDevice(2048), object(), NO_OPTIONS) is None
+    assert multiply(OnDevice(1024), object(), None, {}) is None
+    assert multiply(OnDevice(1024), OnDevice(2048), object(), {}) is None
 
 
 def test_states_of_pytorch_are_left_to_the_slow_path(torch):
-    known(torch, NO_OPTIONS)
+    known(torch, {})
     torch._C._is_tracing = lambda: True
-    assert path(torch)(OnDevice(1024), OnDevice(2048), None, NO_OPTIONS) is None
+    assert path(torch)(OnDevice(1024), OnDevice(2048), None, {}) is None

@@ -12,11 +12,11 @@ import pytest
 import gemmery as gm
 from gemmery.api import device_operands, enqueue, explanation, on_device, prepared
 from gemmery.api.device_call import table
-from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
+from gemmery.keywords import NO_OPTIONS, Options
 from gemmery.problem import Problem
 from test_arrays_cuda import Capsule, Interface
 
@@ -396,7 +396,7 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
     monkeypatch.setattr(on_device, "prepare", lambda call: served)
     monkeypatch.setattr(on_device.array_libraries, "remember", lambda *given: kept.append(given[-1]))
-    on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
+    on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS, {})
     assert run.addresses[5] == 1 << 21
     assert kept == [served]
 
@@ -418,7 +418,7 @@ def enqueued(monkeypatch):
         monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
         monkeypatch.setattr(on_device, "view", lambda z: z)
         monkeypatch.setattr(device_operands, "view", lambda z: z)
-        on_device.product("matmul", "a", "b", x, y, out, Options(**options))
+        on_device.product("matmul", "a", "b", x, y, out, Options(**options), options)
         return run, copies, waits
 
     return product

@@ -14,10 +14,10 @@ from gemmery.api import device_operands, products
 from gemmery.api import on_device as device_products
 from gemmery.api.device_call import DeviceCall, described
 from gemmery.api.grouped import multiply_groups
-from gemmery.api.groups import GroupTerms
 from gemmery.arrays import View, view
 from gemmery.dispatch.cuda import grouped
 from gemmery.errors import RefusedError
+from gemmery.keywords import Options
 from test_api_device import Matrix, e4m3, half
 
 K, N = 7, 5
@@ -295,7 +295,7 @@ def one_by_one(monkeypatch):
     def run(a, b, ends, out=None, **terms):
         views = viewed(a), viewed(b), view(ends)
         shape = (len(a), b.shape[2])
-        terms_of = views, shape, out, GroupTerms(**terms), multiply_groups
+        terms_of = views, shape, out, Options(**terms), multiply_groups
         return device_products.grouped_product(a, b, ends, *terms_of)
 
     return run

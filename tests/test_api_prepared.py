@@ -16,6 +16,7 @@ from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import LayoutError
+from gemmery.keywords import NO_OPTIONS, for_kernel
 from gemmery.problem import Problem
 
 FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
@@ -260,4 +261,4 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
     assert (x.pointer, x.shape, x.strides, x.dtype, x.device) == (4, (5, 3), (4, 20), "f32", "cuda:0")
     assert (y.pointer, y.shape, y.strides) == (0, (3, 7), (28, 4))
     assert (target.shape, target.strides) == ((5, 7), (28, 4))
-    assert options == [None, "", True, "", None, False, "", False]  # scaled
+    assert options == [None, "", True, for_kernel(NO_OPTIONS), None, "", False]  # scaled

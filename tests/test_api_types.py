@@ -11,9 +11,7 @@ from typing import get_args
 import pytest
 
 import gemmery as gm
-from gemmery import dtypes, lab
-from gemmery.api import types
-from gemmery.api.options import ACTIVATIONS
+from gemmery import dtypes, keywords, lab
 
 CODE = """
 from typing import Any
@@ -60,6 +58,8 @@ gm.matmul(x, x, batch_invariant="yes")  # error
 gm.gemm(1.0, x, x, precision="fp8")  # error
 gm.gemv(x, x[0], gamma=2.0)  # error
 gm.explain(x, x, activation="rellu")  # error
+gm.explain(x, x, thread=3)  # error
+gm.tensordot(x, x, precision="fp8")  # error
 gm.nosuch  # error
 gm.GemmeryError("x").nosuch  # error
 """
@@ -84,9 +84,8 @@ def test_a_type_checker_knows_results_options_and_names(tmp_path):
 
 
 def test_names_of_options_are_those_that_are_accepted():
-    names = set(get_args(types.DTypeName))
+    names = set(get_args(keywords.DTypeName))
     assert names == set(dtypes.BY_NAME) | set(dtypes.BY_NUMPY_NAME)
-    assert get_args(types.Activation) == ACTIVATIONS
 
 
 def test_type_checkers_see_the_public_names_and_no_others():

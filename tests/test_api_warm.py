@@ -218,7 +218,7 @@ def test_kernels_of_a_gpu_are_made_without_one(monkeypatch, tmp_path):
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(warm, "_SIDES", ())
     monkeypatch.setattr(warm, "_LAYOUTS", ("row",))
-    monkeypatch.setattr(warm.options, "ACTIVATIONS", ())
+    monkeypatch.setattr(warm, "ACTIVATIONS", ())
     first = gm.warm("float64", "a100", threads=2)
     assert (first.compiled > 0, first.there) == (True, 0)
     assert {entry.version for entry in cache.listing(str(tmp_path))} <= nvrtc.versions()

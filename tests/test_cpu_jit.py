@@ -108,7 +108,7 @@ def test_a_cached_product_does_without_llvm_and_generators():
         "import sys, numpy as np, gemmery as gm\n"
         "x = np.ones((9, 9), np.float32)\n"
         "assert gm.matmul(x, x)[0, 0] == 9\n"
-        "print(bool({'llvmlite', 'gemmery.cpu.ir', 'gemmery.cpu.loops', 'gemmery.cpu.workers'} & {*sys.modules}))"
+        "print(bool({'llvmlite', 'gemmery.cpu.ir', 'gemmery.cpu.loops', 'gemmery.cpu.pool_code'} & {*sys.modules}))"
     )
     seen = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

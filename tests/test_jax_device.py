@@ -12,8 +12,8 @@ from emulated_card import ORDINAL, installed
 from gemmery import dtypes
 from gemmery.api import on_device
 from gemmery.api.device_call import table
-from gemmery.api.options import PRECISIONS
 from gemmery.cuda import ordered
+from gemmery.keywords import PRECISIONS
 
 pytest.importorskip("jax", reason="JAX is not installed")
 

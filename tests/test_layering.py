@@ -19,8 +19,8 @@ SOURCE = ROOT / "src" / "gemmery"
 # Each part is of one house, and imports from its own house and those before it (docs/decisions/0032-three-houses.md).
 HOUSES = {
     "library": (
-        "errors tuples config dtypes display problem arrange banks cache tiers load arrays cpu cuda limits ladder "
-        "dispatch tune api torch jax distributed __init__ __main__"
+        "errors tuples config dtypes display problem keywords arrange banks cache tiers load arrays cpu cuda limits "
+        "ladder dispatch tune api torch jax distributed __init__ __main__"
     ),
     "emulator": "emulator pages emulation pytest",
     "laboratory": "bench verify experiments rung_counts lab report inspection cli",

@@ -17,11 +17,13 @@ import functools
 import os
 import platform
 import re
+from typing import Literal, get_args
 
 from gemmery.errors import ArgumentError, brief
 
 ISAS = ("generic", "avx2", "avx512")
-FLOAT32_PRECISIONS = ("tf32", "f32_tensor", "f32_strict", "f32_plus")
+Float32Precision = Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"]
+FLOAT32_PRECISIONS: tuple[str, ...] = get_args(Float32Precision)
 
 
 def num_threads() -> int | None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
 from gemmery.api.device_call import keep, low_bits, table
-from gemmery.api.options import Options
 from gemmery.arrays import View
 from gemmery.arrays.reading import SHORT
+from gemmery.keywords import DEFAULTS
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gemmery.api.prepared import TieredLaunch
 
 Scalars = tuple[float, float]
+Keywords = dict[str, Any]  # the options that a call names
 # (a, b, out, the function's name, alpha and beta or None, options or None, addresses of parts of operands that were
 # split) -> the result, or None for a call not seen before. A call with options has its scalars in the table.
 FastPath = Callable[..., Any]
@@ -32,6 +33,7 @@ PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the 
 _LARGE = 1e38
 _NUMBERS = (int, float)
 _NO_PARTS = (0, 0)
+_ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
 
 
 class KnownOptions(NamedTuple):
@@ -64,7 +66,7 @@ def remember(
     inputs: Inputs,
     target: View,
     served: TieredLaunch,
-    options: Options | None = None,
+    options: Keywords | None = None,
     scalars: Scalars = (1.0, 0.0),
 ) -> None:
     """Use the fast path for calls like this one of the function `name`, if the library of its arrays has one.
@@ -171,20 +173,21 @@ class Torch:
         key = name, a.get_device(), b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits
         return key if out is None else (*key, out.get_device(), out.dtype, out.shape, out.stride())
 
-    def words(self, options: Options, parts: tuple[int, int]) -> tuple[Any, ...] | None:
-        """Return what the key of a call has of its options; None for a bias that is a number, or for other arrays."""
-        bias, scale_a, scale_b = options.bias, options.scale_a, options.scale_b
-        split = None if parts == _NO_PARTS else (bool(parts[0]), bool(parts[1]))
-        words = [options.dtype, options.activation, options.precision, options.batch_invariant, split]
-        for z in (bias, scale_a, scale_b):
-            if z is None:
-                words.append(None)
-            elif type(z) in self.types:
-                words += (z.get_device(), z.dtype, z.shape, z.stride())
-            elif type(z) in _NUMBERS and z is not bias:
-                words.append(z)
-            else:
-                return None
+    def words(self, options: Keywords, parts: tuple[int, int]) -> tuple[Any, ...] | None:
+        """Return what the key of a call has of its options; None for a bias that is a number, or for other arrays.
+
+        A call that names them in another order has another key.
+        """
+        words: list[Any] = [] if parts == _NO_PARTS else [bool(parts[0]), bool(parts[1])]
+        types = self.types
+        for name, z in options.items():
+            kind = type(z)
+            if kind in types:
+                words += (name, z.get_device(), z.dtype, z.shape, z.stride())
+            elif z is not DEFAULTS[name]:
+                if name in _ARRAYS and (kind not in _NUMBERS or name == "bias"):
+                    return None
+                words += (name, z, kind)  # 1 is True to a dictionary
         return tuple(words)
 
     def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[KnownCall | None, list[int]]]]:
@@ -219,11 +222,9 @@ class Torch:
             return call
 
         def optional(
-            a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, options: Options, parts: tuple[int, int]
+            a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, options: Keywords, parts: tuple[int, int]
         ) -> tuple[KnownCall | None, list[int]]:
-            if options.threads is not None or type(options.batch_invariant) is not bool:  # 1 is True to a dictionary
-                return None, []
-            others = [z for z in (options.bias, options.scale_a, options.scale_b) if type(z) in types]
+            others: list[Any] = [z for z in map(options.get, _ARRAYS) if type(z) in types]
             try:
                 call = calls.get((*key_of(a, b, out, name, p, q, r), *words_of(options, parts)))  # type: ignore[misc]
                 starts = [z.data_ptr() for z in others]
@@ -243,14 +244,14 @@ class Torch:
     ) -> None:  # fmt: skip
         """Launch a call with options; `starts` are the addresses of bias and factors that are tensors."""
         extra: tuple[int, ...] = ()
-        bias, start = options.bias, 0
+        bias, start = options.get("bias"), 0
         if bias is not None:
             start, *starts = starts
             if bias.dtype is not extras.bias_dtype:
                 bias = bias.to(extras.bias_dtype)
                 start = bias.data_ptr()
         if starts:
-            types, scale_a, scale_b = self.types, options.scale_a, options.scale_b
+            types, scale_a, scale_b = self.types, options.get("scale_a"), options.get("scale_b")
             extra = starts[0] if type(scale_a) in types else 0, starts[-1] if type(scale_b) in types else 0, 0
         elif any(parts) and any(run.kept):
             extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
@@ -266,7 +267,7 @@ class Torch:
         run_with_options = self._run
 
         def multiply(
-            a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Options | None = None,
+            a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
             parts: tuple[int, int] = _NO_PARTS,
         ) -> Any:  # fmt: skip
             ordinal = a.get_device()
@@ -349,7 +350,7 @@ class CuPy:
         return key if out is None else (*key, out.device.id, out.dtype, out.shape, out.strides)
 
     @staticmethod
-    def words(options: Options, parts: tuple[int, int]) -> tuple[Any, ...] | None:
+    def words(options: Keywords, parts: tuple[int, int]) -> tuple[Any, ...] | None:
         """Return None: calls with options are not looked up."""
         return None
 
@@ -366,7 +367,7 @@ class CuPy:
         calls, key_of = table.calls, self.key
 
         def multiply(
-            a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Options | None = None,
+            a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
             parts: tuple[int, int] = _NO_PARTS,
         ) -> Any:  # fmt: skip
             if options is not None or type(b) is not ndarray or (out is not None and type(out) is not ndarray):

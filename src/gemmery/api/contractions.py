@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -15,32 +15,33 @@ from gemmery import arrays
 from gemmery.api import opaque, quick_contractions, spellings, subscripts
 from gemmery.api.one_product import Labels
 from gemmery.api.promote import promoted
-from gemmery.api.sums_of_products import Factor, Wanted, contract, merged, sum_of_products, with_transposes
+from gemmery.api.sums_of_products import Factor, contract, merged, sum_of_products, with_transposes
 from gemmery.arrays import view
 from gemmery.cpu import entry
 from gemmery.dtypes import get
 from gemmery.errors import GemmeryError, ShapeError, brief
+from gemmery.keywords import NO_OPTIONS, documented, takes_options
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import ContractionOptions, EinsumOptions, Foreign, Out, Plain, VecdotOptions
+    from gemmery.api.types import EinsumOptions, Foreign, Out, Plain, VecdotOptions
+    from gemmery.keywords import ContractionOptions
 
 Axes = int | tuple[int | Sequence[int], int | Sequence[int]]
 
 
 @opaque.opaque
+@takes_options
 def _tensordot(
     a: Any,
     b: Any,
     axes: Any = 2,
     *,
     out: Any = None,
-    dtype: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    **keywords: Any,
 ) -> Any:
     """Return the sum of products over several dimensions of two arrays, as `numpy.tensordot` does.
 
@@ -61,8 +62,9 @@ def _tensordot(
     ArgumentError for `axes` of another form.
     """
     if opaque.waiting and opaque.settle():
-        return _tensordot(a, b, axes, out=out, dtype=dtype, threads=threads, precision=precision)
-    if quick_contractions.is_plain(a, b, out, dtype, threads, precision):
+        return _tensordot(a, b, axes, out=out, **keywords)
+    options = spellings.options("tensordot", keywords) if keywords else NO_OPTIONS
+    if out is None and options is NO_OPTIONS and quick_contractions.is_plain(a, b):
         try:
             labels = subscripts.of_tensordot(subscripts.pair_of(axes), tuple(a.shape), tuple(b.shape))
             result = quick_contractions.at_once(labels, a, b)
@@ -75,10 +77,7 @@ def _tensordot(
             pass
     x, y = spellings.viewed("a", a), spellings.viewed("b", b)
     labels = subscripts.of_tensordot(subscripts.pair_of(axes), x.shape, y.shape)
-    return contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(spellings.single(out), dtype, threads, precision))
-
-
-_tensordot.__name__ = _tensordot.__qualname__ = "tensordot"  # the name in Python's errors about arguments
+    return contract(arrays.kind(a, b), labels, a, b, x, y, spellings.single(out), keywords)
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -108,6 +107,7 @@ def tensordot(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has th
 
 
 @opaque.opaque
+@takes_options
 def _vecdot(
     a: Any,
     b: Any,
@@ -116,10 +116,7 @@ def _vecdot(
     *,
     axis: int = -1,
     keepdims: bool = False,
-    dtype: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-    **options: Any,
+    **keywords: Any,
 ) -> Any:
     """Return the dot products of the vectors of two arrays, as `numpy.vecdot` does.
 
@@ -137,15 +134,10 @@ def _vecdot(
     not have.
     """
     if opaque.waiting and opaque.settle():
-        return _vecdot(
-            a, b, out, axis=axis, keepdims=keepdims, dtype=dtype, threads=threads, precision=precision, **options
-        )
-    if (
-        axis == -1
-        and keepdims is False
-        and not options
-        and quick_contractions.is_plain(a, b, out, dtype, threads, precision)
-    ):
+        return _vecdot(a, b, out, axis=axis, keepdims=keepdims, **keywords)
+    options = spellings.options("vecdot", keywords) if keywords else NO_OPTIONS
+    plain = out is None and axis == -1 and keepdims is False and options is NO_OPTIONS
+    if plain and quick_contractions.is_plain(a, b):
         try:
             result = quick_contractions.rows_of(a, b)
             if result is not None:
@@ -154,7 +146,6 @@ def _vecdot(
                 return result
         except GemmeryError:
             pass
-    spellings.check("vecdot", options)
     if keepdims not in (True, False):
         raise TypeError(f"keepdims={brief(keepdims)}: pass True or False")
     out = spellings.single(out)
@@ -171,13 +162,10 @@ def _vecdot(
         if shape[place : place + 1] != (1,):
             raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
         target = out.squeeze(place)
-    result = contract(arrays.kind(a, b), labels, a, b, x, y, Wanted(target, dtype, threads, precision))
+    result = contract(arrays.kind(a, b), labels, a, b, x, y, target, keywords)
     if out is not None:
         return out
     return result[(slice(None),) * place + (None,)] if keepdims else result
-
-
-_vecdot.__name__ = _vecdot.__qualname__ = "vecdot"  # the name in Python's errors about arguments
 
 
 if TYPE_CHECKING:
@@ -207,17 +195,16 @@ def vecdot(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that 
 
 
 @opaque.opaque
+@takes_options
 def _einsum(
     expression: Any,
     /,
     *operands: Any,
     out: Any = None,
-    dtype: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
     optimize: Any = None,
     order: str = "K",
     casting: str = "safe",
+    **keywords: Any,
 ) -> Any:
     """Return the sum of products of arrays that letters describe, as `numpy.einsum` does.
 
@@ -244,13 +231,12 @@ def _einsum(
     are malformed.
     """
     if opaque.waiting and opaque.settle():
-        return _einsum(
-            expression, *operands, out=out, dtype=dtype, threads=threads, precision=precision, optimize=optimize,
-            order=order, casting=casting,
-        )  # fmt: skip
-    if len(operands) == 2 and type(expression) is str and order == "K" and casting == "safe":
+        return _einsum(expression, *operands, out=out, optimize=optimize, order=order, casting=casting, **keywords)
+    options = spellings.options("einsum", keywords) if keywords else NO_OPTIONS
+    plain = out is None and options is NO_OPTIONS and order == "K" and casting == "safe"
+    if plain and len(operands) == 2 and type(expression) is str:
         a, b = operands
-        if quick_contractions.is_plain(a, b, out, dtype, threads, precision):
+        if quick_contractions.is_plain(a, b):
             try:
                 result = quick_contractions.quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
                 if result is not None:
@@ -260,7 +246,7 @@ def _einsum(
                     return result
             except GemmeryError:  # of lengths that differ, of which one may be 1, among others
                 pass
-    options = Wanted(spellings.single(out), dtype, threads, precision)
+    out = spellings.single(out)
     order = str(order).upper()
     spellings.check("einsum", {"casting": casting, "order": "K" if order == "F" else order})
     if not isinstance(expression, str):
@@ -270,20 +256,17 @@ def _einsum(
     terms, letters = subscripts.labels(expression, tuple(len(x.shape) for x in views))
     factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
     if len(factors) > 2:
-        if dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
-            options = options._replace(dtype=get(functools.reduce(promoted, (x.dtype for x in views))).numpy)
+        if options.dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
+            keywords = {**keywords, "dtype": get(functools.reduce(promoted, (x.dtype for x in views))).numpy}
         for places in subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1]:
             some = [factors[place] for place in places]
             factors = [factor for place, factor in enumerate(factors) if place not in places]
-            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, options))
+            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, keywords))
         while len(factors) > 2:  # a path may leave several to its last step
             some, factors = factors[:2], factors[2:]
-            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, options))
-    result = sum_of_products(factors, letters, options)
-    return result if order == "K" or options.out is not None else spellings.in_order(result, order)
-
-
-_einsum.__name__ = _einsum.__qualname__ = "einsum"  # the name in Python's errors about arguments
+            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, keywords))
+    result = sum_of_products(factors, letters, keywords, out)
+    return result if order == "K" or out is not None else spellings.in_order(result, order)
 
 
 if TYPE_CHECKING:
@@ -341,20 +324,7 @@ def _compile_entries() -> None:
     """Replace gm.einsum, gm.tensordot and gm.vecdot by the compiled entry, where that of gm.matmul is in use."""
     if not entry.active():
         return
-    docs = [f"{_SIGNATURES[name]}\n--\n\n{function.__doc__ or ''}" for name, function in _PYTHON.items()]
-    compiled = dict(zip(_PYTHON, entry.builtins(_PYTHON, docs), strict=True))
+    compiled = dict(zip(_PYTHON, entry.builtins(_PYTHON, [*map(documented, _PYTHON.values())]), strict=True))
     _entries.update(compiled)
     for name, function in compiled.items():
         setattr(sys.modules["gemmery"], name, function)
-
-
-_SIGNATURES = {
-    "einsum": (
-        "einsum(expression, /, *operands, out=None, dtype=None, threads=None, precision=None, optimize=None, "
-        "order='K', casting='safe')"
-    ),
-    "tensordot": "tensordot(a, b, axes=2, *, out=None, dtype=None, threads=None, precision=None)",
-    "vecdot": (
-        "vecdot(a, b, /, out=None, *, axis=-1, keepdims=False, dtype=None, threads=None, precision=None, **options)"
-    ),
-}

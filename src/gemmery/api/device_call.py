@@ -16,6 +16,7 @@ from gemmery import arrays, dtypes
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.errors import LayoutError
+from gemmery.keywords import FIELDS, NO_OPTIONS, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -39,9 +40,8 @@ class DeviceCall(NamedTuple):
     bias: Ints | None = None  # its strides in bytes
     epilogue: str = ""
     scaled: bool = False
-    precision: str = ""
+    options: tuple[Any, ...] = for_kernel(NO_OPTIONS)
     scaling: Scaling | None = None
-    invariant: bool = False
     split: str = ""  # operands that have parts
     grouped: bool = False  # y has a matrix for each group of rows of x
 
@@ -136,12 +136,11 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         epilogue=call.epilogue,
         scaled=call.scaled,
         device=c.device,
-        precision=call.precision,
         alignments=(a_low, b_low, c_low),
         scales="" if call.scaling is None else call.scaling.kind,
-        invariant=call.invariant,
         groups=form.batch if call.grouped else 0,
         split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
+        **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
     )
     return form, problem
 

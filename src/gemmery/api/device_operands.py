@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.options import Options, scalar
+from gemmery.api.options import scalar
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
+from gemmery.keywords import Options
 from gemmery.tuples import NamedTuple
 
 SERVED = ("f64", "f32", "f16", "bf16")

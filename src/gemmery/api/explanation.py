@@ -5,14 +5,14 @@ import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import opaque, products
+from gemmery.api import opaque, products, spellings
 from gemmery.api.compute import prepared_for
-from gemmery.api.options import Options, dtype_name, epilogue, only_on_devices, thread_count
+from gemmery.api.options import dtype_name, epilogue, only_on_devices, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -21,11 +21,15 @@ from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import cores, host
 from gemmery.dispatch import cpu
 from gemmery.errors import ShapeError
+from gemmery.keywords import Options, takes_options
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from gemmery.api.prepared import PreparedLaunch
     from gemmery.dispatch import Plan
+    from gemmery.keywords import MatmulOptions
     from gemmery.ladder.float32_bounds import Float32Scheme
     from gemmery.limits import Bound
 
@@ -130,18 +134,11 @@ _FACTORS = {
 
 
 @opaque.opaque
+@takes_options
 def explain(
     a: Any,
     b: Any,
-    *,
-    dtype: Any = None,
-    bias: Any = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    batch_invariant: bool = False,
+    **keywords: "Unpack[MatmulOptions]",
 ) -> Explanation:
     """Return the rung and config that `matmul(a, b, ...)` would run, the reason, and the limits on this machine.
 
@@ -158,27 +155,24 @@ def explain(
     Raises the errors of `matmul`, and ShapeError for a product without a multiplication.
     """
     if opaque.waiting and opaque.settle():
-        return explain(
-            a, b, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
-        )  # fmt: skip
+        return explain(a, b, **keywords)
+    options = spellings.options("explain", {**keywords})
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
-        options = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
         return _on_device(x, y, options)
-    only_on_devices(precision, scale_a, scale_b, batch_invariant)
+    only_on_devices(options)
     common = promoted(x.dtype, y.dtype)
-    result = common if dtype is None else widened(common, dtype_name(dtype))
+    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
     shape = _shape(x, y)
-    count = thread_count(threads) or cpu_threads.get()
-    epilogue_name, _, _ = epilogue(bias, activation, x, y, result)
+    count = thread_count(options.threads) or cpu_threads.get()
+    epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
     source, out = kernel_types(common, result)
     copies = _copies(x, y, source)
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
     target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
-    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(batch_invariant))
+    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(options.batch_invariant))
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.limits import attainable
 
@@ -186,7 +180,7 @@ def explain(
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
     square = form.m == form.n and form.a == (form.b[0], form.b[2], form.b[1]) and worth_half(form.n, form.k)
-    own = x.pointer == y.pointer and x.dtype == view(a).dtype == view(b).dtype and bias is None
+    own = x.pointer == y.pointer and x.dtype == view(a).dtype == view(b).dtype and options.bias is None
     halved = square and own and plan.rung.name != "batched"
     return _explanation(
         plan, problem, (peak, bandwidth, limit), runs=form.runs, copies=copies, threads=count, kernel=_which(problem),

@@ -3,25 +3,27 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import opaque, products
+from gemmery.api import opaque, products, spellings
 from gemmery.api.compute import writable
-from gemmery.api.groups import GroupTerms, host_ends, result_type, stacked_shape
+from gemmery.api.groups import host_ends, result_type, stacked_shape
 from gemmery.api.options import check_bias, only_on_devices
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, ShapeError
+from gemmery.keywords import Options, takes_options
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import Foreign, GroupedOptions, Out, Plain
+    from gemmery.api.types import Foreign, Out, Plain
+    from gemmery.keywords import GroupedOptions
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -51,18 +53,14 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 
 
 @opaque.opaque
+@takes_options
 def grouped_matmul(
     a: Any,
     b: Any,
     *,
     offsets: Any = None,
     out: Any = None,
-    dtype: Any = None,
-    bias: Any = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    batch_invariant: bool = False,
+    **keywords: Any,
 ) -> Any:
     """Return the products of groups of rows, each with a matrix of its own, as layers of experts need them.
 
@@ -104,17 +102,14 @@ def grouped_matmul(
     Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
     """
     if opaque.waiting and opaque.settle():
-        return grouped_matmul(
-            a, b, offsets=offsets, out=out, dtype=dtype, bias=bias, activation=activation, scale_a=scale_a,
-            scale_b=scale_b, batch_invariant=batch_invariant,
-        )  # fmt: skip
-    terms = GroupTerms(dtype, bias, activation, scale_a, scale_b, batch_invariant)
+        return grouped_matmul(a, b, offsets=offsets, out=out, **keywords)
+    terms = spellings.options("grouped_matmul", keywords)
     if offsets is None:
         return _listed(a, b, out, terms)
     return _stacked(a, b, offsets, out, terms)
 
 
-def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
+def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
     x, y, where = view(a), view(b), view(offsets)
     shape = stacked_shape(x, y, where)
@@ -123,7 +118,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
 
         return on_device.grouped_product(a, b, offsets, (x, y, where), shape, out, terms, multiply_groups)
     arrays.together(a=x, b=y, offsets=where)
-    only_on_devices(None, terms.scale_a, terms.scale_b, terms.batch_invariant)  # here too: groups may have no rows
+    only_on_devices(terms)  # here too: groups may have no rows
     ends = host_ends(offsets, x.shape[0])
     result = result_type(x, y, shape, terms)
     target = None if out is None else view(out)
@@ -147,7 +142,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
     return arrays.wrap(like, array) if out is None else out
 
 
-def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:
+def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
     """Return the products of two lists of matrices, computed one after the other."""
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, list | tuple):
@@ -166,30 +161,30 @@ def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:
     def of(values: Any, i: int) -> Any:
         return values[i] if isinstance(values, list | tuple) else values
 
+    each = [
+        terms._replace(bias=of(terms.bias, i), scale_a=of(terms.scale_a, i), scale_b=of(terms.scale_b, i))
+        for i in range(count)
+    ]
+
     for i, (x, y) in enumerate(zip(map(view, a), map(view, b), strict=True)):
         if len(x.shape) != 2 or len(y.shape) != 2:
             raise ShapeError(f"a[{i}] and b[{i}] have shapes {x.shape} and {y.shape}; pass lists of matrices")
         shape = result_shape(x.shape, y.shape)
         if out is None:
             continue
-        target, bias = view(out[i]), of(terms.bias, i)  # all are checked before the first is written
+        target, bias = view(out[i]), each[i].bias  # all are checked before the first is written
         result = target.dtype
         if x.device == "cpu":
-            only_on_devices(None, of(terms.scale_a, i), of(terms.scale_b, i), terms.batch_invariant)
-            result = result_type(x, y, shape, GroupTerms(terms.dtype, None, terms.activation))
+            only_on_devices(each[i])
+            result = result_type(x, y, shape, terms._replace(bias=None))
             if bias is not None:
                 check_bias(view(bias), shape[1], result)
         writable(target, shape, result)
 
-    return [
-        products.matmul(
-            a[i], b[i], of(out, i), **terms.of_one(of(terms.bias, i), of(terms.scale_a, i), of(terms.scale_b, i))
-        )
-        for i in range(count)
-    ]
+    return [products.matmul(a[i], b[i], of(out, i), **each[i].passed()) for i in range(count)]
 
 
-def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
+def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Options) -> None:
     """Write the product of each group to its rows of `out`, one `matmul` after the other."""
     a, b = sliceable(a), sliceable(b)
     bias, scale_a, scale_b = (
@@ -200,12 +195,12 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupT
     each_row, each_group = (tuple(getattr(factors, "shape", ())) not in ((), (1,)) for factors in (scale_a, scale_b))
     for group, (start, end) in enumerate(pairwise((0, *ends))):
         if start < end:
-            options = terms.of_one(
-                bias[group] if each_bias else bias,
-                scale_a[start:end] if each_row else scale_a,
-                scale_b[group] if each_group else scale_b,
+            options = terms._replace(
+                bias=bias[group] if each_bias else bias,
+                scale_a=scale_a[start:end] if each_row else scale_a,
+                scale_b=scale_b[group] if each_group else scale_b,
             )
-            products.matmul(a[start:end], b[group], out[start:end], **options)
+            products.matmul(a[start:end], b[group], out[start:end], **options.passed())
 
 
 def sliceable(array: Any, its_view: View | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The options of grouped products, and what their offsets, shapes and bias must be."""
+"""What offsets, shapes and bias of grouped products must be."""
 
 from __future__ import annotations
 
@@ -13,23 +13,7 @@ from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
-from gemmery.tuples import NamedTuple
-
-
-class GroupTerms(NamedTuple):
-    """The options of grouped products, as the caller passed them."""
-
-    dtype: Any = None
-    bias: Any = None
-    activation: str | None = None
-    scale_a: Any = None
-    scale_b: Any = None
-    batch_invariant: bool = False
-
-    def of_one(self, bias: Any, scale_a: Any, scale_b: Any) -> dict[str, Any]:
-        """Return the options of `matmul` for one group: those that differ from its defaults."""
-        terms = self._replace(bias=bias, scale_a=scale_a, scale_b=scale_b)
-        return {name: value for name, value in terms._asdict().items() if value is not None and value is not False}
+from gemmery.keywords import Options
 
 
 def stacked_shape(x: View, y: View, offsets: View) -> Ints:
@@ -62,7 +46,7 @@ def host_ends(offsets: Any, rows: int) -> list[int]:
     return ends
 
 
-def result_type(x: View, y: View, shape: Ints, terms: GroupTerms) -> str:
+def result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
     """Return the element type of the result. Raises for a dtype, bias or activation that `matmul` would refuse."""
     common = promoted(x.dtype, y.dtype)
     result = common if terms.dtype is None else widened(common, dtype_name(terms.dtype))

@@ -26,17 +26,15 @@ from gemmery.api.device_operands import (
     types,
     unserved,
 )
-from gemmery.api.groups import GroupTerms, check_group_bias, host_ends
+from gemmery.api.groups import check_group_bias, host_ends
 from gemmery.api.options import (
-    NO_OPTIONS,
-    Options,
     check_activation,
     check_added,
     check_beta,
     check_bias,
+    check_values,
     dtype_name,
     epilogue_name,
-    invariance,
     scalar,
 )
 from gemmery.api.precision import resolved
@@ -46,13 +44,16 @@ from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
+from gemmery.keywords import NO_OPTIONS, Options, for_kernel
 
 
 def product(
-    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, parts: tuple[int, int] = (0, 0)
-) -> Any:
+    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any],
+    parts: tuple[int, int] = (0, 0),
+) -> Any:  # fmt: skip
     """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`.
 
+    `keywords` are those of the options that the call named, in its order: by them it is looked up when it comes again.
     `parts` are the addresses of the parts of A and of B, where they were split before.
     """
     if options.threads is not None:
@@ -60,7 +61,6 @@ def product(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    requested = options
     x, y = located(x), located(y)
     target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
@@ -86,7 +86,7 @@ def product(
             enqueue.copy(array, its_view, out, target)
         arrays.written(out)
     if served is not None and direct and inputs.x is x and inputs.y is y:
-        _remember(name, a, b, out, inputs, its_view, options, requested, served)
+        _remember(name, a, b, out, inputs, its_view, options, keywords, served)
     return enqueue.finished(a, array) if target is None else out
 
 
@@ -123,10 +123,10 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    return specialised(_call(inputs, target, factors.factor != 1, options.precision, options.batch_invariant))
+    return specialised(_call(inputs, target, factors.factor != 1, options))
 
 
-def _call(inputs: Inputs, target: View, scaled: bool, precision: str | None, invariant: bool) -> DeviceCall:
+def _call(inputs: Inputs, target: View, scaled: bool, options: Options) -> DeviceCall:
     """Return a product without its memory."""
     return DeviceCall(
         bare(inputs.x),
@@ -135,9 +135,8 @@ def _call(inputs: Inputs, target: View, scaled: bool, precision: str | None, inv
         None if inputs.bias is None else inputs.bias.strides,
         inputs.epilogue,
         scaled,
-        precision or "",
+        for_kernel(options),
         inputs.scales.scaling,
-        invariant,
         "".join(letter for letter, address in zip("ab", inputs.parts, strict=True) if address),
         inputs.offsets is not None,
     )
@@ -162,7 +161,8 @@ def _types(
             "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
         )
-    invariant = invariance(options.batch_invariant)
+    check_values(options)
+    invariant = bool(options.batch_invariant)
     options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
     return common, result, options
 
@@ -221,7 +221,7 @@ def _compute(a: Any, inputs: Inputs, out: Any, target: View, old: View | None, o
     if 0 in target.shape:
         return None
     scaled = options.alpha != 1 or options.beta != 0
-    served = prepare(_call(inputs, target, scaled, options.precision, options.batch_invariant))
+    served = prepare(_call(inputs, target, scaled, options))
     added = None
     if old is not None and options.beta != 0 and not arrays.same(old, target):
         added = options.old, old, out
@@ -230,7 +230,7 @@ def _compute(a: Any, inputs: Inputs, out: Any, target: View, old: View | None, o
 
 
 def _remember(
-    name: str, a: Any, b: Any, out: Any, inputs: Inputs, target: View, options: Options, requested: Options,
+    name: str, a: Any, b: Any, out: Any, inputs: Inputs, target: View, options: Options, keywords: dict[str, Any],
     served: TieredLaunch,
 ) -> None:  # fmt: skip
     """Store the product for more calls of operands like these, by the options that the call named."""
@@ -239,11 +239,11 @@ def _remember(
     if apart or options.alpha == 0:
         return
     scalars = options.alpha.real, options.beta.real
-    in_place = requested.old is None or requested.old is out
-    if any(inputs.parts) or (name == "matmul" and requested is not NO_OPTIONS):
+    in_place = options.old is None or options.old is out
+    if any(inputs.parts) or (name == "matmul" and keywords):
         if name == "matmul":
-            array_libraries.remember(a, b, out, name, inputs, target, served, requested, scalars)
-    elif requested.precision is None and in_place:
+            array_libraries.remember(a, b, out, name, inputs, target, served, keywords, scalars)
+    elif not keywords and in_place:
         name = array_libraries.PLAIN[name] if scalars == (1, 0) else name
         array_libraries.remember(a, b, out, name, inputs, target, served)
 
@@ -255,7 +255,7 @@ def grouped_product(
     views: tuple[View, View, View],
     shape: Ints,
     out: Any,
-    terms: GroupTerms,
+    terms: Options,
     multiply_groups: Callable[..., None],
 ) -> Any:
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
@@ -272,7 +272,9 @@ def grouped_product(
     if terms.activation is not None:
         check_activation(terms.activation, result)
     owners: list[object] = []
-    (groups, _, n), invariant = y.shape, invariance(terms.batch_invariant)
+    check_values(terms)
+    terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
+    groups, _, n = y.shape
     bias = None if terms.bias is None else _bias(terms.bias, a, x, (groups, n), result, owners)
     factors = group_scales(terms.scale_a, terms.scale_b, x, y, common, result)
     check_capability(common, bool(factors.kind), x.device)
@@ -280,7 +282,7 @@ def grouped_product(
     inputs = Inputs(x, y, bias, epilogue_name(bias, terms.activation), tuple(owners), factors, offsets=where)
     array, its_view = enqueue.new(a, shape, result, x) if target is None else (out, target)
     if 0 not in (*shape, groups):  # without groups, a kernel has neither a matrix nor an offset to read
-        ends = _launch_groups(a, offsets, inputs, its_view, invariant)
+        ends = _launch_groups(a, offsets, inputs, its_view, terms)
         if ends is not None:
             _one_by_one(a, b, ends, inputs, array, its_view, terms, multiply_groups)
     if out is None:
@@ -311,11 +313,11 @@ def _check_target(target: View, shape: Ints, result: str) -> None:
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
 
 
-def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, invariant: bool) -> list[int] | None:
+def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, terms: Options) -> list[int] | None:
     """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
     x, where = inputs.x, inputs.offsets
     assert where is not None
-    served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, None, invariant))
+    served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, terms))
     captured = bool(x.stream) and driver.captures(x.stream)
     if isinstance(served, str) or (captured and where.device == "cpu"):
         if not arrays.allocates(a):
@@ -331,7 +333,7 @@ def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, invariant
 
 
 def _one_by_one(
-    a: Any, b: Any, ends: list[int], inputs: Inputs, array: Any, target: View, terms: GroupTerms,
+    a: Any, b: Any, ends: list[int], inputs: Inputs, array: Any, target: View, terms: Options,
     multiply_groups: Callable[..., None],
 ) -> None:  # fmt: skip
     """Write a product for each group; to other memory first where `array` overlaps what later groups read."""

@@ -7,35 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, config, dtypes
+from gemmery import arrays, dtypes
 from gemmery.api.promote import can_cast
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
-from gemmery.tuples import NamedTuple
-
-PRECISIONS = (*config.FLOAT32_PRECISIONS, "f64_normwise")
-ACTIVATIONS = ("relu", "gelu", "silu")
-
-
-class Options(NamedTuple):
-    """The options of a product, as the caller passed them."""
-
-    dtype: Any = None
-    bias: Any = None
-    activation: str | None = None
-    threads: int | None = None
-    precision: str | None = None
-    alpha: Any = 1
-    beta: Any = 0
-    old: Any = None  # the C that beta multiplies
-    scale_a: Any = None
-    scale_b: Any = None
-    batch_invariant: Any = False
-
-
-NO_OPTIONS = Options()
+from gemmery.keywords import ACTIVATIONS, NO_OPTIONS, OPTIONS, Options
 
 
 def dtype_name(dtype: Any) -> str:
@@ -139,26 +117,32 @@ def thread_count(threads: Any) -> int | None:
     return None if threads is None else cpu_threads.checked(threads)
 
 
-def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, batch_invariant: Any = False) -> None:
+_LIMITED = [(name, option) for name, option in OPTIONS.items() if option.default is False or option.values]
+_ON_DEVICES = [(name, option) for name, option in OPTIONS.items() if option.on_cpu]
+
+
+def check_values(options: Options) -> None:
+    """Raise ArgumentError for options that have another value than True or False, or than the words they can be."""
+    for name, option in _LIMITED:
+        value = getattr(options, name)
+        if option.default is False and not isinstance(value, bool | np.bool_):
+            raise ArgumentError(f"{name}={brief(value)} must be True or False")
+        if value is not None and option.values and not (isinstance(value, str) and value in option.values):
+            raise ArgumentError(
+                f"{name}={brief(value)}: on a CUDA device it can be {', '.join(map(repr, option.values))}; "
+                f"{option.on_cpu}"
+            )
+
+
+def only_on_devices(options: Options) -> None:
     """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU, or a wrong one."""
-    options = {"precision": precision, "scale_a": scale_a, "scale_b": scale_b}
-    name = next((name for name, value in options.items() if value is not None), "")
-    if name == "precision" and not (isinstance(precision, str) and precision in PRECISIONS):
-        raise ArgumentError(
-            f"precision={brief(precision)}: on a CUDA device it can be {', '.join(map(repr, PRECISIONS))}; leave it "
-            "out on the CPU"
-        )
-    if name:
-        way = "leave it out on the CPU" if name == "precision" else f"multiply {name[-1]} by it first on the CPU"
-        raise ArgumentError(f"{name}={brief(options[name])} applies to products on a CUDA device only; {way}")
-    invariance(batch_invariant)
-
-
-def invariance(batch_invariant: Any) -> bool:
-    """Return `batch_invariant`; raise ArgumentError unless it is True or False."""
-    if not isinstance(batch_invariant, bool | np.bool_):
-        raise ArgumentError(f"batch_invariant={brief(batch_invariant)} must be True or False")
-    return bool(batch_invariant)
+    if options is NO_OPTIONS:
+        return
+    check_values(options)
+    for name, option in _ON_DEVICES:
+        value = getattr(options, name)
+        if value is not None:
+            raise ArgumentError(f"{name}={brief(value)} applies to products on a CUDA device only; {option.on_cpu}")
 
 
 def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None, View | None]:

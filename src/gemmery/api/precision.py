@@ -1,7 +1,7 @@
 """How a product of float32 or float64 on a device may be computed, for one call or for a process."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-from typing import Any, Literal
+from typing import Any
 
 from gemmery import config, dtypes
 from gemmery.api.device_call import table
@@ -12,7 +12,7 @@ _UNSET = "unset"  # the environment has not been asked
 _default: str | None = _UNSET
 
 
-def set_float32_precision(precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"] | None) -> None:
+def set_float32_precision(precision: config.Float32Precision | None) -> None:
     """Set how float32 products on a device may be computed from now on; None restores the default.
 
     >>> import gemmery as gm

@@ -4,15 +4,13 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
 from gemmery.api import array_libraries, opaque, spellings
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
 from gemmery.api.options import (
-    NO_OPTIONS,
-    Options,
     added,
     check_added,
     check_beta,
@@ -29,31 +27,27 @@ from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ShapeError
+from gemmery.keywords import DEFAULTS, NAMES, NO_OPTIONS, Options, documented, takes_options
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import Foreign, GemmOptions, GemvOptions, MatmulOptions, Out, Plain
+    from gemmery.api.types import Foreign, GemvOptions, Out, Plain
+    from gemmery.keywords import GemmOptions, MatmulOptions
+
+_OPTIONS = NAMES["matmul"]
 
 
 @opaque.opaque
+@takes_options
 def _matmul(
     a: Any,
     b: Any,
     /,
     out: Any = None,
-    *,
-    dtype: Any = None,
-    bias: Any = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    batch_invariant: bool = False,
-    **options: Any,
+    **keywords: Any,
 ) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
@@ -113,43 +107,41 @@ def _matmul(
     devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
     if opaque.waiting and opaque.settle():
-        return _matmul(
-            a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
-            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant, **options,
-        )  # fmt: skip
-    spellings.check("matmul", options)
-    out = spellings.single(out)
-    plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    plain = plain and scale_a is None and scale_b is None and batch_invariant is False
-    product_options = NO_OPTIONS
-    if not plain:
-        product_options = Options(
-            dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant
-        )
+        return _matmul(a, b, out, **keywords)
+    if keywords:  # as `spellings.own_options`, which takes longer
+        if not _OPTIONS.issuperset(keywords):
+            keywords = spellings.own_options("matmul", keywords)
+        for name, value in keywords.items():
+            if value is not DEFAULTS[name]:
+                break
+        else:
+            keywords = {}
+    if type(out) is tuple:
+        out = spellings.single(out)
     path = array_libraries.PATHS.get(type(a))
     if path is not None:
-        done = path(a, b, out, "matmul", None, None if plain else product_options)
+        done = path(a, b, out, "matmul", None, keywords or None)
         if done is not None:
             return done
+    options = Options(**keywords) if keywords else NO_OPTIONS
     if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
-        return splitting.product("matmul", a, b, out, product_options)
+        return splitting.product("matmul", a, b, out, options, keywords)
     x, y = viewed("a", a), viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product("matmul", a, b, x, y, out, product_options)
-    only_on_devices(precision, scale_a, scale_b, batch_invariant)
+        return on_device.product("matmul", a, b, x, y, out, options, keywords)
+    only_on_devices(options)
     common = promoted(x.dtype, y.dtype)
-    result = common if dtype is None else widened(common, dtype_name(dtype))
-    if plain:
-        terms = PLAIN
-    else:
-        name, bias_view, row = epilogue(bias, activation, x, y, result)
+    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
+    terms = PLAIN
+    if options is not NO_OPTIONS:
+        name, bias_view, row = epilogue(options.bias, options.activation, x, y, result)
         terms = Terms(
-            epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, bias_view=bias_view, dtype=dtype,
-            invariant=bool(batch_invariant),
+            epilogue=name, bias=row, threads=thread_count(options.threads), bias_array=options.bias,
+            bias_view=bias_view, dtype=options.dtype, invariant=bool(options.batch_invariant),
         )  # fmt: skip
     _compile_entries()
     if out is not None:
@@ -157,7 +149,6 @@ def _matmul(
     return product(a, b, x, y, common, result, out, terms)
 
 
-_matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
 by_python = _matmul  # beneath the compiled entry, which it tells of the job
 
@@ -189,6 +180,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: 
 
 
 @opaque.opaque
+@takes_options
 def _gemm(
     alpha: complex,
     a: Any,
@@ -197,8 +189,7 @@ def _gemm(
     c: Any = None,
     *,
     out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    **keywords: Any,
 ) -> Any:
     """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
 
@@ -219,25 +210,26 @@ def _gemm(
     if b is ...:
         raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
     if opaque.waiting and opaque.settle():
-        return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
-    if (c is out or c is None) and threads is None and precision is None:
+        return _gemm(alpha, a, b, beta, c, out=out, **keywords)
+    if keywords:
+        keywords = spellings.own_options("gemm", keywords)
+    if (c is out or c is None) and not keywords:
         done = array_libraries.scaled(a, b, c, out, "gemm", alpha, beta)
         if done is not None:
             return done
-    options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
+    options = Options(**keywords, alpha=alpha, beta=beta, old=c)
     if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
-        return splitting.product("gemm", a, b, out, options)
+        return splitting.product("gemm", a, b, out, options, keywords)
     x, y = viewed("a", a), viewed("b", b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(
             f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
         )
-    return _scaled("gemm", a, b, x, y, out, options)
+    return _scaled("gemm", a, b, x, y, out, options, keywords)
 
 
-_gemm.__name__ = _gemm.__qualname__ = "gemm"
 _gemm_entry: Callable[..., Any] = _gemm
 
 
@@ -275,6 +267,7 @@ def gemm(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of
 
 
 @opaque.opaque
+@takes_options
 def _gemv(
     a: Any,
     x: Any,
@@ -283,8 +276,7 @@ def _gemv(
     alpha: complex = 1.0,
     beta: complex = 0.0,
     out: Any = None,
-    threads: int | None = None,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    **keywords: Any,
 ) -> Any:
     """Return alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
 
@@ -292,14 +284,17 @@ def _gemv(
     >>> gm.gemv(np.eye(3)[::-1], np.array([1.0, 2.0, 3.0]), alpha=2.0)
     array([6., 4., 2.])
 
-    `a` is (m, k), `x` is (k,), `y` is (m,), each with any strides. Element types, alpha and beta are as in `gemm`.
+    `a` is (m, k), `x` is (k,), `y` is (m,), each with any strides. Element types, alpha and beta, `threads` and
+    `precision` are as in `gemm`.
 
     Raises the errors of `gemm`.
     """
     out = spellings.single(out)
     if opaque.waiting and opaque.settle():
-        return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
-    if (y is out or y is None) and threads is None and precision is None:
+        return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, **keywords)
+    if keywords:
+        keywords = spellings.own_options("gemv", keywords)
+    if (y is out or y is None) and not keywords:
         done = array_libraries.scaled(a, x, y, out, "gemv", alpha, beta)
         if done is not None:
             return done
@@ -309,11 +304,10 @@ def _gemv(
             f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
             "other shapes"
         )
-    options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=y)
-    return _scaled("gemv", a, x, matrix, vector, out, options)
+    options = Options(**keywords, alpha=alpha, beta=beta, old=y)
+    return _scaled("gemv", a, x, matrix, vector, out, options, keywords)
 
 
-_gemv.__name__ = _gemv.__qualname__ = "gemv"
 _gemv_entry: Callable[..., Any] = _gemv
 
 
@@ -341,25 +335,11 @@ def _compile_entries() -> None:
     global multiply, _gemm_entry, _gemv_entry
     if not config.fast_entry():
         return
-    public = (matmul, gemm, gemv)
-    docs = [
-        f"{signature}\n--\n\n{function.__doc__ or ''}" for signature, function in zip(_SIGNATURES, public, strict=True)
-    ]
     functions: dict[str, Callable[..., Any]] = {"matmul": _matmul, "gemm": _gemm, "gemv": _gemv}
-    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins(functions, docs)
+    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins(functions, [*map(documented, functions.values())])
     for name in ("gemmery", "gemmery.api"):
         module = sys.modules[name]
         module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
-
-
-_SIGNATURES = (
-    (
-        "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None, "
-        "scale_a=None, scale_b=None, batch_invariant=False, **options)"
-    ),
-    "gemm(alpha, a, b=..., beta=0.0, c=None, *, out=None, threads=None, precision=None)",
-    "gemv(a, x, y=None, *, alpha=1.0, beta=0.0, out=None, threads=None, precision=None)",
-)
 
 
 def set_num_threads(count: int | None) -> None:
@@ -387,13 +367,13 @@ def get_num_threads() -> int:
     return cpu_threads.get()
 
 
-def _scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
+def _scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
     """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product(name, a, b, x, y, out, options)
-    only_on_devices(options.precision)
+        return on_device.product(name, a, b, x, y, out, options, keywords)
+    only_on_devices(options)
     common = result = promoted(x.dtype, y.dtype)
     old = None if options.old is None else viewed(added(name), options.old)
     if old is not None:

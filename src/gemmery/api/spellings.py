@@ -1,4 +1,4 @@
-"""What NumPy's functions take besides: `out` in a tuple, `order`, `casting`; and errors that name the argument."""
+"""Arguments as callers spell them: options, what NumPy's functions take besides, and errors that name the argument."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, GemmeryError, LayoutError, brief
+from gemmery.keywords import DEFAULTS, LIKE_NUMPY, NAMES, NO_OPTIONS, Options
 
 # The values that ask for what is done anyway, and the way out for others.
 _NUMPYS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -22,6 +23,30 @@ _NUMPYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "subok": ((True,), "pass np.asarray(x)"),
     "signature": ((None,), "pass dtype="),
 }
+
+
+def own_options(function: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return those keywords of a call of `function` that are its options; none where all have their defaults.
+
+    Raises TypeError for a keyword that is no option, and the errors of `check`.
+    """
+    names = NAMES[function]
+    if not names.issuperset(keywords):
+        others = {name: value for name, value in keywords.items() if name not in names}
+        if function not in LIKE_NUMPY:
+            raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(others))!r}")
+        check(function, others)
+        keywords = {name: value for name, value in keywords.items() if name in names}
+    for name, value in keywords.items():
+        if value is not DEFAULTS[name]:
+            return keywords
+    return {}
+
+
+def options(function: str, keywords: dict[str, Any]) -> Options:
+    """Return the options of a call of `function`, as `own_options` has them; NO_OPTIONS itself without any."""
+    own = own_options(function, keywords)
+    return Options(**own) if own else NO_OPTIONS
 
 
 def check(function: str, options: Mapping[str, Any]) -> None:

@@ -6,13 +6,13 @@ from gemmery import arrays, config
 from gemmery.api import array_libraries, enqueue, on_device
 from gemmery.api.device_call import distinct
 from gemmery.api.device_operands import located
-from gemmery.api.options import Options
 from gemmery.api.precision import get_float32_precision
 from gemmery.api.prepared import alone
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import too_large
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
+from gemmery.keywords import Options
 from gemmery.ladder import float32_pre_pass
 from gemmery.problem import Problem
 
@@ -110,8 +110,8 @@ def _fill(x: Any, z: View, b: View, problem: Problem, work: float32_pre_pass.Kep
     del scratch
 
 
-def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
-    """Return a product of which an operand was split, for the function `name`.
+def product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
+    """Return a product of which an operand was split, for the function `name` whose call named these options.
 
     Raises ArgumentError for an operand in the other's place, and for another precision.
     """
@@ -130,10 +130,10 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     parts = tuple(z.parts if type(z) is SplitOperand else 0 for z in (a, b))
     a, b = (z.source if type(z) is SplitOperand else z for z in (a, b))
     path = array_libraries.PATHS.get(type(a)) if name == "matmul" else None
-    done = None if path is None else path(a, b, out, name, None, options, (parts[0], parts[1]))
+    done = None if path is None else path(a, b, out, name, None, keywords, (parts[0], parts[1]))
     if done is not None:
         return done
     x, y = view(a), view(b)
     if x.device == "cpu" or y.device == "cpu":
         arrays.together(a=x, b=y)
-    return on_device.product(name, a, b, x, y, out, options, (parts[0], parts[1]))
+    return on_device.product(name, a, b, x, y, out, options, keywords, (parts[0], parts[1]))

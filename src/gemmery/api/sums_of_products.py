@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 from gemmery import arrays
 from gemmery.api import elementwise, products, quick_contractions, spellings
@@ -17,15 +17,6 @@ from gemmery.errors import DeviceError, LayoutError, ShapeError
 from gemmery.tuples import NamedTuple
 
 
-class Wanted(NamedTuple):
-    """The options of a contraction, as the caller passed them."""
-
-    out: Any = None
-    dtype: Any = None
-    threads: int | None = None
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None
-
-
 class Factor(NamedTuple):
     """An operand: a label for each dimension, the array, and its view."""
 
@@ -34,7 +25,7 @@ class Factor(NamedTuple):
     view: View
 
 
-def merged(some: list[Factor], needed: set[DimensionLabel], options: Wanted) -> Factor:
+def merged(some: list[Factor], needed: set[DimensionLabel], options: dict[str, Any]) -> Factor:
     """Return the product of operands, two at a time, with the labels that are needed: those of all operands first."""
     while len(some) > 2:
         rest = needed | set(chain(*(factor.labels for factor in some[2:])))
@@ -42,22 +33,22 @@ def merged(some: list[Factor], needed: set[DimensionLabel], options: Wanted) -> 
     every = dict.fromkeys(chain(*(factor.labels for factor in some)))
     retained = [label for label in every if label in needed]
     retained.sort(key=lambda label: not all(label in factor.labels for factor in some))
-    array = sum_of_products(some, tuple(retained), options._replace(out=None))
+    array = sum_of_products(some, tuple(retained), options)
     return Factor(tuple(retained), array, view(array))
 
 
-def sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> Any:
+def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any], out: Any = None) -> Any:
     """Compute a contraction of one or two operands, whatever their labels."""
     (left, a, x), (right, b, y) = factors[0], factors[-1]
     like = arrays.kind(*(factor.array for factor in factors))
     if len(factors) == 2 and quick_contractions.is_product(left, right, c):
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
-            return contract(like, Labels(left, right, c), a, b, x, y, options)
+            return contract(like, Labels(left, right, c), a, b, x, y, out, options)
     own = arrays.allocates(like)
     left, a = elementwise.diagonals(left, with_transposes(a, x, own))
     if len(factors) == 1:
         right = tuple(label for label in left if label not in c)
-        if not right and options.out is None and options.dtype is None:
+        if not right and out is None and options.get("dtype") is None:
             return arrays.wrap(like, elementwise.transposed(a, tuple(left.index(label) for label in c)))
         b = elementwise.ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
     else:
@@ -67,9 +58,9 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: Wanted) -> An
         right, b = _reduced(right, b, {*left, *c}, options)
     x, y = view(a), view(b)
     if quick_contractions.is_product(left, right, c):
-        return contract(like, Labels(left, right, c), a, b, x, y, options)
-    product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.dtype), options.out)
-    return product if options.out is not None else arrays.wrap(like, product)
+        return contract(like, Labels(left, right, c), a, b, x, y, out, options)
+    product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.get("dtype")), out)
+    return product if out is not None else arrays.wrap(like, product)
 
 
 def _may_repeat(left: Dimensions, x: View, right: Dimensions, y: View) -> bool:
@@ -78,39 +69,40 @@ def _may_repeat(left: Dimensions, x: View, right: Dimensions, y: View) -> bool:
     return any(label in lengths and 1 in {n, lengths[label]} for label, n in zip(left, x.shape, strict=True))
 
 
-def _reduced(labels: Dimensions, array: Any, needed: set[DimensionLabel], options: Wanted) -> tuple[Dimensions, Any]:
+def _reduced(
+    labels: Dimensions, array: Any, needed: set[DimensionLabel], options: dict[str, Any]
+) -> tuple[Dimensions, Any]:
     """Return an operand summed over the labels that are not needed."""
     retained = tuple(label for label in labels if label in needed)
     if retained == labels:
         return labels, array
-    return retained, sum_of_products([Factor(labels, array, view(array))], retained, options._replace(out=None))
+    return retained, sum_of_products([Factor(labels, array, view(array))], retained, options)
 
 
-def contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, options: Wanted) -> Any:
+def contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, out: Any, options: dict[str, Any]) -> Any:
     """Compute a contraction of a and b, with the views x and y, as one batch of products like `like`."""
     own = arrays.allocates(like)
-    array, steps, out = None, None, options.out
+    array, steps = None, None
     target = None if out is None else spellings.viewed("out", out)
-    dtype = None if options.dtype is None else get(dtype_name(options.dtype)).numpy
-    options = options._replace(dtype=dtype, threads=thread_count(options.threads))
+    if options:
+        dtype, threads = options.get("dtype"), thread_count(options.get("threads"))
+        options = {**options, "dtype": None if dtype is None else get(dtype_name(dtype)).numpy, "threads": threads}
     arrays.unchanged(a=x, b=y, out=target)  # from here on no code of an argument runs
     if target is not None:
         _check_out(target, shape_of(labels, x.shape, y.shape))
         array, steps = with_transposes(out, target, arrays.allocates(out)), target.strides
-    size = get(x.dtype).size if x.dtype == y.dtype and options.dtype is None else 0
+    size = get(x.dtype).size if x.dtype == y.dtype and options.get("dtype") is None else 0
     shape, form, lengths, inverse = quick_contractions.form_of(
         labels, x.shape, x.strides, y.shape, y.strides, size, steps
     )
     if array is None and (form.c.moves or inverse):
-        array = arrays.empty(like if own else None, lengths, _result(x, y, options.dtype))[0]
+        array = arrays.empty(like if own else None, lengths, _result(x, y, options.get("dtype")))[0]
         array = elementwise.transposed(array, inverse) if inverse else array
     product = products.matmul(
         quick_contractions.turned(with_transposes(a, x, own), form.a),
         quick_contractions.turned(with_transposes(b, y, own), form.b),
         None if array is None else quick_contractions.turned(array, form.c),
-        dtype=options.dtype,
-        threads=options.threads,
-        precision=options.precision,
+        **options,
     )
     if out is not None:
         return out

@@ -23,6 +23,7 @@ from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch import choice
 from gemmery.dispatch.cuda import copies_tensors, general
 from gemmery.errors import ArgumentError, CacheError, CompileError, DeviceError, DTypeError, RefusedError, brief
+from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Problem
 
 Progress = Callable[[int, int, str], object]
@@ -167,7 +168,7 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[WarmImage]:
     images: dict[str, Callable[[], Module]] = {}
     images |= {"pool": partial(pool_code.module, host), "entry": partial(entry_code.module, host)}
     for dtype, out in dict.fromkeys(pair for name in names for pair in _pairs(name)):
-        for activation in ("", *(options.ACTIVATIONS if known.get(out).kind == "f" else ())):
+        for activation in ("", *(ACTIVATIONS if known.get(out).kind == "f" else ())):
             images |= build.images(dtype, out, activation)
 
     def make(name: str) -> None:
@@ -245,7 +246,7 @@ def _in_a_process(source: str, kernel: str, arch: str) -> None:
 
 def _general(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
     """Yield the launches of every general kernel: one for each result, activation and tile."""
-    for dtype, out, activation in product(names, known.NAMES, ("", *options.ACTIVATIONS)):
+    for dtype, out, activation in product(names, known.NAMES, ("", *ACTIVATIONS)):
         problem = Problem(64, 64, 64, dtype, out, epilogue=activation, device=name)
         candidate = general(problem) if can_cast(dtype, out, "safe") else None
         if candidate is None or candidate.rung.geometry is None:

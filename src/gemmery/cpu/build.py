@@ -17,6 +17,7 @@ from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, k_block
 from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
+from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
@@ -103,11 +104,8 @@ def packed_refuses(problem: Problem) -> str:
     activation = epilogue(problem)[1]
     if out.kind != inside.kind or out.size < inside.size:
         return f"C must be {inside.name} or a wider type of the same kind, not {out.name}"
-    if activation:
-        from gemmery.cpu.epilogue import ACTIVATIONS
-
-        if activation not in ACTIVATIONS:
-            return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
+    if activation and activation not in ACTIVATIONS:
+        return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
     if activation and out.kind != "f" and (activation != "relu" or out.kind == "c"):
         return f"{activation} needs a real floating-point result, not {out.name}: apply it after the product"
     if problem.epilogue and problem.c_layout == "col":

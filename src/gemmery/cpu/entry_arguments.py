@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmery import keywords
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
@@ -23,19 +24,8 @@ NAMES = {
     "gemm": {"beta": "beta", "c": "old", "out": "out", "threads": "threads"},
     "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out", "threads": "threads"},
 }
-# The other arguments, which the entry takes where they have their default: None, or False.
-DEFAULTS = {
-    "matmul": {
-        "precision": "none",
-        "scale_a": "none",
-        "scale_b": "none",
-        "batch_invariant": "false",
-    },
-    "gemm": {"precision": "none"},
-    "gemv": {"precision": "none"},
-}
 for _name in layout.CONTRACTION:  # with options they are Python's
-    NAMES[_name] = DEFAULTS[_name] = {}
+    NAMES[_name] = {}
 TENSOR = 2  # what `read` returns for a tensor
 _EXACT = 1 << 53  # integers up to this have a double
 
@@ -152,8 +142,10 @@ def _keyword(f: Function, head: Args, builtin: str, arguments: Value, i: Value, 
         f.store(passed, arguments + offset)
     with f.else_():
         default = f.const("i1", 0)
-        for keyword, value in DEFAULTS[builtin].items():
-            default = default | same(f, name, getattr(head, f"name_{keyword}")) & same(f, passed, getattr(head, value))
+        if NAMES[builtin]:  # it takes its other options with their defaults
+            for keyword in sorted(keywords.NAMES[builtin] - NAMES[builtin].keys()):
+                usual = same(f, passed, head.none if keywords.DEFAULTS[keyword] is None else head.false)
+                default = default | same(f, name, getattr(head, f"name_{keyword}")) & usual
         good.value = good.value & default
 
 

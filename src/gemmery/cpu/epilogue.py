@@ -15,8 +15,6 @@ from gemmery.cpu.ir_types import element_of, with_element
 from gemmery.dtypes import DType
 from gemmery.tuples import NamedTuple
 
-ACTIVATIONS = ("relu", "gelu", "silu")
-
 
 class _Format(NamedTuple):
     """The constants of the approximations for a floating-point type."""

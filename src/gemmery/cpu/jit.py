@@ -219,7 +219,8 @@ def versions() -> tuple[str, ...]:
 
 
 _DIGESTS = "sources"  # in place of a version, for digests of the sources
-_AROUND = ("dtypes", "problem", "arrays/pytorch_abi")  # modules outside this folder that shape a kernel's code
+# Modules outside this folder that shape the code of a kernel.
+_AROUND = ("dtypes", "problem", "keywords", "arrays/pytorch_abi")
 
 
 @functools.cache

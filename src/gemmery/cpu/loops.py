@@ -7,6 +7,8 @@ If C is narrower than the accumulator (float16, bfloat16) and k takes several bl
 accumulator's type and rounded once, after the last block. If k takes more than FAN blocks, each run of FAN of them is
 summed in another buffer, and `run` adds its sums to C as if they were those of a block. Blocks of complex products are
 counted in real numbers: two for each element in nc and kc.
+
+C is updated from the accumulators of a tile. The first block of k adds beta C, and the last one applies the epilogue.
 """
 
 from __future__ import annotations
@@ -14,20 +16,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from gemmery import dtypes
 from gemmery.cpu import pack, pack_complex, tile_unit
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import SIZES
+from gemmery.cpu.convert import narrow, store_as, widen
+from gemmery.cpu.epilogue import activate
+from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.long_k import even
+from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import FAN, SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
-from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_stored, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
-_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *PARAMS)
-_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
+_PARAMS = (
+    ("ptr", "c"), ("i64", "c_row"), ("ptr", "sums"), ("i64", "sums_row"), ("ptr", "alpha"), ("ptr", "beta"),
+    ("ptr", "bias"), ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
+)  # fmt: skip
+_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *_PARAMS)
+_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), *_PARAMS)
 
 
 def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
@@ -59,7 +68,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     _tiles(module, product, register)
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
-            update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
+            _update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     with module.function("packed", ("ptr", "args")) as f, tile_unit.configured(f, product):
         _five_loops(f, product, register)
     return module
@@ -184,11 +193,11 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
                 steps = steps_of(product, kc)
                 coming = b + b_panel + i // mr * (steps * AHEAD)
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
-                whole = is_plain(f, product, register, rows, columns)
+                whole = _is_plain(f, product, register, rows, columns)
                 if product.on_tiles:
                     tile_unit.multiply(f, steps, a, b, tile_buffer, rows, columns)
                     with f.if_(whole):
-                        update_stored(f, product, register, tile_buffer, c)
+                        _update_stored(f, product, register, tile_buffer, c)
                 else:
                     with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
                         for r in range(mr):
@@ -196,11 +205,11 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
                                 f.prefetch(c + f["c_row"] * r + v, write=True)
                         totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
                         with f.if_(whole):
-                            update_whole(f, product, register, totals, c)
+                            _update_whole(f, product, register, totals, c)
                         with f.else_():
-                            keep(f, product, register, totals, tile_buffer)
+                            _keep(f, product, register, totals, tile_buffer)
                 with f.if_(whole ^ True):
-                    update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
+                    _update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 
 
 def _narrow(register: RegisterTile) -> list[int]:
@@ -226,7 +235,7 @@ def _narrow_tiles(module: Module, product: Product, register: RegisterTile) -> N
         params = (("i64", "steps"), ("ptr", "a"), ("ptr", "b"), ("ptr", "kept"))
         with module.function(f"tile_{vectors}", *params, local=True) as f:
             totals = tile_loop(f, product, register, f["steps"], f["a"], f["b"], _PREFETCH, vectors=vectors)
-            keep(f, product, register, totals, f["kept"])
+            _keep(f, product, register, totals, f["kept"])
 
 
 @contextmanager
@@ -238,3 +247,147 @@ def _narrower(f: Function, register: RegisterTile, columns: Value, operands: tup
                 f.call(f"tile_{vectors}", *operands)
             otherwise.enter_context(f.else_())
         yield
+
+
+def _keep(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], edge: Value) -> None:
+    """Store a tile's accumulators in a buffer for the whole tile."""
+    size, lanes = SIZES[product.accumulator], register.lanes
+    for r, row in enumerate(totals):
+        for v, total in enumerate(row):
+            f.store(total.value, edge + (r * register.nv + v) * lanes * size, align=lanes * size)
+
+
+def _update_edge(
+    f: Function,
+    product: Product,
+    register: RegisterTile,
+    edge: Value,
+    row: Value | int,
+    i: Value | int,
+    j: Value | int,
+    rows: Value,
+    columns: Value,
+) -> None:
+    """Add `rows` x `columns` of the sums in `edge`, `row` numbers in a row, to C at (i, j)."""
+    size, lanes = SIZES[product.accumulator], register.lanes
+    with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
+        tile = f.load(vector(lanes, product.accumulator), edge + (r * row + v) * size)
+        _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
+
+
+def _is_plain(f: Function, product: Product, register: RegisterTile, rows: Value, columns: Value) -> Value:
+    """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta."""
+    whole = rows.equals(register.mr) & columns.equals(register.nr)
+    if dtypes.get(product.out).llvm != product.accumulator:
+        return whole & False
+    if product.is_complex:
+        size = SIZES[product.scalar]
+        for scalar in (f["alpha"], f["beta"]):
+            whole = whole & f.load(product.scalar, scalar + size).equals(0)
+    bare = f["last"] ^ True
+    return whole & (bare if product.activation else bare | f.is_null(f["bias"]))
+
+
+def _update_whole(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], c: Value) -> None:
+    """Compute C = alpha * tile, plus beta * C if beta is not zero, from the registers."""
+    wide = vector(register.lanes, product.accumulator)
+    size = SIZES[product.accumulator]
+    alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
+    beta = f.load(product.accumulator, f["beta"])
+    places = [
+        (f["c_row"] * r, v * register.lanes * size, totals[r][v])
+        for r in range(register.mr)
+        for v in range(register.nv)
+    ]
+    with f.if_(beta.differs(0)):
+        betas = f.broadcast(beta, register.lanes)
+        for row, column, total in places:
+            at = c + row + column
+            f.store(f.fma(f.load(wide, at), betas, total.value * alpha), at)
+    with f.else_():
+        for row, column, total in places:
+            f.store(total.value * alpha, c + row + column)
+
+
+def _update_stored(f: Function, product: Product, register: RegisterTile, stored: Value, c: Value) -> None:
+    """Compute C = alpha * tile, plus beta * C if beta is not zero, from a whole tile in a buffer."""
+    wide, size = vector(register.lanes, product.accumulator), SIZES[product.accumulator]
+    alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
+    beta = f.load(product.accumulator, f["beta"])
+    betas = f.broadcast(beta, register.lanes)
+
+    def rows(adds: bool) -> None:
+        with f.loop(0, register.mr) as r:
+            for v in range(register.nv):
+                at = c + f["c_row"] * r + v * register.lanes * size
+                total = f.load(wide, stored + (r * register.nv + v) * register.lanes * size) * alpha
+                f.store(f.fma(f.load(wide, at), betas, total) if adds else total, at)
+
+    with f.if_(beta.differs(0)):
+        rows(adds=True)
+    with f.else_():
+        rows(adds=False)
+
+
+def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Value, mask: Value) -> None:
+    """Update C in the general case, one masked vector of the tile at a time."""
+    out, apart = dtypes.get(product.out), product.sums_apart
+    wide = vector(lanes_of(tile.type), product.scalar)
+    at = f["c"] + i * f["c_row"] + j * product.out_size
+    sum_at = f["sums"] + i * f["sums_row"] + j * SIZES[product.scalar]
+    if SIZES[product.scalar] > SIZES[product.accumulator]:
+        tile = f.convert("sext" if product.is_signed else "zext", tile, product.scalar)
+    total = f.var(_times(f, product, tile, f["alpha"]))
+    with f.if_(f["first"] & _is_not_zero(f, product, f["beta"])):
+        total.value = _times(f, product, _load_c(f, product, at, mask), f["beta"], total.value)
+    with f.if_(f["first"] ^ True):
+        total.value = total.value + (f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask))
+    with f.if_(f["last"]):
+        store_as(f, _epilogue(f, product, total.value, j, mask), out, at, mask)
+    with f.else_():
+        f.store_masked(total.value if apart else narrow(f, total.value, out), sum_at if apart else at, mask)
+
+
+def _times(f: Function, product: Product, value: Value, scalar: Value, plus: Value | None = None) -> Value:
+    """Return value * (the scalar at an address) + plus; a zero imaginary part is skipped."""
+    lanes = lanes_of(value.type)
+    real = f.broadcast(f.load(product.scalar, scalar), lanes)
+    result = f.var(value * real if plus is None else f.fma(value, real, plus))
+    if product.is_complex:
+        imaginary = f.load(product.scalar, scalar + SIZES[product.scalar])
+        with f.if_(imaginary.differs(0)):
+            result.value = f.fma(times_i(f, value), f.broadcast(imaginary, lanes), result.value)
+    return result.value
+
+
+def _is_not_zero(f: Function, product: Product, scalar: Value) -> Value:
+    nonzero = f.load(product.scalar, scalar).differs(0)
+    if product.is_complex:
+        nonzero = nonzero | f.load(product.scalar, scalar + SIZES[product.scalar]).differs(0)
+    return nonzero
+
+
+def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:
+    out = dtypes.get(product.out)
+    raw = f.load_masked(vector(lanes_of(mask.type), "i16" if out.name == "bf16" else out.llvm), at, mask)
+    return widen(f, raw, out, product.scalar)
+
+
+def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value) -> Value:
+    """Add the bias of the columns, unless its pointer is null, and apply the activation to the tile in registers."""
+    total = f.var(value)
+    with f.if_(f.is_null(f["bias"]) ^ True):
+        total.value = value + _bias(f, product, j, mask)
+    return activate(f, product.activation, total.value, dtypes.get(product.out))
+
+
+def _bias(f: Function, product: Product, j: Value, mask: Value) -> Value:
+    """Load the bias of the columns from `j` on: elements of C's accumulator type, or one for all columns (step 0)."""
+    lanes, parts = lanes_of(mask.type), product.parts
+    element = dtypes.get(dtypes.get(product.out).accumulator).llvm
+    wide = vector(lanes, element)
+    pair = f.load(vector(parts, element), f["bias"])
+    row = f.var(f.shuffle(pair, pair, [lane % parts for lane in range(lanes)]))
+    with f.if_(f["bias_step"].differs(0)):
+        row.value = f.load_masked(wide, f["bias"] + j * SIZES[element], mask)
+    return f.convert("trunc", row.value, product.scalar) if SIZES[element] > SIZES[product.scalar] else row.value

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from gemmery import keywords
+
 # In a PyObject, a PyArrayObject and a tuple of a 64-bit build with the GIL.
 TYPE, DATA, NDIM, SHAPE, STRIDES, DESCR, FLAGS = 8, 16, 24, 32, 40, 56, 64
 TUPLE_SIZE, TUPLE_ITEMS = 16, 24
@@ -24,16 +26,8 @@ WRITEABLE = 0x400  # in FLAGS
 FLOAT_VALUE = 16  # of a float, a complex and NumPy's float64 and float32
 C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
 
-KEYWORDS = tuple(
-    map(
-        sys.intern,
-        (
-            *("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype"),
-            *("threads", "precision", "scale_a", "scale_b", "batch_invariant"),
-        ),
-    )
-)
-ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
+KEYWORDS = tuple(map(sys.intern, ("out", "alpha", "beta", "c", "y", *keywords.OPTIONS)))
+ACTIVATIONS = tuple(map(sys.intern, keywords.ACTIVATIONS))
 _DOUBLES: tuple[Any, ...] = (0.1, np.float64(0.2), 0.3 + 0.4j)
 _SINGLE = np.float32(0.5)
 # The variable of the context in which NumPy keeps np.errstate, and its value for all="ignore".

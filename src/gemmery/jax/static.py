@@ -7,11 +7,12 @@ from hashlib import blake2b
 from gemmery import dispatch, dtypes
 from gemmery.api.compute import prepared_for
 from gemmery.api.cpu_call import Prepared
-from gemmery.api.options import PRECISIONS, only_on_devices
+from gemmery.api.options import only_on_devices
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, contiguous
 from gemmery.cpu.launch import Launch
 from gemmery.errors import RefusedError
+from gemmery.keywords import PRECISIONS, Options
 from gemmery.tuples import NamedTuple
 
 A_TRANSPOSED, B_TRANSPOSED = 1, 2
@@ -75,7 +76,7 @@ def prepared(product: StaticProduct) -> Prepared:
 
     Raises ArgumentError for a precision, which only products on a CUDA device have.
     """
-    only_on_devices(product.precision or None)
+    only_on_devices(Options(precision=product.precision or None))
     done = prepared_for(product.dtype, product.out, *product.operands())
     assert done is not None  # C is contiguous
     return done

@@ -25,6 +25,7 @@ from gemmery.arrange import Ints, result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.jax import handler
 from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
+from gemmery.keywords import Options
 
 
 @functools.partial(jax.jit, static_argnames=("preferred_element_type", "precision"))
@@ -67,7 +68,7 @@ def matmul(a: Any, b: Any, *, preferred_element_type: Any = None, precision: str
     kind = np.dtype(common) if source == _name(common) else _numpy(source)
     checked(precision, source, out)
     if jax.default_backend() == "cpu":
-        only_on_devices(precision)
+        only_on_devices(Options(precision=precision))
     operands = _of_one_kind(rows.astype(kind), columns.astype(kind))
     return _product(*operands, 0, out, precision or "").reshape(shape)
 

@@ -15,6 +15,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+from gemmery.keywords import ACTIVATIONS
 from gemmery.lab import measurements
 from gemmery.lab.backend import Opponent, Runnable, Stage
 from gemmery.lab.on_cpu import CpuStage, in_force, on
@@ -25,7 +26,7 @@ from gemmery.problem import Config
 PRODUCT = "gm.matmul"
 OPTIONS = {  # of the product, by the kind of device
     "cpu": ("threads",),
-    "cuda": ("batch_invariant", "bias", "relu", "gelu", "silu"),
+    "cuda": ("batch_invariant", "bias", *ACTIVATIONS),
 }
 ONE_THREAD = "gm.matmul on one thread"
 SUSTAINED = "sustained"  # the case of records without rests

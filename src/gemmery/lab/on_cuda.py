@@ -29,6 +29,7 @@ from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, RefusedError
+from gemmery.keywords import ACTIVATIONS
 from gemmery.lab import asked, measurements
 from gemmery.lab.backend import TURNS, Begin, Race, Runnable, TimedBackend, square
 from gemmery.lab.measurements import TF32, WRONG, MachineLimits
@@ -40,7 +41,7 @@ from gemmery.problem import Config
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 BY_WARPS = ("mma_", "wmma_", "gemv_quantized")  # those that use them by warps alone
 NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
-EPILOGUES = ("bias", "relu", "gelu", "silu")  # options of gemmery's product in suites, as "gm.matmul bias=1 gelu=1"
+EPILOGUES = ("bias", *ACTIVATIONS)  # options of gemmery's product in suites, as "gm.matmul bias=1 gelu=1"
 GROUPED = "gm.grouped_matmul"
 NO_OPTIONS: Config = MappingProxyType({})
 SMALL = 16  # a side that every rung for matrices takes

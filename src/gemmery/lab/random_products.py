@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmery.bench.work import numpy_dtype
 from gemmery.dtypes import FLOAT8, Array
+from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder import float32_bounds
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8")}
@@ -116,7 +117,7 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
         alpha=float(draw.choice([1.0, 1.5, -0.5])) if function == "gemm" else 1.0,
         beta=float(draw.choice([0.0, 1.0, -0.75])) if function == "gemm" else 0.0,
         bias=epilogue and bool(draw.random() < 0.3),
-        activation=str(draw.choice(["", "", "relu", "gelu", "silu"])) if epilogue else "",
+        activation=str(draw.choice(["", "", *ACTIVATIONS])) if epilogue else "",
         scales=scales,
         # Products with a vector have a kernel for each shape: few of them wait for a compiler.
         invariant=kind != "cpu" and function != "gemm" and bool(draw.random() < (0.5 if min(m, n) > 1 else 0.9)),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from gemmery.errors import ArgumentError, brief
+from gemmery.keywords import Activation, Precision
 from gemmery.torch import grouping, operators, packed_weights, sharding
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, Formula
@@ -51,7 +52,7 @@ def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return the product of two tensors, as torch.matmul does, with gradients.
 
@@ -88,9 +89,9 @@ def linear(
     input: torch.Tensor,  # noqa: A002
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
+    activation: Activation | None = None,
     *,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return activation(input @ weight.T + bias), as torch.nn.functional.linear does, with gradients.
 
@@ -134,9 +135,9 @@ def quantized_linear(
     packed: torch.Tensor,
     scales: torch.Tensor,
     bias: torch.Tensor | None = None,
-    activation: Literal["relu", "gelu", "silu"] | None = None,
+    activation: Activation | None = None,
     *,
-    precision: Literal["tf32", "f32_tensor", "f32_strict", "f32_plus", "f64_normwise"] | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return activation(input @ weight.T + bias) for a weight of 8 or 4 bits an element, with gradients.
 

@@ -14,7 +14,7 @@ from gemmery.torch.functions import linear, quantized_linear
 from gemmery.torch.quantization import check_factors, dequantize, quantize
 
 if TYPE_CHECKING:
-    from gemmery.api.types import Activation, Precision
+    from gemmery.keywords import Activation, Precision
 
 for _name in ("linear", "quantized_linear", "_precision"):
     torch.fx.wrap(_name)  # torch.fx.symbolic_trace records a call of it, as it does of nn.Linear

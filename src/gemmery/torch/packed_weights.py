@@ -18,6 +18,7 @@ from gemmery.api.prepared import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
+from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder.gemv_quantized import MOST_ROWS, step
 from gemmery.torch.eager import multiply
 from gemmery.torch.gradients import Formula, batched_linear, before_activation, rows
@@ -28,7 +29,6 @@ BITS = {torch.int8: 8, torch.uint8: 4}  # of an element, by the type of the pack
 _PART = 1 << 20  # bytes of the weight that are computed at a time
 _FEW = 64  # rows of the input; with more, a product of the whole weight takes longer than to compute it
 _HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}
-_ACTIVATIONS = (None, "relu", "gelu", "silu")
 _stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
 
 
@@ -100,7 +100,7 @@ def _prepare(
     bits, _ = weight_format(packed, scales)
     (n, columns), device = packed.shape, x.get_device()
     k = columns * 8 // bits
-    if x.shape[-1:] != (k,) or not 0 < x.numel() <= MOST_ROWS * k or activation not in _ACTIVATIONS:
+    if x.shape[-1:] != (k,) or not 0 < x.numel() <= MOST_ROWS * k or activation not in (None, *ACTIVATIONS):
         return "a kernel multiplies few rows of as many columns as the weight, with relu, gelu or silu"
     if x.dtype not in _HALVES or scales.dtype is not x.dtype or (bias is not None and bias.shape != (n,)):
         return "a kernel multiplies half precision, with factors of the same type and a bias for each column"

@@ -19,7 +19,7 @@ from gemmery.torch.modules import Linear, become_linear, become_quantized, check
 from gemmery.torch.quantization import DTYPES, check_format, quantize
 
 if TYPE_CHECKING:
-    from gemmery.api.types import Precision
+    from gemmery.keywords import Precision
 
 HOOKS = (
     "_forward_pre_hooks",

@@ -41,8 +41,8 @@ test-gpu: $(STAMP) ## run the tests that need a CUDA device
 sanitize: $(STAMP) ## run every GPU rung under the tools of compute-sanitizer
 	@for tool in memcheck racecheck initcheck synccheck; do \
 	  echo "$$tool"; \
-	  $(PYTHON) tests/sanitized.py --names | xargs -n 1 -P 8 compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    $(PYTHON) tests/sanitized.py || exit 1; done
+	  $(PYTHON) packages/gemmery/tests/shared/sanitized.py --names | xargs -n 1 -P 8 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(PYTHON) packages/gemmery/tests/shared/sanitized.py || exit 1; done
 
 check: $(STAMP) ## check format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff format --check
@@ -71,15 +71,16 @@ serve: ## show the site at http://localhost:8000, built first if it is not there
 	@test -e site/index.html || $(MAKE) --no-print-directory site
 	@$(PYTHON) -m http.server --bind localhost --directory site $(or $(ARGS),8000)
 
-wheels: $(STAMP) ## build the source distribution and the wheel in dist/, and run tests of the first on the second
+wheels: $(STAMP) ## build the three packages in dist/, and run tests of the checkout's source distribution on the wheels
 	@rm -rf dist && mkdir -p dist/unpacked
-	@$(PYTHON) -m uv build --quiet --out-dir dist
-	@tar -xzf dist/gemmery-*.tar.gz -C dist/unpacked --strip-components 1
+	@for package in packages/*; do $(PYTHON) -m uv build --quiet --out-dir dist $$package || exit 1; done
+	@$(PYTHON) -m uv build --quiet --sdist --out-dir dist/checkout
+	@tar -xzf dist/checkout/gemmery-*.tar.gz -C dist/unpacked --strip-components 1
 	@$(PYTHON) -m venv dist/venv
 	@dist/venv/bin/python -m pip --quiet install --only-binary :all: --require-hashes --requirement requirements.lock
-	@dist/venv/bin/python -m pip --quiet install --no-deps dist/gemmery-*.whl
+	@dist/venv/bin/python -m pip --quiet install --no-deps dist/*.whl
 	@cd dist/unpacked && ../venv/bin/python -m pytest -q -n 2 \
-	  $(or $(ARGS),tests/test_packaging.py tests/test_docs.py tests/test_api.py tests/test_cli.py tests/test_emulation.py)
+	  $(or $(ARGS),tests/test_packaging.py tests/test_docs.py tests/test_import.py packages/gemmery/tests/api/test_api.py packages/gemmery-lab/tests/cli/test_cli.py packages/gemmery-emulator/tests/kernels/test_emulation.py)
 
 format: $(STAMP) ## format the source, and fix what can be fixed automatically
 	@$(PYTHON) -m ruff check --fix
@@ -95,7 +96,7 @@ lock: $(STAMP) ## regenerate requirements.lock and requirements-docs.lock from p
 
 clean: ## remove caches and pages, but not .venv
 	rm -rf out site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find packages tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # A .venv whose Python is missing is created again.
 ifneq ($(shell $(PYTHON) -c 'import pip' 2>/dev/null && echo works),works)

@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         sass.nvdisasm = lambda: ""
         sys.modules.update(dict.fromkeys(BEYOND_A_USERS))  # each of them cannot be imported then
+    paths = [*map(str, config.getini("pythonpath")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # processes of tests import what tests share, too
     if isa := config.getoption("--isa"):
         os.environ["GEMMERY_ISA"] = isa
 

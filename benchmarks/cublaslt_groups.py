@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from gemmery import dtypes
-from gemmery.bench import work as works
-from gemmery.bench.torch_operands import Resident
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory
 from gemmery.errors import RefusedError
 from gemmery.limits.device_limits import Put
+from gemmery_lab.measure import work as works
+from gemmery_lab.measure.torch_operands import Resident
 
 LIBRARY = "libcublasLt.so.13"  # the one that PyTorch has loaded
 FLOAT32, SUMS_IN_FLOAT32 = 0, 68  # types in the library's C interface

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
 SIDE, DEPTHS = 24, (64, 1024, 4096)
 GPU_SIDE, GPU_DEPTHS = 1024, (64, 1024, 4096, 16_384)

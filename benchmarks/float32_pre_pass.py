@@ -18,13 +18,13 @@ import torch
 
 from gemmery.api.prepared import alone
 from gemmery.arrays import View, view
-from gemmery.bench.timing import Sample
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
 from gemmery.ladder import float32_pre_pass
 from gemmery.limits import device_limits
 from gemmery.limits.device_limits import replays
 from gemmery.problem import Problem
+from gemmery_lab.measure.timing import Sample
 
 SIZES = (1024, 2048, 4096, 8192, 16384)
 LAYOUTS = {

@@ -15,15 +15,15 @@ import sys
 
 import cublaslt_groups
 
-from gemmery.bench import cublas, suite, timing, torch_operands
-from gemmery.bench.timing import Contestant
-from gemmery.bench.torch_operands import Put, Resident
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.errors import RefusedError
-from gemmery.lab import on_cuda
 from gemmery.ladder import cuda, rung
 from gemmery.limits.device_limits import replays
+from gemmery_lab import on_cuda
+from gemmery_lab.measure import cublas, suite, timing, torch_operands
+from gemmery_lab.measure.timing import Contestant
+from gemmery_lab.measure.torch_operands import Put, Resident
 
 SUITE = "hopper_grouped"
 

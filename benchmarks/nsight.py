@@ -7,10 +7,11 @@ This needs a CUDA device, `ncu` on the PATH, and its module `ncu_report` (in ext
 It writes benchmarks/nsight/<machine>.jsonl, which nsight_compare.py compares with the emulator.
 
 The first line of a file is the machine, each other line a product: a square one of side 512, or a matrix-vector
-product for rungs that take no other, with operands that `gemmery.bench.work.operands` generates identically everywhere.
-A line holds everything needed to repeat the product (the kernels, their launches, the digest of their PTX), the SHA-256
-of the bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters; instructions
-executed by warps, by kind; and the memory accesses by source line and opcode (Nsight Compute, "Source Counters").
+product for rungs that take no other, with operands that `gemmery_lab.measure.work.operands` generates identically
+everywhere. A line holds everything needed to repeat the product (the kernels, their launches, the digest of their PTX),
+the SHA-256 of the bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters;
+instructions executed by warps, by kind; and the memory accesses by source line and opcode (Nsight Compute, "Source
+Counters").
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from typing import Any
 from nsight_compare import ptx_digest
 
 from gemmery.arrays import View
-from gemmery.bench import fingerprint
-from gemmery.bench.torch_operands import alignment
-from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.geometry import Geometry
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
+from gemmery_lab.measure import fingerprint
+from gemmery_lab.measure.torch_operands import alignment
+from gemmery_lab.measure.work import Work, operands
 
 SIDES = 512, 16  # the smaller for a rung that refuses the larger
 DTYPES = ("f64", "f32", "f16")

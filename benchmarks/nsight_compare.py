@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.bench.work import Work, operands
 from gemmery.cuda.geometry import Geometry
-from gemmery.emulator.counters.counts import Counts
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Problem
+from gemmery_emulator.counters.counts import Counts
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
+from gemmery_lab.measure.work import Work, operands
 
 ARCH = "sm_90a"
 KNOWN = Path(__file__).parent / "nsight" / "known.toml"

@@ -12,13 +12,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gemmery.bench.work import Work
 from gemmery.cuda.pipes import pipes_of
 from gemmery.errors import RefusedError
-from gemmery.lab.on_emulator import predicted_rung, recorded
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
-from gemmery.rung_counts import PredictedRung, agreement
+from gemmery_lab.measure.work import Work
+from gemmery_lab.on_emulator import predicted_rung, recorded
+from gemmery_lab.rung_counts import PredictedRung, agreement
 
 HELD_OUT = ("f16", "f64")  # no constant of cuda/pipes.py was fitted to records of these types
 

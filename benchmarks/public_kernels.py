@@ -19,9 +19,9 @@ from typing import Any
 
 from gemmery.cuda.device_part import device_part
 from gemmery.cuda.kernel_names import kernels_of
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.ptx.module import parse
 from gemmery.errors import GemmeryError
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.ptx.module import parse
 
 RESULTS = Path(__file__).parent / "results" / "public_kernels.json"
 INSTANCES = 2  # of each template that a file launches with literal arguments

@@ -11,9 +11,9 @@ configuration on one product: its time, and its ratio to cuBLAS in the same roun
 
     python benchmarks/tune_wgmma.py --table tune.jsonl [more.jsonl ...]
 
-writes src/gemmery/cuda/choose/data.py from such files, without a GPU: for each product the fastest configuration whose
-instance is in `INSTANCES` there. It prints what that list loses, and the list of as many instances that would lose
-least.
+writes packages/gemmery/src/gemmery/cuda/choose/data.py from such files, without a GPU: for each product the fastest
+configuration whose instance is in `INSTANCES` there. It prints what that list loses, and the list of as many instances
+that would lose least.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.bench import suite
-from gemmery.bench.work import Work
 from gemmery.cuda import choose
 from gemmery.cuda.choose import cost
 from gemmery.cuda.choose.data import FEW, INSTANCES, WINNERS, Instance, SizeClass, Winner
@@ -47,8 +45,10 @@ from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
+from gemmery_lab.measure import suite
+from gemmery_lab.measure.work import Work
 
-TABLE = Path(__file__).parents[1] / "src" / "gemmery" / "cuda" / "choose" / "data.py"
+TABLE = Path(__file__).parents[1] / "packages/gemmery/src/gemmery/cuda" / "choose" / "data.py"
 RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
 OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
@@ -230,14 +230,14 @@ class Race:
     """The products on a device: their operands, cuBLAS, and what has been timed."""
 
     def __init__(self, out: Path, until: float) -> None:
-        from gemmery.lab.on_cuda import Cuda
+        from gemmery_lab.on_cuda import Cuda
 
         self.backend, self.out, self.until = Cuda(0), out, until
         self.vendor = self.backend.rival("cublas").caller
 
     def time(self, work: Work, contenders: Sequence[Candidate]) -> None:
         """Check and time all contenders on a product, print the best and append them to the file."""
-        from gemmery.bench.timing import Sample
+        from gemmery_lab.measure.timing import Sample
 
         resident = self.backend.resident(work)
         placed = self.vendor.place(resident)
@@ -263,7 +263,7 @@ class Race:
 
     def checked(self, candidate: Candidate, resident: Any, expected: Any, work: Work) -> Any:
         """Return what launches a contender, None if it is refused or its result differs from cuBLAS's."""
-        from gemmery.lab.on_cuda import build
+        from gemmery_lab.on_cuda import build
 
         try:
             put = build(candidate.rung, _complete(candidate), resident)
@@ -282,7 +282,7 @@ class Race:
 
     def tensor(self, resident: Any) -> Any:
         """Return the C of the first set as a tensor."""
-        from gemmery.bench import torch_operands
+        from gemmery_lab.measure import torch_operands
 
         return torch_operands.tensor(resident.sets[0].c)
 

@@ -1,6 +1,6 @@
 """Run the ladder from Python and print every rung's record."""
 
-from gemmery import lab
+import gemmery_lab as lab
 
 run = lab.ladder(["scalar_naive", "scalar_reordered", "simd_row", "simd_blocked", "packed"], sizes=[256], threads=1)
 

@@ -14,10 +14,10 @@ from gemmery.cpu.ir import Matrix, Module
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import host
-from gemmery.experiments import LADDER
-from gemmery.lab.climb import Conditions, climb
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung, find
+from gemmery_lab.climb import Conditions, climb
+from gemmery_lab.experiments import LADDER
 
 ROWS = 12
 

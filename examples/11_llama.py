@@ -25,8 +25,8 @@ from rich.console import Console
 
 import gemmery.torch
 from gemmery import tiers
-from gemmery.bench import fingerprint, record, timing
-from gemmery.report import terminal
+from gemmery_lab.measure import fingerprint, record, timing
+from gemmery_lab.report import terminal
 
 SIZES = {
     "tiny": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4,

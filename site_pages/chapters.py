@@ -11,8 +11,8 @@ from gemmery import dtypes
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.ladder.diff import LOOPS, contents, diff, docstring, pseudocode, source
 from gemmery.ladder.rung import Rung
-from gemmery.pages.svg import Plot
 from gemmery.problem import Problem
+from gemmery_emulator.pages.svg import Plot
 from site_pages.course import Part
 from site_pages.documents import refusals
 from site_pages.measured import Chart, Records
@@ -88,8 +88,8 @@ def opening(rung: Rung) -> list[str]:
 
 def drawn(rung: Rung) -> tuple[Plot, ...]:
     """The emulator's pictures of a GPU rung, of the smallest product where it refuses a large one."""
-    from gemmery.inspection.gather import inspect_rung
-    from gemmery.pages.pictures import pictures
+    from gemmery_emulator.pages.pictures import pictures
+    from gemmery_lab.inspection.gather import inspect_rung
 
     try:
         counts = inspect_rung(rung.name, device="h200").emulated

@@ -31,22 +31,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gemmery import dtypes, experiments
-from gemmery.bench import suite
-from gemmery.bench.record import Measurement, Run
+from gemmery import dtypes
 from gemmery.errors import ArgumentError
-from gemmery.experiments import LADDER
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
-from gemmery.pages import numerals
-from gemmery.pages.svg import Plot, standalone
 from gemmery.problem import Problem
-from gemmery.report import words
-from gemmery.report.page import figures
-from gemmery.report.sheet import Cell, Sheet, rate, share, table, tabulate
-from gemmery.report.suite_tables import brief_overview, is_of_model, is_own, overview
-from gemmery.report.tables import sheets, tree, walk
-from gemmery.report.words import Group, gain, groups
+from gemmery_emulator.pages import numerals
+from gemmery_emulator.pages.svg import Plot, standalone
+from gemmery_lab import experiments
+from gemmery_lab.experiments import LADDER
+from gemmery_lab.measure import suite
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report import words
+from gemmery_lab.report.page import figures
+from gemmery_lab.report.sheet import Cell, Sheet, rate, share, table, tabulate
+from gemmery_lab.report.suite_tables import brief_overview, is_of_model, is_own, overview
+from gemmery_lab.report.tables import sheets, tree, walk
+from gemmery_lab.report.words import Group, gain, groups
 from site_pages import modelled, modules
 from site_pages.stored import TYPE, Query, Stored, missing, query
 
@@ -244,7 +245,12 @@ def documents(root: Path) -> dict[Path, Path]:
 
     That is the document itself, or site_pages/NAME.md for docs/NAME.md, which is built and not under version control.
     """
-    kept = (*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md")), *sorted(root.glob("*/README.md")))
+    kept = (
+        *sorted(root.glob("*.md")),
+        *sorted((root / "docs").rglob("*.md")),
+        *sorted(root.glob("*/README.md")),
+        *sorted(root.glob("packages/*/README.md")),
+    )
     built = {root / "docs" / file.name: file for file in (root / "site_pages").glob("*.md")}
     return {**{path: path for path in kept}, **built}
 
@@ -271,7 +277,7 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
     `root` is the checkout, which has docs/published.toml; links are relative to `folder`.
     """
     measured = [(run, groups((m for m in run.measurements if experiments.of(m) is LADDER), rungs)) for run in runs]
-    link = os.path.relpath(root / "src" / "gemmery", folder)
+    link = os.path.relpath(root / "packages/gemmery/src/gemmery", folder)
     figures = published(root / "docs" / "published.toml")
     sections = [_section(rung, measured, link, figures.get(rung.name, [])) for rung in rungs]
     return "\n\n".join(["```\n" + "\n".join(tree_lines(rungs)) + "\n```", *sections])

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
-from gemmery import experiments
-from gemmery.bench.record import Measurement, Run
-from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
-from gemmery.pages import numerals
-from gemmery.report import words
-from gemmery.report.words import Group, gain, groups
+from gemmery_emulator.pages import numerals
+from gemmery_lab import experiments
+from gemmery_lab.experiments import LADDER
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report import words
+from gemmery_lab.report.words import Group, gain, groups
 from site_pages.documents import published
 from site_pages.stored import TYPE, Stored, query
 

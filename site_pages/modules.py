@@ -16,7 +16,7 @@ def listing(root: Path, folder: str) -> str:
     lines = []
     for package, modules in groupby(files, key=lambda file: file.parent):
         firsts = {module.name: _first_line(module) for module in modules}
-        lines.append(_line(f"{package.relative_to(root).as_posix()}/", firsts.pop("__init__.py", "")))
+        lines.append(_line(f"{package.relative_to((root / folder).parent).as_posix()}/", firsts.pop("__init__.py", "")))
         lines += [_line(f"  {name}", first) for name, first in firsts.items()]
     return "\n".join(("```", *lines, "```"))
 

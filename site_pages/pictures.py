@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from gemmery.errors import DeviceError
-from gemmery.inspection.gather import inspect_rung
-from gemmery.pages.pictures import files
-from gemmery.pages.writing import write_page
+from gemmery_emulator.pages.pictures import files
+from gemmery_emulator.pages.writing import write_page
+from gemmery_lab.inspection.gather import inspect_rung
 
 FOLDER = Path("docs", "pictures")
 SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures

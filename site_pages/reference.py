@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from gemmery import lab
+import gemmery_lab as lab
 
 TITLES = {  # home of public names -> page; a home that is not listed has a page of its own
     "gemmery.api": "products",
@@ -16,28 +16,28 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
-    "gemmery.emulation.kernel": "emulator",
-    "gemmery.emulation.device_arrays": "emulator",
-    "gemmery.emulator.hopper.tensormap": "emulator",
-    "gemmery.emulator.textures": "emulator",
-    "gemmery.inspection.notebook": "inspect",
+    "gemmery_emulator.kernels.kernel": "emulator",
+    "gemmery_emulator.kernels.device_arrays": "emulator",
+    "gemmery_emulator.hopper.tensormap": "emulator",
+    "gemmery_emulator.textures": "emulator",
+    "gemmery_lab.inspection.notebook": "inspect",
     "gemmery.errors": "errors",
 }
 ALSO = {  # page -> what its functions return
     "emulator": (
-        "gemmery.emulation.kernel_run.KernelRun",
-        "gemmery.emulator.run.EmulatedRun",
-        "gemmery.emulator.counters.counts.Counts",
-        "gemmery.emulator.findings.messages.Finding",
+        "gemmery_emulator.kernels.kernel_run.KernelRun",
+        "gemmery_emulator.run.EmulatedRun",
+        "gemmery_emulator.counters.counts.Counts",
+        "gemmery_emulator.findings.messages.Finding",
     ),
-    "inspect": ("gemmery.inspection.records.Inspection",),
+    "inspect": ("gemmery_lab.inspection.records.Inspection",),
 }
 MODULES = ("gemmery.torch", "gemmery.jax")  # public modules that need more packages, each with a page
 FIRST = (
     "gemmery.api.matmul",
-    "gemmery.emulation.kernel.emulate",
-    "gemmery.lab.climb.ladder",
-    "gemmery.lab.suites.bench",
+    "gemmery_emulator.kernels.kernel.emulate",
+    "gemmery_lab.climb.ladder",
+    "gemmery_lab.suites.bench",
 )
 
 
@@ -50,7 +50,7 @@ def pages(homes: Mapping[str, tuple[str, ...]], root: Path) -> dict[str, list[st
     for page, also in ALSO.items():
         listed[page] += also
     for module in MODULES:
-        beside = public(root / "src" / module.replace(".", "/"))
+        beside = public(root / "packages/gemmery/src" / module.replace(".", "/"))
         listed |= {module.rpartition(".")[2]: [f"{module}.{name}" for name in beside]} if beside else {}
     listed["lab"] = [f"{home}.{name}" for home, names in lab._HOMES.items() for name in names]
     return {page: sorted(names, key=lambda name: name not in FIRST) for page, names in listed.items()}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmery import experiments
-from gemmery.bench import record
-from gemmery.bench.record import Measurement, Run
 from gemmery.errors import ArgumentError
+from gemmery_lab import experiments
+from gemmery_lab.measure import record
+from gemmery_lab.measure.record import Measurement, Run
 
 TYPE = "dtype", "precision"  # the fields of a record that tell its element type
 FOLDER = "benchmarks/results"  # of a checkout, with the records of each machine

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmery.ladder.rung import Rung
-from gemmery.pages.pictures import READINGS
+from gemmery_emulator.pages.pictures import READINGS
 from site_pages import pictures
 from site_pages.chapters import drawn, opening
 from site_pages.course import RUNGS

@@ -13,8 +13,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 import gemmery
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
-from gemmery.pages.svg import PALETTE
-from gemmery.report.tables import tree, walk
+from gemmery_emulator.pages.svg import PALETTE
+from gemmery_lab.report.tables import tree, walk
 from site_pages import reference
 from site_pages.chapters import Chapter, chapter, code_html
 from site_pages.course import RUNGS, Part, course
@@ -43,7 +43,9 @@ def write(root: Path, folder: Path, pictures: bool = True) -> Path:
         "nav": navigation,
         "plugins": {
             "i18n": {"docs_structure": "folder", "languages": [_language(writers, name) for name in languages]},
-            "mkdocstrings": {"handlers": {"python": {"paths": [str(root / "src")]}}},
+            "mkdocstrings": {
+                "handlers": {"python": {"paths": [str(path) for path in sorted(root.glob("packages/*/src"))]}}
+            },
         },
     }
     config.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML

@@ -23,7 +23,7 @@ def tracked(*patterns: str) -> list[str]:
                 ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
             ).stdout.split("\0")
             return sorted(name for name in listed if name and (ROOT / name).exists())
-    places = [ROOT, *(ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks"))]
+    places = [ROOT, *(ROOT / name for name in ("packages", "tests", "docs", "examples", "benchmarks"))]
     found = {path for pattern in patterns for top in places[1:] for path in top.rglob(pattern)}
     found |= {path for pattern in patterns for path in ROOT.glob(pattern)}
     return sorted(str(path.relative_to(ROOT)) for path in found)
@@ -72,7 +72,7 @@ def broken_links(name: str, text: str) -> list[str]:
 def commands_of_gemmery() -> dict[str, Any]:
     import typer
 
-    from gemmery.cli import app
+    from gemmery_lab.cli import app
 
     return typer.main.get_command(app).commands
 
@@ -149,12 +149,12 @@ MANNERED = (
 def texts_of_source() -> dict[str, str]:
     """What users read of the package: every string that is no docstring, and every template, by file."""
     texts = {}
-    for path in sorted((ROOT / "src" / "gemmery").rglob("*.py")):
+    for path in sorted((ROOT / "packages").glob("*/src/**/*.py")):
         tree = ast.parse(path.read_text())
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docs]
         texts[str(path.relative_to(ROOT))] = "\n".join(value for value in strings if isinstance(value, str))
-    templates = (ROOT / "src" / "gemmery").rglob("*.html")
+    templates = (ROOT / "packages").glob("*/src/**/*.html")
     return texts | {str(path.relative_to(ROOT)): path.read_text() for path in sorted(templates)}
 
 
@@ -231,7 +231,7 @@ def figures_without_source(text: str) -> list[str]:
 
 def unknown_sources(text: str) -> list[str]:
     """Return the records, scripts and suites in a document that do not exist."""
-    from gemmery.bench import suite
+    from gemmery_lab.measure import suite
 
     spans, known = code(text), suite.names()
     files = [file for span in spans for file in re.findall(RECORDED, span)]

@@ -10,7 +10,7 @@ from test_docs import DOCUMENTS, PLANS, ROOT, code, in_each
 
 PAGES = [name for name in DOCUMENTS if name.startswith("docs/findings/")]
 SINGLE = [name for name in PAGES if not name.endswith("/README.md")]
-SOURCES = sorted(path for end in ("py", "cu", "cuh") for path in (ROOT / "src").rglob(f"*.{end}"))
+SOURCES = sorted(path for end in ("py", "cu", "cuh") for path in (ROOT / "packages").glob(f"*/src/**/*.{end}"))
 
 TENS = "twent|thirt|fort|fift|sixt|sevent|eight|ninet"
 PART = (

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src"
+SOURCES = sorted((Path(__file__).parents[1] / "packages").glob("*/src"))
 MODULES = sorted(
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-    for path in SOURCE.rglob("*.py")
+    ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+    for source in SOURCES
+    for path in source.rglob("*.py")
     if ">>>" in path.read_text()
 )
 

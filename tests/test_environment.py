@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import DISTORTING
-from gemmery.bench import libraries
+from gemmery_lab.measure import libraries
 
 SHELL = {
     "GEMMERY_ISA": "generic",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmery import cli
 from gemmery.cuda import driver
+from gemmery_lab import cli
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 NEEDS = {

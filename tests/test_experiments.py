@@ -4,17 +4,18 @@ import shlex
 
 import pytest
 
+import gemmery_lab as lab
 import records
-from gemmery import experiments, lab
-from gemmery.bench import suite as suites
-from gemmery.bench.record import Run
-from gemmery.cli.app import app
 from gemmery.errors import ArgumentError
-from gemmery.experiments import Axis, FigureKind, Points, TableKind
-from gemmery.lab.climb import Conditions, planned
-from gemmery.report import words
-from gemmery.report.page import DRAWINGS, figures
-from gemmery.report.tables import SHEETS, sheets
+from gemmery_lab import experiments
+from gemmery_lab.cli.app import app
+from gemmery_lab.climb import Conditions, planned
+from gemmery_lab.experiments import Axis, FigureKind, Points, TableKind
+from gemmery_lab.measure import suite as suites
+from gemmery_lab.measure.record import Run
+from gemmery_lab.report import words
+from gemmery_lab.report.page import DRAWINGS, figures
+from gemmery_lab.report.tables import SHEETS, sheets
 from site_pages.stored import Query, missing
 
 EVERY = {experiment.suite: experiment for experiment in experiments.every()}

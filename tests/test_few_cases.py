@@ -13,7 +13,13 @@ import conftest
 from gemmery.ladder.cuda import CUDA
 
 ROOT = Path(__file__).parents[1]
-FILES = ("test_emulator_ladder", "test_emulator_mutants", "test_cuda_compile", "test_cuda_wgmma_tiles", "test_ladder")
+FILES = (
+    "packages/gemmery-lab/tests/emulator/test_emulator_ladder.py",
+    "packages/gemmery-lab/tests/emulator/test_emulator_mutants.py",
+    "packages/gemmery/tests/cuda/test_cuda_compile.py",
+    "packages/gemmery-lab/tests/cuda/test_cuda_wgmma_tiles.py",
+    "packages/gemmery/tests/ladder/test_ladder.py",
+)
 # Collects files whole, and thins out what was collected.
 COLLECT = """
 import json, sys
@@ -41,7 +47,7 @@ def collected(*arguments):
 
 @pytest.fixture(scope="module")
 def cases():
-    return collected(*(f"tests/{file}.py" for file in FILES))
+    return collected(*FILES)
 
 
 def test_every_test_keeps_some_of_its_cases(cases):
@@ -56,7 +62,7 @@ def test_every_test_keeps_some_of_its_cases(cases):
 def test_every_rung_is_left_in_thinned_tests_of_the_emulator(cases):
     every, few = (Counter(case.partition("[")[0] for case in each) for each in cases)
     thinned = [case for case in cases[1] if few[case.partition("[")[0]] < every[case.partition("[")[0]]]
-    file = "tests/test_emulator_ladder.py::"
+    file = "packages/gemmery-lab/tests/emulator/test_emulator_ladder.py::"
     left = {part for case in thinned if case.startswith(file) for part in case.partition("[")[2].rstrip("]").split("-")}
     assert {rung.name for rung in CUDA} - left == set()
 

@@ -21,7 +21,7 @@ from gemmery import cache, config
 from gemmery.api import opaque, precision
 from gemmery.cpu import jit
 from gemmery.cpu.target import host
-from gemmery.emulation import kernel
+from gemmery_emulator.kernels import kernel
 
 forks = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no forks")
 stores = pytest.mark.skipif(not jit.keeps(host()), reason="kernels are not stored here")
@@ -135,8 +135,10 @@ def test_a_fork_does_not_wait_for_its_own_thread_nor_for_other_packages(monkeypa
     }
     monkeypatch.setattr(gm._frozen_importlib, "_module_locks", locks)
     assert not gm._importing()
-    locks["gemmery.other"] = lambda: other
-    assert gm._importing()
+    for name in ("gemmery.other", "gemmery_emulator.other", "gemmery_lab.other"):
+        with monkeypatch.context() as patch:
+            patch.setitem(locks, name, lambda: other)
+            assert gm._importing()
 
 
 def test_a_product_in_a_finalizer_at_the_end_of_the_interpreter_ends(tmp_path):
@@ -168,7 +170,7 @@ def test_threads_that_never_begin_are_not_waited_for(tmp_path):
 @pytest.mark.parametrize("form", ["zip", "compiled"])
 def test_products_need_no_source_files(tmp_path, form):
     place = tmp_path / "gemmery"
-    shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__", "*.cu", "*.cuh", "emulator", "lab"))
+    shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__", "*.cu", "*.cuh"))
     if form == "zip":
         place = tmp_path / "gemmery.zip"
         with zipfile.ZipFile(place, "w") as file:

@@ -71,7 +71,7 @@ def test_the_code_of_a_guide_runs(path, tmp_path, monkeypatch):
                 "-p",
                 "no:cacheprovider",
                 "-p",
-                "gemmery.pytest",
+                "gemmery_emulator.pytest",
                 "--strict-markers",
                 file,
             ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import gemmery as gm
 from gemmery.errors import EXTRAS, not_installed
 
-PTX = Path(__file__).parent / "data" / "ptx" / "triton_add.ptx"
+PTX = Path(__file__).parents[1] / "packages/gemmery-emulator/tests" / "data" / "ptx" / "triton_add.ptx"
 
 
 def modules_after(code: str) -> set[str]:
@@ -54,18 +54,18 @@ def test_a_ladder_of_the_cpu_loads_nothing_of_a_gpu():
     """Neither what measures nor what reports it: the emulator and CUDA's bindings take as long as a small ladder."""
     loaded = modules_after(
         "import contextlib, io\n"
-        "from gemmery.cli.app import run\n"
+        "from gemmery_lab.cli.app import run\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):\n"
         "    code = run(['ladder', '--rungs', 'direct', '--sizes', '16', '--no-html'])\n"
         "assert code == 0 and 'direct' in out.getvalue()"
     )
-    parts = {".".join(name.split(".")[:2]) for name in loaded}
-    assert {"gemmery.lab", "gemmery.report"} <= parts
-    assert not parts & {"gemmery.cuda", "gemmery.emulator", "gemmery.inspection", "cuda.bindings"}
+    assert {"gemmery_lab", "gemmery_lab.report"} <= loaded
+    assert not loaded & {"gemmery.cuda", "gemmery_emulator.ptx", "gemmery_emulator.run", "gemmery_lab.inspection"}
+    assert "cuda.bindings" not in loaded
     assert not loaded & {
         "gemmery.ladder.cuda",
-        "gemmery.report.emulated_tables",
-        "gemmery.report.page",
+        "gemmery_lab.report.emulated_tables",
+        "gemmery_lab.report.page",
         "jinja2",
         "matplotlib",
     }
@@ -81,15 +81,15 @@ def test_emulating_ptx_needs_nothing_of_cuda():
         "gemmery.emulate(ptx, 'add', 1, 128, [x, x, out, numpy.int32(256), None, None])\n"
         "assert (out == 2).all()"
     )
-    assert "gemmery.emulator" in loaded
+    assert "gemmery_emulator.machine" in loaded
     assert not loaded & {"cuda.bindings", "torch", "matplotlib", "rich", "typer", "ml_dtypes"}
-    assert not loaded & {"gemmery.bench", "gemmery.lab.suites", "gemmery.lab.on_emulator", "gemmery.report"}
+    assert "gemmery_lab" not in loaded
 
 
 def test_inspecting_loads_nothing_that_measures_or_draws():
     loaded = modules_after("import gemmery; gemmery.inspect")
-    assert "gemmery.inspection.gather" in loaded
-    assert not loaded & {"matplotlib", "rich", "jinja2", "ml_dtypes", "threadpoolctl", "gemmery.bench.timing"}
+    assert "gemmery_lab.inspection.gather" in loaded
+    assert not loaded & {"matplotlib", "rich", "jinja2", "ml_dtypes", "threadpoolctl", "gemmery_lab.measure.timing"}
 
 
 HIDDEN = """
@@ -112,14 +112,31 @@ def test_without_the_extras_errors_name_the_command_that_installs_them():
     modules_after(
         HIDDEN + "lab, cuda = (f\"run pip install '.[{extra}]' in a checkout\" for extra in ('lab', 'cuda'))\n"
         "assert cuda in message(lambda: gemmery.inspect('simt_smem', device='h200'))\n"
-        "from gemmery.inspection.notebook import NotebookInspection\n"
+        "from gemmery_lab.inspection.notebook import NotebookInspection\n"
         "assert lab in message(lambda: object.__new__(NotebookInspection)._repr_html_())\n"
-        "assert lab in message(lambda: __import__('gemmery.lab').lab.ladder())\n"
-        "assert lab in message(lambda: __import__('gemmery.lab.on_cpu'))\n"
+        "assert lab in message(lambda: __import__('gemmery_lab').ladder())\n"
+        "assert lab in message(lambda: __import__('gemmery_lab.on_cpu'))\n"
         "code = '__global__ void f(float *x) { x[0] = 1; }'\n"
         "assert cuda in message(lambda: gemmery.emulate(code, 'f', 1, 1, [numpy.zeros(1, 'f4')]))\n"
         "x = numpy.eye(3)\n"
         "assert (gemmery.matmul(x, x) == x).all() and str(gemmery.explain(x, x)) and gemmery.tensor_map\n"
+    )
+
+
+def test_the_library_alone_says_how_to_install_the_rest():
+    modules_after(
+        HIDDEN.replace('"cuda",', '"gemmery_emulator", "gemmery_lab",')
+        + "lab = \"run pip install '.[lab]' in a checkout\"\n"
+        "for name in ('emulate', 'device_memory', 'tensor_map', 'texture', 'inspect'):\n"
+        "    assert f'gemmery.{name} needs gemmery_' in message(lambda: getattr(gemmery, name)), name\n"
+        "    assert lab in message(lambda: getattr(gemmery, name)), name\n"
+        "from gemmery.__main__ import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as error:\n"
+        "    assert 'the command needs gemmery_lab: ' + lab in error.code, error.code\n"
+        "x = numpy.eye(3)\n"
+        "assert (gemmery.matmul(x, x) == x).all() and str(gemmery.explain(x, x))\n"
     )
 
 
@@ -145,7 +162,7 @@ def test_the_extras_in_messages_are_those_of_the_package():
     assert set(extras) == set(EXTRAS)
     for extra, packages in EXTRAS.items():
         for package in packages:
-            assert package in extras[extra]
+            assert package in extras[extra] or package in ("gemmery_emulator", "gemmery_lab")
 
 
 def test_every_public_name_is_there_and_documented():

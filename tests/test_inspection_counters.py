@@ -12,21 +12,21 @@ import pytest
 from rich.console import Console
 
 import gemmery as gm
-from gemmery import cli
 from gemmery.cuda import sass
-from gemmery.emulation.counters import EmulatorCounts, LineCounts
-from gemmery.emulation.terminal_tables import SHORT, fitted
-from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
-from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import ArgumentError
-from gemmery.inspection import side_by_side
-from gemmery.inspection.gather import inspect_rung, shared_dtype
-from gemmery.inspection.notebook import inspection_page, show_inspection, show_side_by_side, side_by_side_page
-from gemmery.inspection.records import CompiledLaunch, Inspection, SideBySide
-from gemmery.inspection.sections import sections
-from gemmery.inspection.side_by_side import glance
-from gemmery.pages.writing import as_json
-from gemmery.report.curves import roofline_plot
+from gemmery_emulator.kernels.counters import EmulatorCounts, LineCounts
+from gemmery_emulator.kernels.terminal_tables import SHORT, fitted
+from gemmery_emulator.pages.writing import as_json
+from gemmery_emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
+from gemmery_emulator.trace.selection import Selection
+from gemmery_lab import cli
+from gemmery_lab.inspection import side_by_side
+from gemmery_lab.inspection.gather import inspect_rung, shared_dtype
+from gemmery_lab.inspection.notebook import inspection_page, show_inspection, show_side_by_side, side_by_side_page
+from gemmery_lab.inspection.records import CompiledLaunch, Inspection, SideBySide
+from gemmery_lab.inspection.sections import sections
+from gemmery_lab.inspection.side_by_side import glance
+from gemmery_lab.report.curves import roofline_plot
 from site_pages.pictures import FOLDER, drawn
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
@@ -243,7 +243,7 @@ def test_counters_can_be_left_out():
 
 
 def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):
-    from gemmery.emulator import instructions
+    from gemmery_emulator import instructions
 
     monkeypatch.delitem(instructions.TABLE, "fma.rn.f32")
     found = inspect_rung("simt_linear", n=96, device="sm_86")

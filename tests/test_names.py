@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "gemmery"
-FILES = {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+SOURCES = sorted((Path(__file__).parents[1] / "packages").glob("*/src"))
+FILES = {str(path.relative_to(source)): path.read_text() for source in SOURCES for path in sorted(source.rglob("*.py"))}
 
 # Participles and pronouns that fit every value. `left` is allowed beside `right`, and what others read has its name.
 CONTENTLESS = {
@@ -18,10 +18,10 @@ CONTENTLESS = {
 
 # Keys of the JSON that `gemmery inspect --json` prints.
 PUBLISHED = {
-    "cuda/choose/__init__.py": {"chosen"},
-    "emulator/trace/__init__.py": {"held", "taken"},
-    "emulation/counters.py": {"chosen"},
-    "rung_counts.py": {"chosen"},
+    "gemmery/cuda/choose/__init__.py": {"chosen"},
+    "gemmery_emulator/trace/__init__.py": {"held", "taken"},
+    "gemmery_emulator/kernels/counters.py": {"chosen"},
+    "gemmery_lab/rung_counts.py": {"chosen"},
 }
 
 # Modules that share a file name, and why they may.

@@ -12,8 +12,8 @@ import pytest
 from gemmery import limits
 from gemmery.cuda import nvrtc
 from gemmery.errors import DeviceError
-from gemmery.lab import on_cpu
 from gemmery.limits import Bandwidth
+from gemmery_lab import on_cpu
 
 pytest.importorskip("matplotlib", reason="notebooks draw with Matplotlib")
 BOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))

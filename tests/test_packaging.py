@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gemmery
 import test_docs
 from test_docs import ROOT, tracked
 
@@ -43,7 +44,38 @@ def test_everything_that_the_source_distribution_names_is_in_it(project):
 
 @pytest.mark.parametrize("pattern", ["*.toml", "*.css", "*.html", "*.cu", "*.cuh", "*py.typed"])
 def test_data_is_where_the_wheel_takes_it_from(pattern):
-    assert [name for name in tracked(pattern) if name.startswith("src/gemmery/")]
+    assert [name for name in tracked(pattern) if re.match(r"packages/[\w-]+/src/", name)]
+
+
+PACKAGES = {
+    path.parent.name: tomllib.loads(path.read_text())["project"]
+    for path in (ROOT / "packages").glob("*/pyproject.toml")
+}
+
+
+def test_the_three_packages_are_one_version_of_what_a_checkout_installs(project):
+    whole, (library, emulator, lab) = project["project"], (PACKAGES[name] for name in sorted(PACKAGES))
+    assert {one["name"]: name for name, one in PACKAGES.items()} == {name: name for name in PACKAGES}
+    assert {one["version"] for one in PACKAGES.values()} == {whole["version"], gemmery.__version__}
+    for field in ("requires-python", "license", "license-files", "authors"):
+        assert [one[field] for one in PACKAGES.values()] == [whole[field]] * 3
+    licenses = {(ROOT / place / "LICENSE").read_text() for place in (".", *(f"packages/{name}" for name in PACKAGES))}
+    assert len(licenses) == 1
+    extras = whole["optional-dependencies"]
+    own = f"=={whole['version']}"
+    assert library["dependencies"] == whole["dependencies"]
+    assert library["scripts"] == whole["scripts"]
+    assert library["optional-dependencies"]["cuda"] == extras["cuda"]
+    assert library["optional-dependencies"]["lab"] == [f"gemmery-lab{own}"]
+    assert (emulator["dependencies"][0], lab["dependencies"][0]) == (f"gemmery{own}", f"gemmery-emulator{own}")
+    assert {*emulator["dependencies"][1:], *lab["dependencies"][1:]} == set(extras["lab"])
+    assert emulator["optional-dependencies"]["cuda"] == extras["cuda"][1:]
+    assert emulator["entry-points"] == whole["entry-points"]
+
+
+def test_a_checkout_installs_the_source_of_each_package(project):
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert sorted(wheel) == sorted(f"packages/{name}/src/{name.replace('-', '_')}" for name in PACKAGES)
 
 
 def test_files_are_listed_inside_a_repository_that_ignores_them(tmp_path, monkeypatch):

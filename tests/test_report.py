@@ -17,12 +17,12 @@ from rich.table import Table
 import records
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
-from gemmery.pages import numerals, svg
-from gemmery.pages.writing import as_json
 from gemmery.problem import Problem
-from gemmery.report import sheet, sweep_tables, terminal, words
-from gemmery.report.page import figures, page
-from gemmery.report.tables import markdown, sheets
+from gemmery_emulator.pages import numerals, svg
+from gemmery_emulator.pages.writing import as_json
+from gemmery_lab.report import sheet, sweep_tables, terminal, words
+from gemmery_lab.report.page import figures, page
+from gemmery_lab.report.tables import markdown, sheets
 from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}

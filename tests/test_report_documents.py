@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import records
-from gemmery.bench import record, suite
-from gemmery.bench.record import Run
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
+from gemmery_lab.measure import record, suite
+from gemmery_lab.measure.record import Run
 from site_pages.documents import Documents, main, refusals, sentence, tree_lines
 
-GPU_RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")
+GPU_RUNS = record.read(Path(__file__).parents[1] / "packages/gemmery-lab/tests" / "data" / "h200.jsonl")
 NAME = records.MACHINE.name
 OTHER = replace(records.MACHINE, name="other-avx512-16c", cpu="Another CPU", cores=16)
 
@@ -222,7 +222,7 @@ def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
     for rung in CPU:
         assert f"\n## {rung.name}\n" in text
         assert rung.lesson in text
-        assert f"](../src/gemmery/{rung.source})" in text
+        assert f"](../packages/gemmery/src/gemmery/{rung.source})" in text
         for reason in refusals(rung):
             assert f"- Not supported: {reason}." in text
     packed = text[text.index("## packed\n") : text.index("## packed_threaded")]

@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gemmery.cuda import driver  # noqa: E402
-from gemmery.inspection import gather  # noqa: E402
 from gemmery.ladder.cpu import CPU  # noqa: E402
 from gemmery.ladder.cuda import CUDA  # noqa: E402
 from gemmery.ladder.diff import contents  # noqa: E402
+from gemmery_lab.inspection import gather  # noqa: E402
 from site_pages import chapters, course, links, phrases, reference, repository, translations, write  # noqa: E402
 from site_pages.measured import FLOAT8  # noqa: E402
 from site_pages.stored import Stored, query  # noqa: E402
@@ -194,7 +194,7 @@ def test_the_documents_are_pages_and_keep_their_links(pages):
     documents = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     english = {name.replace("README", "documents") for name in documents if not name.endswith(".zh.md")}
     assert english <= texts.keys()
-    assert "source/src/gemmery/cuda/kernels/simt_naive.cu.md" in texts
+    assert "source/packages/gemmery/src/gemmery/cuda/kernels/simt_naive.cu.md" in texts
     assert "[source](" not in texts["design.md"]
     assert "```pycon\n>>> import numpy" in texts["emulator.md"]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import reach
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from gemmery.emulator.op import FETCHES, LENGTHS, NUMPY, POLICY, SCOPES, SPACES, STORED, Kinds, Mask, sort_by_kind
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
-from gemmery.emulator.reach import Copies
-from gemmery.emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
+from gemmery_emulator import reach
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
+from gemmery_emulator.op import FETCHES, LENGTHS, NUMPY, POLICY, SCOPES, SPACES, STORED, Kinds, Mask, sort_by_kind
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
+from gemmery_emulator.reach import Copies
+from gemmery_emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 _TYPES = (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64")
@@ -69,7 +69,7 @@ class Spelled:
 def read(opcode: Opcode) -> Spelled | None:
     """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
 
-    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.ptx.opcodes import opcode
     >>> read(opcode("ld.global.nc.v4.f32"))
     Spelled(space='global', count=4, kind='f32', policy=False)
     >>> read(opcode("ld.shared.nc.f32")) is None
@@ -260,7 +260,7 @@ _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), 
 def _read(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
 
-    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.ptx.opcodes import opcode
     >>> _read(opcode("cp.async.cg.shared.global.L2::128B"))
     {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
     """

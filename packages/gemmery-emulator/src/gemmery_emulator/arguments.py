@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import specials, symbols
-from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
-from gemmery.emulator.memory import Global, same_bytes
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx import Parameter, PtxKernel, Special
-from gemmery.emulator.textures import Texture
 from gemmery.errors import ArgumentError, LayoutError
+from gemmery_emulator import specials, symbols
+from gemmery_emulator.hopper.tensormap import BYTES, TensorMap
+from gemmery_emulator.memory import Global, same_bytes
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ptx import Parameter, PtxKernel, Special
+from gemmery_emulator.textures import Texture
 
 Arrays = Mapping[str, NDArray[Any]]
 SHOWN = 40  # the longest value, in characters, that an error message repeats

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator import reach
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.memory import Space
-from gemmery.emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
-from gemmery.emulator.ops import half
-from gemmery.emulator.ptx import Address, Instruction, Opcode
-from gemmery.emulator.steps import Handler, Lowering, Step, Write, drop, refused
+from gemmery_emulator import reach
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.memory import Space
+from gemmery_emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
+from gemmery_emulator.ops import half
+from gemmery_emulator.ptx import Address, Instruction, Opcode
+from gemmery_emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
 Change = Callable[..., Any]  # old values and operands -> new values
 
@@ -83,7 +83,7 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 def _read(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of atom or red, by kind; returns None if ptxas refuses it.
 
-    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.ptx.opcodes import opcode
     >>> _read(opcode("red.global.add.v2.f32"))
     {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
     >>> _read(opcode("red.exch.b32")) is None

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.control import LoweredBarrier
-from gemmery.emulator.convergence import Gathering
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import NUMPY, STORED, Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Not, Operand, Register, names_of
-from gemmery.emulator.steps import LaneStep, Lowering, Read, Step, viewed
+from gemmery_emulator.control import LoweredBarrier
+from gemmery_emulator.convergence import Gathering
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import NUMPY, STORED, Mask
+from gemmery_emulator.ptx import Immediate, Instruction, Not, Operand, Register, names_of
+from gemmery_emulator.steps import LaneStep, Lowering, Read, Step, viewed
 
 OnRegisters = Callable[[list[Any]], None]  # a function of the registers
 

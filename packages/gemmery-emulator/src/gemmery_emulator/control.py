@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import SCOPES, STORED, Mask, Traits
-from gemmery.emulator.ptx import Immediate, Instruction, Register
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, Write, drop, lane_step, no_step, refused
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import SCOPES, STORED, Mask, Traits
+from gemmery_emulator.ptx import Immediate, Instruction, Register
+from gemmery_emulator.steps import Handler, Lowering, Read, Step, Write, drop, lane_step, no_step, refused
 
 WARP_SYNC = "bar.warp.sync"
 WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.instructions import find, stores, used
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ops.warp import LANES, sources
-from gemmery.emulator.ptx import Immediate, Instruction
-from gemmery.emulator.steps import Lowering, Read, Step
+from gemmery_emulator.instructions import find, stores, used
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.ops.warp import LANES, sources
+from gemmery_emulator.ptx import Immediate, Instruction
+from gemmery_emulator.steps import Lowering, Read, Step
 
 FULL = 0xFFFFFFFF
 _NAMES = {

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gemmery.emulator import access, atomics, control, matrices, printing, textures
-from gemmery.emulator.blackwell import tcgen05_memory, tcgen05_operations
-from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
-from gemmery.emulator.op import Op, Traits
-from gemmery.emulator.ops import compare, convert, floating, half, integer, logic, mma, warp
-from gemmery.emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
+from gemmery_emulator import access, atomics, control, matrices, printing, textures
+from gemmery_emulator.blackwell import tcgen05_memory, tcgen05_operations
+from gemmery_emulator.hopper import cluster, mbarrier, transfers, wgmma
+from gemmery_emulator.op import Op, Traits
+from gemmery_emulator.ops import compare, convert, floating, half, integer, logic, mma, warp
+from gemmery_emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
 
 Form = TypeVar("Form")
 UNKNOWN = Traits()  # of an instruction that is not modelled

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.banks import WARP
-from gemmery.emulator import specials
-from gemmery.emulator.blocks import Block
-from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import LaunchConfig, Machine, Observer, Places, UnitState, report_misuse
-from gemmery.emulator.memory import Global, Own
-from gemmery.emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
-from gemmery.emulator.spinning import LIMIT, Spinning
-from gemmery.emulator.waiting import Waiting
+from gemmery_emulator import specials
+from gemmery_emulator.blocks import Block
+from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Places, UnitState, report_misuse
+from gemmery_emulator.memory import Global, Own
+from gemmery_emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
+from gemmery_emulator.spinning import LIMIT, Spinning
+from gemmery_emulator.waiting import Waiting
 
 
 class LockStep:

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import convergence, specials, unwritten
-from gemmery.emulator.blocks import Block, joined
-from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
-from gemmery.emulator.counters.merging import Merge, merged
-from gemmery.emulator.hopper.wgmma import checked_sums
-from gemmery.emulator.instructions import find
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import Mask, Op
-from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel, Special
-from gemmery.emulator.ptx.indirect import SWITCH, case
-from gemmery.emulator.ptx.module import without_collection
-from gemmery.emulator.steps import Faster, Handler, Lowering, Read, Step, refused
+from gemmery_emulator import convergence, specials, unwritten
+from gemmery_emulator.blocks import Block, joined
+from gemmery_emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
+from gemmery_emulator.counters.merging import Merge, merged
+from gemmery_emulator.hopper.wgmma import checked_sums
+from gemmery_emulator.instructions import find
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import Mask, Op
+from gemmery_emulator.ptx import Instruction, Label, Not, PtxKernel, Special
+from gemmery_emulator.ptx.indirect import SWITCH, case
+from gemmery_emulator.ptx.module import without_collection
+from gemmery_emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
 
 @dataclass(frozen=True)

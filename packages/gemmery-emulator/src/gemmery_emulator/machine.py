@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.memory import Global, Own
-from gemmery.emulator.op import Flags, Indices, Mask, Values
-from gemmery.emulator.ptx import Line, PtxKernel
+from gemmery_emulator.memory import Global, Own
+from gemmery_emulator.op import Flags, Indices, Mask, Values
+from gemmery_emulator.ptx import Line, PtxKernel
 
 
 class Places:

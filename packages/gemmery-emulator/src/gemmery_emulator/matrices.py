@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import fragments, reach
-from gemmery.emulator.fragments import Fragment, Piece
-from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import NUMPY, Mask
-from gemmery.emulator.ptx import Address, Instruction, Opcode, Vector
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
+from gemmery_emulator import fragments, reach
+from gemmery_emulator.fragments import Fragment, Piece
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.op import NUMPY, Mask
+from gemmery_emulator.ptx import Address, Instruction, Opcode, Vector
+from gemmery_emulator.steps import Handler, Lowering, Read, Step, refused
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
 

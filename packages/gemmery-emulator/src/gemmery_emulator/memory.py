@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.op import Mask, Values, highest, lowest
+from gemmery_emulator.op import Mask, Values, highest, lowest
 
 PAGE = 4096
 APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array

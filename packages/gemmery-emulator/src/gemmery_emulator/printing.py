@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import reach
-from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.memory import Bytes
-from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Instruction
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import EmulationError
+from gemmery_emulator import reach
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.memory import Bytes
+from gemmery_emulator.op import Mask
+from gemmery_emulator.ptx import Instruction
+from gemmery_emulator.steps import Handler, Lowering, Step, refused
 
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
 LONG = ("l", "ll")

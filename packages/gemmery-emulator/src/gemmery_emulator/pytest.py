@@ -18,9 +18,9 @@ import pytest
 from gemmery.errors import ArgumentError, GemmeryError
 
 if TYPE_CHECKING:
-    from gemmery.emulation.kernel_run import KernelRun
-    from gemmery.emulator.counters.counts import Counts
-    from gemmery.emulator.findings import Finding
+    from gemmery_emulator.counters.counts import Counts
+    from gemmery_emulator.findings import Finding
+    from gemmery_emulator.kernels.kernel_run import KernelRun
 
 WORST = 3  # lines that a message shows
 
@@ -46,7 +46,7 @@ class Emulate:
         compiler's, equal stores in no order, a barrier that threads skip, elements that nobody wrote.
         """
         __tracebackhide__ = True
-        from gemmery.emulation.kernel import emulate
+        from gemmery_emulator.kernels.kernel import emulate
 
         for name, limit, least in (("findings", findings, -1), ("warnings", warnings, -1)):
             _check_count(name, limit, least)

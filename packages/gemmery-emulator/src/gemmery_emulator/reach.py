@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.cluster import Lifetimes
-from gemmery.emulator.machine import Access, Machine, Rows, landed, report_access
-from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
-from gemmery.emulator.op import Flags, Mask, Values, highest, lowest
 from gemmery.errors import EmulationError
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.cluster import Lifetimes
+from gemmery_emulator.machine import Access, Machine, Rows, landed, report_access
+from gemmery_emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
+from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,19 @@ from typing import TypeVar
 import numpy as np
 
 from gemmery import display
-from gemmery.emulator import spinning
-from gemmery.emulator.arguments import BoundArguments
-from gemmery.emulator.counters import Counters
-from gemmery.emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
-from gemmery.emulator.findings import Finding, Findings
-from gemmery.emulator.findings.orders import orders
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.lockstep import LockStep
-from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import LaunchConfig, Observer
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx import Line, PtxKernel
-from gemmery.emulator.trace import Trace
+from gemmery_emulator import spinning
+from gemmery_emulator.arguments import BoundArguments
+from gemmery_emulator.counters import Counters
+from gemmery_emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
+from gemmery_emulator.findings import Finding, Findings
+from gemmery_emulator.findings.orders import orders
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.lockstep import LockStep
+from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.machine import LaunchConfig, Observer
+from gemmery_emulator.memory import Global
+from gemmery_emulator.ptx import Line, PtxKernel
+from gemmery_emulator.trace import Trace
 
 # glibc maps allocations of 128 KiB and more anew each time, until one of this size is freed: from then on it keeps
 # freed memory. Without that, every 8-byte register gets new pages, which costs 2 to 9 times as much.

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import Indices
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import Indices
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.memory import Space, is_as_remembered, remembered
-from gemmery.emulator.op import Flags, Mask
-from gemmery.emulator.waiting import Waiting
 from gemmery.errors import EmulationError
+from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.memory import Space, is_as_remembered, remembered
+from gemmery_emulator.op import Flags, Mask
+from gemmery_emulator.waiting import Waiting
 
 AGAIN = 1 << 4  # basic blocks before the next look after threads have yielded
 EVERY = 1 << 10  # basic blocks before the first look, then twice as many, so that a loop of any length is seen

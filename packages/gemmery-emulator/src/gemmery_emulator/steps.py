@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import specials
-from gemmery.emulator.machine import Machine, UnitState
-from gemmery.emulator.op import NUMPY, STORED, Mask, Op, Traits, pair
-from gemmery.emulator.ptx import (
+from gemmery.errors import EmulationError
+from gemmery_emulator import specials
+from gemmery_emulator.machine import Machine, UnitState
+from gemmery_emulator.op import NUMPY, STORED, Mask, Op, Traits, pair
+from gemmery_emulator.ptx import (
     Address,
     Immediate,
     Instruction,
@@ -31,7 +32,6 @@ from gemmery.emulator.ptx import (
     Vector,
     names_of,
 )
-from gemmery.errors import EmulationError
 
 Step = Callable[["Machine", Mask], None]
 Read = Callable[[list[Any]], Any]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.hopper.tensormap import BYTES
-from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Address, Instruction, Opcode, Vector
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import ArgumentError, LayoutError
+from gemmery_emulator.hopper.tensormap import BYTES
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.ptx import Address, Instruction, Opcode, Vector
+from gemmery_emulator.steps import Handler, Lowering, Step, refused
 
 FILTERS, ADDRESSES = ("nearest", "linear"), ("clamp", "border", "wrap", "mirror")
 KINDS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "float32")

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import access, reach
-from gemmery.emulator.blocks import Block, Usage, each_bit, live, slots_of
-from gemmery.emulator.instructions import find, written
-from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import Mask, Op
-from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Lowering, Step
+from gemmery_emulator import access, reach
+from gemmery_emulator.blocks import Block, Usage, each_bit, live, slots_of
+from gemmery_emulator.instructions import find, written
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import Mask, Op
+from gemmery_emulator.ptx import Address, Instruction
+from gemmery_emulator.steps import Lowering, Step
 
 WGMMA = "wgmma.mma_async"
 

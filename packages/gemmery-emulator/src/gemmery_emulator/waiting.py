@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.banks import WARP
-from gemmery.emulator import convergence
-from gemmery.emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
-from gemmery.emulator.convergence import Gathering
-from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import Flags, Indices, Mask
+from gemmery_emulator import convergence
+from gemmery_emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
+from gemmery_emulator.convergence import Gathering
+from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.op import Flags, Indices, Mask
 
 
 class Waiting:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gemmery.cpu import fused, target
-from gemmery.emulator import exact
+from gemmery_emulator import exact
 
 TYPES = {np.float32: np.uint32, np.float64: np.uint64}
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.access import ACCESSES
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx.module import parse
+from gemmery_emulator.access import ACCESSES
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ptx.module import parse
 
-DATA = Path(__file__).parent / "data" / "ptx"
+DATA = Path(__file__).parents[1] / "data" / "ptx"
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 LANES = 32
 TYPES = ACCESSES["ld"]["type"]

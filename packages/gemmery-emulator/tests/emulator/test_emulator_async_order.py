@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 MEET = 'asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");'

@@ -7,8 +7,8 @@ import pytest
 
 import gemmery as gm
 from conformance import drawn, within
-from gemmery.emulator.atomics import CHANGES
-from gemmery.emulator.op import NUMPY, STORED
+from gemmery_emulator.atomics import CHANGES
+from gemmery_emulator.op import NUMPY, STORED
 
 THREADS, PLACES = 64, 8
 REGISTERS = {"b16": "b16", "f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}

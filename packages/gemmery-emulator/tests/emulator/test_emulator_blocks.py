@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from gemmery.emulator import lower
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import run
+from gemmery_emulator import lower
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.memory import Global
+from gemmery_emulator.ptx.module import parse
+from gemmery_emulator.run import run
 
 HEAD = """.version 9.0
 .target sm_90

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 START = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.ops.half import from_bf16, to_bf16
 from gemmery.errors import EmulationError
+from gemmery_emulator.kernels.kernel import emulate
+from gemmery_emulator.ops.half import from_bf16, to_bf16
 
 pytest.importorskip("cuda.bindings")
 KERNEL = """__global__ void f(const TYPE* x, TYPE* y) {

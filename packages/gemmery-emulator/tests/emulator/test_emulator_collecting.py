@@ -6,9 +6,9 @@ import gc
 
 import pytest
 
-from gemmery.emulator import lower
-from gemmery.emulator.ptx.module import parse
 from gemmery.errors import EmulationError
+from gemmery_emulator import lower
+from gemmery_emulator.ptx.module import parse
 
 HEAD = ".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>;"
 

@@ -9,8 +9,8 @@ import pytest
 
 import hopper
 from gemmery.cuda import nvrtc
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.convergence import ranges
+from gemmery_emulator.convergence import ranges
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 

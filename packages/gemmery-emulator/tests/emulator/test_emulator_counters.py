@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.counters import Counters
-from gemmery.emulator.counters.counts import Banked, Counts, MemoryTraffic, SharedTraffic, Traffic
-from gemmery.emulator.counters.merging import Merge
-from gemmery.emulator.instructions import COMPUTED
-from gemmery.emulator.machine import Access
-from gemmery.emulator.ptx import Line
-from gemmery.emulator.ptx.module import parse
+from gemmery_emulator.counters import Counters
+from gemmery_emulator.counters.counts import Banked, Counts, MemoryTraffic, SharedTraffic, Traffic
+from gemmery_emulator.counters.merging import Merge
+from gemmery_emulator.instructions import COMPUTED
+from gemmery_emulator.machine import Access
+from gemmery_emulator.ptx import Line
+from gemmery_emulator.ptx.module import parse
 
 PTX = """.version 9.0
 .target sm_90
@@ -252,7 +252,9 @@ def test_what_is_inlined_counts_at_its_frames_and_at_the_outermost_line():
 
 PATTERNS = [
     json.loads(line)
-    for line in (Path(__file__).parent / "data" / "memory_patterns_h200.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parents[4] / "packages/gemmery/tests" / "data" / "memory_patterns_h200.jsonl")
+    .read_text()
+    .splitlines()
 ]
 
 
@@ -334,7 +336,7 @@ def test_accesses_counted_together_add_up_to_the_same(monkeypatch):
             events.append(Access(FMA, "local", "st", np.asarray(addresses), mask, 4))
     merges = {FIRST: Merge(FIRST, (FIRST, SECOND), 8, -8), LOAD: Merge(LOAD, (LOAD,), 8, -8)}
     together = accessed(*events, merges=merges)
-    monkeypatch.setattr("gemmery.emulator.counters.FEW", 0)
+    monkeypatch.setattr("gemmery_emulator.counters.FEW", 0)
     alone = accessed(*events, merges=merges)
     for merged in (True, False):
         assert together.counts(merged) == alone.counts(merged)

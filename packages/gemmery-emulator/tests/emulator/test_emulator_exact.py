@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gemmery.emulator import exact
+from gemmery_emulator import exact
 from rounding import FORMATS, decoded, encoded
 
 FORMS = {np.float32: FORMATS["f32"], np.float64: FORMATS["f64"]}

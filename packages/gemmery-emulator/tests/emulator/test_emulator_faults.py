@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import nvrtc
-from gemmery.emulation.kernel import emulate
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 
-FOLDER = Path(__file__).with_name("data")
+FOLDER = Path(__file__).parents[1] / "data"
 CASE = re.compile(r"^// (?:([a-z ]+), )?(\(.*?\)|\d+) x (\d+): .*\nKERNEL\((\w+)\)", re.MULTILINE)
 CASES = {
     name: (file, kind or "race", tuple(map(int, re.findall(r"\d+", grid))), int(block))

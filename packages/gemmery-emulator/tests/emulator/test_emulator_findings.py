@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import include, nvrtc
-from gemmery.emulation.kernel import SOURCE, emulate
-from gemmery.emulation.programs import prepared
-from gemmery.emulator.arguments import bound
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.run import emulated
+from gemmery_emulator.arguments import bound
+from gemmery_emulator.kernels.kernel import SOURCE, emulate
+from gemmery_emulator.kernels.programs import prepared
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.run import emulated
 
 pytest.importorskip("cuda.bindings")
 
-FOLDER = Path(__file__).with_name("faults")
+FOLDER = Path(__file__).parents[1] / "faults"
 ONE, SIDE = (128, 1, 1), (32, 32, 1)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulation.kernel import emulate
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 RELEASE = 'asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + block) : "memory");'

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.arguments import bound
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.printing import WIDEST
-from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import run
 from gemmery.errors import EmulationError
+from gemmery_emulator.arguments import bound
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.printing import WIDEST
+from gemmery_emulator.ptx.module import parse
+from gemmery_emulator.run import run
 
-DATA = Path(__file__).parent / "data" / "ptx"
+DATA = Path(__file__).parents[1] / "data" / "ptx"
 # nvrtc_mixed.txt, by NVRTC 13.5: calls, a switch, printf, shared and local memory, cp.async, ldmatrix, atomics.
 TEXTS = [(DATA / name).read_text() for name in ("nvrtc_mixed.txt", "numba_matmul.ptx", "triton_softmax.ptx")]
 TOKEN = re.compile(r"[\w$%]+|\s+|.", re.DOTALL)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator import memory
+from gemmery_emulator import memory
 
 pytest.importorskip("cuda.bindings")
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "emulator_memory.py"
+BENCHMARK = Path(__file__).parents[4] / "benchmarks" / "emulator_memory.py"
 
 # The stores of both blocks are equal, which is no race; the read of one and the store of the other are one.
 READ_THEN_WRITTEN = """extern "C" __global__ void f(int* y, int* x) {

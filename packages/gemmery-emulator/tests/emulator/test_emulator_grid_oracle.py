@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig, Observer
-from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import emulated
+from gemmery_emulator.arguments import memory_of
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.machine import LaunchConfig, Observer
+from gemmery_emulator.ptx.module import parse
+from gemmery_emulator.run import emulated
 
 BLOCKS, THREADS = 3, 64
 HEAD = """.version 8.0

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.errors import ArgumentError, EmulationError, LayoutError
+from gemmery_emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
-RECORDED = json.loads((Path(__file__).with_name("data") / "hopper_h200.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "hopper_h200.json").read_text())
 ARCH = "sm_90a"
 
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.arguments import bound
-from gemmery.emulator.hopper.cluster import in_order
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig, Observer, Places
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import run
-from gemmery.emulator.spinning import Spinning
+from gemmery_emulator.arguments import bound
+from gemmery_emulator.hopper.cluster import in_order
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.machine import LaunchConfig, Observer, Places
+from gemmery_emulator.memory import Global
+from gemmery_emulator.ptx.module import parse
+from gemmery_emulator.run import run
+from gemmery_emulator.spinning import Spinning
 
 HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<4>;"
@@ -503,7 +503,7 @@ def test_a_bulk_copy_that_starts_wakes_threads_that_wait_for_it(seed):
 
 def test_copies_that_nobody_waits_for_do_not_fill_memory(monkeypatch):
     """A loop of cp.async without a wait is refused at its line; one that waits is not."""
-    monkeypatch.setattr("gemmery.emulator.reach.IN_FLIGHT", 64 * 16 * 10)
+    monkeypatch.setattr("gemmery_emulator.reach.IN_FLIGHT", 64 * 16 * 10)
     code = """__global__ void f(const float4* x, int waits) {
       __shared__ float4 s[64];
       unsigned to = unsigned(__cvta_generic_to_shared(s + threadIdx.x));

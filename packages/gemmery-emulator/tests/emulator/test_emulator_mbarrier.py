@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulation.kernel import emulate
 from gemmery.errors import EmulationError
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 SHARED = hopper.HEAD + "__device__ void pass(u32 barrier, u32 parity) { wait(barrier, parity); }\n"

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from gemmery.cuda import nvrtc, sass
-from gemmery.emulator.counters.merging import Low, low_bits, merged
-from gemmery.emulator.ptx import Vector
-from gemmery.emulator.ptx.module import parse
+from gemmery_emulator.counters.merging import Low, low_bits, merged
+from gemmery_emulator.ptx import Vector
+from gemmery_emulator.ptx.module import parse
 
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 

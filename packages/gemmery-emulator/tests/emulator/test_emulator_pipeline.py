@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.hopper.bulk import Bulk, Load
-from gemmery.emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.hopper.bulk import Bulk, Load
+from gemmery_emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from gemmery.emulator.counters.merging import predicated
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import emulated
+from gemmery_emulator.counters.merging import predicated
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.memory import Global
+from gemmery_emulator.ptx.module import parse
+from gemmery_emulator.run import emulated
 
 PTX = """.version 9.0
 .target sm_90

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.printing import formatted
+from gemmery_emulator.printing import formatted
 
 SIGNED = ["%d", "%i", "%5d", "%-5d|", "%05d", "%+d", "% d", "%.3d", "%hd"]
 UNSIGNED = ["%u", "%x", "%X", "%#x", "%#X", "%-#8x|", "%o", "%#o", "%hu"]

@@ -25,7 +25,10 @@ from pathlib import Path
 import pytest
 
 from gemmery import dtypes
-from gemmery.emulator.ptx import (
+from gemmery.errors import EmulationError
+from gemmery.ladder.cuda import CUDA
+from gemmery.problem import Problem
+from gemmery_emulator.ptx import (
     Address,
     Immediate,
     Label,
@@ -36,13 +39,10 @@ from gemmery.emulator.ptx import (
     Symbol,
     Vector,
 )
-from gemmery.emulator.ptx.module import parse
-from gemmery.errors import EmulationError
-from gemmery.ladder.cuda import CUDA
-from gemmery.problem import Problem
+from gemmery_emulator.ptx.module import parse
 
 TILE = Address(Register("%rd1", "b64"), 0, (Register("%r2", "b32"), Register("%r3", "b32")))
-SAMPLES = sorted((Path(__file__).parent / "data" / "ptx").glob("*.ptx"))
+SAMPLES = sorted((Path(__file__).parents[1] / "data" / "ptx").glob("*.ptx"))
 R1, R2, R3 = (Register(f"%r{i}", "b32") for i in (1, 2, 3))
 RD1, P1, P2 = Register("%rd1", "b64"), Register("%p1", "pred"), Register("%p2", "pred")
 

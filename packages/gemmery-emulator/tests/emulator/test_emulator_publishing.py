@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gemmery as gm
-from gemmery.emulator.findings.orders import Clocks
-from gemmery.emulator.findings.races import History
+from gemmery_emulator.findings.orders import Clocks
+from gemmery_emulator.findings.races import History
 from test_emulator_races import THREADS, Pairs, detected, traces
 
 pytest.importorskip("cuda.bindings")

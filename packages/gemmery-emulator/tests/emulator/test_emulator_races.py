@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmery.emulator.findings.orders import Clocks
-from gemmery.emulator.findings.races import INDEX, INDEX_AT, History
+from gemmery_emulator.findings.orders import Clocks
+from gemmery_emulator.findings.races import INDEX, INDEX_AT, History
 
 THREADS, SIZE = 64, 32  # two warps, two granules of 16 bytes
 BARRIERS = ("block", "warp 0", "warp 1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.findings.global_races import ReadOnlyLoads
+from gemmery_emulator.findings.global_races import ReadOnlyLoads
+from gemmery_emulator.kernels.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
 KERNEL = """__global__ void f(float* x, float* y) {

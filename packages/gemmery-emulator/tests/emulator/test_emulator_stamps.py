@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.findings import stamps
-from gemmery.emulator.findings.grid import GridHistory, StampFields
-from gemmery.emulator.findings.stamps import ROW, Stamps
+from gemmery_emulator.findings import stamps
+from gemmery_emulator.findings.grid import GridHistory, StampFields
+from gemmery_emulator.findings.stamps import ROW, Stamps
 
 pytestmark = pytest.mark.skipif(not stamps.RETURNS, reason="rows are packed only where single pages can be given back")
 

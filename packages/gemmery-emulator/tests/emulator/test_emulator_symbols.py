@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator.symbols import mismatch, pointees
+from gemmery_emulator.symbols import mismatch, pointees
 
 # Symbols as NVRTC 13.5 wrote them, and what the parameters point to in the source.
 SYMBOLS = {

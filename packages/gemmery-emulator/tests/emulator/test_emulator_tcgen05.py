@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmery.emulation.kernel import emulate
-from gemmery.emulation.prediction import predicted_run
-from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.errors import EmulationError
+from gemmery_emulator.hopper.tensormap import tensor_map
+from gemmery_emulator.kernels.kernel import emulate
+from gemmery_emulator.kernels.prediction import predicted_run
 
 pytest.importorskip("cuda.bindings")
-SOURCE = (Path(__file__).with_name("data") / "tcgen05.cu").read_text()
+SOURCE = (Path(__file__).parents[1] / "data" / "tcgen05.cu").read_text()
 ARCH = "sm_100a"
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 KINDS = {"f16": 0, "bf16": 0, "tf32": 1, "e4m3": 2, "e5m2": 2, "s8": 3, "u8": 3}

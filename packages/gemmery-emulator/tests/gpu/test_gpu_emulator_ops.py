@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import driver
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.convert import TABLE as CONVERT
-from gemmery.emulator.ops.floating import TABLE as FLOATING
-from gemmery.emulator.ops.half import TABLE as HALF
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ops.convert import TABLE as CONVERT
+from gemmery_emulator.ops.floating import TABLE as FLOATING
+from gemmery_emulator.ops.half import TABLE as HALF
 from gpu_operands import functions, launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

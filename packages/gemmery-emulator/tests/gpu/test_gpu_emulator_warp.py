@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import driver
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.mma import TABLE as MMA
-from gemmery.emulator.ops.warp import TABLE as WARP
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ops.mma import TABLE as MMA
+from gemmery_emulator.ops.warp import TABLE as WARP
 from gpu_operands import functions, launch
 from test_emulator_ops_mma import ORACLES as PRODUCTS
 from test_emulator_ops_mma import SIZE, extents, real, small

@@ -12,13 +12,13 @@ import pytest
 
 import hopper
 import tensor_sums
-from gemmery.emulator.hopper.tensormap import TensorMap
+from gemmery_emulator.hopper.tensormap import TensorMap
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 from gemmery.cuda import driver  # noqa: E402
 
-DATA = Path(__file__).with_name("data") / "hopper_h200.json"
+DATA = Path(__file__).parents[1] / "data" / "hopper_h200.json"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 KINDS = {"B": "UINT8", "H": "UINT16", "I": "UINT32", "i": "INT32", "e": "FLOAT16", "f": "FLOAT32", "d": "FLOAT64"}
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}

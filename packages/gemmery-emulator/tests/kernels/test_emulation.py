@@ -11,8 +11,8 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.include import folders as include_folders
-from gemmery.emulation import kernel as lab_kernel
-from gemmery.emulation import programs
+from gemmery_emulator.kernels import kernel as lab_kernel
+from gemmery_emulator.kernels import programs
 
 X = np.ones(64, np.float32)
 
@@ -336,7 +336,7 @@ def test_merged_and_as_written():
 
 def test_the_examples_of_the_document():
     """docs/emulator.md is right in what it shows, line by line."""
-    path = Path(__file__).parents[1] / "docs" / "emulator.md"
+    path = Path(__file__).parents[4] / "docs" / "emulator.md"
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     failed, tried = doctest.testfile(str(path), module_relative=False, optionflags=options)
     assert (failed, tried > 15) == (0, True)

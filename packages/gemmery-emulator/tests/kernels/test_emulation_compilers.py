@@ -6,7 +6,7 @@ import numpy as np
 
 import gemmery as gm
 
-PTX = Path(__file__).parent / "data" / "ptx"
+PTX = Path(__file__).parents[1] / "data" / "ptx"
 
 
 def test_triton_adds():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gemmery.errors import ArgumentError
-from gemmery.pytest import Emulate
+from gemmery_emulator.pytest import Emulate
 
 KERNEL = """
 __global__ void f(const float* x, float* y) {
@@ -66,7 +66,7 @@ def test_a_test_fails_with_the_line_of_its_kernel(tmp_path):
         "pytest",
         "-q",
         "-p",
-        "gemmery.pytest",
+        "gemmery_emulator.pytest",
         "-p",
         "no:cacheprovider",
         "--rootdir",

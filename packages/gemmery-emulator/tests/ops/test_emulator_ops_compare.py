@@ -6,7 +6,7 @@ import operator
 import pytest
 
 from conformance import check, columns, family_conforms, number, rows
-from gemmery.emulator.instructions import COMPUTED as TABLE
+from gemmery_emulator.instructions import COMPUTED as TABLE
 
 TYPES = ("u16", "u32", "u64", "s16", "s32", "s64")
 BITS = ("b16", "b32", "b64")

@@ -11,11 +11,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gemmery.emulator import exact
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.convert import TABLE as CONVERT
-from gemmery.emulator.ops.floating import TABLE as FLOATING
-from gemmery.emulator.ops.half import TABLE as HALF
+from gemmery_emulator import exact
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ops.convert import TABLE as CONVERT
+from gemmery_emulator.ops.floating import TABLE as FLOATING
+from gemmery_emulator.ops.half import TABLE as HALF
 from rounding import FORMATS, decoded, encoded, negative, rounded
 
 OURS = FLOATING | HALF | CONVERT

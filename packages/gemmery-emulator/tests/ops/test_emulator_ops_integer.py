@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from conformance import array, as_tuple, family_conforms, rows, width, within
-from gemmery.emulator.instructions import COMPUTED as TABLE
-from gemmery.emulator.instructions import merged
+from gemmery_emulator.instructions import COMPUTED as TABLE
+from gemmery_emulator.instructions import merged
 
 WORDS = ("u32", "u64", "s32", "s64")
 SIGNED = ("s16", "s32", "s64")

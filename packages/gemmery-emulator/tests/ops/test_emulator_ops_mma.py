@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gemmery.emulator import fragments
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.mma import TABLE as MMA
-from gemmery.emulator.ptx.opcodes import opcode as read
 from gemmery.errors import EmulationError
+from gemmery_emulator import fragments
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ops.mma import TABLE as MMA
+from gemmery_emulator.ptx.opcodes import opcode as read
 
 WARPS = 3
 LAYOUTS = ("row.row", "row.col", "col.row", "col.col")

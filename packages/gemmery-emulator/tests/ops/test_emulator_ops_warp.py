@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.warp import TABLE as WARP
-from gemmery.emulator.ops.warp import UNDEFINED
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ops.warp import TABLE as WARP
+from gemmery_emulator.ops.warp import UNDEFINED
 
 FULL = 0xFFFFFFFF
 WARPS = 6

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gemmery.emulator.ptx import Line
-from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
-from gemmery.emulator.trace.pipeline import NOBODY, BarrierStep, CopiedTile, Timeline
-from gemmery.emulator.trace.selection import Selection
-from gemmery.pages import svg
-from gemmery.pages.pictures import READINGS, pictures
-from gemmery.pages.pictures.tile import swizzled_picture, tile_picture
-from gemmery.pages.pictures.timeline import divergence_picture, timeline_picture
-from gemmery.pages.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
+from gemmery_emulator.pages import svg
+from gemmery_emulator.pages.pictures import READINGS, pictures
+from gemmery_emulator.pages.pictures.tile import swizzled_picture, tile_picture
+from gemmery_emulator.pages.pictures.timeline import divergence_picture, timeline_picture
+from gemmery_emulator.pages.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
+from gemmery_emulator.ptx import Line
+from gemmery_emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
+from gemmery_emulator.trace.pipeline import NOBODY, BarrierStep, CopiedTile, Timeline
+from gemmery_emulator.trace.selection import Selection
 
-FILE = Path(__file__).parent / "data" / "memory_patterns_h200.jsonl"
+FILE = Path(__file__).parents[4] / "packages/gemmery/tests" / "data" / "memory_patterns_h200.jsonl"
 PATTERNS = [json.loads(line) for line in FILE.read_text().splitlines()]
 SVG = "{http://www.w3.org/2000/svg}"
 LANES = range(32)

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from gemmery.emulator.instructions import COMPUTED as TABLE
-from gemmery.emulator.op import NUMPY, Op
+from gemmery_emulator.instructions import COMPUTED as TABLE
+from gemmery_emulator.op import NUMPY, Op
 
 
 def width(kind):

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.hopper.tensormap import TensorMap, tensor_map
+from gemmery_emulator.hopper.tensormap import TensorMap, tensor_map
 
-PIPELINE = (Path(__file__).with_name("data") / "hopper_pipeline.cu").read_text()
+PIPELINE = (Path(__file__).parents[1] / "data" / "hopper_pipeline.cu").read_text()
 PIPELINE_SHARED = 3 * 2 * 16384 + 32768 + 64
 HEAD = """
 typedef unsigned u32;

@@ -16,7 +16,7 @@ import numpy as np
 
 from hopper import SIZES, Case
 
-DATA = Path(__file__).with_name("data") / "sums_h200.npz"
+DATA = Path(__file__).parents[1] / "data" / "sums_h200.npz"
 KINDS = 8  # of operands
 ROWS = (1, 22, 43, 60)  # of the 64 that four warps multiply
 WGMMA = """

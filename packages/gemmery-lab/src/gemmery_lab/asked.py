@@ -13,11 +13,11 @@ from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, brief, unknown
 
 if TYPE_CHECKING:
-    from gemmery.bench.suite import Suite
-    from gemmery.bench.timing import Rival
     from gemmery.cuda.device import Device
     from gemmery.ladder.exhibits import Exhibit
     from gemmery.ladder.rung import Rung
+    from gemmery_lab.measure.suite import Suite
+    from gemmery_lab.measure.timing import Rival
 
 EMULATED_AS = "h200"  # the card that the emulator runs as unless one is named
 TF32 = "tf32"  # no element type, but f32 of which products may keep 10 bits of fraction
@@ -133,10 +133,10 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
 def rival(name: str, kind: str) -> Rival:
     """Return a rival on a kind of device. Raises ArgumentError for an unknown one."""
     if kind == "cpu":
-        from gemmery.bench import libraries
+        from gemmery_lab.measure import libraries
 
         return libraries.find(name)
-    from gemmery.bench import cublas  # loads NVIDIA's bindings
+    from gemmery_lab.measure import cublas  # loads NVIDIA's bindings
 
     return cublas.find(name)
 
@@ -147,7 +147,7 @@ def suites(names: Sequence[str], rivals: Sequence[str], device: str) -> list[Sui
     Raises ArgumentError for suites of several devices or of another one, and for rivals that are not known or that
     suites do not have.
     """
-    from gemmery.bench import suite
+    from gemmery_lab.measure import suite
 
     loaded = [suite.load(suite.find(name)) for name in names or suite.names()]
     kind = (device.strip().lower() or (loaded[0].device if names else "cpu")).partition(":")[0]

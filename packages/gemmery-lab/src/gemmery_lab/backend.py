@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from gemmery.bench.record import MachineRecord, Measurement
-from gemmery.bench.timing import Comparison, Contestant, Rival, Sample
-from gemmery.bench.work import Work
-from gemmery.lab import measurements
-from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
+from gemmery_lab import measurements
+from gemmery_lab.measure.record import MachineRecord, Measurement
+from gemmery_lab.measure.timing import Comparison, Contestant, Rival, Sample
+from gemmery_lab.measure.work import Work
+from gemmery_lab.measurements import MachineLimits
 
 R = TypeVar("R")
 Begin = Callable[[str], None]  # tells what begins to be measured

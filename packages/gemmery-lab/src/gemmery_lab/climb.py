@@ -8,19 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gemmery import experiments
-from gemmery.bench.record import Run
-from gemmery.bench.work import Work
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DeviceError
-from gemmery.experiments import LADDER, SWEEPS, Axis, Experiment
-from gemmery.lab import asked
-from gemmery.lab.event import OnEvent, RunSteps, ignore
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
+from gemmery_lab import asked, experiments
+from gemmery_lab.event import OnEvent, RunSteps, ignore
+from gemmery_lab.experiments import LADDER, SWEEPS, Axis, Experiment
+from gemmery_lab.measure.record import Run
+from gemmery_lab.measure.work import Work
 
 if TYPE_CHECKING:
-    from gemmery.lab.backend import ProductRungs
+    from gemmery_lab.backend import ProductRungs
 
 
 class Refusable(Protocol):
@@ -147,7 +146,7 @@ def sweep(
     device: str = "",
     store: Path | None = None,
 ) -> Run:
-    """Measure a sweep of gemmery.experiments, compared with NumPy, or with cuBLAS on a GPU.
+    """Measure a sweep of gemmery_lab.experiments, compared with NumPy, or with cuBLAS on a GPU.
 
     "size" varies n for some rungs, on the CPU unless `device` is "cuda". "block" varies the block of `simd_blocked`
     on the CPU. "threads" (per block of `simt_linear`), "tile" (of `simt_smem`) and "stages" (of the pipelined rungs)
@@ -222,7 +221,7 @@ def climb(
     """
     lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
     # Here, so that wrong arguments are reported before it is loaded.
-    from gemmery.lab.session import Level, open_session, threads_of
+    from gemmery_lab.session import Level, open_session, threads_of
 
     asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
     like, threads = element(dtype), 0 if gpu is not None else asked_for
@@ -274,7 +273,7 @@ def blocks(rung: Rung, n: int) -> tuple[int, ...]:
 
 
 def _serves(rung: Rung, like: Work, device: str) -> bool:
-    from gemmery.lab.on_cuda import product_for  # loads NVIDIA's bindings
+    from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
 
     work = product_for(rung, 2048, like, device)
     return not rung.refusal(work.problem._replace(device=device))

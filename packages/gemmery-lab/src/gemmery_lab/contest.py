@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any
 
 import gemmery
-from gemmery.bench import expressions as kinds
-from gemmery.bench import libraries
-from gemmery.bench.libraries import RivalProcess
-from gemmery.bench.record import Measurement
-from gemmery.bench.timing import Contestant
-from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.keywords import ACTIVATIONS
-from gemmery.lab import measurements
-from gemmery.lab.backend import Opponent, Runnable, Stage
-from gemmery.lab.on_cpu import CpuStage, in_force, on
-from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Config
+from gemmery_lab import measurements
+from gemmery_lab.backend import Opponent, Runnable, Stage
+from gemmery_lab.measure import expressions as kinds
+from gemmery_lab.measure import libraries
+from gemmery_lab.measure.libraries import RivalProcess
+from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.timing import Contestant
+from gemmery_lab.measure.work import Work
+from gemmery_lab.on_cpu import CpuStage, in_force, on
+from gemmery_lab.session import Session
 
 PRODUCT = "gm.matmul"
 OPTIONS = {  # of the product, by the kind of device

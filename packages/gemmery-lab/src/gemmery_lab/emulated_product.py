@@ -17,14 +17,14 @@ from gemmery.cuda.geometry import Geometry, Scaling, refusal
 from gemmery.cuda.launch import as_taken, is_transposed, mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
-from gemmery.emulation.programs import prepared
-from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.hopper import tensormap
-from gemmery.emulator.machine import LaunchConfig, Observer
-from gemmery.emulator.run import EmulatedRun, emulated
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
+from gemmery_emulator.arguments import memory_of
+from gemmery_emulator.hopper import tensormap
+from gemmery_emulator.kernels.programs import prepared
+from gemmery_emulator.machine import LaunchConfig, Observer
+from gemmery_emulator.run import EmulatedRun, emulated
 
 
 @dataclass(frozen=True)

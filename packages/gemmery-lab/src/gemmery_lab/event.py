@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gemmery.bench.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, Run
 
 R = TypeVar("R")
 

@@ -8,27 +8,27 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmery.bench import timing
-from gemmery.bench.record import Measurement, Run
-from gemmery.bench.timing import Contestant
-from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.driver import Memory
-from gemmery.emulation.programs import prepared
-from gemmery.emulator.arguments import bound
-from gemmery.emulator.counters import Counters
-from gemmery.emulator.findings import Findings
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.ptx import PtxKernel
-from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.experiments import EXHIBIT
-from gemmery.lab import asked, measurements
-from gemmery.lab.event import OnEvent, OnStep, RunSteps, ignore
-from gemmery.lab.on_cuda import Cuda
-from gemmery.lab.session import Session
 from gemmery.ladder.exhibits import EMULATED, EmulatedExhibit, Exhibit, Floats, find, numbers, put
 from gemmery.problem import Config
+from gemmery_emulator.arguments import bound
+from gemmery_emulator.counters import Counters
+from gemmery_emulator.findings import Findings
+from gemmery_emulator.kernels.programs import prepared
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.ptx import PtxKernel
+from gemmery_emulator.run import run as run_kernel
+from gemmery_lab import asked, measurements
+from gemmery_lab.event import OnEvent, OnStep, RunSteps, ignore
+from gemmery_lab.experiments import EXHIBIT
+from gemmery_lab.measure import timing
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.timing import Contestant
+from gemmery_lab.measure.work import Work
+from gemmery_lab.on_cuda import Cuda
+from gemmery_lab.session import Session
 
 SHARE = 0.3  # seconds for one config and its parent
 

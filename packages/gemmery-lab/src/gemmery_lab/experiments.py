@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gemmery.errors import unknown
 
 if TYPE_CHECKING:
-    from gemmery.bench.record import Measurement
+    from gemmery_lab.measure.record import Measurement
 
 Variants = tuple[tuple[str, Mapping[str, int]], ...]  # rungs, each with a config
 
@@ -287,7 +287,7 @@ def find(suite: str) -> Experiment:
     for experiment in BUILT_IN:
         if experiment.suite == suite:
             return experiment
-    from gemmery.bench import suite as suites  # loads what commands need not wait for to check their arguments
+    from gemmery_lab.measure import suite as suites  # loads what commands need not wait for to check their arguments
 
     table, device = TableKind.ANY_SUITE, "cpu"
     if suite in suites.names():
@@ -304,6 +304,6 @@ def of(measurement: Measurement) -> Experiment:
 
 def every() -> tuple[Experiment, ...]:
     """Return all experiments that come with gemmery."""
-    from gemmery.bench import suite as suites
+    from gemmery_lab.measure import suite as suites
 
     return (*BUILT_IN, *map(find, suites.names()))

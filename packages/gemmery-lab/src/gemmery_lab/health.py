@@ -15,17 +15,17 @@ import gemmery
 from gemmery import cache, config, dispatch, load, tiers
 from gemmery.api import compute
 from gemmery.api.device_call import table
-from gemmery.bench import cublas, libraries, record
-from gemmery.bench.torch_operands import Resident
-from gemmery.bench.work import Work
 from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
-from gemmery.lab import measurements, on_cuda
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab import measurements, on_cuda
+from gemmery_lab.measure import cublas, libraries, record
+from gemmery_lab.measure.torch_operands import Resident
+from gemmery_lab.measure.work import Work
 
 # Instructions that some kernels use if available.
 _NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")

@@ -14,32 +14,32 @@ import threadpoolctl
 
 from gemmery import dispatch
 from gemmery.arrays import View
-from gemmery.bench import cublas, timing, torch_operands
-from gemmery.bench.record import Measurement, Run
-from gemmery.bench.timing import Contestant, Sample
-from gemmery.bench.torch_operands import ALIGNMENT, alignment
-from gemmery.bench.work import Work, numpy_dtype, operands
 from gemmery.cuda import addition, driver, nvrtc
 from gemmery.cuda.device import Device
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.nvrtc import Code, Program
-from gemmery.emulation.programs import prepared_anew
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
-from gemmery.experiments import CHAIN
-from gemmery.lab import asked, measurements
-from gemmery.lab.backend import Runnable
-from gemmery.lab.contest import PRODUCT, Task, contest, entrant
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
-from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.measurements import WRONG
-from gemmery.lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
-from gemmery.lab.on_emulator import emulated_rung
-from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.limits.device_limits import Put
 from gemmery.problem import Config, Problem
+from gemmery_emulator.kernels.programs import prepared_anew
+from gemmery_lab import asked, measurements
+from gemmery_lab.backend import Runnable
+from gemmery_lab.contest import PRODUCT, Task, contest, entrant
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery_lab.event import OnEvent, ignore
+from gemmery_lab.experiments import CHAIN
+from gemmery_lab.measure import cublas, timing, torch_operands
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.timing import Contestant, Sample
+from gemmery_lab.measure.torch_operands import ALIGNMENT, alignment
+from gemmery_lab.measure.work import Work, numpy_dtype, operands
+from gemmery_lab.measurements import WRONG
+from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
+from gemmery_lab.on_emulator import emulated_rung
+from gemmery_lab.session import Session
 
 HOST = f"{PRODUCT}, host"  # the time until the call returns, whatever the device does then
 COMPILED = ("cold", "on disk", "in memory")

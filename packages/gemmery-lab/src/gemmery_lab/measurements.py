@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gemmery import verify
-from gemmery.bench.record import Measurement
-from gemmery.bench.timing import Ratio, Timing
-from gemmery.bench.work import Work
+from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.timing import Ratio, Timing
+from gemmery_lab.measure.work import Work
 
 TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in units of f32's 2^-24
 WRONG = 1e9  # error over bound of a result with unexpected NaN or infinity: JSON has no infinity

@@ -11,18 +11,18 @@ import numpy as np
 
 import gemmery
 from gemmery import arrays, dispatch, dtypes, limits
-from gemmery.bench import fingerprint, libraries, timing
-from gemmery.bench.libraries import RivalProcess
-from gemmery.bench.record import Measurement
-from gemmery.bench.timing import Sample
-from gemmery.bench.work import Work, operands
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import RefusedError
-from gemmery.lab import asked, measurements
-from gemmery.lab.backend import Begin, Runnable, TimedBackend, square
-from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
+from gemmery_lab import asked, measurements
+from gemmery_lab.backend import Begin, Runnable, TimedBackend, square
+from gemmery_lab.measure import fingerprint, libraries, timing
+from gemmery_lab.measure.libraries import RivalProcess
+from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.timing import Sample
+from gemmery_lab.measure.work import Work, operands
+from gemmery_lab.measurements import MachineLimits
 
 BATCHED = 16  # side of the products of a batch
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each

@@ -17,26 +17,26 @@ import numpy as np
 
 import gemmery
 from gemmery import dispatch, dtypes, verify
-from gemmery.bench import cublas, fingerprint, timing, torch_operands
-from gemmery.bench import work as works
-from gemmery.bench.cublas import Caller, Placed
-from gemmery.bench.record import Measurement
-from gemmery.bench.timing import Contestant, Sample
-from gemmery.bench.torch_operands import Resident, poison
-from gemmery.bench.work import BLOCK, Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.keywords import ACTIVATIONS
-from gemmery.lab import asked, measurements
-from gemmery.lab.backend import TURNS, Begin, Race, Runnable, TimedBackend, square
-from gemmery.lab.measurements import TF32, WRONG, MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
+from gemmery_lab import asked, measurements
+from gemmery_lab.backend import TURNS, Begin, Race, Runnable, TimedBackend, square
+from gemmery_lab.measure import cublas, fingerprint, timing, torch_operands
+from gemmery_lab.measure import work as works
+from gemmery_lab.measure.cublas import Caller, Placed
+from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.timing import Contestant, Sample
+from gemmery_lab.measure.torch_operands import Resident, poison
+from gemmery_lab.measure.work import BLOCK, Work
+from gemmery_lab.measurements import TF32, WRONG, MachineLimits
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 BY_WARPS = ("mma_", "wmma_", "gemv_quantized")  # those that use them by warps alone

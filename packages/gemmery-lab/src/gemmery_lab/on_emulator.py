@@ -14,35 +14,34 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from gemmery import experiments
-from gemmery.bench import record
-from gemmery.bench.record import Measurement
-from gemmery.bench.work import Work, numpy_dtype, operands
 from gemmery.cuda import nvrtc, sass
 from gemmery.cuda.device import KNOWN, Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.cuda.roofline import roofs, unit
 from gemmery.dtypes import Array
-from gemmery.emulation.counters import source_lines
-from gemmery.emulation.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
-from gemmery.emulation.programs import prepared
-from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.pace.multiprocessor import Paced
-from gemmery.emulator.run import EmulatedRun
-from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.selection import select
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
-from gemmery.experiments import LADDER
-from gemmery.lab import asked, measurements
-from gemmery.lab.backend import Backend
-from gemmery.lab.climb import Conditions, RungPlan, climbed, element, grouped, planned
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung
-from gemmery.lab.event import OnStep, RunSteps
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
-from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
+from gemmery_emulator.arguments import memory_of
+from gemmery_emulator.kernels.counters import source_lines
+from gemmery_emulator.kernels.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
+from gemmery_emulator.kernels.programs import prepared
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.pace.multiprocessor import Paced
+from gemmery_emulator.run import EmulatedRun
+from gemmery_emulator.trace import Trace
+from gemmery_emulator.trace.selection import select
+from gemmery_lab import asked, experiments, measurements
+from gemmery_lab.backend import Backend
+from gemmery_lab.climb import Conditions, RungPlan, climbed, element, grouped, planned
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung
+from gemmery_lab.event import OnStep, RunSteps
+from gemmery_lab.experiments import LADDER
+from gemmery_lab.measure import record
+from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.work import Work, numpy_dtype, operands
+from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
 SMALL = 32  # side for the rung of one block
 ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole
@@ -50,7 +49,7 @@ SIZE = 2048  # side of the products whose times are predicted, unless sizes are 
 STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile
 STEP_OF_ROW = 2048  # of a row times a matrix
 SLACK = 1 << 16  # bytes after the workspace
-CHECKOUT = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
 
 T = TypeVar("T", bound=EmulatedRung | PredictedRung)
 

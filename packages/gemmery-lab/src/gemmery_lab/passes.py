@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gemmery.bench import processes
-from gemmery.bench.processes import Pairs
-from gemmery.bench.work import Work
+from gemmery_lab.measure import processes
+from gemmery_lab.measure.processes import Pairs
+from gemmery_lab.measure.work import Work
 
 PASSES = 5  # over all shapes once they are known, in turn with the rival
 LONG = 0.5  # seconds of a pass from which it is not repeated
@@ -25,7 +25,7 @@ def main(work: dict[str, Any], device: str, rest: float) -> None:
     `rest` is a pause before each repeated pass. `import gemmery` is outside the clock: the suite first_call times it.
     """
     if device != "cpu":
-        from gemmery.bench.torch_operands import new_shapes as on_gpu
+        from gemmery_lab.measure.torch_operands import new_shapes as on_gpu
 
         pairs, theirs, wait = on_gpu(Work(**work), device)
     else:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gemmery.bench.work import numpy_dtype
 from gemmery.dtypes import FLOAT8, Array
 from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder import float32_bounds
+from gemmery_lab.measure.work import numpy_dtype
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8")}
 PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, in batches

@@ -9,8 +9,8 @@ import numpy as np
 
 from gemmery import display
 from gemmery.cuda.device import Device
-from gemmery.emulation.prediction import Prediction
-from gemmery.emulator.trace.selection import Selection
+from gemmery_emulator.kernels.prediction import Prediction
+from gemmery_emulator.trace.selection import Selection
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Self
 
 from gemmery import load
-from gemmery.bench import record, timing
-from gemmery.bench.record import Measurement, Run
-from gemmery.bench.timing import Comparison, Contestant, Ratio, Sample, Timing
-from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
-from gemmery.lab import measurements
-from gemmery.lab.backend import TimedBackend, square
-from gemmery.lab.event import OnEvent, RunEvent, RunSteps
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
+from gemmery_lab import measurements
+from gemmery_lab.backend import TimedBackend, square
+from gemmery_lab.event import OnEvent, RunEvent, RunSteps
+from gemmery_lab.measure import record, timing
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.timing import Comparison, Contestant, Ratio, Sample, Timing
+from gemmery_lab.measure.work import Work
 
 
 class Session(RunSteps[Measurement]):
@@ -79,10 +79,10 @@ def open_session(gpu: int | None, total: int, on_event: OnEvent, store: Path | N
     Raises DeviceError if there is no such device.
     """
     if gpu is None:
-        from gemmery.lab.on_cpu import Cpu
+        from gemmery_lab.on_cpu import Cpu
 
         return Session(Cpu(), total, on_event, store)
-    from gemmery.lab.on_cuda import Cuda  # loads NVIDIA's bindings
+    from gemmery_lab.on_cuda import Cuda  # loads NVIDIA's bindings
 
     return Session(Cuda(gpu), total, on_event, store)
 

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import config, dtypes
-from gemmery.bench import libraries, processes, timing
-from gemmery.bench.processes import COLD_CACHE, COMPARED, EMPTY, FIRST, MET, REST, WARM, WARM_CACHE, WORST, pieces
-from gemmery.bench.record import Measurement, Run
-from gemmery.bench.suite import ON_A_GPU, Suite, taking_part
-from gemmery.bench.work import Work
 from gemmery.cpu import target
 from gemmery.errors import GemmeryError, RefusedError
-from gemmery.lab import asked, measurements
-from gemmery.lab.backend import TURNS, Opponent
-from gemmery.lab.climb import estimate
-from gemmery.lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
-from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.session import Session, open_session
+from gemmery_lab import asked, measurements
+from gemmery_lab.backend import TURNS, Opponent
+from gemmery_lab.climb import estimate
+from gemmery_lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
+from gemmery_lab.event import OnEvent, ignore
+from gemmery_lab.measure import libraries, processes, timing
+from gemmery_lab.measure.libraries import SOURCES
+from gemmery_lab.measure.processes import COLD_CACHE, COMPARED, EMPTY, FIRST, MET, REST, WARM, WARM_CACHE, WORST, pieces
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
+from gemmery_lab.measure.work import Work
+from gemmery_lab.session import Session, open_session
 
 
 def bench(
@@ -128,21 +129,20 @@ def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[st
 def _measure(kind: str) -> Callable[[Session, Task], list[Measurement]]:
     """Return what measures a task of this kind of suites."""
     if kind in (*ON_A_GPU, "emulator"):
-        from gemmery.lab import launches  # loads NVIDIA's bindings and the emulator
+        from gemmery_lab import launches  # loads NVIDIA's bindings and the emulator
 
         return {"call": launches.call, "compile": launches.compilations}.get(kind, launches.emulator_speed)
     return {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}.get(kind, contest)
 
 
-SOURCES = str(Path(__file__).parents[2])  # the folder from which `gemmery` is imported
 # An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
 _CLEARED = (*libraries.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
 ROUNDS, LEAST = 9, 3  # rounds, and the least number of those with new shapes, however long they take
-_PASSES = "import sys; sys.path.insert(0, {!r}); from gemmery.lab.passes import main; main({!r}, {!r}, {!r})"
+_PASSES = "import sys; sys.path[:0] = {!r}; from gemmery_lab.passes import main; main({!r}, {!r}, {!r})"
 Times = Mapping[str, list[float]]
 _OPERANDS = """
 import json, sys, time, numpy as np
-sys.path.insert(0, {sources!r})
+sys.path[:0] = {sources!r}
 a, b = np.ones(({m}, {k}), np.{dtype}), np.ones(({k}, {n}), np.{dtype})
 start = time.perf_counter_ns()
 """

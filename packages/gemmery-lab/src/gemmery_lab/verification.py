@@ -15,13 +15,13 @@ import gemmery as gm
 from gemmery import config
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
-from gemmery.bench import torch_operands
-from gemmery.bench.work import numpy_dtype
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
-from gemmery.lab import asked
-from gemmery.lab.random_products import (
+from gemmery_lab import asked
+from gemmery_lab.measure import torch_operands
+from gemmery_lab.measure.work import numpy_dtype
+from gemmery_lab.random_products import (
     PARTS,
     TYPES,
     MatrixImage,

@@ -11,7 +11,8 @@ from typing import get_args
 import pytest
 
 import gemmery as gm
-from gemmery import dtypes, keywords, lab
+import gemmery_lab as lab
+from gemmery import dtypes, keywords
 
 CODE = """
 from typing import Any

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery import cache, cli
+from gemmery import cache
 from gemmery.api import warm
 from gemmery.cpu import jit, pool
 from gemmery.cpu.target import host
 from gemmery.cuda import driver, nvrtc
+from gemmery_lab import cli
 
 stores = pytest.mark.skipif(not jit.keeps(host()), reason="no kernels of this machine are stored")
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes are POSIX's")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+import gemmery_lab as lab
 import records
-from gemmery import display, lab
+from gemmery import display
 
 
 def test_text_is_escaped():

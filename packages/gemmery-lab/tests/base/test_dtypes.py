@@ -6,7 +6,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import dtypes
-from gemmery.lab import asked
+from gemmery_lab import asked
 
 
 @pytest.mark.parametrize("row", [dtypes.get(name) for name in dtypes.NAMES], ids=lambda row: row.name)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery import lab
-from gemmery.bench import expressions, libraries
-from gemmery.bench.expressions import CALLS
-from gemmery.bench.work import Work
+import gemmery_lab as lab
 from gemmery.errors import RefusedError
+from gemmery_lab.measure import expressions, libraries
+from gemmery_lab.measure.expressions import CALLS
+from gemmery_lab.measure.work import Work
 
 LIBRARIES = {"ours": "gm.", "numpy": "np.", "torch": "torch."}
 

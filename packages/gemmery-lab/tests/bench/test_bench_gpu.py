@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench import cublas, processes, timing, torch_operands
-from gemmery.bench.timing import Contestant, compare
-from gemmery.bench.torch_operands import poison
-from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.lab import on_cuda
 from gemmery.limits import device_limits
+from gemmery_lab import on_cuda
+from gemmery_lab.measure import cublas, processes, timing, torch_operands
+from gemmery_lab.measure.timing import Contestant, compare
+from gemmery_lab.measure.torch_operands import poison
+from gemmery_lab.measure.work import Work, factors, offsets, operands
 
 
 class Device:

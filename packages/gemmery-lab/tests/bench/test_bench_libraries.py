@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from gemmery.bench import libraries, timing
-from gemmery.bench.libraries import RivalProcess
-from gemmery.bench.work import Work, operands
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+from gemmery_lab.measure import libraries, timing
+from gemmery_lab.measure.libraries import RivalProcess
+from gemmery_lab.measure.work import Work, operands
 
 WORKS = [
     Work(5, 6, 7, "f32", "f32"),

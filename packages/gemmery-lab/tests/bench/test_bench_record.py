@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from gemmery.bench import fingerprint, libraries, record
-from gemmery.bench.record import Gpu, MachineRecord, Measurement, Run
 from gemmery.errors import ArgumentError
+from gemmery_lab.measure import fingerprint, libraries, record
+from gemmery_lab.measure.record import Gpu, MachineRecord, Measurement, Run
 
 MACHINE = MachineRecord(
     "a-cpu-avx2-4c", "A CPU", "avx2", 4, 32768, 1 << 20, 0, "Linux 6", "3.11.0", "2.0", "0.50", "blas", "0.1"
@@ -154,7 +154,7 @@ def test_the_fingerprint_of_this_machine_names_a_file():
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable names kernels of x86")
 def test_the_machine_runs_what_the_rival_runs_whatever_the_shell_exports():
-    script = "from gemmery.bench import fingerprint; print(fingerprint.cpu().blas)"
+    script = "from gemmery_lab.measure import fingerprint; print(fingerprint.cpu().blas)"
     plain = {name: value for name, value in os.environ.items() if not name.startswith(libraries.STEERING)}
     said = [
         subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import gemmery
-from gemmery.bench import suite
-from gemmery.bench.work import Work
+import gemmery_lab
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError
-from gemmery.lab.contest import PRODUCT, entrant
 from gemmery.ladder.cuda import CUDA
+from gemmery_lab.contest import PRODUCT, entrant
+from gemmery_lab.measure import suite
+from gemmery_lab.measure.work import Work
 
 SHIPPED = [suite.find(name) for name in suite.names()]
 
@@ -197,7 +197,7 @@ def test_a_missing_suite(tmp_path):
 
 
 def test_suites_come_with_the_package():
-    assert all(path.is_relative_to(Path(gemmery.__file__).parent) for path in SHIPPED)
+    assert all(path.is_relative_to(Path(gemmery_lab.__file__).parent) for path in SHIPPED)
 
 
 @pytest.mark.parametrize(("name", "said"), [("smal", "did you mean 'small'?"), ("zzz", "known: batched, ")])

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from gemmery.bench import timing
-from gemmery.bench.timing import Contestant, compare
 from gemmery.errors import ArgumentError
+from gemmery_lab.measure import timing
+from gemmery_lab.measure.timing import Contestant, compare
 
 
 class Fake:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gemmery import dtypes
-from gemmery.bench import work as work_module
-from gemmery.bench.work import Work, factors, numpy_dtype, offsets, operands
+from gemmery_lab.measure import work as work_module
+from gemmery_lab.measure.work import Work, factors, numpy_dtype, offsets, operands
 
 
 @pytest.mark.parametrize("dtype", dtypes.NAMES)

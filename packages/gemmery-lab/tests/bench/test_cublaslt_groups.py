@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench.work import Work, offsets, operands
 from gemmery.errors import RefusedError
+from gemmery_lab.measure.work import Work, offsets, operands
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "cublaslt_groups.py"
+FILE = Path(__file__).parents[4] / "benchmarks" / "cublaslt_groups.py"
 NOT_SUPPORTED = 15
 
 _spec = importlib.util.spec_from_file_location("cublaslt_groups", FILE)

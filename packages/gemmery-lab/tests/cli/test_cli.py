@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
+import gemmery_lab as lab
 import records
-from gemmery import cli, lab
-from gemmery.bench import record
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, CacheError, CompileError
+from gemmery_lab import cli
+from gemmery_lab.measure import record
 
 ENDLESS = """
 import time
-from gemmery import cli, lab
+from gemmery_lab import cli
+import gemmery_lab as lab
 lab.doctor = lambda: print("ready", flush=True) or time.sleep(60)
 """
 
@@ -52,7 +54,7 @@ def asked(monkeypatch, tmp_path):
 
 def command(*arguments, script="", **more):
     """A process of its own that runs one command line, after `script`."""
-    program = f"{script}\nimport sys\nfrom gemmery import cli\nsys.exit(cli.run(sys.argv[1:]))"
+    program = f"{script}\nimport sys\nfrom gemmery_lab import cli\nsys.exit(cli.run(sys.argv[1:]))"
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
     )
@@ -422,7 +424,7 @@ def test_interrupted():
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_closed_pipe_is_quiet(options):
-    many = "from gemmery import lab\nlab.doctor = lambda: (lab.Diagnosis('x' * 90, 'y'),) * 5000"
+    many = "import gemmery_lab as lab\nlab.doctor = lambda: (lab.Diagnosis('x' * 90, 'y'),) * 5000"
     process = command("doctor", *options, script=many)
     process.stdout.close()
     assert process.stderr.read() == ""

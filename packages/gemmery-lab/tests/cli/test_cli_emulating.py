@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery import cli
 from gemmery.cuda import kernel_names
-from gemmery.emulation import written_arguments
 from gemmery.errors import ArgumentError, CheckError
-from gemmery.pages.writing import check_page
+from gemmery_emulator.kernels import written_arguments
+from gemmery_emulator.pages.writing import check_page
+from gemmery_lab import cli
 
 ADD = """#include <iostream>
 template <int N>

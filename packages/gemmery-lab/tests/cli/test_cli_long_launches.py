@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gemmery.emulation.command import announcer
+from gemmery_emulator.kernels.command import announcer
 
 
 def said(seconds_a_call, done, blocks):
@@ -33,8 +33,8 @@ def test_the_time_left_is_written_seldom_and_only_if_it_is_long(seconds, done, b
 
 def test_the_command_hears_of_each_chunk(monkeypatch, tmp_path):
     pytest.importorskip("cuda.bindings")
-    from gemmery import cli
-    from gemmery.emulation import command
+    from gemmery_emulator.kernels import command
+    from gemmery_lab import cli
 
     calls = []
     monkeypatch.setattr(command, "announcer", lambda write: lambda done, blocks: calls.append((done, blocks)))
@@ -45,8 +45,8 @@ def test_the_command_hears_of_each_chunk(monkeypatch, tmp_path):
 
 def test_blocks_in_order_are_kept_as_a_range():
     pytest.importorskip("cuda.bindings")
-    from gemmery.emulation.kernel import emulate
-    from gemmery.emulator.findings import global_races
+    from gemmery_emulator.findings import global_races
+    from gemmery_emulator.kernels.kernel import emulate
 
     kept = []
     start = global_races.GlobalRaces.start

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmery import dispatch
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
 pytest.importorskip("cuda.bindings")
 

@@ -11,11 +11,11 @@ from gemmery.api.prepared import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.launch import Ready
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.gpu import cut_off
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from mutant import edited
 
 pytest.importorskip("cuda.bindings")

@@ -12,10 +12,10 @@ from gemmery.arrays import View
 from gemmery.cuda import device, driver, images, launch
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
-from gemmery.lab.emulated_product import Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 
 pytest.importorskip("cuda.bindings")
 

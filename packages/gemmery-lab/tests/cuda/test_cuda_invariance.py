@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gemmery import dispatch
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
 pytest.importorskip("cuda.bindings")
 

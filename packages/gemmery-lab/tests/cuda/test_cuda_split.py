@@ -12,11 +12,11 @@ import pytest
 import split_rules
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.errors import EmulationError, RefusedError
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder import float32_bounds, float32_parts, float32_pre_pass
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from layouts import laid
 from mutant import edited
 from split_rules import U, chain, enough, expected
@@ -354,7 +354,7 @@ def test_three_parts_of_an_identity_are_exact():
 
 def test_sums_kept_in_tensor_cores_have_a_bias():
     """As benchmarks/float32_errors.py shows it: cuts of positive sums add up, until CUDA cores take them over."""
-    path = Path(__file__).parents[1] / "benchmarks" / "float32_errors.py"
+    path = Path(__file__).parents[4] / "benchmarks" / "float32_errors.py"
     spec = importlib.util.spec_from_file_location("float32_errors", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

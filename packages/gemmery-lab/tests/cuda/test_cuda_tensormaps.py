@@ -12,11 +12,11 @@ from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.geometry import Geometry, MapBox, describable
 from gemmery.cuda.launch import placed_maps
 from gemmery.errors import LayoutError, RefusedError
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
 F16 = Problem(100, 40, 72, "f16", "f16", device="h200")
 

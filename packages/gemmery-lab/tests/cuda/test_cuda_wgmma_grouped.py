@@ -10,10 +10,10 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from gemmery.cuda import nvrtc
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from mutant import edited
 
 pytest.importorskip("cuda.bindings")
@@ -247,7 +247,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
     ],
 )
 def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):
-    """Mutants of what only offsets show; tests/mutants_hopper.py has the others."""
+    """Mutants of what only offsets show; tests/shared/mutants_hopper.py has the others."""
     texts = edited(file, old, new)
     a, b = operands(140, 4, 16, 64)
     bias = np.arange(4 * 16, dtype="f4").reshape(4, 16)

@@ -12,16 +12,16 @@ from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import product_argument
-from gemmery.emulation.programs import prepared
-from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.run import emulated
 from gemmery.errors import RefusedError
-from gemmery.lab.emulated_product import Gemm, _span, problem_of
 from gemmery.ladder import wgmma_routes
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import WGMMA
 from gemmery.problem import Problem
+from gemmery_emulator.arguments import memory_of
+from gemmery_emulator.kernels.programs import prepared
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.run import emulated
+from gemmery_lab.emulated_product import Gemm, _span, problem_of
 from layouts import OTHERS, laid
 from operands import random
 

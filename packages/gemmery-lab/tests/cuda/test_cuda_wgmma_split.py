@@ -11,11 +11,11 @@ from gemmery import dtypes
 from gemmery.cuda.choose import legal
 from gemmery.cuda.choose.data import Instance
 from gemmery.errors import RefusedError
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma_split import promoted, turns
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from mutant import edited
 from operands import numpy_dtype
 

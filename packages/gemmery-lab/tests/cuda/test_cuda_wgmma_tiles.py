@@ -10,10 +10,10 @@ import pytest
 from checked_products import Placed, matrices, place, problem_of, random, run
 from gemmery.cuda import nvrtc
 from gemmery.errors import RefusedError
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
 from mutant import edited
 
 pytest.importorskip("cuda.bindings")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gemmery.bench.work import Work
 from gemmery.cuda import choose
 from gemmery.cuda.choose.data import FEW, INSTANCES, WINNERS
 from gemmery.cuda.device import KNOWN
@@ -17,8 +16,9 @@ from gemmery.cuda.geometry import Geometry
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Problem
+from gemmery_lab.measure.work import Work
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 # Of the fastest time, by the file in benchmarks/tuning. Only the second has clusters of 8 blocks, so that of the first
 # many choices were not timed.
 MODEL_LOSS = {
@@ -114,7 +114,7 @@ def test_winners_are_among_few_instances(tune):
 
 
 def test_the_written_table_is_read_by_the_choice(tune, tmp_path):
-    source = ROOT / "src" / "gemmery" / "cuda" / "choose" / "data.py"
+    source = ROOT / "packages/gemmery/src/gemmery/cuda/choose/data.py"
     table, lines = tmp_path / "table.py", tmp_path / "tune.jsonl"
     table.write_text(source.read_text())
     lines.write_text("".join(json.dumps(some) + "\n" for some in [row(3.0, 192), row(2.0, 256, splits=2)]))

@@ -5,7 +5,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import arrays, dispatch, dtypes, tiers
-from gemmery.bench.work import Work, operands
+from gemmery_lab.measure.work import Work, operands
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (16, 7, 12), (1, 9, 4)], ids=str)

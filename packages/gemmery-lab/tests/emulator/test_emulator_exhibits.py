@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 import gemmery
-from gemmery import cli, lab
+import gemmery_lab as lab
 from gemmery.cuda import driver, nvrtc
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.lab import exhibit_runs
 from gemmery.ladder.exhibits import EMULATED, EXHIBITS, find, numbers
+from gemmery_lab import cli, exhibit_runs
 
 EACH = [pytest.param(one, id=one.name) for one in EXHIBITS]
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from checked_products import problem_of, product
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator.findings import global_races
-from gemmery.emulator.findings.pointers import reach
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx.module import parse
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery_emulator.findings import global_races
+from gemmery_emulator.findings.pointers import reach
+from gemmery_emulator.kernels.kernel import emulate
+from gemmery_emulator.memory import Global
+from gemmery_emulator.ptx.module import parse
 
 pytest.importorskip("cuda.bindings")
 
@@ -340,9 +340,9 @@ def test_a_read_by_one_of_many_blocks_is_kept():
 
 def test_what_is_only_read_is_not_followed():
     """Arrays that no store of the kernel can access, by the registers of its addresses."""
-    from gemmery.emulator.findings.pointers import reach
-    from gemmery.emulator.memory import Global
-    from gemmery.emulator.ptx.module import parse
+    from gemmery_emulator.findings.pointers import reach
+    from gemmery_emulator.memory import Global
+    from gemmery_emulator.ptx.module import parse
 
     text = """.version 8.0\n.target sm_80\n.address_size 64
     .global .align 4 .u32 counter;

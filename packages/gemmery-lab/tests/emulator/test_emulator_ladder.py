@@ -9,13 +9,13 @@ import pytest
 
 from checked_products import ROWS, accumulator, matrices, place, run
 from gemmery.cuda.device import KNOWN
-from gemmery.lab.climb import element
-from gemmery.lab.emulated_product import Gemm, run_rung
-from gemmery.lab.emulated_product import problem_of as problem_on
-from gemmery.lab.on_emulator import Emulator, emulated_rung, expects
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery.rung_counts import RungCounts
+from gemmery_lab.climb import element
+from gemmery_lab.emulated_product import Gemm, run_rung
+from gemmery_lab.emulated_product import problem_of as problem_on
+from gemmery_lab.on_emulator import Emulator, emulated_rung, expects
+from gemmery_lab.rung_counts import RungCounts
 from layouts import OTHERS
 from operands import NARROW, random
 

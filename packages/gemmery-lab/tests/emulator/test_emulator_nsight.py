@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
-from gemmery.emulator.counters.counts import Counts
-from gemmery.emulator.ptx import Line
+from gemmery_emulator.counters.counts import Counts
+from gemmery_emulator.ptx import Line
+from gemmery_lab.measure.work import Work
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[4]
 
 
 def loaded():

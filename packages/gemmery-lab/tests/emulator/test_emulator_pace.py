@@ -6,8 +6,8 @@ import pytest
 import gemmery as gm
 from gemmery.cuda.pipes import BARRIER, LAUNCH, OPERANDS, USABLE, pipes_of
 from gemmery.errors import DeviceError, EmulationError
-from gemmery.lab.on_emulator import predicted_ladder
-from gemmery.rung_counts import agreement
+from gemmery_lab.on_emulator import predicted_ladder
+from gemmery_lab.rung_counts import agreement
 
 BLOCKS, THREADS = 8 * 132, 256  # all that an H200 runs at once
 WARPS = 8 * 8  # of a multiprocessor

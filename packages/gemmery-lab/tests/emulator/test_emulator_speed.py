@@ -6,15 +6,15 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from gemmery import lab
-from gemmery.bench import suite
-from gemmery.bench.work import Work
+import gemmery_lab as lab
 from gemmery.cuda import nvrtc
 from gemmery.errors import ArgumentError, DeviceError
-from gemmery.lab import launches
-from gemmery.lab.launches import CHECKED, COUNTED, READY
 from gemmery.ladder.cuda import CUDA
-from gemmery.report.tables import sheets
+from gemmery_lab import launches
+from gemmery_lab.launches import CHECKED, COUNTED, READY
+from gemmery_lab.measure import suite
+from gemmery_lab.measure.work import Work
+from gemmery_lab.report.tables import sheets
 
 SUITE = """kind = "emulator"
 [[product]]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import tensor_sums
-from gemmery.bench.work import Work, operands
 from gemmery.cpu import fused as compiled
-from gemmery.emulation.kernel import emulate
-from gemmery.emulator import exact
-from gemmery.emulator.ops.mma import DECODED
-from gemmery.lab import measurements
-from gemmery.lab.emulated_product import Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery_emulator import exact
+from gemmery_emulator.kernels.kernel import emulate
+from gemmery_emulator.ops.mma import DECODED
+from gemmery_lab import measurements
+from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
+from gemmery_lab.measure.work import Work, operands
 
 FUNCTIONS = {"numpy": exact.added, "compiled": compiled.added()}
 RULES = {

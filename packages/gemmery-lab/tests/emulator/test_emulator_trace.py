@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from gemmery import dtypes
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import run
-from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.selection import select
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.inspection.gather import count_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
+from gemmery_emulator.lower import lowered
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.memory import Global
+from gemmery_emulator.ptx.module import parse
+from gemmery_emulator.run import run
+from gemmery_emulator.trace import Trace
+from gemmery_emulator.trace.selection import select
+from gemmery_lab.inspection.gather import count_rung
 
 # Each thread copies x[t] to shared[t * 8] and reads shared[(t ^ 1) * 4] back; threads from 20 on add 1 to it.
 KERNEL = """

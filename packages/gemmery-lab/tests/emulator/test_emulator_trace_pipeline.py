@@ -6,17 +6,17 @@ import pytest
 
 import hopper
 from gemmery.cuda import sass
-from gemmery.emulation import kernel
-from gemmery.emulator.run import emulated
-from gemmery.emulator.trace.pipeline import NOBODY, PipelineTrace
-from gemmery.inspection import side_by_side
-from gemmery.inspection.gather import inspect_rung, trace_barriers
-from gemmery.inspection.records import SideBySide
-from gemmery.inspection.sections import sections
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery.pages.pictures import pictures
 from gemmery.problem import Problem
+from gemmery_emulator.kernels import kernel
+from gemmery_emulator.pages.pictures import pictures
+from gemmery_emulator.run import emulated
+from gemmery_emulator.trace.pipeline import NOBODY, PipelineTrace
+from gemmery_lab.inspection import side_by_side
+from gemmery_lab.inspection.gather import inspect_rung, trace_barriers
+from gemmery_lab.inspection.records import SideBySide
+from gemmery_lab.inspection.sections import sections
 
 pytest.importorskip("cuda.bindings")
 STAGES, STEPS = 3, 7

@@ -3,21 +3,22 @@
 import numpy as np
 import pytest
 
-from gemmery import lab, verify
-from gemmery.bench import cublas, fingerprint, torch_operands
-from gemmery.bench.torch_operands import L2_TIMES, MOST_SETS, Resident
-from gemmery.bench.work import Work
+import gemmery_lab as lab
+from gemmery import verify
 from gemmery.cuda import driver, nvml
 from gemmery.errors import RefusedError
-from gemmery.lab import launches, on_cuda
-from gemmery.lab.contest import Task, contest
-from gemmery.lab.on_cuda import TF32, Cuda, build, compared
-from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.limits import device_limits
 from gemmery.limits.device_limits import replays
-from gemmery.report import words
+from gemmery_lab import launches, on_cuda
+from gemmery_lab.contest import Task, contest
+from gemmery_lab.measure import cublas, fingerprint, torch_operands
+from gemmery_lab.measure.torch_operands import L2_TIMES, MOST_SETS, Resident
+from gemmery_lab.measure.work import Work
+from gemmery_lab.on_cuda import TF32, Cuda, build, compared
+from gemmery_lab.report import words
+from gemmery_lab.session import Session
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
@@ -264,7 +265,7 @@ dtype = ["bf16"]
 def test_suites_of_hopper_are_measured(tmp_path, monkeypatch):
     if driver.device(0).capability != 90:
         pytest.skip("only compute capability 9.0 multiplies float8 and int8 here")
-    monkeypatch.setattr("gemmery.lab.contest.SUSTAINED_ABOVE", 0)
+    monkeypatch.setattr("gemmery_lab.contest.SUSTAINED_ABOVE", 0)
     file = tmp_path / "hopper.toml"
     file.write_text(HOPPER)
     rows = [m for m in lab.bench([str(file)], seconds=0.05).measurements if m.kernel not in words.RIVALS]

@@ -7,9 +7,9 @@ import pytest
 
 from gemmery import dtypes
 from gemmery.cuda import driver
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
-from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.cuda import CUDA
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
+from gemmery_lab.emulated_product import problem_of as problem_on
 from gpu_operands import built, matrices, needed, problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

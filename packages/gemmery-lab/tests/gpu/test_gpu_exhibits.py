@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gemmery import lab
+import gemmery_lab as lab
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory
 from gemmery.ladder.exhibits import EXHIBITS, numbers, put

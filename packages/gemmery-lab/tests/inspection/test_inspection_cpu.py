@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 import gemmery as gm
-from gemmery import cli
 from gemmery.arrays import View
 from gemmery.cpu import accesses, assembly, jit
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.inspection.cpu_rung import inspect_cpu_rung
-from gemmery.inspection.notebook import inspection_page, side_by_side_page
-from gemmery.inspection.records import CpuSideBySide
-from gemmery.inspection.side_by_side import glance
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
+from gemmery_lab import cli
+from gemmery_lab.inspection.cpu_rung import inspect_cpu_rung
+from gemmery_lab.inspection.notebook import inspection_page, side_by_side_page
+from gemmery_lab.inspection.records import CpuSideBySide
+from gemmery_lab.inspection.side_by_side import glance
 
 NAMES = [rung.name for rung in CPU]
 
@@ -165,7 +165,7 @@ def test_the_command_and_the_library_show_the_same(capsys, tmp_path):
 
 
 def test_brackets_are_no_markup():
-    from gemmery.inspection.notebook import show_inspection
+    from gemmery_lab.inspection.notebook import show_inspection
 
     out = io.StringIO()
     show_inspection(inspect_cpu_rung("packed", n=32), Console(file=out, width=100))

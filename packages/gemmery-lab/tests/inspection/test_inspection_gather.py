@@ -7,18 +7,19 @@ import re
 import pytest
 from rich.console import Console
 
-from gemmery import cli, lab
+import gemmery_lab as lab
 from gemmery.cuda import nvrtc, roofline, sass
 from gemmery.cuda.device import ARCHS, KNOWN
 from gemmery.cuda.driver import find
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
-from gemmery.inspection import gather
-from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.notebook import inspection_page, show_inspection
-from gemmery.inspection.records import without_code
-from gemmery.inspection.sections import sections
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find as find_rung
+from gemmery_lab import cli
+from gemmery_lab.inspection import gather
+from gemmery_lab.inspection.gather import inspect_rung
+from gemmery_lab.inspection.notebook import inspection_page, show_inspection
+from gemmery_lab.inspection.records import without_code
+from gemmery_lab.inspection.sections import sections
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 

@@ -8,20 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemmery import config, lab, limits
-from gemmery.bench import fingerprint, libraries, record
-from gemmery.bench import processes as bench_first_call
-from gemmery.bench.processes import PIECES
-from gemmery.bench.work import Work
+import gemmery_lab as lab
+from gemmery import config, limits
 from gemmery.cpu import threads
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import contest, measurements, on_cpu, on_emulator, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth
-from gemmery.report.tables import sheets
+from gemmery_lab import contest, measurements, on_cpu, on_emulator, session, suites
+from gemmery_lab.measure import fingerprint, libraries, record
+from gemmery_lab.measure import processes as bench_first_call
+from gemmery_lab.measure.processes import PIECES
+from gemmery_lab.measure.work import Work
+from gemmery_lab.report.tables import sheets
 
 
 @pytest.fixture(autouse=True)

@@ -5,17 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
+import gemmery_lab as lab
 import records
-from gemmery import lab, limits
-from gemmery.bench.work import Work
+from gemmery import limits
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
-from gemmery.lab import contest
-from gemmery.lab.backend import Runnable
-from gemmery.lab.contest import Task, entrant
-from gemmery.lab.session import open_session
 from gemmery.ladder.cpu import CPU
 from gemmery.limits import Bandwidth
-from gemmery.report.suite_tables import products
+from gemmery_lab import contest
+from gemmery_lab.backend import Runnable
+from gemmery_lab.contest import Task, entrant
+from gemmery_lab.measure.work import Work
+from gemmery_lab.report.suite_tables import products
+from gemmery_lab.session import open_session
 
 SUITE = """
 rivals = ["numpy"]

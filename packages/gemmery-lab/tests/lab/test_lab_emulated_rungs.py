@@ -11,20 +11,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gemmery import lab
+import gemmery_lab as lab
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, EmulationError
-from gemmery.lab import asked, on_emulator
-from gemmery.lab.climb import element
-from gemmery.lab.on_emulator import Emulator, emulated_rung, expects
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery.pages import svg
-from gemmery.pages.writing import as_json
-from gemmery.report import emulated_tables
-from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
-from gemmery.report.page import emulated_page, roofs
-from gemmery.rung_counts import EmulatedLadder, PredictedRung
+from gemmery_emulator.pages import svg
+from gemmery_emulator.pages.writing import as_json
+from gemmery_lab import asked, on_emulator
+from gemmery_lab.climb import element
+from gemmery_lab.on_emulator import Emulator, emulated_rung, expects
+from gemmery_lab.report import emulated_tables
+from gemmery_lab.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
+from gemmery_lab.report.page import emulated_page, roofs
+from gemmery_lab.rung_counts import EmulatedLadder, PredictedRung
 
 pytest.importorskip("cuda.bindings")
 
@@ -237,7 +237,7 @@ def test_the_page_shows_roofs_and_which_rung_grew_from_which(chain):
     assert "1.31× simt_vectorized" in tree
     assert 'href="#rung-simt_padded"' in tree
     assert 'id="rung-simt_padded"' in text
-    assert "src/gemmery/cuda/kernels/simt_padded.cu" in text
+    assert "packages/gemmery/src/gemmery/cuda/kernels/simt_padded.cu" in text
     assert "gemmery ladder diff simt_vectorized simt_padded" in text
 
 

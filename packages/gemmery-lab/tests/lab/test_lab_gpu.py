@@ -9,28 +9,29 @@ import numpy as np
 import pytest
 
 import gemmery
+import gemmery_lab as lab
 import records
-from gemmery import dtypes, lab
-from gemmery.bench import suite, torch_operands
-from gemmery.bench.cublas import Caller, Placed
-from gemmery.bench.timing import Contestant
-from gemmery.bench.torch_operands import DeviceOperands, poison
-from gemmery.bench.work import Work, factors, offsets, operands
+from gemmery import dtypes
 from gemmery.cuda import driver
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
-from gemmery.experiments import LADDER
-from gemmery.lab import climb, contest, on_cuda, suites
-from gemmery.lab import session as sessions
-from gemmery.lab import suites as shapes
-from gemmery.lab.asked import ordinal
-from gemmery.lab.contest import Task
-from gemmery.lab.measurements import WRONG, MachineLimits
-from gemmery.lab.on_cuda import NO_RIVAL, Cuda, Vendor
-from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth
+from gemmery_lab import climb, contest, on_cuda, suites
+from gemmery_lab import session as sessions
+from gemmery_lab import suites as shapes
+from gemmery_lab.asked import ordinal
+from gemmery_lab.contest import Task
+from gemmery_lab.experiments import LADDER
+from gemmery_lab.measure import suite, torch_operands
+from gemmery_lab.measure.cublas import Caller, Placed
+from gemmery_lab.measure.timing import Contestant
+from gemmery_lab.measure.torch_operands import DeviceOperands, poison
+from gemmery_lab.measure.work import Work, factors, offsets, operands
+from gemmery_lab.measurements import WRONG, MachineLimits
+from gemmery_lab.on_cuda import NO_RIVAL, Cuda, Vendor
+from gemmery_lab.session import Session
 
 RATE = 1e9  # operations a second of the slowest rung
 
@@ -503,7 +504,7 @@ def test_a_product_that_the_device_has_no_room_for_is_recorded(tmp_path, monkeyp
 
 def test_without_names_the_suites_of_the_cpu_are_run(monkeypatch):
     ran = []
-    monkeypatch.setattr("gemmery.lab.suites.run_suite", lambda session, found, *more: ran.append(found.name))
+    monkeypatch.setattr("gemmery_lab.suites.run_suite", lambda session, found, *more: ran.append(found.name))
     lab.bench(seconds=1.0)
     assert "square_f32" in ran
     assert not any(name.startswith("gpu_") for name in ran)

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gemmery import cache, cli, lab, tiers
+import gemmery_lab as lab
+from gemmery import cache, tiers
 from gemmery.cpu import jit
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.driver import find
 from gemmery.errors import DeviceError
-from gemmery.lab import health
-from gemmery.report import terminal
+from gemmery_lab import cli, health
+from gemmery_lab.report import terminal
 
 MISSING = "no CUDA driver is installed on this machine"
 

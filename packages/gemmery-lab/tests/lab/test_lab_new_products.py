@@ -4,18 +4,18 @@ import json
 
 import pytest
 
+import gemmery_lab as lab
 import records
-from gemmery import lab
-from gemmery.bench import processes as shapes
-from gemmery.bench.processes import EMPTY, FIRST, MET, REST, WARM, WORST
-from gemmery.bench.record import Run
-from gemmery.bench.suite import load
-from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
-from gemmery.lab import measurements, passes, suites
-from gemmery.report.sheet import table
-from gemmery.report.suite_tables import overview
-from gemmery.report.tables import sheets
+from gemmery_lab import measurements, passes, suites
+from gemmery_lab.measure import processes as shapes
+from gemmery_lab.measure.processes import EMPTY, FIRST, MET, REST, WARM, WORST
+from gemmery_lab.measure.record import Run
+from gemmery_lab.measure.suite import load
+from gemmery_lab.measure.work import Work
+from gemmery_lab.report.sheet import table
+from gemmery_lab.report.suite_tables import overview
+from gemmery_lab.report.tables import sheets
 
 WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+import gemmery_lab as lab
 from emulated_card import OnCard, installed
-from gemmery import lab
-from gemmery.lab import random_products, verification
-from gemmery.lab.random_products import PARTS
+from gemmery_lab import random_products, verification
+from gemmery_lab.random_products import PARTS
 
 pytest.importorskip("cuda.bindings")
 

@@ -7,19 +7,20 @@ from functools import partial
 import pytest
 from rich.console import Console
 
+import gemmery_lab as lab
 import records
-from gemmery import experiments, lab
-from gemmery.bench.record import Gpu, Run
 from gemmery.cuda import driver
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
-from gemmery.lab import climb as climbs
-from gemmery.lab.on_cuda import product_for
 from gemmery.ladder.cuda import CUDA
-from gemmery.report import terminal, words
-from gemmery.report.page import figures, page
-from gemmery.report.tables import sheets
+from gemmery_lab import climb as climbs
+from gemmery_lab import experiments
+from gemmery_lab.measure.record import Gpu, Run
+from gemmery_lab.on_cuda import product_for
+from gemmery_lab.report import terminal, words
+from gemmery_lab.report.page import figures, page
+from gemmery_lab.report.tables import sheets
 
 MACHINE = replace(records.MACHINE, gpu=Gpu(name="Made-up GPU", capability=90, sms=132, l2=60 << 20, clock_mhz=1980))
 NO_BLOCK = "2048 threads per block: Made-up GPU runs at most 1024"

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gemmery import cli, lab
-from gemmery.bench import torch_operands
-from gemmery.bench.work import numpy_dtype
+import gemmery_lab as lab
 from gemmery.errors import ArgumentError, DeviceError
-from gemmery.lab import verification
-from gemmery.lab.random_products import TYPES, drawn, image
+from gemmery_lab import cli, verification
+from gemmery_lab.measure import torch_operands
+from gemmery_lab.measure.work import numpy_dtype
+from gemmery_lab.random_products import TYPES, drawn, image
 
 
 def expected(p, a, b, c, vectors):

@@ -9,14 +9,15 @@ import pytest
 from rich.console import Console
 
 import gemmery
-from gemmery import cli, lab
+import gemmery_lab as lab
 from gemmery.errors import ArgumentError
 from gemmery.ladder import diff as differences
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import source
 from gemmery.ladder.rung import find
-from gemmery.report.terminal import difference_page, show_difference
+from gemmery_lab import cli
+from gemmery_lab.report.terminal import difference_page, show_difference
 
 
 def test_rungs_of_one_file_are_cut_to_the_functions_that_make_them():

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmery import cli, cuda, lab
+import gemmery_lab as lab
+from gemmery import cuda
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.ladder.exhibits import EXHIBITS, divergent, find, numbers, sectors, wavefronts
+from gemmery_lab import cli
 
 LANES = range(32)
 HALF = [lane * 4 if lane < 16 else None for lane in LANES]

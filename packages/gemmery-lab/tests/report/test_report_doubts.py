@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery.pages import numerals
-from gemmery.report import tables, terminal, words
-from gemmery.report.page import page
-from gemmery.report.tables import markdown, over_fastest, summary
+from gemmery_emulator.pages import numerals
+from gemmery_lab.report import tables, terminal, words
+from gemmery_lab.report.page import page
+from gemmery_lab.report.tables import markdown, over_fastest, summary
 
 
 def busy(run, load=0.8):

@@ -10,20 +10,21 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-import gemmery
+import gemmery_emulator
+import gemmery_lab
+import gemmery_lab as lab
 import records
-from gemmery import lab
-from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.notebook import inspection_page, side_by_side_page
-from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
-from gemmery.pages import rendering
-from gemmery.pages.rendering import framed
-from gemmery.report.exhibit_results import emulated_exhibit_page
-from gemmery.report.page import emulated_page, page
-from gemmery.report.terminal import difference_page
-from gemmery.rung_counts import EmulatedLadder
+from gemmery_emulator.pages import rendering
+from gemmery_emulator.pages.rendering import framed
+from gemmery_lab.inspection.gather import inspect_rung
+from gemmery_lab.inspection.notebook import inspection_page, side_by_side_page
+from gemmery_lab.inspection.records import SideBySide
+from gemmery_lab.report.exhibit_results import emulated_exhibit_page
+from gemmery_lab.report.page import emulated_page, page
+from gemmery_lab.report.terminal import difference_page
+from gemmery_lab.rung_counts import EmulatedLadder
 
 pytest.importorskip("cuda.bindings")
 
@@ -107,7 +108,11 @@ def test_markup_in_a_kernel_is_shown_as_text(inspected):
 
 
 def test_only_drawings_and_the_style_are_not_escaped():
-    sources = {path.name: path.read_text() for path in Path(gemmery.__file__).parent.rglob("templates/*.html")}
+    sources = {
+        path.name: path.read_text()
+        for home in (gemmery_emulator, gemmery_lab)
+        for path in Path(home.__file__).parent.rglob("templates/*.html")
+    }
     unescaped = {name: re.findall(r"[\w.()]+ \| safe", text) for name, text in sources.items() if "safe" in text}
     assert unescaped == {"parts.html": ["plot.svg | safe"], "shell.html": ["style() | safe"]}
     assert not re.search(r"autoescape|Markup", "".join(sources.values()))
@@ -115,4 +120,4 @@ def test_only_drawings_and_the_style_are_not_escaped():
 
 def test_a_name_that_a_template_does_not_get_is_an_error():
     with pytest.raises(UndefinedError, match="'title' is undefined"):
-        rendering.render("shell.html", "gemmery.pages")
+        rendering.render("shell.html", "gemmery_emulator.pages")

@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery.bench import record
 from gemmery.ladder.cuda import CUDA
-from gemmery.pages import numerals
-from gemmery.report import terminal, words
-from gemmery.report.page import figures, page
-from gemmery.report.tables import markdown, sheets
+from gemmery_emulator.pages import numerals
+from gemmery_lab.measure import record
+from gemmery_lab.report import terminal, words
+from gemmery_lab.report.page import figures, page
+from gemmery_lab.report.tables import markdown, sheets
 
-RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")
+RUNS = record.read(Path(__file__).parents[1] / "data" / "h200.jsonl")
 OF_CPUS = re.compile(r"NumPy|llvmlite|\bthreads?\b|\bms\b|GFLOP/s")
 
 
@@ -30,7 +30,7 @@ LADDER = named("ladder")
 
 def without_rival(run):
     """The same run without PyTorch and CuPy."""
-    from gemmery.lab.on_cuda import NO_RIVAL
+    from gemmery_lab.on_cuda import NO_RIVAL
 
     return replace(
         run,
@@ -176,7 +176,7 @@ def test_compilations_are_a_table_of_kernels_and_ways():
 
 
 def test_a_line_of_progress_says_no_rate_where_nothing_is_computed():
-    from gemmery.report.terminal import _line
+    from gemmery_lab.report.terminal import _line
 
     assert "FLOP" not in _line(named("gpu_compile").measurements[0])
     assert "TFLOP/s" in _line(next(m for m in LADDER.measurements if m.seconds))

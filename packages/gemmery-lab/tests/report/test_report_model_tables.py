@@ -1,10 +1,10 @@
 """Records of whole models are shown as tokens a second, next to PyTorch's layers."""
 
 import records
-from gemmery.bench.record import Measurement, Run
-from gemmery.experiments import TableKind, find
-from gemmery.report.sheet import table
-from gemmery.report.tables import sheets
+from gemmery_lab.experiments import TableKind, find
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report.sheet import table
+from gemmery_lab.report.tables import sheets
 
 
 def step(kernel, tokens, seconds, case="decode, eager", **more):

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemmery import dtypes, verify
-from gemmery.emulator.findings import Finding
-from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import LayoutError, RefusedError
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
-from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
+from gemmery_emulator.findings import Finding
+from gemmery_emulator.run import EmulatedRun
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
+from gemmery_lab.emulated_product import problem_of as problem_on
 from layouts import laid
 from operands import numpy_dtype, random
 

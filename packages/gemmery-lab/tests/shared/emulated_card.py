@@ -16,13 +16,13 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.api import prepared
 from gemmery.arrays import View, contiguous, dlpack
-from gemmery.bench.work import numpy_dtype
 from gemmery.cuda import driver, nvrtc, tensormaps
-from gemmery.emulation import programs
-from gemmery.emulator.hopper import tensormap
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.memory import APART, Allocation, Global
-from gemmery.emulator.run import emulated
+from gemmery_emulator.hopper import tensormap
+from gemmery_emulator.kernels import programs
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.memory import APART, Allocation, Global
+from gemmery_emulator.run import emulated
+from gemmery_lab.measure.work import numpy_dtype
 
 ORDINAL = 99  # no machine has it, so that nothing which is kept for it is about a device
 NAME = "h200"

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.ladder.rung import Rung
+from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 
 MACHINE = MachineRecord(
     name="made-up-avx512-2c",

@@ -14,15 +14,16 @@ import time
 from _thread import get_ident
 
 _FORK_TIMEOUT = 10.0  # s that a fork waits for other threads
+_PACKAGES = ("gemmery", "gemmery_emulator", "gemmery_lab")
 
 
 def _importing() -> bool:
-    """Return True while another thread imports a part of gemmery, or compiles."""
+    """Return True while another thread imports a part of the three packages, or compiles."""
     try:
         locks = [(name, lock()) for name, lock in getattr(_frozen_importlib, "_module_locks", {}).items()]
     except RuntimeError:  # an import begins or ends at this moment
         return True
-    others = any(name.partition(".")[0] == "gemmery" and lock and lock.owner != get_ident() for name, lock in locks)
+    others = any(name.partition(".")[0] in _PACKAGES and lock and lock.owner != get_ident() for name, lock in locks)
     jit = sys.modules.get("gemmery.cpu.jit")
     return others or sys.modules["_imp"].lock_held() or getattr(jit, "compiling_elsewhere", bool)()
 
@@ -64,10 +65,6 @@ if TYPE_CHECKING:
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
-    from gemmery.emulation.device_arrays import device_memory as device_memory
-    from gemmery.emulation.kernel import emulate as emulate
-    from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
-    from gemmery.emulator.textures import texture as texture
     from gemmery.errors import ArgumentError as ArgumentError
     from gemmery.errors import CacheError as CacheError
     from gemmery.errors import CheckError as CheckError
@@ -80,7 +77,11 @@ if TYPE_CHECKING:
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
-    from gemmery.inspection.notebook import inspect as inspect
+    from gemmery_emulator.hopper.tensormap import tensor_map as tensor_map
+    from gemmery_emulator.kernels.device_arrays import device_memory as device_memory
+    from gemmery_emulator.kernels.kernel import emulate as emulate
+    from gemmery_emulator.textures import texture as texture
+    from gemmery_lab.inspection.notebook import inspect as inspect
 
 __version__ = "0.1.0"
 
@@ -92,10 +93,10 @@ _HOMES = {
     "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
-    "gemmery.emulation.device_arrays": ("device_memory",),
-    "gemmery.emulation.kernel": ("emulate",),
-    "gemmery.emulator.hopper.tensormap": ("tensor_map",),
-    "gemmery.emulator.textures": ("texture",),
+    "gemmery_emulator.kernels.device_arrays": ("device_memory",),
+    "gemmery_emulator.kernels.kernel": ("emulate",),
+    "gemmery_emulator.hopper.tensormap": ("tensor_map",),
+    "gemmery_emulator.textures": ("texture",),
     "gemmery.errors": (
         "ArgumentError",
         "CacheError",
@@ -110,7 +111,7 @@ _HOMES = {
         "RefusedError",
         "ShapeError",
     ),
-    "gemmery.inspection.notebook": ("inspect",),
+    "gemmery_lab.inspection.notebook": ("inspect",),
 }
 
 

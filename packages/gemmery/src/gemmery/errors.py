@@ -77,7 +77,7 @@ class InstallError(GemmeryError, ModuleNotFoundError):
 
 
 EXTRAS = {  # the packages that each extra installs, by import name
-    "lab": ("jinja2", "matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
+    "lab": ("gemmery_emulator", "gemmery_lab", "jinja2", "matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
     "cuda": ("cuda", "nvidia"),
 }
 

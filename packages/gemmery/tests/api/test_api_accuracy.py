@@ -100,7 +100,7 @@ def test_the_check_of_the_library_allows_no_more_than_is_promised():
 
 
 def test_the_document_names_both_terms_of_small_numbers():
-    text = (Path(__file__).parents[1] / "docs" / "promises.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "promises.md").read_text()
     assert "2 k η" in text
     assert "2⁻¹²⁶ (r + c + k)" in text
     assert "docs/promises.md" in gm.matmul.__doc__

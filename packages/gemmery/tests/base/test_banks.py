@@ -11,7 +11,7 @@ from gemmery.banks import moved, served
 
 PATTERNS = [
     json.loads(line)
-    for line in (Path(__file__).parent / "data" / "memory_patterns_h200.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parents[1] / "data" / "memory_patterns_h200.jsonl").read_text().splitlines()
 ]
 LANES = np.arange(32)
 

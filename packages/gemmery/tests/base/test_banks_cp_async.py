@@ -9,7 +9,7 @@ from gemmery.banks import copied, served
 
 PATTERNS = [
     json.loads(line)
-    for line in (Path(__file__).parent / "data" / "cp_async_patterns_h200.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parents[1] / "data" / "cp_async_patterns_h200.jsonl").read_text().splitlines()
 ]
 
 

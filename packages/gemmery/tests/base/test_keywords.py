@@ -45,7 +45,7 @@ def test_a_signature_ends_with_the_options_of_the_table(function):
 def test_documentation_describes_every_option(function):
     text = getattr(gm, function).__doc__
     assert function == "explain" or not [name for name in NAMES[function] if f"`{name}`" not in text]
-    guide = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text()
+    guide = (Path(__file__).parents[4] / "docs" / "gpu.md").read_text()
     assert not [name for name, row in OPTIONS.items() if row.on_cpu and name not in guide]
 
 

@@ -16,7 +16,7 @@ from gemmery.cpu import batched, build, direct, gemv, jit, loops
 from gemmery.cpu.target import Target, host, instruction_set
 from gemmery.problem import Problem
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 NARROWER = ISAS[: ISAS.index(host().isa)]
 FORBIDDEN = {"avx2": r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])|vpdp", "generic": r"%[yz]mm|\tv[a-z]"}
 PROBLEMS = [
@@ -70,7 +70,7 @@ PATTERNS = {
 NEEDS = [(re.compile(rf"\t(?:{pattern})"), needed) for pattern, needed in PATTERNS.items()]
 CALL = re.compile(r"\t(?:call|jmp)q?\s+([A-Za-z_][\w@]*)")
 LEVELS = {"avx2": "x86-64-v3", "generic": "x86-64"}
-CPUS = tomllib.loads((HERE / "cpus.toml").read_text())
+CPUS = tomllib.loads((TESTS / "data" / "cpus.toml").read_text())
 # Kernels that between them have every step of the micro-kernel, every conversion, and an epilogue that computes.
 FEW = [
     Problem(8, 8, 8, name, out, epilogue=epilogue)
@@ -84,7 +84,7 @@ PACKED = ("test_cpu_packed.py", "test_cpu_epilogue.py", "test_cpu_isa.py::test_t
 PARTS = [
     pytest.param((*PACKED, "-k", "f32 or limited"), id="packed-f32"),
     pytest.param((*PACKED, "-k", "not f32"), id="packed"),
-    pytest.param(("test_ladder.py", "-k", "test_layouts and not packed"), id="ladder"),
+    pytest.param(("ladder/test_ladder.py", "-k", "test_layouts and not packed"), id="ladder"),
 ]
 
 
@@ -93,7 +93,7 @@ PARTS = [
 @pytest.mark.parametrize("part", PARTS)
 def test_the_kernels_are_right_when_limited_to(isa, part):
     command = [sys.executable, "-m", "pytest", f"--isa={isa}", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run([*command, *part], cwd=HERE, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([*command, *part], cwd=TESTS, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout[-500:]

@@ -294,7 +294,8 @@ def test_a_resolved_config_launches_the_same_and_leaves_no_tile_open(rung):
             assert all(value for key, value in config.items() if key not in real)
 
 
-SOURCE = Path(__file__).parents[1] / "src" / "gemmery"
+PACKAGES = Path(__file__).parents[4] / "packages"
+SOURCE = PACKAGES / "gemmery/src/gemmery"
 
 
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
@@ -321,7 +322,8 @@ def named(tree):
 def test_a_cuda_rung_is_named_in_its_row_alone():
     """Dispatch chooses among rungs by name, and commands show some; nothing else has to know a new one."""
     counts = Counter()
-    for part in ("api", "arrays", "cpu", "cuda", "emulator", "ladder", "report"):
-        for path in (SOURCE / part).rglob("*.py"):
+    emulator, report = PACKAGES / "gemmery-emulator/src", PACKAGES / "gemmery-lab/src/gemmery_lab/report"
+    for folder in (*(SOURCE / part for part in ("api", "arrays", "cpu", "cuda", "ladder")), emulator, report):
+        for path in folder.rglob("*.py"):
             counts.update(named(ast.parse(path.read_text())))
     assert counts == Counter(rung.name for rung in CUDA)

@@ -3,8 +3,8 @@
 Operands have no guards: the sanitizer knows where each allocation ends. C is not initialised, but where tensor copies
 write it: initcheck does not see those (CUDA 13.0), so there C holds NaN before.
 
-    python tests/sanitized.py --names      the rungs, one a line
-    python tests/sanitized.py RUNG ...     run them
+    python tests/shared/sanitized.py --names      the rungs, one a line
+    python tests/shared/sanitized.py RUNG ...     run them
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ def test_tensors_without_memory_give_one():
 
 def test_the_example_of_the_document_runs():
     names: dict[str, object] = {}
-    document = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text()
+    document = (Path(__file__).parents[4] / "docs" / "pytorch.md").read_text()
     exec(document.partition("```python\n")[2].partition("```")[0], names)
     assert names["each"].shape == (5, 3, 32)
     exact = names["weight"].detach().double().requires_grad_()

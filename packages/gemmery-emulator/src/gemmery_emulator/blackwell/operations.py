@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
-from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.bulk import Bulk
-from gemmery.emulator.hopper.descriptors import DEPTH, PieceReaders, SharedTile, pieces_of_chunk
-from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
-from gemmery.emulator.hopper.products import added_whole, multiplied
-from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
-from gemmery.emulator.op import Flags, Indices
-from gemmery.emulator.ops.mma import DECODED
+from gemmery_emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
+from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.bulk import Bulk
+from gemmery_emulator.hopper.descriptors import DEPTH, PieceReaders, SharedTile, pieces_of_chunk
+from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
+from gemmery_emulator.hopper.products import added_whole, multiplied
+from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
+from gemmery_emulator.op import Flags, Indices
+from gemmery_emulator.ops.mma import DECODED
 
 
 class OperationWork(Rows):

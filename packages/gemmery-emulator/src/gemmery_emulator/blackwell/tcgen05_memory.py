@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.blackwell.operations import Operations
-from gemmery.emulator.blackwell.tensor_memory import SHAPES, TensorMemory, fragment
-from gemmery.emulator.hopper.mbarrier import active, of
-from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
-from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.op import Indices, Mask
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Register, Vector
-from gemmery.emulator.steps import Handler, Lower, Lowering, Step, no_step, refused
+from gemmery_emulator.blackwell.operations import Operations
+from gemmery_emulator.blackwell.tensor_memory import SHAPES, TensorMemory, fragment
+from gemmery_emulator.hopper.mbarrier import active, of
+from gemmery_emulator.machine import Access, Machine, report_access, report_misuse
+from gemmery_emulator.memory import SHARED_WINDOW
+from gemmery_emulator.op import Indices, Mask
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Register, Vector
+from gemmery_emulator.steps import Handler, Lower, Lowering, Step, no_step, refused
 
 _GROUP = r"cta_group::[12]"
 _ALLOCATED = re.compile(rf"tcgen05\.alloc\.{_GROUP}\.sync\.aligned(\.shared::cta)?\.b32")

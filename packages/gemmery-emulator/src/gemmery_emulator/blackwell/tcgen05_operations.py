@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmery.emulator.blackwell.operations import Commit, Operation, Operations, OperationWork, TensorProduct, shape_of
-from gemmery.emulator.blackwell.tensor_memory import LANE_AT, TensorMemory, columns_of
-from gemmery.emulator.exact import added as tensor_sums
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.cluster import Lifetimes
-from gemmery.emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk, read_pieces
-from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
-from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Address, Instruction, Vector
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
+from gemmery_emulator.blackwell.operations import Commit, Operation, Operations, OperationWork, TensorProduct, shape_of
+from gemmery_emulator.blackwell.tensor_memory import LANE_AT, TensorMemory, columns_of
+from gemmery_emulator.exact import added as tensor_sums
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.cluster import Lifetimes
+from gemmery_emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk, read_pieces
+from gemmery_emulator.hopper.mbarrier import Mbarriers, active, of
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.memory import SHARED_WINDOW
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.ptx import Address, Instruction, Vector
+from gemmery_emulator.steps import Handler, Lowering, Read, Step, refused
 
 _GROUP = r"cta_group::([12])"
 _MULTIPLIED = re.compile(

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
-from gemmery.emulator.op import Flags, Indices
+from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
+from gemmery_emulator.op import Flags, Indices
 
 LANES, COLUMNS, QUARTER = 128, 512, 32  # a warp reaches 1/4 of the lanes
 COUNTS = (32, 64, 128, 256, 512)  # columns that can be allocated

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from gemmery import banks
-from gemmery.emulator.counters.counts import FIELDS, Banked, CountKey, Counts, Frames, Traffic, of
-from gemmery.emulator.counters.merging import Merge, predicated
-from gemmery.emulator.hopper import products
-from gemmery.emulator.instructions import find
-from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Indices, Mask, Op, Traits, warps_in
-from gemmery.emulator.ptx import Instruction, Opcode, PtxKernel
-from gemmery.emulator.steps import Handler
+from gemmery_emulator.counters.counts import FIELDS, Banked, CountKey, Counts, Frames, Traffic, of
+from gemmery_emulator.counters.merging import Merge, predicated
+from gemmery_emulator.hopper import products
+from gemmery_emulator.instructions import find
+from gemmery_emulator.machine import Access, Machine, Observer
+from gemmery_emulator.op import Indices, Mask, Op, Traits, warps_in
+from gemmery_emulator.ptx import Instruction, Opcode, PtxKernel
+from gemmery_emulator.steps import Handler
 
 # The field of MemoryTraffic and of SharedTraffic for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
@@ -253,7 +253,7 @@ class Counters(Observer):
 def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
     """Return the kind of an instruction in EmulatedRun.instructions, and how many machine instructions it stands for.
 
-    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.ptx.opcodes import opcode
     >>> [
     ...     _kind(read, find(read))[0]
     ...     for read in map(opcode, ("ld.global.f32", "ld.param.u64", "cp.async.cg.shared.global"))

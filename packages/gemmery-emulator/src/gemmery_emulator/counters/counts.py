@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from gemmery.emulator.ptx import Line
+from gemmery_emulator.ptx import Line
 
 
 class _Sum:

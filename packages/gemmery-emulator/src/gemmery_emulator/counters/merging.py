@@ -15,10 +15,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gemmery.emulator.control import End
-from gemmery.emulator.instructions import find, written
-from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx import (
+from gemmery_emulator.control import End
+from gemmery_emulator.instructions import find, written
+from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ptx import (
     Address,
     Immediate,
     Instruction,
@@ -360,7 +360,7 @@ def predicated(kernel: PtxKernel) -> Mapping[int, int]:
 def _name(opcode: Opcode) -> str:
     """Return the name of an instruction; for a load with its first modifier, which is its space.
 
-    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.ptx.opcodes import opcode
     >>> [_name(opcode(text)) for text in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
     ['ld.global', 'ld.shared', 'add']
     """

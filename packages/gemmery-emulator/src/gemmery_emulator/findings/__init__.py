@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.banks import WARP
-from gemmery.emulator.control import BARRIERS
-from gemmery.emulator.convergence import WAY_OUT, exists, ranges
-from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
-from gemmery.emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
-from gemmery.emulator.findings.messages import LATE, SKIPPED, Collection, Finding
-from gemmery.emulator.findings.orders import UPDATES, orders
-from gemmery.emulator.findings.shared_races import SharedRaces
-from gemmery.emulator.findings.tensor_races import TensorRaces
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.mbarrier import Mbarriers
-from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, Pieces
-from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Line, PtxKernel
-from gemmery.emulator.unwritten import Unwritten
+from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.convergence import WAY_OUT, exists, ranges
+from gemmery_emulator.findings import messages
+from gemmery_emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
+from gemmery_emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
+from gemmery_emulator.findings.messages import LATE, SKIPPED, Collection, Finding
+from gemmery_emulator.findings.orders import UPDATES, orders
+from gemmery_emulator.findings.shared_races import SharedRaces
+from gemmery_emulator.findings.tensor_races import TensorRaces
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.mbarrier import Mbarriers
+from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, Pieces
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.ptx import Line, PtxKernel
+from gemmery_emulator.unwritten import Unwritten
 
 __all__ = ["Finding", "Findings"]
 

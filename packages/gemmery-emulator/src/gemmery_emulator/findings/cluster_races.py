@@ -15,14 +15,14 @@ from collections.abc import Callable
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery.emulator.control import BARRIERS
-from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.messages import Collection
-from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.descriptors import PIECE
-from gemmery.emulator.machine import Access, BarrierEvent, CopyEvent, Machine
-from gemmery.emulator.op import Flags, Mask
+from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.findings import messages
+from gemmery_emulator.findings.messages import Collection
+from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.descriptors import PIECE
+from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine
+from gemmery_emulator.op import Flags, Mask
 
 READS = frozenset(("ld", "ldmatrix"))
 # A stamp: bits 0-15 the warp or the thread in its cluster, 16-37 the instruction, from 38 on the clock.

@@ -11,15 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
-from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.messages import EQUAL, UNWRITTEN, Collection
-from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words
-from gemmery.emulator.findings.pointers import Reach, reach
-from gemmery.emulator.machine import Access, Machine, Pieces
-from gemmery.emulator.op import Flags, Indices
-from gemmery.emulator.ptx import Opcode
+from gemmery_emulator.findings import messages
+from gemmery_emulator.findings.grid import GridHistory, StampFields, stored
+from gemmery_emulator.findings.handover import Handover
+from gemmery_emulator.findings.messages import EQUAL, UNWRITTEN, Collection
+from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words
+from gemmery_emulator.findings.pointers import Reach, reach
+from gemmery_emulator.machine import Access, Machine, Pieces
+from gemmery_emulator.op import Flags, Indices
+from gemmery_emulator.ptx import Opcode
 
 
 class GlobalRaces:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.orders import Clocks, Words
-from gemmery.emulator.findings.stamps import LatestReads, ReadPlaces, Stamps
-from gemmery.emulator.op import Flags, highest, lowest
+from gemmery_emulator.findings.handover import Handover
+from gemmery_emulator.findings.orders import Clocks, Words
+from gemmery_emulator.findings.stamps import LatestReads, ReadPlaces, Stamps
+from gemmery_emulator.op import Flags, highest, lowest
 
 
 @dataclass(frozen=True)

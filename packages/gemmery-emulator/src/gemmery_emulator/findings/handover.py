@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmery.emulator.findings.orders import Words
-from gemmery.emulator.findings.publishing import Releases
-from gemmery.emulator.op import Flags, Indices
+from gemmery_emulator.findings.orders import Words
+from gemmery_emulator.findings.publishing import Releases
+from gemmery_emulator.op import Flags, Indices
 
 LogKey = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
 Known = dict[LogKey, int]  # key -> known entries of its log

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gemmery.emulator.findings import pointers
-from gemmery.emulator.machine import Dims, Machine
-from gemmery.emulator.memory import PAGE
-from gemmery.emulator.ptx import Instruction, Label, Line, PtxKernel, calling
+from gemmery_emulator.findings import pointers
+from gemmery_emulator.machine import Dims, Machine
+from gemmery_emulator.memory import PAGE
+from gemmery_emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
 _EQUAL = "both store the same value, and C++ leaves it undefined: let one thread store it, or use an atomic"

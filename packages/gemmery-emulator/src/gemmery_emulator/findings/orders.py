@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.banks import WARP
-from gemmery.emulator.findings import pointers
-from gemmery.emulator.findings.publishing import Publishing
-from gemmery.emulator.op import Flags
-from gemmery.emulator.ptx import Opcode, PtxKernel
+from gemmery_emulator.findings import pointers
+from gemmery_emulator.findings.publishing import Publishing
+from gemmery_emulator.op import Flags
+from gemmery_emulator.ptx import Opcode, PtxKernel
 
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st

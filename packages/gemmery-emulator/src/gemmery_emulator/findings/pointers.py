@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gemmery.emulator.hopper import tensormap
-from gemmery.emulator.instructions import written
-from gemmery.emulator.memory import Global
-from gemmery.emulator.op import STORED
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
-from gemmery.emulator.ptx.scopes import SIZES
 from gemmery.errors import EmulationError
+from gemmery_emulator.hopper import tensormap
+from gemmery_emulator.instructions import written
+from gemmery_emulator.memory import Global
+from gemmery_emulator.op import STORED
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
+from gemmery_emulator.ptx.scopes import SIZES
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
 Makers = dict[str, list[Instruction]]  # of each register

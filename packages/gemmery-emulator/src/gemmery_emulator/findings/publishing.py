@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery.emulator.op import Flags, Indices, Mask
+from gemmery_emulator.op import Flags, Indices, Mask
 
 
 class Releases:

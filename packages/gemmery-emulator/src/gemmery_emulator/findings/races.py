@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gemmery.emulator.findings.orders import Clocks, Words
-from gemmery.emulator.findings.together import READ, UPDATE, WRITE, Contents, Joined, Later, numbered
-from gemmery.emulator.machine import Access
-from gemmery.emulator.op import Flags
+from gemmery_emulator.findings.orders import Clocks, Words
+from gemmery_emulator.findings.together import READ, UPDATE, WRITE, Contents, Joined, Later, numbered
+from gemmery_emulator.machine import Access
+from gemmery_emulator.op import Flags
 
 # A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
 THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61

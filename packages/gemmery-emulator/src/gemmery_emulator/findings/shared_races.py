@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery.emulator import specials
-from gemmery.emulator.blackwell.operations import Operations
-from gemmery.emulator.control import BARRIERS
-from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.grid import stored
-from gemmery.emulator.findings.messages import EQUAL, Collection
-from gemmery.emulator.findings.orders import UPDATES, Clocks, Orders, Words
-from gemmery.emulator.findings.races import ATOMIC, CLOCK_AT, INDEX, INDEX_AT, THREAD, History
-from gemmery.emulator.findings.together import Contents
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.bulk import Bulk
-from gemmery.emulator.hopper.products import Products
-from gemmery.emulator.machine import Access, Machine
-from gemmery.emulator.op import Flags, Mask
-from gemmery.emulator.ptx import Immediate
+from gemmery_emulator import specials
+from gemmery_emulator.blackwell.operations import Operations
+from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.findings import messages
+from gemmery_emulator.findings.grid import stored
+from gemmery_emulator.findings.messages import EQUAL, Collection
+from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words
+from gemmery_emulator.findings.races import ATOMIC, CLOCK_AT, INDEX, INDEX_AT, THREAD, History
+from gemmery_emulator.findings.together import Contents
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.bulk import Bulk
+from gemmery_emulator.hopper.products import Products
+from gemmery_emulator.machine import Access, Machine
+from gemmery_emulator.op import Flags, Mask
+from gemmery_emulator.ptx import Immediate
 
 
 class Followed:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.orders import Words
-from gemmery.emulator.op import Flags
+from gemmery_emulator.findings.orders import Words
+from gemmery_emulator.op import Flags
 
 ROW = max(512, mmap.PAGESIZE // 8)  # places: a page of memory; twice as many in a narrow table
 LEAST = 1 << 20  # places in use between two searches for patterns: their stamps take 8 MiB

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmery.emulator.blackwell.tensor_memory import COLUMNS, HALF, LANES
-from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.messages import Collection
-from gemmery.emulator.findings.orders import Orders, Words
-from gemmery.emulator.findings.races import INDEX, INDEX_AT, THREAD, History
-from gemmery.emulator.findings.shared_races import Followed
-from gemmery.emulator.machine import Machine
+from gemmery_emulator.blackwell.tensor_memory import COLUMNS, HALF, LANES
+from gemmery_emulator.findings import messages
+from gemmery_emulator.findings.messages import Collection
+from gemmery_emulator.findings.orders import Orders, Words
+from gemmery_emulator.findings.races import INDEX, INDEX_AT, THREAD, History
+from gemmery_emulator.findings.shared_races import Followed
+from gemmery_emulator.machine import Machine
 
 WORD = 4
 

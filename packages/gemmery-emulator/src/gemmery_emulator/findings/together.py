@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmery.emulator.findings.orders import Words
-from gemmery.emulator.machine import Access, Machine
-from gemmery.emulator.memory import Bytes, Space
-from gemmery.emulator.op import Flags
+from gemmery_emulator.findings.orders import Words
+from gemmery_emulator.machine import Access, Machine
+from gemmery_emulator.memory import Bytes, Space
+from gemmery_emulator.op import Flags
 
 READ, WRITE, UPDATE = range(3)
 SMALL = 1 << 16  # bytes of shared memory that may be copied for stores that wait

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.hopper import cluster, tensormap
-from gemmery.emulator.hopper.descriptors import PIECE, PieceReaders
-from gemmery.emulator.hopper.mbarrier import Mbarriers, Needed
-from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Machine, Pieces, Rows, landed, report_misuse, report_transfer
-from gemmery.emulator.memory import PARAMETER_WINDOW
-from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
+from gemmery_emulator.hopper import cluster, tensormap
+from gemmery_emulator.hopper.descriptors import PIECE, PieceReaders
+from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
+from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap
+from gemmery_emulator.machine import Machine, Pieces, Rows, landed, report_misuse, report_transfer
+from gemmery_emulator.memory import PARAMETER_WINDOW
+from gemmery_emulator.op import Flags, Indices, Mask
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gemmery.emulator.machine import LaunchConfig, Machine, report_misuse
-from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.op import Flags, Indices, Kinds, Mask, Values, sort_by_kind
-from gemmery.emulator.ptx import Instruction
-from gemmery.emulator.steps import Handler, Lowering, Step, lane_step, refused
 from gemmery.errors import EmulationError
+from gemmery_emulator.machine import LaunchConfig, Machine, report_misuse
+from gemmery_emulator.memory import SHARED_WINDOW
+from gemmery_emulator.op import Flags, Indices, Kinds, Mask, Values, sort_by_kind
+from gemmery_emulator.ptx import Instruction
+from gemmery_emulator.steps import Handler, Lowering, Step, lane_step, refused
 
 SPACE = "shared::cluster"
 RANK_AT = 24
@@ -36,7 +36,7 @@ BARRIER = -1  # the cluster's barrier in events: not an address in shared memory
 def in_order(launch: LaunchConfig, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
     """Yield all blocks of a grid, `step` at a time, each cluster together and by rank; `shuffled` orders the clusters.
 
-    >>> from gemmery.emulator.machine import LaunchConfig
+    >>> from gemmery_emulator.machine import LaunchConfig
     >>> [ids.tolist() for ids in in_order(LaunchConfig((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1)), 4)]
     [[0, 1, 4, 5], [2, 3, 6, 7]]
 

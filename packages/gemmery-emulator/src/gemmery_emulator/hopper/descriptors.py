@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.machine import Machine, Rows, report_misuse
-from gemmery.emulator.op import Flags, Indices
+from gemmery_emulator.machine import Machine, Rows, report_misuse
+from gemmery_emulator.op import Flags, Indices
 
 ROWS = 64  # of a warpgroup's product
 PIECE = 16  # bytes that a swizzle moves as a unit

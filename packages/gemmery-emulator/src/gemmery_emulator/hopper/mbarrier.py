@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.hopper import cluster
-from gemmery.emulator.hopper.cluster import Lifetimes
-from gemmery.emulator.machine import BarrierEvent, Machine, report_misuse
-from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
-from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.reach import Copies
-from gemmery.emulator.steps import Handler, Lowering, Step, drop, lane_step, refused
+from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.cluster import Lifetimes
+from gemmery_emulator.machine import BarrierEvent, Machine, report_misuse
+from gemmery_emulator.memory import SHARED_WINDOW
+from gemmery_emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
+from gemmery_emulator.ptx import Address, Instruction
+from gemmery_emulator.reach import Copies
+from gemmery_emulator.steps import Handler, Lowering, Step, drop, lane_step, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes

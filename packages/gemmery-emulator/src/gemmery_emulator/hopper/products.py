@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import FLOAT8, Array
-from gemmery.emulator.exact import NORMAL, Added, SumRule, chained
-from gemmery.emulator.fragments import BITS
-from gemmery.emulator.hopper.bulk import Bulk
-from gemmery.emulator.hopper.descriptors import (
+from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
+from gemmery_emulator.fragments import BITS
+from gemmery_emulator.hopper.bulk import Bulk
+from gemmery_emulator.hopper.descriptors import (
     DEPTH,
     ROWS,
     PieceReaders,
@@ -26,10 +26,10 @@ from gemmery.emulator.hopper.descriptors import (
     pieces_of_chunk,
     read_pieces,
 )
-from gemmery.emulator.machine import Machine, Rows, landed, report_misuse
-from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ops.mma import DECODED
-from gemmery.emulator.ptx import Opcode
+from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ptx import Opcode
 
 THREADS = 128  # of a warpgroup
 EXACT = 256  # products of bytes whose sum is exact in f32: 256 * 255 * 255 < 2**24
@@ -76,7 +76,7 @@ class WgmmaShape:
 def shape_of(opcode: Opcode) -> WgmmaShape | None:
     """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
-    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.ptx.opcodes import opcode
     >>> shape_of(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
     64
     """

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.memory import Global
-from gemmery.emulator.op import Flags, Indices
-from gemmery.emulator.ops.half import from_bf16, to_bf16
 from gemmery.errors import ArgumentError, EmulationError, LayoutError, brief
+from gemmery_emulator.memory import Global
+from gemmery_emulator.op import Flags, Indices
+from gemmery_emulator.ops.half import from_bf16, to_bf16
 
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the array's address, its strides and the inner side of a box

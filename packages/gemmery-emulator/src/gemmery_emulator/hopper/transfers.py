@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.hopper import cluster, tensormap
-from gemmery.emulator.hopper.bulk import Bulk, Load, Store
-from gemmery.emulator.hopper.cluster import Lifetimes
-from gemmery.emulator.hopper.descriptors import PIECE
-from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
-from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
-from gemmery.emulator.machine import (
+from gemmery.errors import EmulationError
+from gemmery_emulator.hopper import cluster, tensormap
+from gemmery_emulator.hopper.bulk import Bulk, Load, Store
+from gemmery_emulator.hopper.cluster import Lifetimes
+from gemmery_emulator.hopper.descriptors import PIECE
+from gemmery_emulator.hopper.mbarrier import Mbarriers, active, of
+from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
+from gemmery_emulator.machine import (
     Access,
     CopyEvent,
     Machine,
@@ -29,10 +30,9 @@ from gemmery.emulator.machine import (
     report_misuse,
     report_transfer,
 )
-from gemmery.emulator.op import NUMPY, POLICY, Flags, Indices, Mask
-from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, on_unit, only_constant, refused
-from gemmery.errors import EmulationError
+from gemmery_emulator.op import NUMPY, POLICY, Flags, Indices, Mask
+from gemmery_emulator.ptx import Address, Instruction
+from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, on_unit, only_constant, refused
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
 _TENSOR, _HINT = r"(\.tensor\.[1-5]d)", r"(?:\.L2::cache_hint)?"

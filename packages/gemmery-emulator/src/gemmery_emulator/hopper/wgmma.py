@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from gemmery.emulator.exact import added as tensor_sums
-from gemmery.emulator.hopper.descriptors import ROWS, RegisterMatrix, SharedTile
-from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
-from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import Indices, Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector, names_of
-from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
+from gemmery_emulator.exact import added as tensor_sums
+from gemmery_emulator.hopper.descriptors import ROWS, RegisterMatrix, SharedTile
+from gemmery_emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.op import Indices, Mask
+from gemmery_emulator.ptx import Immediate, Instruction, Register, Vector, names_of
+from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
 
 def _calling(does: Callable[[Products, Indices], None]) -> Lower:

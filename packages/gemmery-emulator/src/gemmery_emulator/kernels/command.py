@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gemmery.errors import ArgumentError, CheckError, DeviceError
-from gemmery.pages.writing import HtmlToo, check_page, console, write_page
+from gemmery_emulator.pages.writing import HtmlToo, check_page, console, write_page
 
 if TYPE_CHECKING:
-    from gemmery.emulation.kernel_run import KernelRun
+    from gemmery_emulator.kernels.kernel_run import KernelRun
 
 SHORT_HELP = "Run a kernel of your own without a GPU: counters, faults, pictures."
 EPILOG = """\b
@@ -86,7 +86,7 @@ def emulate(
     html: HtmlToo = None,
 ) -> Callable[[], int]:
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
-    from gemmery.emulation import written_arguments
+    from gemmery_emulator.kernels import written_arguments
 
     texts = {"grid": grid, "block": block}
     sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
@@ -124,9 +124,9 @@ def _emulate(
     json: bool,
     html: Path | None,
 ) -> int:
-    from gemmery.emulation.kernel_run import run_page, summary
-    from gemmery.emulation.terminal_tables import show_prediction, show_run, show_runs
-    from gemmery.pages.writing import as_json
+    from gemmery_emulator.kernels.kernel_run import run_page, summary
+    from gemmery_emulator.kernels.terminal_tables import show_prediction, show_run, show_runs
+    from gemmery_emulator.pages.writing import as_json
 
     outcomes = [run_file() for run_file in run_each]
     runs = [run for run, _ in outcomes]
@@ -167,9 +167,9 @@ def _run(
     import numpy as np
 
     from gemmery.cuda.kernel_names import names_of
-    from gemmery.emulation import written_arguments
-    from gemmery.emulation.kernel import emulate, only_kernel, written_launch
-    from gemmery.emulator.run import progress
+    from gemmery_emulator.kernels import written_arguments
+    from gemmery_emulator.kernels.kernel import emulate, only_kernel, written_launch
+    from gemmery_emulator.run import progress
 
     kernel = kernel or only_kernel(file)
     definitions, grid, block, launched = written_launch(file, kernel)

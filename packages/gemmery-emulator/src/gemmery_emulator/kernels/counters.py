@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gemmery.cuda import nvrtc
-from gemmery.emulator.counters.counts import Counts, Frames
-from gemmery.emulator.ptx import Line, calling
-from gemmery.emulator.run import EmulatedRun
-from gemmery.emulator.trace.selection import Selection, select
-from gemmery.pages import numerals
 from gemmery.problem import Problem
+from gemmery_emulator.counters.counts import Counts, Frames
+from gemmery_emulator.pages import numerals
+from gemmery_emulator.ptx import Line, calling
+from gemmery_emulator.run import EmulatedRun
+from gemmery_emulator.trace.selection import Selection, select
 
 HEAD = (
     "line",

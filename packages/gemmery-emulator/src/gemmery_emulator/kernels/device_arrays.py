@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gemmery.emulator.arguments import ALIGNED, memory_of
 from gemmery.errors import ArgumentError
+from gemmery_emulator.arguments import ALIGNED, memory_of
 
 
 class DeviceMemory:

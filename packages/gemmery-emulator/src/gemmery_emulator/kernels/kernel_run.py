@@ -7,15 +7,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmery.emulation import counters
-from gemmery.emulation.counters import EmulatorCounts, Section, count_run, counts_section
-from gemmery.emulation.prediction import Prediction, predicted_run
-from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
-from gemmery.pages import numerals
+from gemmery_emulator.kernels import counters
+from gemmery_emulator.kernels.counters import EmulatorCounts, Section, count_run, counts_section
+from gemmery_emulator.kernels.prediction import Prediction, predicted_run
+from gemmery_emulator.pages import numerals
+from gemmery_emulator.run import EmulatedRun
 
 if TYPE_CHECKING:
-    from gemmery.pages.svg import Plot
+    from gemmery_emulator.pages.svg import Plot
 
 TERMS = 5  # of a prediction that are listed
 TERM_NAMES = {"launch": "starting the launch", "waits": "waits of all warps at once"}
@@ -71,7 +71,7 @@ class KernelRun(EmulatedRun):
 
     def _repr_html_(self) -> str:
         try:
-            from gemmery.pages.rendering import framed
+            from gemmery_emulator.pages.rendering import framed
         except ModuleNotFoundError:
             return super()._repr_html_()
         return framed(run_page(self), f"emulated {self.kernel}")
@@ -96,7 +96,7 @@ class KernelRuns:
 
     def _repr_html_(self) -> str:
         try:
-            from gemmery.pages.rendering import framed
+            from gemmery_emulator.pages.rendering import framed
         except ModuleNotFoundError as error:
             raise not_installed(error, "the page of two runs") from error
         return framed(self.html(), repr(self))
@@ -110,7 +110,7 @@ def with_page(run: EmulatedRun) -> KernelRun:
 def drawn(run: EmulatedRun, line: str = "") -> dict[str, str]:
     """The pictures of a run as SVG files, by name."""
     try:
-        from gemmery.pages.pictures import files
+        from gemmery_emulator.pages.pictures import files
     except ModuleNotFoundError as error:
         raise not_installed(error, "a picture of a run") from error
     counts = count_run(run, line)
@@ -122,7 +122,7 @@ def run_page(
 ) -> str:
     """The page of a run, or of two side by side, with their predicted times."""
     try:
-        from gemmery.pages.rendering import render
+        from gemmery_emulator.pages.rendering import render
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of a run") from error
     runs = [run, *([other] if other else [])]
@@ -238,7 +238,7 @@ def paired_pictures(runs: Sequence[tuple[str, EmulatorCounts | None]]) -> "list[
 
     Each run has a name, which begins the titles of its pictures unless it is "".
     """
-    from gemmery.pages.pictures import pictures
+    from gemmery_emulator.pages.pictures import pictures
 
     plots: dict[str, list[Plot]] = {}
     explained: frozenset[str] = frozenset()

@@ -12,18 +12,18 @@ from gemmery import display
 from gemmery.cuda.device import WARP, Device
 from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
-from gemmery.emulator import spinning
-from gemmery.emulator.findings.orders import orders
-from gemmery.emulator.lockstep import LockStep
-from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.memory import Global
-from gemmery.emulator.op import Indices
-from gemmery.emulator.pace.demand import KINDS
-from gemmery.emulator.pace.multiprocessor import UNITS, Pace, Paced, shares
-from gemmery.emulator.ptx import Line
-from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import EmulationError
+from gemmery_emulator import spinning
+from gemmery_emulator.findings.orders import orders
+from gemmery_emulator.lockstep import LockStep
+from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.memory import Global
+from gemmery_emulator.op import Indices
+from gemmery_emulator.pace.demand import KINDS
+from gemmery_emulator.pace.multiprocessor import UNITS, Pace, Paced, shares
+from gemmery_emulator.ptx import Line
+from gemmery_emulator.run import EmulatedRun
 
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
 TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores

@@ -9,11 +9,11 @@ from typing import Any
 from gemmery.cpu import fused
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED
-from gemmery.emulator import exact
-from gemmery.emulator.lower import LoweredKernel, lowered
-from gemmery.emulator.machine import Dims, LaunchConfig
-from gemmery.emulator.ptx import PtxKernel, PtxModule
-from gemmery.emulator.ptx.module import parse
+from gemmery_emulator import exact
+from gemmery_emulator.lower import LoweredKernel, lowered
+from gemmery_emulator.machine import Dims, LaunchConfig
+from gemmery_emulator.ptx import PtxKernel, PtxModule
+from gemmery_emulator.ptx.module import parse
 
 Arithmetic = Callable[..., Any]
 BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device

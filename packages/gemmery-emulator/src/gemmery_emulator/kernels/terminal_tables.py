@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gemmery.emulation import counters, kernel_run
-from gemmery.emulation.counters import SOURCE, Section
-from gemmery.emulation.prediction import Prediction
-from gemmery.emulator.run import EmulatedRun
-from gemmery.pages import numerals
+from gemmery_emulator.kernels import counters, kernel_run
+from gemmery_emulator.kernels.counters import SOURCE, Section
+from gemmery_emulator.kernels.prediction import Prediction
+from gemmery_emulator.pages import numerals
+from gemmery_emulator.run import EmulatedRun
 
 SHORT = {
     "instructions": "instr",

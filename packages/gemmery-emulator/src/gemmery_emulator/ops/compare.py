@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Meaning, Op, Values, pair
-from gemmery.emulator.ops import floating, half
-from gemmery.emulator.ops.integer import choose
+from gemmery_emulator.op import NUMPY, Meaning, Op, Values, pair
+from gemmery_emulator.ops import floating, half
+from gemmery_emulator.ops.integer import choose
 
 EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
 ORDERED: dict[str, Meaning] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}

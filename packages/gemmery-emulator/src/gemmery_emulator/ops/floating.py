@@ -11,9 +11,9 @@ from itertools import product
 
 import numpy as np
 
-from gemmery.emulator import exact
-from gemmery.emulator.exact import where
-from gemmery.emulator.op import Meaning, Op, Values
+from gemmery_emulator import exact
+from gemmery_emulator.exact import where
+from gemmery_emulator.op import Meaning, Op, Values
 
 FTZ = ("", ".ftz")
 SAT = ("", ".ftz", ".sat", ".ftz.sat")

@@ -13,11 +13,11 @@ from itertools import product
 
 import numpy as np
 
-from gemmery.emulator import exact
-from gemmery.emulator.exact import where
-from gemmery.emulator.op import Meaning, Op, Values
-from gemmery.emulator.ops import floating
-from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, modified, with_ftz
+from gemmery_emulator import exact
+from gemmery_emulator.exact import where
+from gemmery_emulator.op import Meaning, Op, Values
+from gemmery_emulator.ops import floating
+from gemmery_emulator.ops.floating import EXTREMES, FTZ, SAT, modified, with_ftz
 
 BF16_NAN = np.uint16(0x7FFF)
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Meaning, Op, Values, same
+from gemmery_emulator.op import NUMPY, Meaning, Op, Values, same
 
 SIGNED = ("s16", "s32", "s64")
 TYPES = ("u16", "u32", "u64", *SIGNED)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Meaning, Op, Values, same
-from gemmery.emulator.ops.integer import WORDS, bits, choose, unsigned
+from gemmery_emulator.op import NUMPY, Meaning, Op, Values, same
+from gemmery_emulator.ops.integer import WORDS, bits, choose, unsigned
 
 WIDTHS = ("b16", "b32", "b64")
 

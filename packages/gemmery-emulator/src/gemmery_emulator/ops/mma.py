@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import FLOAT8, Array
-from gemmery.emulator import exact
-from gemmery.emulator.exact import NORMAL, Added, SumRule
-from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
-from gemmery.emulator.op import Meaning, Op
-from gemmery.emulator.ops.convert import decoded
+from gemmery_emulator import exact
+from gemmery_emulator.exact import NORMAL, Added, SumRule
+from gemmery_emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
+from gemmery_emulator.op import Meaning, Op
+from gemmery_emulator.ops.convert import decoded
 
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator.fragments import transposed
-from gemmery.emulator.op import NUMPY, Op
+from gemmery_emulator.fragments import transposed
+from gemmery_emulator.op import NUMPY, Op
 
 LANES = np.arange(32, dtype="i4")
 # The value of an inactive lane, which the ISA leaves undefined: all bits set, which is a NaN and shows.

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 
 from gemmery.dtypes import FLOAT8
-from gemmery.emulator.hopper import products
-from gemmery.emulator.instructions import find, written
-from gemmery.emulator.op import Op
-from gemmery.emulator.ptx import Instruction, Opcode, names_of
+from gemmery_emulator.hopper import products
+from gemmery_emulator.instructions import find, written
+from gemmery_emulator.op import Op
+from gemmery_emulator.ptx import Instruction, Opcode, names_of
 
 # Instructions of warps: issued, held by their operands, by pipe; operations of tensor cores, by type, of the smallest
 # shape of f64, and all others of warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2.

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
-from gemmery.emulator.counters import SHARED
-from gemmery.emulator.counters.merging import Merge
-from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Flags, Indices
-from gemmery.emulator.pace.demand import KINDS, PLACE, WarpDemand, demand_of
 from gemmery.errors import EmulationError
+from gemmery_emulator.counters import SHARED
+from gemmery_emulator.counters.merging import Merge
+from gemmery_emulator.machine import Access, Machine, Observer
+from gemmery_emulator.op import Flags, Indices
+from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand, demand_of
 
 Numbered = tuple[int, WarpDemand]  # with the instruction's number
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from gemmery.pages.svg import schemes, variables
+from gemmery_emulator.pages.svg import schemes, variables
 
 
 def render(template: str, package: str, **values: Any) -> str:
     """Return a page from a template of a package, which may use those of this one.
 
-    >>> render("exhibit.html", "gemmery.report", title="a", exhibit=EXHIBITS[0], where="", ...)  # doctest: +SKIP
+    >>> render("exhibit.html", "gemmery_lab.report", title="a", exhibit=EXHIBITS[0], where="", ...)  # doctest: +SKIP
     '<!doctype html>...'
     """
     return _environment(package).get_template(template).render(values)

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Opcode, Operand, Register, Vector
-from gemmery.emulator.ptx.indirect import prototype, through
-from gemmery.emulator.ptx.opcodes import opcode
-from gemmery.emulator.ptx.scopes import REGISTERS, Scope, free_name, parts, variable
 from gemmery.errors import EmulationError
+from gemmery_emulator.ptx import Immediate, Instruction, Label, Line, Opcode, Operand, Register, Vector
+from gemmery_emulator.ptx.indirect import prototype, through
+from gemmery_emulator.ptx.opcodes import opcode
+from gemmery_emulator.ptx.scopes import REGISTERS, Scope, free_name, parts, variable
 
 _STATEMENT = re.compile(
     r"""\s*(?:

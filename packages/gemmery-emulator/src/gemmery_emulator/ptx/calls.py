@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmery.emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
-from gemmery.emulator.ptx.body import Body
-from gemmery.emulator.ptx.indirect import NAME, SWITCH, case, reachable, signature
-from gemmery.emulator.ptx.opcodes import opcode
-from gemmery.emulator.ptx.scopes import SIZES
 from gemmery.errors import EmulationError
+from gemmery_emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
+from gemmery_emulator.ptx.body import Body
+from gemmery_emulator.ptx.indirect import NAME, SWITCH, case, reachable, signature
+from gemmery_emulator.ptx.opcodes import opcode
+from gemmery_emulator.ptx.scopes import SIZES
 
 DEEPEST = 64  # nested calls
 LONGEST = 1 << 18  # instructions of a kernel after inlining

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.ptx import Opcode, Variable
-from gemmery.emulator.ptx.scopes import SIZES, variable
 from gemmery.errors import EmulationError
+from gemmery_emulator.ptx import Opcode, Variable
+from gemmery_emulator.ptx.scopes import SIZES, variable
 
 FIRST = 1 << 43  # the address of the first function; there is no memory there
 STEP = 4  # bits: functions are 16 bytes apart

@@ -10,12 +10,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from gemmery.emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
-from gemmery.emulator.ptx.body import Body, place
-from gemmery.emulator.ptx.calls import DeviceFunction, Functions, expand
-from gemmery.emulator.ptx.indirect import address, with_functions
-from gemmery.emulator.ptx.scopes import REGISTERS, Scope, laid_out, variable
 from gemmery.errors import EmulationError
+from gemmery_emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
+from gemmery_emulator.ptx.body import Body, place
+from gemmery_emulator.ptx.calls import DeviceFunction, Functions, expand
+from gemmery_emulator.ptx.indirect import address, with_functions
+from gemmery_emulator.ptx.scopes import REGISTERS, Scope, laid_out, variable
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _FILE = re.compile(r'^[ \t]*\.file\s+(\d+)\s+"([^"]*)"[^\n]*', re.MULTILINE)

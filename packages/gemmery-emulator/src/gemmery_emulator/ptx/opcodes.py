@@ -10,10 +10,10 @@ import re
 from functools import cache, lru_cache
 from itertools import takewhile
 
-from gemmery.emulator.control import BARRIERS
-from gemmery.emulator.instructions import COMPUTED, OTHERS
-from gemmery.emulator.op import SPACES
-from gemmery.emulator.ptx import Opcode
+from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.instructions import COMPUTED, OTHERS
+from gemmery_emulator.op import SPACES
+from gemmery_emulator.ptx import Opcode
 
 # Words that must come before all others: mul.lo, shf.l, cp.async.bulk.
 _LEADS = {

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gemmery.emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, Variable, Vector
 from gemmery.errors import EmulationError
+from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, Variable, Vector
 
 LARGEST = 1 << 64
 SINK = Register("_", "")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery.emulator.instructions import written
-from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Flags, Mask
-from gemmery.emulator.ptx import Instruction, Line, PtxKernel, names_of
-from gemmery.emulator.ptx.scopes import SIZES
+from gemmery_emulator.instructions import written
+from gemmery_emulator.machine import Access, Machine, Observer
+from gemmery_emulator.op import Flags, Mask
+from gemmery_emulator.ptx import Instruction, Line, PtxKernel, names_of
+from gemmery_emulator.ptx.scopes import SIZES
 
 MOST = 64  # largest number of stretches kept after a branch
 ActiveLanes = tuple[bool, ...]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmery.emulator.machine import BarrierEvent, CopyEvent, Machine, Observer
-from gemmery.emulator.op import Indices
-from gemmery.emulator.ptx import PtxKernel
+from gemmery_emulator.machine import BarrierEvent, CopyEvent, Machine, Observer
+from gemmery_emulator.op import Indices
+from gemmery_emulator.ptx import PtxKernel
 
 WARPGROUP = 128
 MOST = 4096  # events that are recorded; all are counted

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemmery import banks
-from gemmery.emulator.counters.counts import Frames
-from gemmery.emulator.findings.messages import variable_at
-from gemmery.emulator.op import Flags, Indices
-from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
-from gemmery.emulator.trace.pipeline import CopiedTile, Timeline
 from gemmery.errors import ArgumentError
+from gemmery_emulator.counters.counts import Frames
+from gemmery_emulator.findings.messages import variable_at
+from gemmery_emulator.op import Flags, Indices
+from gemmery_emulator.trace import Divergence, TileLayout, Trace, WarpAccess
+from gemmery_emulator.trace.pipeline import CopiedTile, Timeline
 
 LOADS = ("ld", "ldmatrix")
 MOST_OF_LINE = 6  # pictures of each kind

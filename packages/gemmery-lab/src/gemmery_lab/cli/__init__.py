@@ -8,10 +8,10 @@ try:
     import rich  # noqa: F401
     import typer  # noqa: F401
 except ModuleNotFoundError:
-    from gemmery.cli.plain import main, run
+    from gemmery_lab.cli.plain import main, run
 else:
-    from gemmery.cli import measuring, exhibiting, looking  # noqa: F401, I001 - they add their commands to the app, in this order
-    from gemmery.cli.app import app as app
-    from gemmery.cli.app import main, run
+    from gemmery_lab.cli import measuring, exhibiting, looking  # noqa: F401, I001 - they add their commands to the app, in this order
+    from gemmery_lab.cli.app import app as app
+    from gemmery_lab.cli.app import main, run
 
 __all__ = ["main", "run"]

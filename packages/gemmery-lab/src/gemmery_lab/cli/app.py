@@ -18,7 +18,7 @@ import typer
 from typer import Option
 
 from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, InstallError, missing
-from gemmery.pages.writing import place
+from gemmery_emulator.pages.writing import place
 
 Action = Callable[[], int]  # a parsed command line: it runs outside the parser and returns the exit code
 
@@ -33,7 +33,7 @@ Version = Annotated[bool, typer.Option("--version", is_eager=True, help="Show th
 def gemmery(context: typer.Context, version: Version = False) -> None:
     """Fast matrix products, and the ladder of kernels that leads to them."""
     if version:
-        from gemmery.bench import record
+        from gemmery_lab.measure import record
 
         sys.stdout.write(f"gemmery {record.version('gemmery')}\n")
         raise typer.Exit

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from typer import Argument, Option
 
-from gemmery.cli.app import Action, As, Json, Keep, app
-from gemmery.cli.showing import Output, announce, check_store, ended, followed, outside, print_records, timed
 from gemmery.errors import ArgumentError
-from gemmery.pages.writing import HtmlToo
+from gemmery_emulator.pages.writing import HtmlToo
+from gemmery_lab.cli.app import Action, As, Json, Keep, app
+from gemmery_lab.cli.showing import Output, announce, check_store, ended, followed, outside, print_records, timed
 
 if TYPE_CHECKING:
-    from gemmery.bench.record import Run
     from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
-    from gemmery.report.exhibit_results import Predicted
+    from gemmery_lab.measure.record import Run
+    from gemmery_lab.report.exhibit_results import Predicted
 
 
 @app.command(
@@ -44,8 +44,8 @@ def exhibit(
 
     Counts are predicted, then measured on a GPU or counted on the emulator.
     """
-    from gemmery.lab import asked
     from gemmery.ladder.exhibits import find
+    from gemmery_lab import asked
 
     where = asked.place(device or ("emulator" if card else "cuda"), card)
     asked.budget(seconds)
@@ -71,7 +71,7 @@ def exhibit(
 
 def _listed(json: bool) -> int:
     from gemmery.ladder.exhibits import EXHIBITS
-    from gemmery.report.exhibit_results import list_exhibits
+    from gemmery_lab.report.exhibit_results import list_exhibits
 
     names = ("name", "idea", "lesson", "parent")
     rows = [{name: getattr(exhibit, name) for name in names} for exhibit in EXHIBITS]
@@ -81,9 +81,9 @@ def _listed(json: bool) -> int:
 
 def _on_gpu(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: Output) -> int:
     """Measure an exhibit; 1 when a result is wrong. After Ctrl-C the configs so far are shown."""
-    from gemmery import lab
+    import gemmery_lab as lab
     from gemmery.cuda import nvrtc
-    from gemmery.report.exhibit_results import exhibit_page, show_exhibit
+    from gemmery_lab.report.exhibit_results import exhibit_page, show_exhibit
 
     source = nvrtc.text(Path(exhibit.source).name)
 
@@ -106,10 +106,10 @@ def _on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> i
 
     `missing` is the reason why there is no GPU, which is printed; "" when the emulator was asked for.
     """
-    from gemmery import lab
-    from gemmery.bench import record
+    import gemmery_lab as lab
     from gemmery.cuda import nvrtc
-    from gemmery.report.exhibit_results import emulated_exhibit_page, exhibit_progress, show_emulated_exhibit
+    from gemmery_lab.measure import record
+    from gemmery_lab.report.exhibit_results import emulated_exhibit_page, exhibit_progress, show_emulated_exhibit
 
     source = nvrtc.text(Path(exhibit.source).name)
 

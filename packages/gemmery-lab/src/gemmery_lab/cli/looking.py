@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from gemmery import dtypes
-from gemmery.cli.app import Action, As, Json, app, ladder_app, names, settings
-from gemmery.cli.showing import print_records
-from gemmery.emulation import command
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
-from gemmery.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
+from gemmery_emulator.kernels import command
+from gemmery_emulator.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
+from gemmery_lab.cli.app import Action, As, Json, app, ladder_app, names, settings
+from gemmery_lab.cli.showing import print_records
 
 if TYPE_CHECKING:
-    from gemmery.inspection.records import AnyInspection
-    from gemmery.lab.verification import Verification
+    from gemmery_lab.inspection.records import AnyInspection
+    from gemmery_lab.verification import Verification
 
 
 @ladder_app.command(
@@ -45,8 +45,8 @@ def diff(
 
 
 def _diff(old: str, new: str, html: Path | None) -> int:
-    from gemmery import lab
-    from gemmery.report.terminal import difference_page, show_difference
+    import gemmery_lab as lab
+    from gemmery_lab.report.terminal import difference_page, show_difference
 
     difference = lab.diff(old, new)
     show_difference(difference, console())
@@ -116,7 +116,7 @@ def inspect(
 
     Of a CPU rung show its loops, inner loop in assembly, roofs, and accesses in a model of the caches.
     """
-    from gemmery.lab import asked
+    from gemmery_lab import asked
 
     names = [rung, *([other] if other else [])]
     asked.inspectable(*names)
@@ -130,7 +130,7 @@ def inspect(
         check_page(html, "jinja2")
     if svg is not None:
         check_writable(svg / "picture.svg", "--svg")
-    from gemmery.inspection.gather import inspections
+    from gemmery_lab.inspection.gather import inspections
 
     inspect_each = inspections(names, m or 0, n or 0, k or 0, dtype, keys, device, line)
     return partial(_inspect, inspect_each, ptx, sass, json, html, svg)
@@ -144,9 +144,9 @@ def _inspect(
     html: Path | None,
     svg: Path | None,
 ) -> int:
-    from gemmery.inspection.notebook import show_inspection, show_side_by_side
-    from gemmery.inspection.records import paired, without_code
-    from gemmery.pages.writing import as_json
+    from gemmery_emulator.pages.writing import as_json
+    from gemmery_lab.inspection.notebook import show_inspection, show_side_by_side
+    from gemmery_lab.inspection.records import paired, without_code
 
     first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
     pair = paired(first, *second) if second else None
@@ -159,7 +159,7 @@ def _inspect(
     else:
         show_inspection(first, console(), ptx, sass)
     if html is not None:
-        from gemmery.inspection.notebook import inspection_page, side_by_side_page
+        from gemmery_lab.inspection.notebook import inspection_page, side_by_side_page
 
         page = side_by_side_page(pair) if pair else inspection_page(first)
         messages.write(f"page: {write_page(html, page)}\n")
@@ -170,7 +170,7 @@ def _inspect(
 
 
 def _write_pictures(folder: Path, inspections: Sequence[AnyInspection]) -> list[Path]:
-    from gemmery.pages.pictures import files
+    from gemmery_emulator.pages.pictures import files
 
     texts: dict[str, str] = {}
     for inspection in inspections:
@@ -198,8 +198,8 @@ def doctor(
 
 
 def _doctor(json: bool, prune: bool) -> int:
-    from gemmery import lab
-    from gemmery.report.terminal import findings
+    import gemmery_lab as lab
+    from gemmery_lab.report.terminal import findings
 
     checks = (*([lab.prune()] if prune else []), *lab.doctor())
     print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
@@ -242,8 +242,8 @@ def verify(
 
 
 def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
-    from gemmery import lab
-    from gemmery.pages.writing import as_json
+    import gemmery_lab as lab
+    from gemmery_emulator.pages.writing import as_json
 
     with _bar(products) as progress:
         verified = lab.verify(products, device, types, seed, progress)
@@ -253,7 +253,7 @@ def _verify(device: str, products: int, types: list[str], seed: int, json: bool)
 
 def in_words(verified: Verification) -> str:
     """Return what was compared, and each wrong product with the command that repeats it."""
-    from gemmery.pages import numerals
+    from gemmery_emulator.pages import numerals
 
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verified.types.items()))
     first, last = verified.seed, verified.seed + verified.seeds - 1
@@ -321,7 +321,7 @@ def warm(
 
 def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
     import gemmery
-    from gemmery.pages.writing import as_json
+    from gemmery_emulator.pages.writing import as_json
 
     with _bar() as progress:
         warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)

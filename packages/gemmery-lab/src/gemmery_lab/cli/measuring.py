@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Context, Option
 
-from gemmery.cli.app import (
+from gemmery.errors import ArgumentError
+from gemmery_emulator.pages.writing import place
+from gemmery_lab.cli.app import (
     Action,
     As,
     ElementType,
@@ -25,13 +27,11 @@ from gemmery.cli.app import (
     numbers,
     threads_in_words,
 )
-from gemmery.cli.showing import Output, check_store, counted, measured
-from gemmery.errors import ArgumentError
-from gemmery.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
-from gemmery.pages.writing import place
+from gemmery_lab.cli.showing import Output, check_store, counted, measured
+from gemmery_lab.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
 
 if TYPE_CHECKING:
-    from gemmery.lab.asked import DeviceChoice
+    from gemmery_lab.asked import DeviceChoice
 
 SIZES = {
     (plan.name, device): ",".join(map(str, points.sizes)) for plan in BUILT_IN for device, points in plan.points.items()
@@ -130,7 +130,7 @@ def ladder(
     The emulator needs no GPU. It counts instructions and memory accesses instead of measuring times, and takes the
     place of a GPU where there is none.
     """
-    from gemmery.lab import asked
+    from gemmery_lab import asked
 
     if context.invoked_subcommand is not None:
         _nothing_before(context)
@@ -138,12 +138,12 @@ def ladder(
     where = asked.place(device or ("emulator" if card else "cpu"), card)
     reason = _emulated_for(context, where)
     lengths, kind = numbers("--sizes", sizes), where.kind if reason is None else "emulator"
-    from gemmery.lab.climb import Conditions, expected, meant, planned
+    from gemmery_lab.climb import Conditions, expected, meant, planned
 
     type_ = dtype or ("" if kind == "emulator" else "f32")
     plan = planned(LADDER, names(rungs), lengths, type_, Conditions(str(where), threads, seconds), kind)
     output = Output(json, html, no_html)
-    from gemmery import lab
+    import gemmery_lab as lab
 
     lengths = plan.sizes if lengths else ()
     if kind == "emulator":
@@ -223,8 +223,8 @@ def bench(
     no_html: NoHtml = False,
 ) -> Action:
     """Time gemmery's product and rival libraries in turn on suites of problems, and keep the records."""
-    from gemmery.bench import record
-    from gemmery.lab import asked
+    from gemmery_lab import asked
+    from gemmery_lab.measure import record
 
     asked.budget(seconds)
     if no_store and store is not None:
@@ -244,8 +244,8 @@ def bench(
                 raise ArgumentError(f"{option} {value}: suites set it themselves; the option is for --workload chain")
         loaded = asked.suites(suites or (), names(rivals), device)
     output = Output(json, html, no_html)
-    from gemmery import lab
-    from gemmery.lab.suites import expected
+    import gemmery_lab as lab
+    from gemmery_lab.suites import expected
 
     folder = check_store(None if no_store else store or record.results_folder())
     if workload:
@@ -287,9 +287,9 @@ def sweep(
 
     Sweeps of a GPU rung's config also run on the emulator, which counts accesses instead of measuring times.
     """
-    from gemmery import experiments, lab
-    from gemmery.lab import asked
-    from gemmery.lab.climb import Conditions, expected, planned
+    import gemmery_lab as lab
+    from gemmery_lab import asked, experiments
+    from gemmery_lab.climb import Conditions, expected, planned
 
     varied = experiments.sweep(experiment)
     if n is not None and sizes:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 
 from gemmery.errors import ArgumentError
-from gemmery.pages.writing import as_json, check_page, console, write_page
+from gemmery_emulator.pages.writing import as_json, check_page, console, write_page
 
 if TYPE_CHECKING:
-    from gemmery.bench.record import Measurement, Run
-    from gemmery.lab.event import OnEvent, OnStep, RunEvent
     from gemmery.ladder.rung import Rung
-    from gemmery.report.terminal import Growing
-    from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
+    from gemmery_lab.event import OnEvent, OnStep, RunEvent
+    from gemmery_lab.measure.record import Measurement, Run
+    from gemmery_lab.report.terminal import Growing
+    from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 INTERRUPTED = 130
 R = TypeVar("R")
@@ -116,7 +116,7 @@ def timed(
     expected: str = "",
 ) -> tuple[Run, bool]:
     """Show what `measure` times, as `followed` does."""
-    from gemmery.report import terminal
+    from gemmery_lab.report import terminal
 
     runs: list[Run] = []
 
@@ -142,15 +142,15 @@ def measured(
 
     `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
     """
-    from gemmery.bench import record
-    from gemmery.lab import measurements
-    from gemmery.lab.asked import registry
-    from gemmery.report import terminal
+    from gemmery_lab import measurements
+    from gemmery_lab.asked import registry
+    from gemmery_lab.measure import record
+    from gemmery_lab.report import terminal
 
     rungs = rungs or registry("cpu")
     run, interrupted = timed(measure, rungs, lambda run, console: terminal.show(run, rungs, console), output, expected)
     if output.has_page:
-        from gemmery.report.page import page
+        from gemmery_lab.report.page import page
 
         output.write(name, run.started, page(run, rungs))
     skipped = any(m.refused.startswith(measurements.SLOW) for m in run.measurements)
@@ -176,10 +176,10 @@ def counted(
     `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
     `predict` predicts the times of named rungs.
     """
-    from gemmery.bench import record
-    from gemmery.lab.asked import emulated_card
-    from gemmery.report.emulated_tables import complaints, emulated_progress, show_emulated
-    from gemmery.rung_counts import EmulatedLadder
+    from gemmery_lab.asked import emulated_card
+    from gemmery_lab.measure import record
+    from gemmery_lab.report.emulated_tables import complaints, emulated_progress, show_emulated
+    from gemmery_lab.rung_counts import EmulatedLadder
 
     started = record.now()
 
@@ -197,7 +197,7 @@ def counted(
     announce(instead_of, card)
     ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)
     if output.has_page:
-        from gemmery.report.page import emulated_page
+        from gemmery_lab.report.page import emulated_page
 
         output.write("emulated", ladder.started, emulated_page(ladder))
     return ended(interrupted, complaints(ladder))
@@ -227,7 +227,7 @@ def check_store(folder: Path | None) -> Path | None:
 
 def outside(run: Run) -> list[str]:
     """Return a line for each result outside its error bound."""
-    from gemmery.report import words
+    from gemmery_lab.report import words
 
     wrong = (m for m in run.measurements if not words.passed(m))
     return [f"{m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}" for m in wrong]

@@ -15,13 +15,13 @@ from gemmery.cpu.accesses import LINE, Site, caches, counted
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.inspection.records import Accesses, Cost, CpuInspection
-from gemmery.lab import asked
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung, find
-from gemmery.pages import numerals
 from gemmery.problem import Problem
+from gemmery_emulator.pages import numerals
+from gemmery_lab import asked
+from gemmery_lab.inspection.records import Accesses, Cost, CpuInspection
 
 SIDE, FEW, MOST = 512, 16, 1024  # sides by default, of rungs for small products, and of the largest that is counted
 # The rates of a core, round figures of those built since 2020: what each is called, and the cycles that one takes.

@@ -22,25 +22,25 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.roofline import loaded, roofline, unit
-from gemmery.emulation.counters import EmulatorCounts, described
-from gemmery.emulation.programs import prepared
-from gemmery.emulator.arguments import bound
-from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.run import emulated
-from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.pipeline import WARPGROUP, PipelineTrace
-from gemmery.emulator.trace.selection import select
 from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
-from gemmery.inspection.cpu_rung import inspect_cpu_rung, random_operand
-from gemmery.inspection.records import AnyInspection, CompiledLaunch, Inspection
-from gemmery.lab import asked
-from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EMULATED, Exhibit, numbers
 from gemmery.ladder.exhibits import find as find_exhibit
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung import find as find_rung
 from gemmery.problem import Config, Problem
+from gemmery_emulator.arguments import bound
+from gemmery_emulator.kernels.counters import EmulatorCounts, described
+from gemmery_emulator.kernels.programs import prepared
+from gemmery_emulator.machine import LaunchConfig
+from gemmery_emulator.run import emulated
+from gemmery_emulator.trace import Trace
+from gemmery_emulator.trace.pipeline import WARPGROUP, PipelineTrace
+from gemmery_emulator.trace.selection import select
+from gemmery_lab import asked
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery_lab.inspection.cpu_rung import inspect_cpu_rung, random_operand
+from gemmery_lab.inspection.records import AnyInspection, CompiledLaunch, Inspection
 
 LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
 ROW = 128  # bytes of a stage along k

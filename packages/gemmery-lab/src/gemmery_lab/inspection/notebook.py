@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from gemmery.emulation.kernel_run import KernelRun, KernelRuns, paired_pictures, with_page
-from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import ArgumentError, not_installed
-from gemmery.inspection import records, side_by_side
-from gemmery.inspection.gather import inspections
-from gemmery.inspection.records import AnyInspection, AnyPair, Inspection
-from gemmery.inspection.sections import codes, lesson, sections, subject, untraced
+from gemmery_emulator.kernels.kernel_run import KernelRun, KernelRuns, paired_pictures, with_page
+from gemmery_emulator.run import EmulatedRun
+from gemmery_lab.inspection import records, side_by_side
+from gemmery_lab.inspection.gather import inspections
+from gemmery_lab.inspection.records import AnyInspection, AnyPair, Inspection
+from gemmery_lab.inspection.sections import codes, lesson, sections, subject, untraced
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +116,7 @@ def inspect(
 def _framed(record: AnyInspection | AnyPair) -> str:
     """The page of one rung or of two, in a frame."""
     try:
-        from gemmery.pages.rendering import framed
+        from gemmery_emulator.pages.rendering import framed
 
         if isinstance(record, AnyInspection):
             return framed(inspection_page(record), f"gemmery inspect {record.rung}")
@@ -129,7 +129,7 @@ def show_inspection(inspection: AnyInspection, console: "Console", ptx: bool = F
     """Print an inspection, and the requested code."""
     from rich.text import Text
 
-    from gemmery.emulation.terminal_tables import show_section
+    from gemmery_emulator.kernels.terminal_tables import show_section
 
     console.print(Text.assemble((inspection.rung, "bold"), (f": {inspection.idea}", "dim")))
     console.print(Text(subject(inspection), style="dim"))
@@ -145,7 +145,7 @@ def show_side_by_side(pair: AnyPair, console: "Console") -> None:
     """Print the facts of both, with the differences in colour."""
     from rich.text import Text
 
-    from gemmery.emulation.terminal_tables import show_pair
+    from gemmery_emulator.kernels.terminal_tables import show_pair
 
     console.print(Text(side_by_side.title(pair), style="bold"))
     console.print(Text(subject(pair.new, config=False), style="dim"))
@@ -159,9 +159,9 @@ def show_side_by_side(pair: AnyPair, console: "Console") -> None:
 
 def inspection_page(inspection: AnyInspection) -> str:
     """The page of one rung or exhibit."""
-    from gemmery.pages.pictures import pictures  # load matplotlib
-    from gemmery.pages.rendering import render
-    from gemmery.report.curves import roofline_plot
+    from gemmery_emulator.pages.pictures import pictures  # load matplotlib
+    from gemmery_emulator.pages.rendering import render
+    from gemmery_lab.report.curves import roofline_plot
 
     counts, device, roofline = inspection.emulated, "the CPU", None
     if isinstance(inspection, Inspection):
@@ -184,7 +184,7 @@ def inspection_page(inspection: AnyInspection) -> str:
 
 def side_by_side_page(pair: AnyPair) -> str:
     """The page of two, with the pictures of both."""
-    from gemmery.pages.rendering import render
+    from gemmery_emulator.pages.rendering import render
 
     return render(
         "side_by_side.html",

@@ -9,8 +9,8 @@ from typing import ClassVar
 from gemmery.cuda.device import Device
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline, roofs
-from gemmery.emulation.counters import EmulatorCounts
 from gemmery.problem import Problem
+from gemmery_emulator.kernels.counters import EmulatorCounts
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from gemmery.cpu.assembly import kinds
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
-from gemmery.emulation import counters
-from gemmery.emulation.counters import SOURCE, EmulatorCounts, Section
-from gemmery.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection, roof_seconds, size
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS
-from gemmery.pages import numerals
-from gemmery.report import words
+from gemmery_emulator.kernels import counters
+from gemmery_emulator.kernels.counters import SOURCE, EmulatorCounts, Section
+from gemmery_emulator.pages import numerals
+from gemmery_lab.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection, roof_seconds, size
+from gemmery_lab.report import words
 
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 ROOFLINE_NOTE = (

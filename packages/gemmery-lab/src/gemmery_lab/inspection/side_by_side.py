@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
-from gemmery.emulation.counters import COSTS, COUNTS, Row, Section, counts_section, marked, number_rows
-from gemmery.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, SideBySide, roof_seconds, size
-from gemmery.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, ROOFS_NOTE, configured, launch_facts
-from gemmery.pages import numerals
+from gemmery_emulator.kernels.counters import COSTS, COUNTS, Row, Section, counts_section, marked, number_rows
+from gemmery_emulator.pages import numerals
+from gemmery_lab.inspection.records import AnyPair, CompiledLaunch, CpuSideBySide, SideBySide, roof_seconds, size
+from gemmery_lab.inspection.sections import BARRIERS_NOTE, CACHES_NOTE, COSTS_NOTE, ROOFS_NOTE, configured, launch_facts
 
 AT_BARRIERS = {
     "copies": "tensor copies",

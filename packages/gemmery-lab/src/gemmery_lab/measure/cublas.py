@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.bench.record import version
-from gemmery.bench.timing import Rival, Sample, by_name, not_found
-from gemmery.bench.torch_operands import (
+from gemmery.errors import RefusedError
+from gemmery.limits.device_limits import Put, replays
+from gemmery_lab.measure.record import version
+from gemmery_lab.measure.timing import Rival, Sample, by_name, not_found
+from gemmery_lab.measure.torch_operands import (
     DeviceOperands,
     Resident,
     Sets,
@@ -30,8 +32,6 @@ from gemmery.bench.torch_operands import (
     tensors,
     without_torch,
 )
-from gemmery.errors import RefusedError
-from gemmery.limits.device_limits import Put, replays
 
 EIGHT_BITS = ("int8", *dtypes.FLOAT8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gemmery.bench.timing import Sample, expression
-from gemmery.bench.work import Work, numpy_dtype
 from gemmery.errors import RefusedError
+from gemmery_lab.measure.timing import Sample, expression
+from gemmery_lab.measure.work import Work, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,10 +7,10 @@ import platform
 import re
 from dataclasses import replace
 
-from gemmery.bench import libraries
-from gemmery.bench.libraries import RivalProcess
-from gemmery.bench.record import Gpu, MachineRecord, version
 from gemmery.cpu import jit, target
+from gemmery_lab.measure import libraries
+from gemmery_lab.measure.libraries import RivalProcess
+from gemmery_lab.measure.record import Gpu, MachineRecord, version
 
 
 @functools.cache

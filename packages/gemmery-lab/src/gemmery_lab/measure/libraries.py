@@ -20,17 +20,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
 from gemmery import config, dtypes
-from gemmery.bench import expressions
-from gemmery.bench.timing import Contestant, Rival, Sample, by_name, not_found, products
-from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
 from gemmery.errors import GemmeryError, RefusedError, not_installed
+from gemmery_lab.measure import expressions
+from gemmery_lab.measure.timing import Contestant, Rival, Sample, by_name, not_found, products
+from gemmery_lab.measure.work import Work, operands
 
 try:
     import threadpoolctl
@@ -214,7 +215,9 @@ RIVALS = (
 )
 
 
-_ROOT = str(Path(__file__).parents[2])  # the folder from which `gemmery` is imported, installed or not
+# The folders from which the three packages are imported: one if they are installed, three in a checkout.
+PACKAGES = ("gemmery", "gemmery_emulator", "gemmery_lab")
+SOURCES = sorted({str(Path(spec.origin).parents[1]) for name in PACKAGES if (spec := find_spec(name)) and spec.origin})
 
 
 class RivalProcess:
@@ -237,7 +240,7 @@ class RivalProcess:
         self._work: Work | None = None  # the product prepared there
         self._note = ""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        start = f"import sys; sys.path.insert(0, {_ROOT!r}); from gemmery.bench.libraries import serve"
+        start = f"import sys; sys.path[:0] = {SOURCES!r}; from gemmery_lab.measure.libraries import serve"
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"{start}; serve({rival.name!r}, {threads})"],
             stdin=subprocess.PIPE,

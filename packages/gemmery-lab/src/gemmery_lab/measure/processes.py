@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.bench.work import Work, numpy_dtype
+from gemmery_lab.measure.work import Work, numpy_dtype
 
 EMPTY, WARM, MET = "empty cache", "warm cache", "met before"
 FIRST, REST, WORST = "first product", "after the first product", "worst later call"

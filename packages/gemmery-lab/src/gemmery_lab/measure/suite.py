@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.bench import expressions
-from gemmery.bench.timing import Rival
-from gemmery.bench.work import CALLS, LAYOUTS, OF_A, Work
 from gemmery.errors import ArgumentError, DTypeError
+from gemmery_lab.measure import expressions
+from gemmery_lab.measure.timing import Rival
+from gemmery_lab.measure.work import CALLS, LAYOUTS, OF_A, Work
 
 SUITES = Path(__file__).parent / "suites"
 KINDS = ("product", "calls", "first_call", "new_shapes", "call", "compile", "emulator")

@@ -15,16 +15,16 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.arrays import View
-from gemmery.bench import processes as shapes
-from gemmery.bench import work as works
-from gemmery.bench.processes import Pairs
-from gemmery.bench.timing import Sample, not_found, products
-from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.limits.device_limits import Put
 from gemmery.problem import Problem
+from gemmery_lab.measure import processes as shapes
+from gemmery_lab.measure import work as works
+from gemmery_lab.measure.processes import Pairs
+from gemmery_lab.measure.timing import Sample, not_found, products
+from gemmery_lab.measure.work import Work
 
 L2_TIMES = 3  # sets of operands together fill this many L2 caches
 MOST_SETS = 1024  # sets below 180 KB stay in an L2 of 60 MB: a graph of more calls would be slow to build

@@ -11,13 +11,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from gemmery.bench.record import MachineRecord, Measurement
-from gemmery.experiments import Axis, Experiment
-from gemmery.pages import numerals
-from gemmery.pages.svg import HALO, INK, MUTED, NUMBER, RIVAL, SERIES, Plot, annotate, axes, logarithmic, render, spread
-from gemmery.report import words
-from gemmery.report.sweep_tables import along, marks, side
-from gemmery.report.words import is_square
+from gemmery_emulator.pages import numerals
+from gemmery_emulator.pages.svg import (
+    HALO,
+    INK,
+    MUTED,
+    NUMBER,
+    RIVAL,
+    SERIES,
+    Plot,
+    annotate,
+    axes,
+    logarithmic,
+    render,
+    spread,
+)
+from gemmery_lab.experiments import Axis, Experiment
+from gemmery_lab.measure.record import MachineRecord, Measurement
+from gemmery_lab.report import words
+from gemmery_lab.report.sweep_tables import along, marks, side
+from gemmery_lab.report.words import is_square
 
 if TYPE_CHECKING:
     from gemmery.cuda.roofline import Roofline

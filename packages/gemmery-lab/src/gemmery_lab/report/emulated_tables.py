@@ -10,13 +10,13 @@ from rich.text import Text
 
 from gemmery.cuda.device import Device
 from gemmery.cuda.pipes import predictable
-from gemmery.emulation.counters import IDEAL_WAVEFRONTS
 from gemmery.ladder.cuda import CUDA
-from gemmery.pages import numerals
-from gemmery.report import words
-from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
-from gemmery.report.terminal import Growing, laid_out
-from gemmery.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
+from gemmery_emulator.kernels.counters import IDEAL_WAVEFRONTS
+from gemmery_emulator.pages import numerals
+from gemmery_lab.report import words
+from gemmery_lab.report.sheet import Cell, Columns, Sheet, tabulate
+from gemmery_lab.report.terminal import Growing, laid_out
+from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, agreement
 
 KINDS = {
     "fma": ("fma",),

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
-from gemmery.pages import numerals
 from gemmery.problem import Config
-from gemmery.report import words
-from gemmery.report.sheet import Cell, Columns, Sheet, ratio, tabulate
-from gemmery.report.terminal import Growing, styled
-from gemmery.report.words import banner, weighed
+from gemmery_emulator.pages import numerals
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report import words
+from gemmery_lab.report.sheet import Cell, Columns, Sheet, ratio, tabulate
+from gemmery_lab.report.terminal import Growing, styled
+from gemmery_lab.report.words import banner, weighed
 
 Predicted = Sequence[tuple[Config, Mapping[str, int]]]  # each config with its counts
 TITLE = "Each config"
@@ -160,7 +160,7 @@ def emulated_exhibit_page(exhibit: Exhibit, source: str, emulated: Sequence[Emul
 
 
 def _page(exhibit: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
-    from gemmery.pages.rendering import render
+    from gemmery_emulator.pages.rendering import render
 
     values = {"exhibit": exhibit, "where": where, "warning": warning, "sheet": sheet, "source": source}
     return render("exhibit.html", __package__, title=f"Exhibit {exhibit.name}", **values)

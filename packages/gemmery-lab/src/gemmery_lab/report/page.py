@@ -10,14 +10,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gemmery.bench.record import MachineRecord, Measurement, Run
-from gemmery.experiments import FigureKind
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
-from gemmery.pages import numerals, rendering
-from gemmery.pages.pictures import pictures
-from gemmery.pages.svg import (
+from gemmery_emulator.pages import numerals, rendering
+from gemmery_emulator.pages.pictures import pictures
+from gemmery_emulator.pages.svg import (
     HALO,
     INK,
     MUTED,
@@ -32,9 +30,11 @@ from gemmery.pages.svg import (
     name_rows,
     render,
 )
-from gemmery.report import words
-from gemmery.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
-from gemmery.report.emulated_tables import (
+from gemmery_lab.experiments import FigureKind
+from gemmery_lab.measure.record import MachineRecord, Measurement, Run
+from gemmery_lab.report import words
+from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
+from gemmery_lab.report.emulated_tables import (
     COUNTED,
     ROOF,
     by_size,
@@ -47,10 +47,10 @@ from gemmery.report.emulated_tables import (
     predicted_sheets,
     verdict,
 )
-from gemmery.report.suite_tables import OWN, product, tournaments
-from gemmery.report.tables import Records, Results, over_fastest, results, tabulated, tree
-from gemmery.report.words import Group, banner, doubts, fullest, gain, gains, label, largest, rival, speedup
-from gemmery.rung_counts import EmulatedLadder, EmulatedRung
+from gemmery_lab.report.suite_tables import OWN, product, tournaments
+from gemmery_lab.report.tables import Records, Results, over_fastest, results, tabulated, tree
+from gemmery_lab.report.words import Group, banner, doubts, fullest, gain, gains, label, largest, rival, speedup
+from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung
 
 BAR_ROW = 52  # height of one rung in the bars
 

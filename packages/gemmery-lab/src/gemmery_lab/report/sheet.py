@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gemmery.bench.record import Measurement
-from gemmery.pages import numerals
-from gemmery.report import words
+from gemmery_emulator.pages import numerals
+from gemmery_lab.measure.record import Measurement
+from gemmery_lab.report import words
 
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
 RowType = TypeVar("RowType")

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from gemmery.bench.processes import CASES, COMPARED, FIRST, PIECES, REST, WORST
-from gemmery.bench.record import Measurement, Run
-from gemmery.pages import numerals
-from gemmery.report import words
-from gemmery.report.sheet import (
+from gemmery_emulator.pages import numerals
+from gemmery_lab.measure.processes import CASES, COMPARED, FIRST, PIECES, REST, WORST
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report import words
+from gemmery_lab.report.sheet import (
     Cell,
     Columns,
     Sheet,

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from gemmery import dtypes
-from gemmery.bench.record import MachineRecord, Measurement
-from gemmery.experiments import Axis, Experiment
-from gemmery.pages import numerals
-from gemmery.report import words
-from gemmery.report.sheet import (
+from gemmery_emulator.pages import numerals
+from gemmery_lab.experiments import Axis, Experiment
+from gemmery_lab.measure.record import MachineRecord, Measurement
+from gemmery_lab.report import words
+from gemmery_lab.report.sheet import (
     Cell,
     Columns,
     Sheet,

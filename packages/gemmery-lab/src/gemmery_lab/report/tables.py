@@ -6,14 +6,38 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmery import experiments
-from gemmery.bench.record import MachineRecord, Measurement, Run
-from gemmery.experiments import LADDER, Experiment, TableKind
 from gemmery.ladder.rung import Rung
-from gemmery.pages import numerals
-from gemmery.report import suite_tables, sweep_tables, words
-from gemmery.report.sheet import Cell, Columns, Sheet, bandwidth, error, limits, measured, rate, share, table, tabulate
-from gemmery.report.words import Group, banner, doubts, gain, groups, is_square, label, largest, rival, speedup, weighed
+from gemmery_emulator.pages import numerals
+from gemmery_lab import experiments
+from gemmery_lab.experiments import LADDER, Experiment, TableKind
+from gemmery_lab.measure.record import MachineRecord, Measurement, Run
+from gemmery_lab.report import suite_tables, sweep_tables, words
+from gemmery_lab.report.sheet import (
+    Cell,
+    Columns,
+    Sheet,
+    bandwidth,
+    error,
+    limits,
+    measured,
+    rate,
+    share,
+    table,
+    tabulate,
+)
+from gemmery_lab.report.words import (
+    Group,
+    banner,
+    doubts,
+    gain,
+    groups,
+    is_square,
+    label,
+    largest,
+    rival,
+    speedup,
+    weighed,
+)
 
 IDEA = "what it changed"
 

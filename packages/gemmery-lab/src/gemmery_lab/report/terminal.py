@@ -19,15 +19,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gemmery import experiments
-from gemmery.bench.record import MachineRecord, Measurement, Run
-from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
-from gemmery.pages import numerals
-from gemmery.report import words
-from gemmery.report.sheet import Cell, Sheet
-from gemmery.report.tables import IDEA, Results, results, sheets, summary, tabulated, tree, walk
-from gemmery.report.words import banner, fullest, gains
+from gemmery_emulator.pages import numerals
+from gemmery_lab import experiments
+from gemmery_lab.experiments import LADDER
+from gemmery_lab.measure.record import MachineRecord, Measurement, Run
+from gemmery_lab.report import words
+from gemmery_lab.report.sheet import Cell, Sheet
+from gemmery_lab.report.tables import IDEA, Results, results, sheets, summary, tabulated, tree, walk
+from gemmery_lab.report.words import banner, fullest, gains
 
 if TYPE_CHECKING:
     from gemmery.ladder.diff import Difference
@@ -278,7 +278,7 @@ def show_difference(difference: Difference, console: Console) -> None:
 
 def difference_page(difference: Difference) -> str:
     """Return the same as one self-contained HTML page."""
-    from gemmery.pages.rendering import render
+    from gemmery_emulator.pages.rendering import render
 
     title = f"From {difference.old} to {difference.new}"
     lines = [(_kind(line), line) for line in difference.lines] or [("", SAME)]

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gemmery import experiments, load
-from gemmery.bench.record import MachineRecord, Measurement, Run
+from gemmery import load
 from gemmery.ladder.rung import Rung
-from gemmery.pages import numerals
+from gemmery_emulator.pages import numerals
+from gemmery_lab import experiments
+from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 
 RIVALS = {
     "numpy": "NumPy",

@@ -34,9 +34,9 @@ LARGE = 1 << 33  # operations from which the kernel for the shape runs at once: 
 SOON = 2
 MEDIUM = 1 << 31
 
-# Whether wgmma adds the products of an element as mma.sync does, which tests/test_gpu_tiers.py decides. If it did not,
-# general kernels, which multiply by mma.sync, would serve no product that a kernel with wgmma takes: its bits would
-# depend on when the other kernel is there.
+# Whether wgmma adds the products of an element as mma.sync does, which tests/gpu/test_gpu_tiers.py decides. If it did
+# not, general kernels, which multiply by mma.sync, would serve no product that a kernel with wgmma takes: its bits
+# would depend on when the other kernel is there.
 ADDS_ALIKE = True
 
 

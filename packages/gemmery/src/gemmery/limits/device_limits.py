@@ -141,9 +141,9 @@ def replays(
 ) -> Callable[[int, int], int]:
     """Return a sampler of the product that `put` launches on `stream`; calls take `sets` sets of operands in turn.
 
-    It goes into `gemmery.bench.timing.compare` like any other. Short calls are replayed as a graph between two events,
-    which enclose only the device's work. `look` is called while the device works. A `put` that cannot be `captured` in
-    a graph is launched call by call; the time of short calls is then that of the host.
+    It goes into `gemmery_lab.measure.timing.compare` like any other. Short calls are replayed as a graph between two
+    events, which enclose only the device's work. `look` is called while the device works. A `put` that cannot be
+    `captured` in a graph is launched call by call; the time of short calls is then that of the host.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
     >>> sample(1000, 1)  # doctest: +SKIP

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from gemmery.emulator.ptx import Line, calling
-from gemmery.emulator.trace import Divergence, WarpAccess
-from gemmery.pages.svg import MONO, SANS, WIDTH
+from gemmery_emulator.pages.svg import MONO, SANS, WIDTH
+from gemmery_emulator.ptx import Line, calling
+from gemmery_emulator.trace import Divergence, WarpAccess
 
 EM = 0.62  # width of a character, in font sizes; monospaced ones are the widest
 LEAST = 9  # font size of any label: a page shows a picture at about one unit a pixel

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemmery.banks import BANK, BANKS
-from gemmery.emulator.trace import TileLayout, WarpAccess
-from gemmery.emulator.trace.pipeline import CopiedTile
-from gemmery.pages.numerals import plural
-from gemmery.pages.pictures.drawing import EM, LEAST, cell, instruction, label, legend, line_of, spoken, svg, who
-from gemmery.pages.pictures.wavefronts import boxes, cost, groups
-from gemmery.pages.svg import WIDTH, Plot
+from gemmery_emulator.pages.numerals import plural
+from gemmery_emulator.pages.pictures.drawing import (
+    EM,
+    LEAST,
+    cell,
+    instruction,
+    label,
+    legend,
+    line_of,
+    spoken,
+    svg,
+    who,
+)
+from gemmery_emulator.pages.pictures.wavefronts import boxes, cost, groups
+from gemmery_emulator.pages.svg import WIDTH, Plot
+from gemmery_emulator.trace import TileLayout, WarpAccess
+from gemmery_emulator.trace.pipeline import CopiedTile
 
 BANK_ROW = BANK * BANKS  # bytes that the 32 banks hold once
 LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmery.banks import WARP
-from gemmery.emulator.trace import Divergence, Stretch
-from gemmery.emulator.trace.pipeline import BarrierStep, Timeline
-from gemmery.pages.numerals import percent, plural
-from gemmery.pages.pictures.drawing import EM, LEAST, cell, label, legend, line_of, svg, with_callers
-from gemmery.pages.svg import WIDTH, Plot
+from gemmery_emulator.pages.numerals import percent, plural
+from gemmery_emulator.pages.pictures.drawing import EM, LEAST, cell, label, legend, line_of, svg, with_callers
+from gemmery_emulator.pages.svg import WIDTH, Plot
+from gemmery_emulator.trace import Divergence, Stretch
+from gemmery_emulator.trace.pipeline import BarrierStep, Timeline
 
 LEFT = 132  # of the picture: the names of the rows
 HEIGHT, GAP = 22, 6

@@ -8,10 +8,8 @@ from itertools import groupby
 
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
-from gemmery.emulator.trace import WarpAccess
-from gemmery.emulator.trace.selection import served
-from gemmery.pages.numerals import percent, plural
-from gemmery.pages.pictures.drawing import (
+from gemmery_emulator.pages.numerals import percent, plural
+from gemmery_emulator.pages.pictures.drawing import (
     cell,
     filled,
     instruction,
@@ -24,7 +22,9 @@ from gemmery.pages.pictures.drawing import (
     svg,
     who,
 )
-from gemmery.pages.svg import Plot
+from gemmery_emulator.pages.svg import Plot
+from gemmery_emulator.trace import WarpAccess
+from gemmery_emulator.trace.selection import served
 
 LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
 GAP = 12  # between groups of lanes
@@ -74,7 +74,7 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
 def groups(access: WarpAccess) -> list[tuple[int, ...]]:
     """The lanes of an access that shared memory serves together, group after group; lanes not active are left out.
 
-    >>> from gemmery.emulator.ptx import Line
+    >>> from gemmery_emulator.ptx import Line
     >>> wide = WarpAccess(
     ...     Line("k.cu", 1), Line("k.cu", 1), "ld.shared.v4.f32", "shared", "ld", 16, (0, None, 32, 48) * 8
     ... )
@@ -92,7 +92,7 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
 def cost(access: WarpAccess) -> str:
     """The wavefronts of an access, and how many of them are conflicts.
 
-    >>> from gemmery.emulator.ptx import Line
+    >>> from gemmery_emulator.ptx import Line
     >>> line, addresses = Line("k.cu", 1), tuple(range(0, 256, 8))
     >>> cost(WarpAccess(line, line, "ld.shared.f32", "shared", "ld", 4, addresses))
     '2 wavefronts, 1 of them a bank conflict'
@@ -114,7 +114,7 @@ def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
 def boxes(access: WarpAccess, group: Sequence[int]) -> list[Box]:
     """The words that a group of lanes asks for, stacked on their banks in the order of the lanes.
 
-    >>> from gemmery.emulator.ptx import Line
+    >>> from gemmery_emulator.ptx import Line
     >>> access = WarpAccess(Line("k.cu", 1), Line("k.cu", 1), "ld.shared.f32", "shared", "ld", 4, (0, 128, 128))
     >>> [(box.bank, box.level, box.lanes, box.meets) for box in boxes(access, (0, 1, 2))]
     [(0, 0, (0,), True), (0, 1, (1, 2), True)]

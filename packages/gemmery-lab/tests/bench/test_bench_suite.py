@@ -210,7 +210,8 @@ def test_suites_of_the_cpu_take_every_rival():
     loaded = [suite.load(path) for path in SHIPPED]
     some = {found.name: found.rivals for found in loaded if found.device == "cpu" and found.rivals}
     assert some == dict.fromkeys(("findings", "first_call", "new_shapes", "tiers"), ("numpy",)) | {
-        "calls": ("numpy", "torch")
+        "calls": ("numpy", "torch"),
+        "narrow": ("torch",),  # NumPy takes minutes for its largest
     }
 
 

@@ -21,7 +21,13 @@ from gemmery_lab.climb import estimate
 from gemmery_lab.inspection.gather import inspect_rung
 from gemmery_lab.measure import record, suite
 
-HEAVY = ("matplotlib", "gemmery_emulator", "gemmery.verify", "gemmery_lab.on_cpu", "gemmery_lab.report.terminal")
+HEAVY = (
+    "matplotlib",
+    "gemmery_emulator.machine",
+    "gemmery.verify",
+    "gemmery_lab.on_cpu",
+    "gemmery_lab.report.terminal",
+)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ FEW = [
     ]
 ]  # fmt: skip
 x86 = pytest.mark.skipif(host().machine not in ("x86_64", "amd64"), reason="LLVM here compiles for another machine")
-PACKED = ("test_cpu_packed.py", "test_cpu_epilogue.py", "test_cpu_isa.py::test_this_process_is_limited_as_asked")
+PACKED = (
+    "cpu/test_cpu_packed.py", "cpu/test_cpu_epilogue.py", "cpu/test_cpu_isa.py::test_this_process_is_limited_as_asked",
+)  # fmt: skip
 PARTS = [
     pytest.param((*PACKED, "-k", "f32 or limited"), id="packed-f32"),
     pytest.param((*PACKED, "-k", "not f32"), id="packed"),

@@ -24,6 +24,8 @@ MODULES = {
 }
 EXCLUDED = {
     "TestDot.test_huge_vectordot": "it takes 18 GB of memory",
+    "TestDot.test_dot_3args_errors": "it expects that dot refuses an `out` that is not C-contiguous; gemmery writes it",
+    "TestUfunc.test_get_signature": "it reads an attribute of ufuncs, and multiplies nothing",
     "TestEinsum.test_output_order": "a new result is C-contiguous, unless a batch's elements are adjacent: see einsum",
 }
 numpys = {name: getattr(np, name) for name in ("einsum", "tensordot", "dot", "inner", "vdot", "vecdot")}

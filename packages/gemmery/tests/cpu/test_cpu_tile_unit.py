@@ -109,10 +109,10 @@ SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 30
 
 
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
-@pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF", "padded"])
+@pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF", "padded", "strided"])
 def test_products_on_the_model(dtype, out, step, layouts):
     kernel = launch(dtype, out)
-    kinds = ("padded", "padded") if layouts == "padded" else layouts
+    kinds = (layouts, layouts) if len(layouts) > 2 else layouts
     for m, n, k in SIZES:
         a, b = (place(random((1, *shape), dtype, seed), dtype, kind)
                 for seed, (shape, kind) in enumerate(zip(((m, k), (k, n)), kinds, strict=True)))  # fmt: skip

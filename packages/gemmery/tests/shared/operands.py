@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmery import arrange, dtypes
 from gemmery.arrays import View
+from gemmery.cpu import target
 from gemmery.problem import Problem
 
 NARROW = ("e4m3", "e5m2", "int8")  # element types whose products have another type
@@ -98,3 +99,8 @@ def problem(a: Placed, b: Placed, c: Placed, epilogue: str = "", scaled: bool = 
     batch, m, n = c.array.shape
     layouts = (a.layout(), b.layout(), c.layout())
     return Problem(m, n, a.array.shape[2], a.name, c.name, batch, *layouts, epilogue, scaled)
+
+
+def adds_bf16_in_pairs() -> bool:
+    """Return True if this CPU's products of bfloat16 are dot products of two elements, and not of widened ones."""
+    return target.host().has_bf16_dot or target.host().has_tiles

@@ -66,11 +66,6 @@ class Target(NamedTuple):
         """True if the CPU has a tile unit (AMX) for bfloat16 and 8-bit integers, and the system grants its state."""
         return self.isa == "avx512" and self.features >= {"amx_tile", "amx_bf16", "amx_int8"}
 
-    @property
-    def adds_bf16_in_pairs(self) -> bool:
-        """True if products of bfloat16 are dot products of two elements, and not of widened ones."""
-        return self.has_bf16_dot or self.has_tiles
-
     def lanes(self, size: int) -> int:
         """Return the number of elements of `size` bytes in a vector register."""
         return self.vector_bytes // size

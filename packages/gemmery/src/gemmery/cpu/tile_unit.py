@@ -19,6 +19,8 @@ from gemmery.cpu.ukernel import STEPS, TILE_BYTES, TILE_ROWS, Product
 
 _SIDE = 2  # tiles of sums in a row and in a column
 _A, _B = _SIDE * _SIDE, _SIDE * _SIDE + _SIDE  # the registers of A and of B follow those of the sums
+# Operations of a step of `define_peak`, times the bytes of an element.
+PEAK_STEP = _A * 2 * TILE_ROWS * TILE_ROWS * TILE_BYTES
 _ROW = _SIDE * TILE_BYTES  # bytes of a row of the panel of B, and of the sums
 # The palette; bytes of a row of each register from byte 16 on, its rows from byte 48 on.
 _CONFIG = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)

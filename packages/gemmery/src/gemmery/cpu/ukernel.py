@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 TILE_ROWS, TILE_BYTES = 16, 64  # of a tile register, and bytes of a row of it
 STEPS = {"bf16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"}  # instructions of the tile unit
-# Operations of four of these instructions, times the bytes of an element.
-PRODUCTS_OF_FOUR = 4 * 2 * TILE_ROWS * TILE_ROWS * TILE_BYTES
-# A panel of B and a block of A take 64 and 512 KiB of L2. Shorter panels, which fit L1, load and store C more often:
-# bf16, 1024^3, Emerald Rapids: 982 GFLOP/s, 926 with half of kc.
+# A panel of B and a block of A take 64 and 512 KiB of L2. Shorter panels would fit in L1, but then C is loaded
+# and stored more often.
 _TILES = Tile(mr=32, nv=2, mc=256, kc=512, nc=1024)
 
 

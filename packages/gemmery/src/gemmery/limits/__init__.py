@@ -19,7 +19,7 @@ from gemmery.cpu import jit, tile_unit
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import lanes_of, size_of, vector
 from gemmery.cpu.target import Target, host
-from gemmery.cpu.ukernel import PRODUCTS_OF_FOUR, STEPS
+from gemmery.cpu.ukernel import STEPS
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
 
@@ -90,7 +90,7 @@ def peak(dtype: str, threads: int = 1) -> float:
     buffers = [_aligned(64 * (_accumulators(target) + 2)) for _ in range(threads)]
     per_step = _accumulators(target) * _operations(target, name)
     if name in STEPS and target.has_tiles:
-        per_step = PRODUCTS_OF_FOUR // dtypes.get(name).size
+        per_step = tile_unit.PEAK_STEP // dtypes.get(name).size
 
     def run(index: int, steps: int) -> None:
         kernel(steps, buffers[index].ctypes.data)

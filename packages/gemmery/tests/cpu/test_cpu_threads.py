@@ -179,6 +179,31 @@ def test_idle_workers_wait_in_the_system():
 
 
 @compiled
+def test_workers_wait_longer_for_the_next_job_of_a_series():
+    """In a process of its own, which has one worker; a busy machine may stretch a pause, so several are tried."""
+    code = """
+import ctypes, time
+import probes
+from gemmery.cpu import layout, pool
+from gemmery.cpu.split import Unit
+array, view = probes.zeros(1, 40, 40)
+run = probes.mark(Unit(1, 1, 1e6))
+patience = ctypes.c_int64.from_address(pool.address() + layout.WORKER_SLOTS + 32)
+
+def after(pause):
+    run(view, view, view, threads=2)
+    time.sleep(pause)
+    run(view, view, view, threads=2)
+    time.sleep(0.001)
+    return patience.value
+
+assert any(after(0.0004) > 0 for _ in range(300)), "a short sleep teaches the worker to wait"
+assert any(after(0.02) == 0 for _ in range(100)), "and a long one not to"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@compiled
 def test_an_interrupt_comes_when_the_result_is_whole():
     gate, (array, view) = probes.Gate(), probes.zeros(1, 4, 1)
 

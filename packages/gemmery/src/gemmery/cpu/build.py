@@ -161,7 +161,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
         step = _TILES_STEP / types.unit
-    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc, read=_read(dtype))
     entry = load(target, problem, packed_image(target, types))["packed"]
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
@@ -199,6 +199,11 @@ _TILES_STEP = 25.0  # ns of four products of tile registers: 16 cycles each at 2
 def _step(vectors: int) -> float:
     """Return the ns of one step of k on a tile of so many vectors: two multiply-adds per cycle at 3 GHz."""
     return vectors / 6
+
+
+def _read(dtype: str) -> float:
+    """Return the ns in which one core loads an element from L3 or memory: 10 to 25 bytes per ns, by the CPU."""
+    return dtypes.get(dtype).size / 16
 
 
 def even(total: int, block: int, unit: int) -> int:
@@ -243,7 +248,7 @@ def _specialised(p: Problem, mr: int, blocks: Blocks) -> Launch:
     entries = jit.load_together(target, (cut.name, lambda: unpacked.direct(target, cut)))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
-    unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv))
+    unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv), read=_read(p.dtype))
     return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
@@ -263,7 +268,7 @@ def general(dtype: str, least: int, blocks: Blocks) -> Launch:
     lanes = target.lanes(element.size)
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
-    unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each)
+    unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each, read=_read(dtype))
     return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
@@ -345,7 +350,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
         nc = even(n, max(room // (m * element.size), step), step)
         return Blocks(kc=chain(problem), nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
 
-    unit = Unit(0, step, p.m * _step(shape.nv))
+    unit = Unit(0, step, p.m * _step(shape.nv), read=_read(p.dtype))
     return Launch(entries["streamed"], element.llvm, element.size, blocks, unit=unit)
 
 

@@ -36,6 +36,7 @@ SizeGroup = tuple[int, list[tuple[Rung, Config, Work]]]  # a size, and what runs
 MEANT = {
     "direct": (64, 64, 64),
     "streamed": (8, 2048, 2048),
+    "dots": (2048, 2, 2048),
 }  # where rungs that lose on large squares are meant to be used
 MOST_EMULATED = 1024  # a side: the longest rung takes half a minute there
 

@@ -143,7 +143,8 @@ def _member(family: Family, problem: Problem) -> Member:
     # The families of gemv have limits of work beyond which the order of their sums is another one.
     once = 1 if family.rung.name == "gemv" else _ONCE
     work = float(family.work)
-    return Member(family.m, family.n, family.k, family.b_elements, family.c_elements, work, once * work, bytes(job))
+    limits = family.b_elements, family.c_elements, size if family.a_rows else 0
+    return Member(family.m, family.n, family.k, *limits, work, once * work, bytes(job))
 
 
 _ONCE = 4  # 60 us on one thread are not more than a plan and half of them on two

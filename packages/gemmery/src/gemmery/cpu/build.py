@@ -15,7 +15,7 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, direct_tile, host, k_block
+from gemmery.cpu.target import Target, direct_tile, dots_columns, host, k_block
 from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
@@ -281,6 +281,47 @@ def direct_image(target: Target, dtype: str) -> Image:
         return unpacked.general(target, dtype)
 
     return f"direct_{dtype}", generate
+
+
+def dots_refuses(problem: Problem) -> str:
+    """Return why dot products cannot run a problem; "" when they can."""
+    p = problem.by_rows()
+    most = dots_columns(host(), dtypes.get(p.dtype).size)
+    if not 2 <= p.n <= most:
+        return f"C must have 2 to {most} columns of {p.dtype}, at most half of a vector, not {p.n}"
+    if p.a_layout != "row":
+        return "it loads vectors along the rows of A, so the elements of a row must be adjacent in memory"
+    if p.out != p.dtype:
+        return f"it adds in the type of A and B, so C must be {p.dtype}, not {p.out}"
+    return "it has no epilogue (bias, activation); use packed" if p.epilogue else ""
+
+
+def dots(problem: Problem, config: Config) -> Launch:
+    """Return the kernel of few columns of C, which sums by lanes."""
+    return _dots(problem.dtype)
+
+
+@cache
+def _dots(dtype: str) -> Launch:
+    from gemmery.cpu import dots as few
+
+    target, element = host(), dtypes.get(dtype)
+    entry = load(target, Problem(2, 2, 2, dtype, dtype), dots_image(target, dtype))["dots"]
+    blocks = Blocks(few.ROWS, few.BLOCK, 0, few.workspace_bytes(target, dtype))
+    each = _step(1) / target.lanes(element.size) * 1.5  # 0.5 for loads and the sums of lanes
+    unit = Unit(_VECTOR_ROWS, 0, 0, each=each, read=_read(dtype))
+    return Launch(entry, element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
+
+
+def dots_image(target: Target, dtype: str) -> Image:
+    """Return the image of the kernel of few columns."""
+
+    def generate() -> Module:
+        from gemmery.cpu import dots as few
+
+        return few.dots(target, dtype)
+
+    return f"dots_{dtype}", generate
 
 
 _ROWS = 4  # in which threads divide the rows of C; each then chooses tiles of nearly equal height

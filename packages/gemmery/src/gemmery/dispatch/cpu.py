@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
+from gemmery.cpu.target import (
+    DOTS_K,
+    SHALLOW,
+    Target,
+    deepest,
+    direct_tile,
+    dots_columns,
+    host,
+    k_block,
+)
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
@@ -100,6 +109,16 @@ def direct_b(target: Target, m: int, n: int) -> float:
     return (few if m <= STREAMED_ROWS else many) * (target.l2 or 1 << 20)
 
 
+def _few_columns(problem: Problem, target: Target) -> bool:
+    """Return True if dot products along k are fastest; not for a column-major C, whose rows must not depend on m."""
+    if problem.invariant or problem.c_layout != "row" or problem.dtype not in ("f32", "f64") or problem.k < DOTS_K:
+        return False
+    # A row alone and a column-major B is for `gemv`, which reads both in place, too.
+    if problem.a_layout != "row" or (problem.m == 1 and problem.b_layout == "col"):
+        return False
+    return 2 <= problem.n <= dots_columns(target, dtypes.get(problem.dtype).size, problem.b_layout)
+
+
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
     one_column = problem.n == 1 and dtypes.get(problem.dtype).kind == "c"  # real ones do not depend on m
@@ -111,6 +130,8 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     choices = []
     if p.interleaved:
         choices.append(("batched", f"the elements of {p.batch} products are adjacent: vectors run along the batch"))
+    if _few_columns(problem, target):
+        choices.append(("dots", f"C has {p.n} columns: vectors along k are full, and A is read once"))
     if p.m == 1 and 1 < p.n <= row_columns(p.dtype) and p.k <= deepest(target):
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:

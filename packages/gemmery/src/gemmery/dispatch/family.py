@@ -12,7 +12,7 @@ from gemmery import dtypes
 from gemmery.cpu.build import SMALL_C, chain, direct_columns, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
-from gemmery.cpu.target import FAN, SHALLOW, deepest, host
+from gemmery.cpu.target import DOTS_K, FAN, SHALLOW, deepest, dots_columns, host
 from gemmery.cpu.ukernel import SHORT, sizes_of
 from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU
@@ -29,7 +29,8 @@ Range = tuple[int, int]  # inclusive
 class Family(NamedTuple):
     """Ranges of m, n and k, and limits of their products, within which one kernel runs on the caller's thread.
 
-    A and the batch may have any strides, C is row-major. The blocks are those of a record of every member.
+    The batch may have any strides, and A, unless its rows must be contiguous; C is row-major. The blocks are those of a
+    record of every member.
     """
 
     rung: Rung
@@ -41,6 +42,7 @@ class Family(NamedTuple):
     b_elements: int  # most k * n
     c_elements: int  # most m * n
     work: int  # most m * n * k * batch
+    a_rows: bool = False  # rows of A must be contiguous
 
 
 def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, threads: int) -> tuple[Family, ...]:
@@ -49,8 +51,8 @@ def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, t
     Missing kernels are compiled.
     """
     sample = Problem(1, 1, 1, dtype, out, b_layout=b_layout, epilogue=epilogue, scaled=scaled)
-    groups = (_row(sample, threads), _gemv(sample, threads), _direct(sample, threads), _packed(sample, threads))
-    return tuple(family for group in groups for family in group)
+    groups = (_dots, _row, _gemv, _direct, _packed)
+    return tuple(family for group in groups for family in group(sample, threads))
 
 
 def _built(name: str, problem: Problem) -> tuple[Rung, Launch] | None:
@@ -93,6 +95,16 @@ def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
             built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
             if built:
                 yield _family(built, m, n, threads, built[1].blocks(m[1], n[1], most), k=most)
+
+
+def _dots(sample: Problem, threads: int) -> Iterator[Family]:
+    """Few columns of C and a long k."""
+    built = _built("dots", sample._replace(m=2, n=2, k=DOTS_K))
+    most = dots_columns(host(), dtypes.get(sample.dtype).size, sample.b_layout)
+    if built and most > 1:
+        rows = (2 if sample.b_layout == "col" else 1, UNLIMITED)
+        family = _family(built, rows, (2, most), threads, built[1].blocks(2, 2, DOTS_K))
+        yield family._replace(k=(DOTS_K, UNLIMITED), a_rows=True)
 
 
 def _direct(sample: Problem, threads: int) -> Iterator[Family]:

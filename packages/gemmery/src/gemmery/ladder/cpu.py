@@ -234,6 +234,22 @@ CPU = (
         source="cpu/gemv.py",
     ),
     Rung(
+        name="dots",
+        idea="few columns of C: vectors run along k, and a vector of A serves all columns",
+        parent="gemv",
+        dtypes=_FLOATS,
+        refuses=build.dots_refuses,
+        build=build.dots,
+        bound=blocked,
+        lesson=(
+            "Where C is narrower than half of a vector, a tile along its rows leaves most lanes empty: it takes as "
+            "many multiply-adds for two columns as for sixteen. Vectors along k are full, and A is read once, in "
+            "memory order, as for a single vector. Adding the lanes costs a few additions a row, so a short k gains "
+            "nothing."
+        ),
+        source="cpu/dots.py",
+    ),
+    Rung(
         name="batched",
         idea="many small products: C in registers, sizes fixed at compile time, the loop over the batch compiled",
         parent="direct",

@@ -1,15 +1,13 @@
-"""A device as the lab needs it: the product that shows a rung, and what becomes of rungs on it.
+"""A device to time rungs on: the product that shows a rung, operands, what can be run on them, rivals, and limits.
 
-The emulator counts and the predictor predicts times, in `on_emulator`. A `TimedBackend`, a CPU or a GPU in `on_cpu` or
-`on_cuda`, also has operands in its memory, what can be run on them, rivals and measured limits. The ladder, sweeps
-and suites know nothing else of a device.
+The ladder, sweeps and suites know nothing else of a CPU (`on_cpu`) or a GPU (`on_cuda`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
@@ -19,7 +17,6 @@ from gemmery_lab.measure.timing import Comparison, Contestant, Rival, Sample
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import MachineLimits
 
-R = TypeVar("R")
 Begin = Callable[[str], None]  # tells what begins to be measured
 
 
@@ -66,33 +63,18 @@ class Stage(Protocol):
         """Let a rival of the same backend prepare them."""
 
 
-class ProductRungs(Protocol[R]):
-    """The rungs on one product."""
-
-    def measure(self, rung: Rung, config: Config, before: R | None) -> R:
-        """Return the record of a rung with these keys of its config; `before` is its record for a smaller product."""
-
-    def rivals(self) -> list[R]:
-        """Return the records of what was compared with the rungs."""
-
-
 class Backend(Protocol):
-    """A device on which rungs run."""
+    """A device to time rungs on, next to rivals."""
 
     device: str  # as in a Problem: "cpu", "cuda:0", or the name of a card
     ladder: tuple[Rung, ...]
-
-    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return the product that shows a rung at size n, in the types of `like`."""
-
-
-class TimedBackend(Backend, Protocol):
-    """A device to time rungs on, next to rivals."""
-
     machine: MachineRecord
     rivals: Sequence[Rival]  # all libraries that may run beside it, installed or not
     pilot: int  # the side at which a rung's time at its first size is predicted
     slow_parent: float  # seconds of a call from which a parent takes no turns
+
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return the product that shows a rung at size n, in the types of `like`."""
 
     def rival(self, name: str, threads: int) -> Opponent:
         """Return a rival that can run here. Raises RefusedError with the reason if it cannot."""

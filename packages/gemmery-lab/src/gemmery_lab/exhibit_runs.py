@@ -21,10 +21,9 @@ from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.ptx import PtxKernel
 from gemmery_emulator.run import run as run_kernel
 from gemmery_lab import asked, measurements
-from gemmery_lab.event import OnEvent, OnStep, RunSteps, ignore
 from gemmery_lab.experiments import EXHIBIT
 from gemmery_lab.measure import timing
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, OnStep, Run, RunSteps, ignore
 from gemmery_lab.measure.timing import Contestant
 from gemmery_lab.measure.work import Work
 from gemmery_lab.on_cuda import Cuda

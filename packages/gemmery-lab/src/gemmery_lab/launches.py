@@ -29,10 +29,9 @@ from gemmery_lab import asked, measurements
 from gemmery_lab.backend import Runnable
 from gemmery_lab.contest import PRODUCT, Task, contest, entrant
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
-from gemmery_lab.event import OnEvent, ignore
 from gemmery_lab.experiments import CHAIN
 from gemmery_lab.measure import cublas, timing, torch_operands
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import ALIGNMENT, alignment
 from gemmery_lab.measure.work import Work, numpy_dtype, operands

@@ -16,7 +16,7 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import Begin, Runnable, TimedBackend, square
+from gemmery_lab.backend import Backend, Begin, Runnable, square
 from gemmery_lab.measure import fingerprint, libraries, timing
 from gemmery_lab.measure.libraries import RivalProcess
 from gemmery_lab.measure.record import Measurement
@@ -80,7 +80,7 @@ class CpuStage:
         return measurements.error(result if c is None else c, a, b, rung.bound, rung.normwise)
 
 
-class Cpu(TimedBackend):
+class Cpu(Backend):
     """The backend of this machine's CPU. Its rivals' processes end with `close`."""
 
     device = "cpu"

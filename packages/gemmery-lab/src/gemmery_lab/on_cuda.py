@@ -28,7 +28,7 @@ from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import TURNS, Begin, Race, Runnable, TimedBackend, square
+from gemmery_lab.backend import TURNS, Backend, Begin, Race, Runnable, square
 from gemmery_lab.measure import cublas, fingerprint, timing, torch_operands
 from gemmery_lab.measure import work as works
 from gemmery_lab.measure.cublas import Caller, Placed
@@ -96,7 +96,7 @@ class CudaStage:
         return Runnable(sampler, lambda: error(self.resident, lambda: put(0), bound), note)
 
 
-class Cuda(TimedBackend):
+class Cuda(Backend):
     """The backend of one GPU.
 
     Raises DeviceError if there is none; the message tells what is missing.

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from dataclasses import replace
+from functools import reduce
 from operator import add
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,13 +33,11 @@ from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
 from gemmery_lab import asked, experiments, measurements
-from gemmery_lab.backend import Backend
-from gemmery_lab.climb import Conditions, RungPlan, climbed, element, grouped, planned
+from gemmery_lab.climb import Conditions, RungPlan, element, planned
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung
-from gemmery_lab.event import OnStep, RunSteps
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import record
-from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.record import Measurement, OnStep, RunSteps
 from gemmery_lab.measure.work import Work, numpy_dtype, operands
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
@@ -127,33 +125,21 @@ def predicted_ladder(
 
 
 def _looked_at(backend: Card[T], plan: RungPlan, sizes: Sequence[int], on_rung: OnStep[T]) -> tuple[T, ...]:
-    """Return the records of a plan's rungs at some sizes."""
-    groups = grouped(plan.variants, sizes, partial(backend.product_for, like=element(plan.dtype)))
-    steps = RunSteps[T](len(plan.variants) * len(sizes), on_rung)
-    climbed(steps, backend.level, groups)
+    """Return the records of a plan's rungs at some sizes, each looked at alone."""
+    like, steps = element(plan.dtype), RunSteps[T](len(plan.variants) * len(sizes), on_rung)
+    for n in sizes:
+        for rung, config in plan.variants:
+            work = backend.product_for(rung, n, like)
+            steps.begin(f"{rung.name}, {work}")
+            steps.end(backend.look(work, n, rung, config))
     return tuple(steps.records)
 
 
-@dataclass(frozen=True)
-class AloneRungs(Generic[T]):
-    """The rungs on one product, each looked at alone: nothing takes turns on the emulator."""
-
-    look: Callable[[Rung, Config], T]
-
-    def measure(self, rung: Rung, config: Config, before: T | None) -> T:
-        """Return what is known of a rung."""
-        return self.look(rung, config)
-
-    def rivals(self) -> list[T]:
-        """Return nothing: no rival runs beside it."""
-        return []
-
-
-class Card(Backend, Generic[T]):
-    """A card of cuda/device.py as a backend without a GPU."""
+class Card(Generic[T]):
+    """A card of cuda/device.py without a GPU."""
 
     def __init__(self, card: Device) -> None:
-        self.card, self.device, self.ladder = card, card.name, asked.registry("emulator")
+        self.card = card
 
     def product_for(self, rung: Rung, n: int, like: Work) -> Work:
         """Return two squares, small ones for the rung of one block, else a row times W'; "" is a rung's own type."""
@@ -161,13 +147,9 @@ class Card(Backend, Generic[T]):
         square = Work(n, n, n, dtype, asked.result_type(dtype), precision=like.precision)
         small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
         for work in (square, small, replace(vector, m=1, b_layout="col")):
-            if not rung.refuses(work.problem._replace(device=self.device)):
+            if not rung.refuses(work.problem._replace(device=self.card.name)):
                 return work
         return square
-
-    def level(self, work: Work, n: int) -> AloneRungs[T]:
-        """Return the rungs on a product that shows size n."""
-        return AloneRungs(partial(self.look, work, n))
 
     def look(self, work: Work, n: int, rung: Rung, config: Config) -> T:
         """Return the record of a rung on a product."""

@@ -13,10 +13,9 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import measurements
-from gemmery_lab.backend import TimedBackend, square
-from gemmery_lab.event import OnEvent, RunEvent, RunSteps
+from gemmery_lab.backend import Backend, square
 from gemmery_lab.measure import record, timing
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, Run, RunEvent, RunSteps
 from gemmery_lab.measure.timing import Comparison, Contestant, Ratio, Sample, Timing
 from gemmery_lab.measure.work import Work
 
@@ -28,7 +27,7 @@ class Session(RunSteps[Measurement]):
     its records.
     """
 
-    def __init__(self, backend: TimedBackend, total: int, on_event: OnEvent, store: Path | None = None) -> None:
+    def __init__(self, backend: Backend, total: int, on_event: OnEvent, store: Path | None = None) -> None:
         super().__init__(total, self._tell)
         self.backend, self._machine, self._started = backend, backend.machine, record.now()
         self._on_event, self._store, self._meter = on_event, store, load.Meter(backend.children)

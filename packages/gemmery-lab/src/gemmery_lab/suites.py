@@ -22,11 +22,10 @@ from gemmery_lab import asked, measurements
 from gemmery_lab.backend import TURNS, Opponent
 from gemmery_lab.climb import estimate
 from gemmery_lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
-from gemmery_lab.event import OnEvent, ignore
 from gemmery_lab.measure import libraries, processes, timing
 from gemmery_lab.measure.libraries import SOURCES
 from gemmery_lab.measure.processes import COLD_CACHE, COMPARED, EMPTY, FIRST, MET, REST, WARM, WARM_CACHE, WORST, pieces
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
 from gemmery_lab.session import Session, open_session

@@ -17,8 +17,7 @@ from gemmery_emulator.pages.writing import as_json, check_page, console, write_p
 
 if TYPE_CHECKING:
     from gemmery.ladder.rung import Rung
-    from gemmery_lab.event import OnEvent, OnStep, RunEvent
-    from gemmery_lab.measure.record import Measurement, Run
+    from gemmery_lab.measure.record import Measurement, OnEvent, OnStep, Run, RunEvent
     from gemmery_lab.report.terminal import Growing
     from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 

@@ -1,4 +1,4 @@
-"""One measurement, the machine it was taken on, and JSON lines of them.
+"""One measurement, the machine it was taken on, JSON lines of them, and the progress of a command that takes them.
 
 A file has two kinds of lines: `{"run": ..., "machine": {...}}` once per run, and
 `{"run": ..., "measurement": {...}}` for each measurement as it is taken. One system call writes each line, so a killed
@@ -10,14 +10,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gemmery import config, display
 from gemmery.errors import ArgumentError
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,53 @@ class Run:
             for m in self.measurements
         ]
         return display.table(rows, head)
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """One step of a command.
+
+    `what` names the step ("packed, 1024x1024x1024 f32"). When a step has ended, `measurement` is its result and
+    `run` all results so far. `done` of `total` steps have ended, including this one.
+    """
+
+    what: str
+    done: int
+    total: int
+    measurement: Measurement | None = None
+    run: Run | None = None
+
+
+OnEvent = Callable[[RunEvent], None]
+OnStep = Callable[[str, int, int, R | None], None]  # what runs, finished and all steps, the record of a finished one
+
+
+def ignore(_: RunEvent) -> None:
+    """A listener that ignores progress."""
+
+
+class RunSteps(Generic[R]):
+    """The records of a run so far, of which `on_step` hears."""
+
+    def __init__(self, total: int, on_step: OnStep[R]) -> None:
+        self._what, self._done, self._total, self._on_step = "", 0, total, on_step
+        self.records: list[R] = []
+
+    def begin(self, what: str) -> None:
+        """Tell the listener what begins."""
+        self._what = what
+        self._on_step(what, self._done, self._total, None)
+
+    def end(self, *records: R) -> None:
+        """End a step and record its results."""
+        self._done += 1
+        self.add(*records)
+
+    def add(self, *records: R) -> None:
+        """Record results, and tell the listener of each."""
+        self.records += records
+        for record in records:
+            self._on_step(self._what, self._done, self._total, record)
 
 
 def now() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 import gemmery
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
@@ -13,13 +15,13 @@ from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Config
 from gemmery_lab import measurements
-from gemmery_lab.backend import Opponent, Runnable, Stage
 from gemmery_lab.measure import expressions as kinds
 from gemmery_lab.measure import libraries
 from gemmery_lab.measure.libraries import RivalProcess
 from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Contestant
 from gemmery_lab.measure.work import Work
+from gemmery_lab.measurements import Opponent, Runnable, Stage
 from gemmery_lab.on_cpu import CpuStage, in_force, on
 from gemmery_lab.session import Session
 
@@ -100,7 +102,9 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
 
     for label in labels:
         contender = entrant(label, backend.ladder)
-        enter(partial(_entry, stage, contender, task.threads), GemmeryError, label, config=contender.config)
+        rung, config = contender.rung, contender.config
+        build = partial(stage.rung, rung, {**rung.default, **config}) if rung else partial(stage.product, config)
+        enter(partial(build, task.threads), GemmeryError, label, config=config)
     for contestant in contestants if limits else ():  # before the times are taken
         backend.limits(rows[contestant.name], session.begin)
     if task.threads > 1 and limits and contestants and not task.labels:
@@ -113,29 +117,15 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
             versus = comparison.ratios(name) if task.labels or name in labels else None
             timed = session.timed if limits else measurements.timed
             rows[name] = replace(timed(rows[name], comparison.timings[name], versus), clock_mhz=clock)
+    lasting = list[Measurement]()  # at the power that the device sustains
     large = task.sustained and task.work.problem.flops > SUSTAINED_ABOVE
-    return [*rows.values(), *(_sustained(session, task, contestants, rows) if large and contestants else ())]
-
-
-def _sustained(
-    session: Session, task: Task, contestants: Sequence[Contestant], rows: Mapping[str, Measurement]
-) -> Iterator[Measurement]:
-    """Yield a record of each contestant at the power that the device sustains."""
-    case = ", ".join(filter(None, [task.work.case, SUSTAINED]))
-    race = session.backend.sustained(contestants, task.sustained)
-    if race is None:
-        return
-    for name, times in race.comparison.timings.items():
-        versus = race.comparison.ratios(name) if rows[name].versus else None
-        row = session.timed(replace(rows[name], case=case), times, versus)
-        yield replace(row, clock_mhz=race.clocks[name], power_w=race.watts[name])
-
-
-def _entry(stage: Stage, entrant: Entrant, threads: int) -> Runnable:
-    """Return a contestant of a suite on the operands. Raises RefusedError if it does not take them."""
-    if entrant.rung is None:
-        return stage.product(entrant.config, threads)
-    return stage.rung(entrant.rung, {**entrant.rung.default, **entrant.config}, threads)
+    if large and contestants and (race := backend.sustained(contestants, task.sustained)):
+        case = ", ".join(filter(None, [task.work.case, SUSTAINED]))
+        for name, times in race.comparison.timings.items():
+            versus = race.comparison.ratios(name) if rows[name].versus else None
+            row = session.timed(replace(rows[name], case=case), times, versus)
+            lasting.append(replace(row, clock_mhz=race.clocks[name], power_w=race.watts[name]))
+    return [*rows.values(), *lasting]
 
 
 class CallStage(CpuStage):
@@ -145,15 +135,20 @@ class CallStage(CpuStage):
         self.work = work
 
     def product(self, config: Config, threads: int) -> Runnable:
-        """Take gemmery's expression of the call; the note has both."""
-        convert = _convert(self.work)
+        """Take gemmery's expression of the call; the note has both. The library of its arrays must be installed."""
+        work, is_numpy = self.work, self.work.arrays == "numpy"
+        if missing := "" if is_numpy else libraries.find(work.arrays).missing():
+            raise RefusedError(missing)
+        convert: kinds.Convert = np.asarray if is_numpy else libraries.as_tensor
 
         def error() -> float:
+            arrays = {name: convert(array) for name, array in kinds.operands(work, "ours").items()}
             with in_force(threads):
-                return min(kinds.error(self.work, _result(self.work, convert)), measurements.WRONG)
+                result = kinds.result(work, "ours", {"gm": gemmery, **arrays})
+                return min(kinds.error(work, result if is_numpy else result.float().numpy()), measurements.WRONG)
 
-        sample = kinds.sample(self.work, "ours", {"gm": gemmery}, convert)
-        note = f"{kinds.text(self.work, 'ours')} against {kinds.text(self.work, self.work.arrays)}"
+        sample = kinds.sample(work, "ours", {"gm": gemmery}, convert)
+        note = f"{kinds.text(work, 'ours')} against {kinds.text(work, work.arrays)}"
         return Runnable(lambda: on(threads, sample), error, note)
 
     def rival(self, opponent: RivalProcess) -> Runnable:
@@ -167,20 +162,3 @@ def calls(session: Session, task: Task) -> list[Measurement]:
     library = [rival for rival in task.rivals if rival.name == task.work.arrays]
     with in_force(task.threads):  # one change: each change of the number of threads drops what calls have prepared
         return contest(session, replace(task, rivals=library), CallStage(task.work), limits=False)
-
-
-def _convert(work: Work) -> kinds.Convert:
-    """Return what makes an operand of NumPy's array. Raises RefusedError where the library is not installed."""
-    if work.arrays == "numpy":
-        return lambda array: array
-    missing = libraries.find(work.arrays).missing()
-    if missing:
-        raise RefusedError(missing)
-    return libraries.as_tensor
-
-
-def _result(work: Work, convert: kinds.Convert) -> Any:
-    """Return the result of one call as an array of NumPy."""
-    arrays = {name: convert(array) for name, array in kinds.operands(work, "ours").items()}
-    result = kinds.result(work, "ours", {"gm": gemmery, **arrays})
-    return result if work.arrays == "numpy" else result.float().numpy()

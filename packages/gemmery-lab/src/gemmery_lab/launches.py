@@ -26,7 +26,6 @@ from gemmery.limits.device_limits import Put
 from gemmery.problem import Config, Problem
 from gemmery_emulator.kernels.programs import prepared_anew
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import Runnable
 from gemmery_lab.contest import PRODUCT, Task, contest, entrant
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery_lab.experiments import CHAIN
@@ -35,7 +34,7 @@ from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import ALIGNMENT, alignment
 from gemmery_lab.measure.work import Work, numpy_dtype, operands
-from gemmery_lab.measurements import WRONG
+from gemmery_lab.measurements import WRONG, Runnable
 from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
 from gemmery_lab.on_emulator import emulated_rung
 from gemmery_lab.session import Session

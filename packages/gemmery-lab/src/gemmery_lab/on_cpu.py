@@ -16,13 +16,12 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import Backend, Begin, Runnable, square
 from gemmery_lab.measure import fingerprint, libraries, timing
 from gemmery_lab.measure.libraries import RivalProcess
 from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Sample
 from gemmery_lab.measure.work import Work, operands
-from gemmery_lab.measurements import MachineLimits
+from gemmery_lab.measurements import Backend, Begin, MachineLimits, Runnable, square
 
 BATCHED = 16  # side of the products of a batch
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each

@@ -28,7 +28,6 @@ from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import TURNS, Backend, Begin, Race, Runnable, square
 from gemmery_lab.measure import cublas, fingerprint, timing, torch_operands
 from gemmery_lab.measure import work as works
 from gemmery_lab.measure.cublas import Caller, Placed
@@ -36,7 +35,7 @@ from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import Resident, poison
 from gemmery_lab.measure.work import BLOCK, Work
-from gemmery_lab.measurements import TF32, WRONG, MachineLimits
+from gemmery_lab.measurements import TF32, TURNS, WRONG, Backend, Begin, MachineLimits, Race, Runnable, square
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 BY_WARPS = ("mma_", "wmma_", "gemv_quantized")  # those that use them by warps alone

@@ -13,11 +13,11 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import measurements
-from gemmery_lab.backend import Backend, square
 from gemmery_lab.measure import record, timing
 from gemmery_lab.measure.record import Measurement, OnEvent, Run, RunEvent, RunSteps
 from gemmery_lab.measure.timing import Comparison, Contestant, Ratio, Sample, Timing
 from gemmery_lab.measure.work import Work
+from gemmery_lab.measurements import Backend, square
 
 
 class Session(RunSteps[Measurement]):

@@ -20,9 +20,7 @@ from gemmery.cuda.driver import Memory, Stream
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.limits.device_limits import Put
 from gemmery.problem import Problem
-from gemmery_lab.measure import processes as shapes
 from gemmery_lab.measure import work as works
-from gemmery_lab.measure.processes import Pairs
 from gemmery_lab.measure.timing import Sample, not_found, products
 from gemmery_lab.measure.work import Work
 
@@ -190,15 +188,15 @@ def array(view: View) -> Any:
     return Shared(view) if without_torch() else tensor(view)
 
 
-def new_shapes(work: Work, device: str) -> tuple[Pairs, Callable[[Any, Any], object], Callable[[], object]]:
-    """Return tensors of the shapes of a work on a device, PyTorch's product, and what waits for a result."""
+def new_shapes(dtype: str, device: str) -> tuple[Callable[[Any], Any], Callable[..., object], Callable[[], object]]:
+    """Return what makes a tensor on a device of NumPy's array, PyTorch's product, and what waits for a result."""
     import torch
 
     def convert(array: Any) -> Any:
-        tensor = torch.from_numpy(array.view("int16") if work.dtype == "bf16" else array)
-        return (tensor.view(torch.bfloat16) if work.dtype == "bf16" else tensor).to(device)
+        tensor = torch.from_numpy(array.view("int16") if dtype == "bf16" else array)
+        return (tensor.view(torch.bfloat16) if dtype == "bf16" else tensor).to(device)
 
-    return shapes.pairs(work, convert), torch.matmul, torch.cuda.synchronize
+    return convert, torch.matmul, torch.cuda.synchronize
 
 
 def tensors_in(device: str) -> Callable[[Any, str, Sequence[int], Sequence[int], int], tuple[Any, Callable[[], Any]]]:

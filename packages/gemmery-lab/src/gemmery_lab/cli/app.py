@@ -44,12 +44,6 @@ def gemmery(context: typer.Context, version: Version = False) -> None:
 _DIGITS = 18  # of a number on the command line: more are no size of anything
 
 
-Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
-ElementType = Annotated[
-    str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, int8; tf32 on a GPU.")
-]
-Threads = Annotated[int, Option(metavar="N", min=0, help="Number of threads, 0 for one per core.")]
-Seconds = Annotated[float, Option(metavar="S", help="Skip rungs predicted to exceed S seconds per call.")]
 As = Annotated[
     str, Option("--as", metavar="CARD", help="Emulate this card, such as a100 or rtx3090.", show_default="h200")
 ]

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
-from gemmery_emulator.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
+from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
 from gemmery_lab.cli.app import Action, As, Json, app, ladder_app, names, settings
 from gemmery_lab.cli.showing import print_records
 
@@ -41,18 +41,18 @@ def diff(
     """
     if html is not None:
         check_page(html, "jinja2")
-    return partial(_diff, old, new, html)
 
+    def run() -> int:
+        import gemmery_lab as lab
+        from gemmery_lab.report.terminal import difference_page, show_difference
 
-def _diff(old: str, new: str, html: Path | None) -> int:
-    import gemmery_lab as lab
-    from gemmery_lab.report.terminal import difference_page, show_difference
+        difference = lab.diff(old, new)
+        show_difference(difference, console())
+        if html is not None:
+            sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
+        return 0
 
-    difference = lab.diff(old, new)
-    show_difference(difference, console())
-    if html is not None:
-        sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
-    return 0
+    return run
 
 
 @app.command(
@@ -133,50 +133,39 @@ def inspect(
     from gemmery_lab.inspection.gather import inspections
 
     inspect_each = inspections(names, m or 0, n or 0, k or 0, dtype, keys, device, line)
-    return partial(_inspect, inspect_each, ptx, sass, json, html, svg)
+
+    def run() -> int:
+        from gemmery_lab.inspection import notebook
+        from gemmery_lab.inspection.records import paired, without_code
+
+        first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
+        pair = paired(first, *second) if second else None
+        if json:
+            texts = [as_json(without_code(inspection, ptx, sass)) for inspection in inspections]
+            sys.stdout.write(f"[{', '.join(texts)}]\n" if pair else f"{texts[0]}\n")
+        elif pair:
+            notebook.show_side_by_side(pair, console())
+        else:
+            notebook.show_inspection(first, console(), ptx, sass)
+        written = list[str]()
+        if html is not None:
+            page = notebook.side_by_side_page(pair) if pair else notebook.inspection_page(first)
+            written.append(f"page: {write_page(html, page)}\n")
+        if svg is not None:
+            pictures = _pictures(inspections).items()
+            written += [f"picture: {write_page(svg / name, text, '--svg')}\n" for name, text in pictures]
+        (sys.stderr if json else sys.stdout).writelines(written)
+        return 0
+
+    return run
 
 
-def _inspect(
-    inspect_each: Sequence[Callable[[], AnyInspection]],
-    ptx: bool,
-    sass: bool,
-    json: bool,
-    html: Path | None,
-    svg: Path | None,
-) -> int:
-    from gemmery_emulator.pages.writing import as_json
-    from gemmery_lab.inspection.notebook import show_inspection, show_side_by_side
-    from gemmery_lab.inspection.records import paired, without_code
-
-    first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
-    pair = paired(first, *second) if second else None
-    messages = sys.stderr if json else sys.stdout
-    if json:
-        texts = [as_json(without_code(inspection, ptx, sass)) for inspection in inspections]
-        sys.stdout.write(f"[{', '.join(texts)}]\n" if pair else f"{texts[0]}\n")
-    elif pair:
-        show_side_by_side(pair, console())
-    else:
-        show_inspection(first, console(), ptx, sass)
-    if html is not None:
-        from gemmery_lab.inspection.notebook import inspection_page, side_by_side_page
-
-        page = side_by_side_page(pair) if pair else inspection_page(first)
-        messages.write(f"page: {write_page(html, page)}\n")
-    if svg is not None:
-        for path in _write_pictures(svg, inspections):
-            messages.write(f"picture: {path}\n")
-    return 0
-
-
-def _write_pictures(folder: Path, inspections: Sequence[AnyInspection]) -> list[Path]:
+def _pictures(inspections: Sequence[AnyInspection]) -> dict[str, str]:
     from gemmery_emulator.pages.pictures import files
 
-    texts: dict[str, str] = {}
-    for inspection in inspections:
-        if inspection.emulated:
-            texts |= files(inspection.rung, inspection.emulated.chosen, inspection.emulated.source)
-    return [write_page(folder / name, text, "--svg") for name, text in texts.items()]
+    every = [(each.rung, each.emulated) for each in inspections]
+    texts = [files(rung, counts.chosen, counts.source) for rung, counts in every if counts]
+    return {name: text for each in texts for name, text in each.items()}
 
 
 @app.command(
@@ -194,16 +183,16 @@ def doctor(
     ] = False,
 ) -> Action:
     """Show what gemmery finds on this machine, and how to fix what is wrong."""
-    return partial(_doctor, json, prune)
 
+    def run() -> int:
+        import gemmery_lab as lab
+        from gemmery_lab.report.terminal import findings
 
-def _doctor(json: bool, prune: bool) -> int:
-    import gemmery_lab as lab
-    from gemmery_lab.report.terminal import findings
+        checks = (*([lab.prune()] if prune else []), *lab.doctor())
+        print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
+        return 0 if all(check.ok for check in checks) else 1
 
-    checks = (*([lab.prune()] if prune else []), *lab.doctor())
-    print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
-    return 0 if all(check.ok for check in checks) else 1
+    return run
 
 
 app.command(short_help=command.SHORT_HELP, epilog=command.EPILOG)(command.emulate)
@@ -238,17 +227,16 @@ def verify(
     wrong is shown with the command that repeats it; the exit code is then 1.
     """
     types = [name for text in dtype or () for name in names(text)]
-    return partial(_verify, device, products, types, seed, json)
 
+    def run() -> int:
+        import gemmery_lab as lab
 
-def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
-    import gemmery_lab as lab
-    from gemmery_emulator.pages.writing import as_json
+        with _bar(products) as progress:
+            verified = lab.verify(products, device, types, seed, progress)
+        sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")
+        return 0 if verified.ok else 1
 
-    with _bar(products) as progress:
-        verified = lab.verify(products, device, types, seed, progress)
-    sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")
-    return 0 if verified.ok else 1
+    return run
 
 
 def in_words(verified: Verification) -> str:
@@ -299,8 +287,6 @@ def warm(
     json: Json = False,
 ) -> Action:
     """Compile and store the kernels that products need, so that no product waits for a compiler; no GPU is needed."""
-    from gemmery import dtypes
-
     place = device.strip().lower()
     try:
         types = [
@@ -316,17 +302,17 @@ def warm(
         raise ArgumentError(f"--device: {error}; or cpu") from None
     if dtype and not types:
         raise ArgumentError(f"--dtype {' '.join(dtype)!r} names no element type: leave it out for all")
-    return partial(_warm, [dtypes.get(name).numpy for name in types], place, threads, json)
 
+    def run() -> int:
+        import gemmery
 
-def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
-    import gemmery
-    from gemmery_emulator.pages.writing import as_json
+        names = [dtypes.get(name).numpy for name in types]
+        with _bar() as progress:
+            warmed = gemmery.warm(names or None, place, threads=threads or None, progress=progress)
+        sys.stdout.write(f"{as_json(warmed) if json else warmed}\n")
+        return 0
 
-    with _bar() as progress:
-        warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)
-    sys.stdout.write(f"{as_json(warmed) if json else warmed}\n")
-    return 0
+    return run
 
 
 @contextmanager

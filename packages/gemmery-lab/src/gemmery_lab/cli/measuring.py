@@ -1,4 +1,4 @@
-"""The commands that measure: ladder, bench, sweep."""
+"""The commands that measure: ladder, bench, sweep, exhibit."""
 
 from __future__ import annotations
 
@@ -6,38 +6,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Console
 from typer import Argument, Context, Option
 
 from gemmery.errors import ArgumentError
-from gemmery_emulator.pages.writing import place
-from gemmery_lab.cli.app import (
-    Action,
-    As,
-    ElementType,
-    Html,
-    Json,
-    Keep,
-    NoHtml,
-    Rungs,
-    Seconds,
-    Threads,
-    app,
-    ladder_app,
-    names,
-    numbers,
-    threads_in_words,
-)
+from gemmery_emulator.pages.writing import HtmlToo, place
+from gemmery_lab.cli import showing
+from gemmery_lab.cli.app import Action, As, Html, Json, Keep, NoHtml, app, ladder_app, names, numbers, threads_in_words
 from gemmery_lab.cli.showing import Output, check_store, counted, measured
 from gemmery_lab.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
 
 if TYPE_CHECKING:
-    from gemmery_lab.asked import DeviceChoice
+    from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
+    from gemmery_lab.measure.record import Run
 
 SIZES = {
     (plan.name, device): ",".join(map(str, points.sizes)) for plan in BUILT_IN for device, points in plan.points.items()
 }  # the defaults, as options take them
 SWEPT_ON = {device: ", ".join(sweep.name for sweep in SWEEPS if device in sweep.devices) for device in ("cpu", "cuda")}
 
+Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
+ElementType = Annotated[
+    str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, int8; tf32 on a GPU.")
+]
+Threads = Annotated[int, Option(metavar="N", min=0, help="Number of threads, 0 for one per core.")]
+Seconds = Annotated[float, Option(metavar="S", help="Skip rungs predicted to exceed S seconds per call.")]
 Sizes = Annotated[
     str,
     Option(
@@ -132,11 +125,19 @@ def ladder(
     """
     from gemmery_lab import asked
 
-    if context.invoked_subcommand is not None:
-        _nothing_before(context)
+    for name in _named(context) if context.invoked_subcommand else ():
+        option = "--as" if name == "card" else f"--{name.replace('_', '-')}"
+        raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
+    if context.invoked_subcommand:
         return None
-    where = asked.place(device or ("emulator" if card else "cpu"), card)
-    reason = _emulated_for(context, where)
+    where, reason = asked.place(device or ("emulator" if card else "cpu"), card), None
+    if where.kind == "emulator":
+        _check_counting(context)
+        reason = ""
+    elif where.kind == "cuda" and "store" not in _named(context):
+        from gemmery.cuda import driver
+
+        reason = driver.missing() or None
     lengths, kind = numbers("--sizes", sizes), where.kind if reason is None else "emulator"
     from gemmery_lab.climb import Conditions, expected, meant, planned
 
@@ -162,38 +163,17 @@ def ladder(
     return partial(measured, LADDER.name, measure, output, asked.registry(kind), store, duration)
 
 
-def _emulated_for(context: Context, where: DeviceChoice) -> str | None:
-    """Why the ladder runs on the emulator: "" when it was asked for, or what CUDA lacks; None when it does not.
-
-    Raises ArgumentError for options that have no meaning there.
-    """
-    if where.kind == "emulator":
-        _emulator_only_counts(context)
-        return ""
-    if where.kind == "cuda":
-        from gemmery.cuda import driver
-
-        return None if _is_given(context, "store") else driver.missing() or None
-    return None
+def _named(context: Context) -> list[str]:
+    """The parameters that the command line names."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
-def _emulator_only_counts(context: Context) -> None:
+def _check_counting(context: Context) -> None:
     """Raise ArgumentError for options that have no meaning on the emulator."""
     for option in ("seconds", "store"):
-        if _is_given(context, option):
+        if option in _named(context):
             raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
-
-
-def _is_given(context: Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _nothing_before(context: Context) -> None:
-    for name in context.params:
-        if _is_given(context, name):
-            option = "--as" if name == "card" else f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
 
 
 @app.command(
@@ -302,7 +282,7 @@ def sweep(
     emulated = where is not None and where.kind == "emulator"
     how = Conditions(str(where) if emulated else device, threads, seconds)
     if emulated:
-        _emulator_only_counts(context)
+        _check_counting(context)
     plan = planned(varied, names(rungs), lengths, dtype, how, "emulator" if emulated else "")
     check_store(store)
     output = Output(json, html, no_html)
@@ -313,3 +293,103 @@ def sweep(
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
     duration = expected(plan) + threads_in_words(threads)
     return partial(measured, f"sweep-{experiment}", measure, output, every, store, duration)
+
+
+@app.command(
+    short_help="Show one effect of GPU hardware.",
+    epilog="""\b
+    Examples:
+      gemmery exhibit
+      gemmery exhibit bank_stride
+      gemmery exhibit bank_stride --device emulator --as a100
+      gemmery exhibit reduce_strided --json""",
+)
+def exhibit(
+    name: Annotated[str, Argument(metavar="NAME", help="An exhibit.", show_default="list them")] = "",
+    device: Annotated[
+        str, Option(metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.", show_default="cuda")
+    ] = "",
+    card: As = "",
+    seconds: Annotated[float, Option(metavar="S", help="Seconds for each config.")] = 0.3,
+    store: Keep = None,
+    json: Json = False,
+    html: HtmlToo = None,
+) -> Action:
+    """Show one effect of the hardware with a small kernel.
+
+    Counts are predicted, then measured on a GPU or counted on the emulator.
+    """
+    from gemmery.ladder.exhibits import find
+    from gemmery_lab import asked
+
+    where = asked.place(device or ("emulator" if card else "cuda"), card)
+    asked.budget(seconds)
+    if where.kind == "cpu":
+        raise ArgumentError("--device cpu: exhibits run on a GPU: use cuda, cuda:N, or emulator")
+    if where.kind == "emulator" and store is not None:
+        raise ArgumentError("--store: the emulator measures no times; leave it out")
+    if not name:
+        if html is not None:
+            raise ArgumentError(f"--html {html}: name an exhibit; the list has no page")
+        return partial(_list, json)
+    selected, output = find(name), Output(json, html, html is None)
+    check_store(store)
+    missing = ""
+    if where.kind == "cuda":
+        from gemmery.cuda import driver
+
+        missing = driver.missing()
+    if where.kind == "emulator" or (missing and store is None):
+        return partial(_count, selected, where.card or asked.EMULATED_AS, missing, output)
+    return partial(_measure, selected, str(where), seconds, store, output)
+
+
+def _list(json: bool) -> int:
+    from gemmery.ladder.exhibits import EXHIBITS
+    from gemmery_lab.report.exhibit_results import list_exhibits
+
+    fields = ("name", "idea", "lesson", "parent")
+    rows = [{field: getattr(exhibit, field) for field in fields} for exhibit in EXHIBITS]
+    showing.print_records(json, rows, partial(list_exhibits, EXHIBITS))
+    return 0
+
+
+def _measure(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: Output) -> int:
+    """Measure an exhibit; 1 when a result is wrong. After Ctrl-C the configs so far are shown."""
+    import gemmery_lab as lab
+    from gemmery.cuda import nvrtc
+    from gemmery_lab.report.exhibit_results import exhibit_page, show_exhibit
+
+    source, predicted = nvrtc.text(Path(exhibit.source).name), lab.predicted(exhibit)
+
+    def show(run: Run, console: Console) -> None:
+        show_exhibit(exhibit, source, predicted, run, console)
+
+    measure = partial(lab.exhibit, exhibit.name, device, seconds, store=store)
+    run, interrupted = showing.timed(lambda on_event: measure(on_event=on_event), (), show, output)
+    if output.has_page:
+        output.write("exhibit", run.started, exhibit_page(exhibit, source, predicted, run))
+    return showing.ended(interrupted, () if interrupted else showing.outside(run))
+
+
+def _count(exhibit: Exhibit, card: str, missing: str, output: Output) -> int:
+    """Count an exhibit on the emulator; 1 when a count is not as predicted.
+
+    `missing` is the reason why there is no GPU, which is printed; "" when the emulator was asked for.
+    """
+    import gemmery_lab as lab
+    from gemmery.cuda import nvrtc
+    from gemmery_lab.measure import record
+    from gemmery_lab.report.exhibit_results import emulated_exhibit_page, exhibit_progress, show_emulated_exhibit
+
+    source = nvrtc.text(Path(exhibit.source).name)
+
+    def show(runs: tuple[EmulatedExhibit, ...], console: Console) -> None:
+        show_emulated_exhibit(exhibit, source, runs, console)
+
+    showing.announce(missing, card)
+    count = partial(lab.emulated_exhibit, exhibit.name, device=card)
+    runs, interrupted = showing.followed(lambda on: count(on_config=on), exhibit_progress, show, tuple, output)
+    if output.has_page:
+        output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, runs))
+    return showing.ended(interrupted, [f"{exhibit.name} at {run.config} {line}" for run in runs for line in run.wrong])

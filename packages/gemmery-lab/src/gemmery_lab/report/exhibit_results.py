@@ -28,7 +28,7 @@ RULES = "The counts are those of one launch, predicted by the rules of the hardw
 def _measured(exhibit: Exhibit, predicted: Predicted, run: Run) -> Sheet:
     """Return the values of a config, its time, its ratio to the parent, and the predicted counts."""
     by_config = {_key(m.config): m for m in run.measurements}
-    rows = [(config, by_config[_key(config)], counts) for config, counts in predicted]
+    rows = [(config, by_config[_key(config)], counts) for config, counts in predicted if _key(config) in by_config]
     parent = exhibit.parent or ""
     columns: Columns[tuple[Config, Measurement, Mapping[str, int]]] = [
         *((key, lambda row, key=key: str(row[0][key])) for key in exhibit.default),

@@ -26,9 +26,6 @@ SIZES = {
 SWEPT_ON = {device: ", ".join(sweep.name for sweep in SWEEPS if device in sweep.devices) for device in ("cpu", "cuda")}
 
 Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
-ElementType = Annotated[
-    str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, int8; tf32 on a GPU.")
-]
 Threads = Annotated[int, Option(metavar="N", min=0, help="Number of threads, 0 for one per core.")]
 Seconds = Annotated[float, Option(metavar="S", help="Skip rungs predicted to exceed S seconds per call.")]
 Sizes = Annotated[
@@ -41,54 +38,6 @@ Sizes = Annotated[
             for name, device in (("", "cpu"), ("GPU: ", "cuda"), ("emulator: ", "emulator"))
         ),
     ),
-]
-LadderDevice = Annotated[
-    str, Option(metavar="NAME", help="cpu, cuda, cuda:N (Nth GPU), emulator, or a card to emulate.", show_default="cpu")
-]
-LadderDType = Annotated[
-    str,
-    Option(
-        metavar="TYPE",
-        help="Element type: f32 or float32, f64, f16, bf16, int8, ...; tf32 on a GPU.",
-        show_default="f32",
-    ),
-]
-
-Suites = Annotated[list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")]
-Rivals = Annotated[str, Option(metavar="A,B", help="Only these rivals.", show_default="the suites'")]
-SuiteThreads = Annotated[int, Option(metavar="N", min=0, help="Number of threads.", show_default="the suites'")]
-Budget = Annotated[float, Option(metavar="S", help="Seconds for one product, shared by all libraries.")]
-SuiteDevice = Annotated[
-    str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
-]
-Workload = Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, instead of suites.")]
-WorkloadSides = Annotated[
-    str, Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default=SIZES[CHAIN.name, "cuda"])
-]
-Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of the workload.", show_default="10")]
-WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of the workload.", show_default="f32")]
-BenchStore = Annotated[
-    Path | None,
-    Option(metavar="DIR", help="Append records to a file there.", show_default="your data folder", callback=place),
-]
-NoStore = Annotated[bool, Option("--no-store", help="Keep no records.")]
-
-SweepName = Annotated[
-    str,
-    Argument(
-        metavar="EXPERIMENT",
-        help=f"{SWEPT_ON['cpu']} (CPU); {SWEPT_ON['cuda']} (GPU).",
-        show_default=False,
-    ),
-]
-SweepSide = Annotated[
-    int | None,
-    Option("--n", metavar="N", min=1, help="The size at which a config is varied.", show_default="the experiment's"),
-]
-SweptSizes = Annotated[str, Option(metavar="N,M", help="Sizes to vary.", show_default="the experiment's")]
-SweptOn = Annotated[
-    str,
-    Option("--device", metavar="NAME", help="cpu, cuda, cuda:N, emulator, or a card.", show_default="the experiment's"),
 ]
 
 
@@ -108,10 +57,20 @@ def ladder(
     context: Context,
     rungs: Rungs = "",
     sizes: Sizes = "",
-    dtype: LadderDType = "",
+    dtype: Annotated[
+        str,
+        Option(
+            metavar="TYPE",
+            help="Element type: f32 or float32, f64, f16, bf16, int8, ...; tf32 on a GPU.",
+            show_default="f32",
+        ),
+    ] = "",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
-    device: LadderDevice = "",
+    device: Annotated[
+        str,
+        Option(metavar="NAME", help="cpu, cuda, cuda:N (Nth GPU), emulator, or a card to emulate.", show_default="cpu"),
+    ] = "",
     card: As = "",
     store: Keep = None,
     json: Json = False,
@@ -187,17 +146,29 @@ def _check_counting(context: Context) -> None:
       gemmery bench --workload chain --n 4096 --repeats 20""",
 )
 def bench(
-    suites: Suites = None,
-    rivals: Rivals = "",
-    threads: SuiteThreads = 0,
-    seconds: Budget = 3.0,
-    device: SuiteDevice = "",
-    workload: Workload = "",
-    n: WorkloadSides = "",
-    repeats: Repeats = None,
-    dtype: WorkDType = "",
-    store: BenchStore = None,
-    no_store: NoStore = False,
+    suites: Annotated[
+        list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")
+    ] = None,
+    rivals: Annotated[str, Option(metavar="A,B", help="Only these rivals.", show_default="the suites'")] = "",
+    threads: Annotated[int, Option(metavar="N", min=0, help="Number of threads.", show_default="the suites'")] = 0,
+    seconds: Annotated[float, Option(metavar="S", help="Seconds for one product, shared by all libraries.")] = 3.0,
+    device: Annotated[
+        str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
+    ] = "",
+    workload: Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, instead of suites.")] = "",
+    n: Annotated[
+        str,
+        Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default=SIZES[CHAIN.name, "cuda"]),
+    ] = "",
+    repeats: Annotated[int | None, Option(metavar="N", min=1, help="Steps of the workload.", show_default="10")] = None,
+    dtype: Annotated[
+        str, Option("--dtype", metavar="TYPE", help="Element type of the workload.", show_default="f32")
+    ] = "",
+    store: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Append records to a file there.", show_default="your data folder", callback=place),
+    ] = None,
+    no_store: Annotated[bool, Option("--no-store", help="Keep no records.")] = False,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
@@ -249,14 +220,33 @@ def bench(
 )
 def sweep(
     context: Context,
-    experiment: SweepName,
-    n: SweepSide = None,
-    sizes: SweptSizes = "",
+    experiment: Annotated[
+        str,
+        Argument(
+            metavar="EXPERIMENT",
+            help=f"{SWEPT_ON['cpu']} (CPU); {SWEPT_ON['cuda']} (GPU).",
+            show_default=False,
+        ),
+    ],
+    n: Annotated[
+        int | None,
+        Option(
+            "--n", metavar="N", min=1, help="The size at which a config is varied.", show_default="the experiment's"
+        ),
+    ] = None,
+    sizes: Annotated[str, Option(metavar="N,M", help="Sizes to vary.", show_default="the experiment's")] = "",
     rungs: Rungs = "",
-    dtype: ElementType = "f32",
+    dtype: Annotated[
+        str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, int8; tf32 on a GPU.")
+    ] = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
-    device: SweptOn = "",
+    device: Annotated[
+        str,
+        Option(
+            "--device", metavar="NAME", help="cpu, cuda, cuda:N, emulator, or a card.", show_default="the experiment's"
+        ),
+    ] = "",
     card: As = "",
     store: Keep = None,
     json: Json = False,

@@ -13,23 +13,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
-from gemmery_emulator.pages import numerals, rendering
+from gemmery_emulator.pages import numerals, rendering, svg
 from gemmery_emulator.pages.pictures import pictures
-from gemmery_emulator.pages.svg import (
-    HALO,
-    INK,
-    MUTED,
-    NUMBER,
-    RIVAL,
-    SERIES,
-    TOKENS,
-    Plot,
-    annotate,
-    axes,
-    legend,
-    name_rows,
-    render,
-)
 from gemmery_lab.experiments import FigureKind
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import words
@@ -55,7 +40,7 @@ from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung
 BAR_ROW = 52  # height of one rung in the bars
 
 
-def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
+def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[svg.Plot, ...]:
     """Return every figure that a run has records for.
 
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
@@ -64,7 +49,7 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
     return drawn(results(run, rungs))
 
 
-def drawn(run: Results) -> tuple[Plot, ...]:
+def drawn(run: Results) -> tuple[svg.Plot, ...]:
     """Return the figures of a run that has been grouped."""
     plots = (plot for of in run.parts for kind in of.experiment.figures for plot in DRAWINGS[kind](_tried(of)))
     return tuple(plot for plot in plots if plot is not None)
@@ -81,7 +66,7 @@ def _of_products(records: Records) -> tuple[Measurement, ...]:
     return tuple(m for m in records.measurements if m.case not in cases)
 
 
-DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
+DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[svg.Plot | None]]] = {
     FigureKind.BARS: lambda of: [bars(fullest(of.problems), of.rungs)],
     FigureKind.RATES: lambda of: [curves(of.measurements, of.machine)],
     FigureKind.TIMES: lambda of: [seconds(of.measurements)],
@@ -98,7 +83,7 @@ DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
 }
 
 
-def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
+def bars(group: Group, rungs: Sequence[Rung]) -> svg.Plot | None:
     """One bar for each rung that ran one problem, with the peaks and the rivals as lines across them."""
     by_name = {rung.name: rung for rung in rungs}
     ran = [m for m in group.rungs if m.seconds]
@@ -107,24 +92,24 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     lines = _limits(group)
     top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
     rate = words.rate(group.first)
-    with axes(BAR_ROW * len(ran) + 110) as on:
+    with svg.axes(BAR_ROW * len(ran) + 110) as on:
         _vertical(on, lines, len(ran), top)
-        _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=MUTED)
+        _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=svg.MUTED)
         for place, m in enumerate(ran):
             rung = by_name[m.kernel]
             gain = speedup(m, rung.parent, group)
             lost = gain is not None and gain[0] < 1 - gain[1]
             on.barh(
-                place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
+                place - 0.12, words.reached(m), height=0.46, color=svg.TOKENS["soft" if lost else "accent"], linewidth=0
             )
             step = numerals.times(gain[0] if gain else None, gain[1] if gain else 0.0, ranged=False)
             texts = numerals.digits(words.reached(m)), numerals.percent(words.share(m)), step
             _in_columns(on, place - 0.12, texts, va="center_baseline")
-            on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
+            on.text(0, place + 0.3, rung.idea, size=11, color=svg.MUTED, va="center", bbox=svg.HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
-        name_rows(on, [place - 0.12 for place in range(len(ran))], [m.kernel for m in ran], code_size=12)
+        svg.name_rows(on, [place - 0.12 for place in range(len(ran))], [m.kernel for m in ran], code_size=12)
         on.set_xlabel(rate)
-        svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.first)}")
+        drawing = svg.render(on, "ladder", f"{rate} of every rung at {words.shape(group.first)}")
     title = f"The ladder at {words.shape(group.first)}, {words.types(group.first)}"
     caption = (
         f"{rate}: longer is faster. × parent is the speed-up over the rung's parent; a pale bar is slower than its "
@@ -134,7 +119,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
         caption += f" On another unit, by products of parts: {', '.join(parted)}."
     absent = [m.kernel for m in group.rungs if not m.seconds]
     caption += f" Not run: {', '.join(absent)}." if absent else ""
-    return Plot("ladder", title, caption, svg)
+    return svg.Plot("ladder", title, caption, drawing)
 
 
 COLUMNS = (1.1, 1.2, 1.32)  # right edges of the columns of figures, in widths of the axes
@@ -151,12 +136,12 @@ def _limits(group: Group) -> list[tuple[float, str, str, str]]:
     """Rate, words, colour and dashes of each line across the bars."""
     peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in group.all if m.peak_gflops}
     is_named = len(peaks) > 1 or group.first.unit
-    lines = [(rate, f"peak, {place}" if is_named else "peak", INK, "-") for place, rate in sorted(peaks.items())]
+    lines = [(rate, f"peak, {place}" if is_named else "peak", svg.INK, "-") for place, rate in sorted(peaks.items())]
     rivals = [m for m in group.rivals if m.seconds]
     several = len({m.threads for m in rivals}) > 1
     for m in rivals:
         name = words.versioned(m.kernel, [m]) + (f", {words.cores(m.threads)}" if several else "")
-        lines.append((words.reached(m), name, RIVAL, "--"))
+        lines.append((words.reached(m), name, svg.RIVAL, "--"))
     return lines
 
 
@@ -177,34 +162,34 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
         on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
 
 
-def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
+def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
     """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
     own = [m for m in measurements if m.kernel == OWN and m.versus]
     if not own:
         return None
     rivals = tuple(dict.fromkeys(rival for m in own for rival in m.versus))
     several = len({m.threads for m in own}) > 1
-    with axes(26 * len(own) + 84) as on:
+    with svg.axes(26 * len(own) + 84) as on:
         on.set_xscale("log", base=2)
         for index, rival in enumerate(rivals):
             points = [(m.versus[rival], at, m.spread.get(rival, 0.0)) for at, m in enumerate(own) if rival in m.versus]
             x, y, margin = zip(*points, strict=True)
-            shade, name = SERIES[index % len(SERIES)], words.versioned(rival, measurements)
+            shade, name = svg.SERIES[index % len(svg.SERIES)], words.versioned(rival, measurements)
             on.errorbar(x, y, xerr=margin, fmt="o", color=shade, linewidth=1.5, label=name)
-        on.axvline(1, color=INK, linewidth=1.5)
+        on.axvline(1, color=svg.INK, linewidth=1.5)
         low, high = on.get_xlim()
         on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))
         names = [product(m) + (f", {words.place(m)}" if several else "") for m in own]
-        name_rows(on, range(len(own)), names)
+        svg.name_rows(on, range(len(own)), names)
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         on.xaxis.set_minor_formatter(NullFormatter())
-        legend(on)
+        svg.legend(on)
         on.set_xlabel("times faster than the rival")
-        svg = render(on, f"standing-{suite}", "speed-up over each rival on every problem")
+        drawing = svg.render(on, f"standing-{suite}", "speed-up over each rival on every problem")
     caption = (
         "Right of the line gemmery is faster. A point is the median of ratios taken pair by pair, its bar their spread."
     )
-    return Plot(f"standing-{suite}", suite.replace("_", " "), caption, svg)
+    return svg.Plot(f"standing-{suite}", suite.replace("_", " "), caption, drawing)
 
 
 LEAD = (
@@ -309,7 +294,7 @@ INTRODUCTION = (
     "measured. Read the first table from top to bottom: what falls from a rung to the next is what the rung saves. "
     '"Rung by rung" says what each changes, and draws its costliest access to memory.'
 )
-COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (RIVAL, *SERIES[1:4]), strict=True))
+COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (svg.RIVAL, *svg.SERIES[1:4]), strict=True))
 
 
 def emulated_page(ladder: EmulatedLadder) -> str:
@@ -317,7 +302,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
     ran = {rung.rung for rung in ladder.rungs}
     rungs = tuple(rung for rung in CUDA if rung.name in ran)
     title = "The ladder" if rungs else "The sweep"
-    lessons, explained = list[tuple[Rung, str, Plot | None]](), set[str]()
+    lessons, explained = list[tuple[Rung, str, svg.Plot | None]](), set[str]()
     for rung in rungs:  # each with its claims, and a picture of its costliest access to memory
         counters = {name.replace("_a_", " per ").replace("_", " "): value for name, value in rung.expect.items()}
         claims = ", ".join(f"{name} {value:g}" for name, value in counters.items())
@@ -342,7 +327,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
     )
 
 
-def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> Plot | None:
+def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> svg.Plot | None:
     """The picture of a rung, of shared memory or else of global memory; `explained` kinds are not explained again."""
     run = next((run for run in ladder.rungs if run.rung == name and not run.refused), None)
     if run is None:
@@ -355,39 +340,39 @@ def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> Plot | N
     return None
 
 
-def roofs(ladder: EmulatedLadder) -> tuple[Plot, ...]:
+def roofs(ladder: EmulatedLadder) -> tuple[svg.Plot, ...]:
     """A figure for each size: every rung that ran with its four roofs."""
     sizes = [[run for run in runs if not run.refused] for runs in by_size(ladder)]
     return tuple(_roofs(runs[0].size, runs) for runs in sizes if runs)
 
 
-def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
+def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
     times = [time * 1e6 for run in rungs for time in run.roofs.values() if time]
-    with axes(ROW * len(rungs) + 90) as on:
+    with svg.axes(ROW * len(rungs) + 90) as on:
         on.set_xscale("log")
         low, high = min(times) / 1.5, max(times) * 1.6
         for place, run in enumerate(rungs):
             top = run.roof_seconds * 1e6
-            on.barh(place, top - low, left=low, height=0.5, color=TOKENS["soft"], linewidth=0)
-            annotate(on, numerals.digits(top), (top, place), (9, 0), va="center", size=11)
+            on.barh(place, top - low, left=low, height=0.5, color=svg.TOKENS["soft"], linewidth=0)
+            svg.annotate(on, numerals.digits(top), (top, place), (9, 0), va="center", size=11)
         for name, colour in COLOURS.items():
             points = [(run.roofs[name] * 1e6, place) for place, run in enumerate(rungs) if run.roofs[name]]
             if points:
                 x, y = zip(*points, strict=True)
                 on.plot(x, y, "o", color=colour, label=name, zorder=4)
         on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
-        name_rows(on, range(len(rungs)), [_label(run, rungs[0]) for run in rungs], code_size=11)
+        svg.name_rows(on, range(len(rungs)), [_label(run, rungs[0]) for run in rungs], code_size=11)
         on.xaxis.set_major_locator(LogLocator(10))
-        on.xaxis.set_major_formatter(NUMBER)
+        on.xaxis.set_major_formatter(svg.NUMBER)
         on.xaxis.set_minor_formatter(NullFormatter())
-        legend(on)
+        svg.legend(on)
         on.set_xlabel("µs")
-        svg = render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
+        drawing = svg.render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
     caption = (
         "Each dot is the time under one limit of the device, without caches, with which it may take less; the bar "
         "reaches to the longest, the roof. Shorter is better. The axis is logarithmic."
     )
-    return Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, svg)
+    return svg.Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, drawing)
 
 
 def _label(run: EmulatedRung, first: EmulatedRung) -> str:

@@ -10,7 +10,7 @@ from gemmery.errors import ArgumentError
 from gemmery_lab import experiments
 from gemmery_lab.cli.app import app
 from gemmery_lab.climb import Conditions, planned
-from gemmery_lab.experiments import Axis, FigureKind, Points, TableKind
+from gemmery_lab.experiments import FigureKind, TableKind
 from gemmery_lab.measure import suite as suites
 from gemmery_lab.measure.record import Run
 from gemmery_lab.report import words
@@ -81,12 +81,12 @@ def test_a_suite_of_ones_own_is_shown_as_what_its_records_look_like():
 
 
 def test_a_new_sweep_is_one_entry(monkeypatch):
-    trial = experiments._sweep(
+    trial = experiments.built_in(
         "depth",
-        "Time against the depth of a block",
-        Axis("depth of a block", key="kc"),
-        TableKind.BY_KEY,
-        {"cpu": Points((("packed", {}),), (512,), (128, 256))},
+        title="Time against the depth of a block",
+        axis={"label": "depth of a block", "key": "kc"},
+        table="BY_KEY",
+        cpu={"rungs": ["packed"], "sizes": [512], "values": [128, 256]},
     )
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))

@@ -132,7 +132,7 @@ def inspect(
         check_writable(svg / "picture.svg", "--svg")
     from gemmery_lab.inspection.gather import inspections
 
-    inspect_each = inspections(names, m or 0, n or 0, k or 0, dtype, keys, device, line)
+    inspect_each = inspections(names, device, line, m=m or 0, n=n or 0, k=k or 0, dtype=dtype, config=keys)
 
     def run() -> int:
         from gemmery_lab.inspection import notebook

@@ -8,7 +8,6 @@ from dataclasses import astuple
 
 from gemmery import dtypes
 from gemmery.cpu.assembly import kinds
-from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
 from gemmery.ladder.cpu import CPU
@@ -116,6 +115,11 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
     )
     scratch = inspection.workspace if kernel is inspection.kernels[-1] else 0
     allowed = ", ".join(f"{name} {number}" for name, number in filled.limits.items())
+    share = numerals.percent(filled.tail)  # of the device that the last wave of blocks fills
+    waves = f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
+    if blocks > filled.slots:
+        each = f"{numerals.digits(filled.waves)} of {filled.slots:,} blocks"
+        waves = f"{each}; the last fills {share} of the device, all together {numerals.percent(filled.filled)}"
     warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {numerals.percent(filled.share)}"
     return (
         ("kernel", kernel.name),
@@ -128,7 +132,7 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
         *([("scratch memory", numerals.size(scratch))] if scratch else []),
         ("occupancy", f"{warps}: {numerals.plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
-        ("waves", _waves(blocks, filled)),
+        ("waves", waves),
     )
 
 
@@ -163,33 +167,21 @@ def _threads(block: tuple[int, int, int]) -> str:
     return f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
 
 
-def _waves(blocks: int, filled: Occupancy) -> str:
-    """How often the grid fills the device, and how full the last wave is."""
-    share = numerals.percent(filled.tail)
-    if blocks <= filled.slots:
-        return f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
-    each = f"{numerals.digits(filled.waves)} of {filled.slots:,} blocks"
-    return f"{each}; the last fills {share} of the device, all together {numerals.percent(filled.filled)}"
-
-
 def _roofline(inspection: Inspection) -> Section:
     device, loads, once = inspection.device, inspection.loads, inspection.once
     each = round(loads.peak / device.sms / device.clock)
     units = f"{device.sms} multiprocessors × {each} operations a clock × {device.clock:.4g} GHz"
+    wide, (bm, bn) = dtypes.get(inspection.problem.dtype).size, inspection.tile
+    loading = f"A once for each {bn} columns of C, B once for each {bm} rows, {_moved(loads)}"
+    if (bm, bn) == (1, 1):
+        loading = f"2 loads for every multiply-add, {2 * wide} bytes for 2 operations"
     rows = (
         ("peak", f"{units} = {numerals.digits(loads.peak)} GFLOP/s ({words.UNITS[inspection.unit]})"),
-        ("as it loads", f"{_loading(inspection)}: {_attainable(loads)}"),
+        ("as it loads", f"{loading}: {_attainable(loads)}"),
         ("each element once", f"{_moved(once)}: {_attainable(once)}"),
     )
     in_parts = inspection.problem.dtype in ("f32", "f64") and inspection.unit in ("tensor", "tensor_8")
     return Section("Roofline", rows, notes=(ROOFLINE_NOTE, *([PARTS_NOTE] if in_parts else [])))
-
-
-def _loading(inspection: Inspection) -> str:
-    size, (bm, bn) = dtypes.get(inspection.problem.dtype).size, inspection.tile
-    if (bm, bn) == (1, 1):
-        return f"2 loads for every multiply-add, {2 * size} bytes for 2 operations"
-    return f"A once for each {bn} columns of C, B once for each {bm} rows, {_moved(inspection.loads)}"
 
 
 def _attainable(line: Roofline) -> str:
@@ -221,16 +213,11 @@ def _instructions(kernel: CompiledLaunch, several: bool) -> Section:
     rows = [(name, *(f"{x.get(name, 0):,}" for x in columns.values())) for name in kernel.counts if is_notable(name)]
     others = [sum(number for name, number in x.items() if not is_notable(name)) for x in columns.values()]
     rows.append(("others", *(f"{number:,}" for number in others)))
-    return Section(title, tuple(rows), ("kind", *columns), _loaded(kernel.step or kernel.loop))
-
-
-def _loaded(loop: Mapping[str, int]) -> tuple[str, ...]:
-    """Bytes that the main loop loads for each multiply-add, where CUDA cores do them."""
-    if on_tensor_cores(loop):
-        return ()
-    each = {space: bytes_each(loop, space) for space in ("global", "shared")}
-    amounts = [f"{numerals.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
-    return (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",) if amounts else ()
+    loop, note = kernel.step or kernel.loop, ()
+    sizes = {} if on_tensor_cores(loop) else {space: bytes_each(loop, space) for space in ("global", "shared")}
+    if amounts := [f"{numerals.digits(size)} bytes of {space} memory" for space, size in sizes.items() if size]:
+        note = (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",)
+    return Section(title, tuple(rows), ("kind", *columns), note)
 
 
 def _barriers(inspection: Inspection) -> list[Section]:

@@ -15,7 +15,7 @@ from gemmery_emulator.pages import numerals, svg
 from gemmery_lab.experiments import Axis, Experiment
 from gemmery_lab.measure.record import MachineRecord, Measurement
 from gemmery_lab.report import words
-from gemmery_lab.report.sweep_tables import along, marks, side
+from gemmery_lab.report.tables import along, marks, side
 from gemmery_lab.report.words import is_square
 
 if TYPE_CHECKING:

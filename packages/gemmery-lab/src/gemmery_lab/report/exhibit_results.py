@@ -27,8 +27,7 @@ RULES = "The counts are those of one launch, predicted by the rules of the hardw
 
 def _measured(exhibit: Exhibit, predicted: Predicted, run: Run) -> Sheet:
     """Return the values of a config, its time, its ratio to the parent, and the predicted counts."""
-    by_config = {_key(m.config): m for m in run.measurements}
-    rows = [(config, by_config[_key(config)], counts) for config, counts in predicted if _key(config) in by_config]
+    rows = [(config, m, counts) for config, counts in predicted for m in run.measurements if m.config == dict(config)]
     parent = exhibit.parent or ""
     columns: Columns[tuple[Config, Measurement, Mapping[str, int]]] = [
         *((key, lambda row, key=key: str(row[0][key])) for key in exhibit.default),
@@ -50,22 +49,15 @@ def _faults(measurements: Sequence[Measurement]) -> list[str]:
 
 def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) -> Sheet:
     """Return two rows for each config, under these names: the predicted counts, and those of the emulator."""
-    rows = tuple(row for run in emulated for row in _rows(run, rules, emulator))
-    return Sheet(TITLE, (*emulated[0].config, "counts", *map(_plain, emulated[0].predicted)), rows)
-
-
-def _rows(run: EmulatedExhibit, rules: str, emulator: str) -> Iterator[tuple[Cell, ...]]:
-    config = [Cell(str(value)) for value in run.config.values()]
-    yield (*config, Cell(rules), *(Cell(f"{count:,}") for count in run.predicted.values()))
-    counts = (
-        Cell(f"{run.counted[name]:,}", tone="" if run.counted[name] == count else "bad")
-        for name, count in run.predicted.items()
-    )
-    yield (*[Cell("")] * len(config), Cell(emulator, tone="faint"), *counts)
-
-
-def _key(config: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(config.items()))
+    rows = list[tuple[Cell, ...]]()
+    for run in emulated:
+        config, counts = [Cell(str(value)) for value in run.config.values()], run.predicted.items()
+        rows.append((*config, Cell(rules), *(Cell(f"{count:,}") for _, count in counts)))
+        own = (
+            Cell(f"{run.counted[name]:,}", tone="" if run.counted[name] == count else "bad") for name, count in counts
+        )
+        rows.append((*[Cell("")] * len(config), Cell(emulator, tone="faint"), *own))
+    return Sheet(TITLE, (*emulated[0].config, "counts", *map(_plain, emulated[0].predicted)), tuple(rows))
 
 
 def _plain(name: str) -> str:

@@ -16,25 +16,13 @@ from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals, rendering, svg
 from gemmery_emulator.pages.pictures import pictures
 from gemmery_lab.experiments import FigureKind
-from gemmery_lab.measure.record import MachineRecord, Measurement, Run
-from gemmery_lab.report import words
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report import emulated_tables, words
 from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
-from gemmery_lab.report.emulated_tables import (
-    COUNTED,
-    ROOF,
-    by_size,
-    complaints,
-    described,
-    emulated_sheets,
-    over_parent,
-    overviews,
-    peaks,
-    predicted_sheets,
-    verdict,
-)
+from gemmery_lab.report.emulated_tables import by_size
 from gemmery_lab.report.suite_tables import OWN, product, tournaments
-from gemmery_lab.report.tables import Records, Results, over_fastest, results, tabulated, tree
-from gemmery_lab.report.words import Group, banner, doubts, fullest, gain, gains, label, largest, rival, speedup
+from gemmery_lab.report.tables import Records, Results, results, tabulated, tree
+from gemmery_lab.report.words import Group, doubts, fullest, gain, gains, label, largest, over_fastest, rival, speedup
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung
 
 BAR_ROW = 52  # height of one rung in the bars
@@ -192,41 +180,29 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None
     return svg.Plot(f"standing-{suite}", suite.replace("_", " "), caption, drawing)
 
 
-LEAD = (
-    "Every rung is one kernel for the same matrix product, C = A B, and changes one thing in the rung that it grew "
-    "from, its parent. This page shows what each change gained on this machine, next to {}."
-)
-
-
 def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     """Return the page of a run.
 
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """
     of = results(run, rungs)
-    problems, climbed, gpu = of.problems, of.climbed, run.machine.gpu.name
-    over = gains(climbed, problems) if problems else {}
-    fastest = largest(problems) if problems else None
-    title, library = words.title(run), "cuBLAS, the vendor's library" if gpu else "the library that NumPy calls"
+    problems, climbed = of.problems, of.climbed
+    over, fastest = (gains(climbed, problems), largest(problems)) if problems else ({}, None)
     return rendering.render(
         "run.html",
         __package__,
-        title=f"{title} on {words.processor(run.machine)[0]}",
-        heading=title,
-        where=" · ".join([*words.processor(run.machine), words.when(run)]),
-        warning=banner(run),
-        lead=LEAD.format(library) if problems else "",
+        title=f"{words.title(run)} on {words.processor(run.machine)[0]}",
+        run=run,
+        words=words,
+        numerals=numerals,
+        fastest=fastest,
         tiles=_tiles(fastest) if fastest and not doubts(run) else (),
-        tiles_of=f"{words.shape(fastest.first)}, {words.types(fastest.first)}" if fastest else "",
         plots=drawn(of),
         branches=tree(climbed) if len(climbed) > 1 else (),
         gains={rung.name: f"{over[rung.name]} {rung.parent}" for rung in climbed if over.get(rung.name)},
         gains_at=words.shape(fullest(problems).first) if problems else "",
         sheets=tabulated(of),
         lessons=[(rung, _measured(rung, problems), pseudocode(rung.source, rung.name)) for rung in climbed],
-        gpu=bool(gpu),
-        facts=_facts(run.machine),
-        footer=f"gemmery {run.machine.gemmery}, {words.when(run)}",
     )
 
 
@@ -261,39 +237,7 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
     )
 
 
-def _facts(machine: MachineRecord) -> list[tuple[str, str]]:
-    """The properties of a machine by name; those without a value are not shown."""
-    gpu = machine.gpu
-    power = f"{gpu.power_w:g} W" if gpu.power_w else "unknown: NVML is not found"
-    device = [
-        ("GPU", gpu.name),
-        ("Compute capability", f"{gpu.capability / 10:.1f}"),
-        ("Multiprocessors", str(gpu.sms)),
-        ("L2", numerals.size(gpu.l2)),
-        ("Clock, at most", f"{gpu.clock_mhz} MHz"),
-        ("Power limit", power),
-        ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
-        ("NVRTC", gpu.nvrtc),
-    ]
-    return [
-        *(device if gpu.name else []),
-        ("CPU", machine.cpu),
-        ("Instruction set", machine.isa),
-        ("Cores", str(machine.cores)),
-        *((name, numerals.size(size)) for name, size in words.caches(machine) if not gpu.name),
-        ("System", machine.os),
-        ("Python", machine.python),
-        ("NumPy", f"{machine.numpy}, {machine.blas}"),
-        ("llvmlite", machine.llvmlite),
-    ]
-
-
 ROW = 26  # height of a rung
-INTRODUCTION = (
-    "Each rung multiplied two small matrices here. Its result was checked, and what it did was counted; no time was "
-    "measured. Read the first table from top to bottom: what falls from a rung to the next is what the rung saves. "
-    '"Rung by rung" says what each changes, and draws its costliest access to memory.'
-)
 COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (svg.RIVAL, *svg.SERIES[1:4]), strict=True))
 
 
@@ -313,17 +257,14 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         __package__,
         title=f"{title} on the emulator, as {ladder.device.name}",
         heading=f"{title}, emulated",
-        where=f"{described(ladder.device)}, on the emulator · {ladder.started[:16].replace('T', ' ')} UTC",
-        verdict=verdict(ladder),
-        introduction=INTRODUCTION if rungs else "",
-        complaints=complaints(ladder),
-        overviews=(*overviews(ladder), *predicted_sheets(ladder)),
-        meaning=(COUNTED, ROOF, peaks(ladder.device)),
+        ladder=ladder,
+        tables=emulated_tables,
         branches=tree(rungs),
-        gains={run.rung: over_parent(ladder, run) for run in by_size(ladder)[-1]} if ladder.rungs else {},
+        gains={run.rung: emulated_tables.over_parent(ladder, run) for run in by_size(ladder)[-1]}
+        if ladder.rungs
+        else {},
         roofs=roofs(ladder),
         lessons=lessons,
-        sheets=emulated_sheets(ladder),
     )
 
 

@@ -59,9 +59,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     vectors = all(1 in (m.m, m.n) for m in measurements)
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
-    def cell(by_kernel: dict[str, Measurement], kernel: str) -> Cell:
-        best = min((other.seconds for other in by_kernel.values() if other.seconds), default=0.0)
-        return entry(by_kernel.get(kernel), _duration if short else rate, best)
+    text = _duration if short else rate
 
     def peak(by_kernel: dict[str, Measurement]) -> str:
         ran = [m for m in by_kernel.values() if m.seconds]
@@ -70,7 +68,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     columns = [
         ("product", lambda row: row[0]),
         *(
-            (words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel))
+            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), text, _least(row[1].values())))
             for kernel in dict.fromkeys(m.kernel for m in measurements)
         ),
         *([] if short else [("peak", lambda row: peak(row[1]))]),
@@ -269,10 +267,15 @@ def overview(run: Run, about: Mapping[str, str]) -> Sheet:
             apart = STATES[COMPARED.index(m.case)] if m.case in COMPARED else apart
             groups.setdefault((m.suite, apart), []).append(m)
     names = [suite for suite, _ in groups]
-    rows = [
-        _standing(about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), same)
-        for (suite, apart), same in groups.items()
-    ]
+    rows = []
+    for (suite, apart), same in groups.items():
+        stand = [(m, over) for m in same if (over := _over_fastest(m))]
+        shares = [part for m in same if (part := words.share(m)) is not None]
+        slower = [f"{product(m)} ({numerals.times(*over)})" for m, over in stand if standing(*over) == "bad"]
+        texts = [about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), str(len(stand))]
+        texts += [numerals.times(of([ratio for _, (ratio, _) in stand])) for of in (min, statistics.median, max)]
+        texts.append(f"{numerals.percent(min(shares))} to {numerals.percent(max(shares))}" if shares else "")
+        rows.append(tuple(map(Cell, (*texts, "; ".join(slower) or "none"))))
     return Sheet("How it compares", OVERVIEW, tuple(rows), sentences=(len(OVERVIEW) - 1,))
 
 
@@ -284,20 +287,6 @@ def brief_overview(run: Run, about: Mapping[str, str]) -> Sheet:
     """
     full = overview(run, about)
     return Sheet(full.title, (OVERVIEW[0], *OVERVIEW[2:6]), tuple((row[0], *row[2:6]) for row in full.rows))
-
-
-def _standing(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...]:
-    stand = [(m, over) for m in measurements if (over := _over_fastest(m))]
-    ratios = [ratio for _, (ratio, _) in stand]
-    shares = [part for m in measurements if (part := words.share(m)) is not None]
-    slower = [f"{product(m)} ({numerals.times(*over)})" for m, over in stand if standing(*over) == "bad"]
-    return (
-        Cell(what),
-        Cell(str(len(stand))),
-        *(Cell(numerals.times(of(ratios))) for of in (min, statistics.median, max)),
-        Cell(f"{numerals.percent(min(shares))} to {numerals.percent(max(shares))}" if shares else ""),
-        Cell("; ".join(slower) or "none"),
-    )
 
 
 def is_of_model(measurement: Measurement) -> bool:
@@ -314,14 +303,18 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     for m in measurements:
         by_case.setdefault(m.case, {})[m.kernel] = m
 
-    def cell(row: dict[str, Measurement], kernel: str) -> Cell:
-        best = min((m.seconds for m in row.values() if m.seconds), default=0.0)
-        return entry(row.get(kernel), _rate, best)
+    def rate(m: Measurement) -> str:
+        """Tokens a second, and the ratio to PyTorch's layers."""
+        over = ratio(m, RIVAL)
+        return numerals.digits(m.m / m.seconds) + (f" ({over})" if over else "")
 
     last = {m.kernel: m for m in measurements}
     columns: Columns[tuple[str, dict[str, Measurement]]] = [
         ("tokens a second", lambda row: row[0]),
-        *((words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel)) for kernel in last),
+        *(
+            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), rate, _least(row[1].values())))
+            for kernel in last
+        ),
     ]
     notes = [
         ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),
@@ -334,7 +327,6 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)
 
 
-def _rate(measurement: Measurement) -> str:
-    """Tokens a second, and the ratio to PyTorch's layers."""
-    over = ratio(measurement, RIVAL)
-    return numerals.digits(measurement.m / measurement.seconds) + (f" ({over})" if over else "")
+def _least(measurements: Iterable[Measurement]) -> float:
+    """The least time of what ran."""
+    return min((m.seconds for m in measurements if m.seconds), default=0.0)

@@ -26,7 +26,6 @@ from gemmery_lab.random_products import (
     TYPES,
     MatrixImage,
     RandomProduct,
-    batch_in_parts,
     drawn,
     growth_in_parts,
     image,
@@ -113,9 +112,10 @@ def verify(
     start, worst = time.perf_counter(), 0.0
     seeds, done = 0, 0
     while done < products:
-        product = _product(seed + seeds, types, kind)
-        seeds, done = seeds + 1, done + (product.batch if product.spread else 1)
-        counts[product.dtype] += product.batch if product.spread else 1
+        product = drawn(seed + seeds, types, kind)
+        count = product.batch if product.spread else 1
+        seeds, done = seeds + 1, done + count
+        counts[product.dtype] += count
         reason, ratio = _tried(product, place)
         worst = max(worst, ratio)
         if reason:
@@ -124,12 +124,6 @@ def verify(
         if len(wrong) == _MOST_WRONG or reason.startswith(_LOST):
             break
     return Verification(device, seed, seeds, done, counts, worst, tuple(wrong), time.perf_counter() - start)
-
-
-def _product(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
-    """Return the product of a seed, or the batch of small ones."""
-    dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
-    return batch_in_parts(seed, dtype) if dtype in PARTS else drawn(seed, types, kind)
 
 
 def _spelled(name: str, kind: str) -> str:

@@ -30,7 +30,7 @@ from gemmery import config, dtypes
 from gemmery.cpu import target
 from gemmery.errors import GemmeryError, RefusedError, not_installed
 from gemmery_lab.measure import expressions
-from gemmery_lab.measure.timing import Contestant, Rival, Sample, by_name, not_found, products
+from gemmery_lab.measure.timing import Rival, Sample, by_name, not_found, products
 from gemmery_lab.measure.work import Work, operands
 
 try:
@@ -275,11 +275,6 @@ class RivalProcess:
     def pid(self) -> int:
         """Its process ID."""
         return self._process.pid
-
-    @property
-    def contestant(self) -> Contestant:
-        """The rival as a contestant of `timing.compare`."""
-        return Contestant(self.name, self.sample)
 
     def close(self) -> None:
         """End the process by closing its input; kill it if it still runs a second later."""

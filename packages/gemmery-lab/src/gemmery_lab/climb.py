@@ -83,9 +83,10 @@ def planned(
         n, values = lengths[0], points.values
         configs = [(rung, {**config, key: value}) for rung, config in configs for value in values or blocks(rung, n)]
     dtype = asked.element_type(dtype, kind) if dtype or kind != "emulator" else ""
-    asked.limit(how.seconds)
-    if kind != "cpu":
-        asked.no_threads(how.threads, where)
+    if not how.seconds > 0:
+        raise ArgumentError(f"seconds={how.seconds}: the time limit must be above 0")
+    if kind != "cpu" and how.threads:
+        raise ArgumentError(f"threads={how.threads}: only rungs on the CPU take it; leave it out on {where}")
     takes_all = kind == "cpu" or rungs or not dtype  # else rungs for other element types are left out
     configs = [(rung, config) for rung, config in configs if takes_all or element(dtype).dtype in rung.dtypes]
     return RungPlan(configs, lengths, dtype, kind, replace(how, device=where))

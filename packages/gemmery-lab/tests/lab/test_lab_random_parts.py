@@ -96,7 +96,7 @@ def test_a_batch_counts_as_its_products(monkeypatch):
     assert run.ok
     assert run.products == sum(run.types.values()) >= 300 > run.seeds
     assert run.products == sum(
-        verification._product(5 + i, ("f32_tensor", "f32_plus"), "cuda").batch for i in range(run.seeds)
+        random_products.drawn(5 + i, ("f32_tensor", "f32_plus"), "cuda").batch for i in range(run.seeds)
     )
     with pytest.raises(gm.ArgumentError, match="f32_tensor"):
         lab.verify(3, "cpu", ["f32_tensor"])

@@ -122,7 +122,6 @@ def inspect(
     asked.inspectable(*names)
     keys = settings(config)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
-    asked.takes(names, dtype, keys)
     for option, code in (("--ptx", ptx), ("--sass", sass)):
         if code and other and not json:
             raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")

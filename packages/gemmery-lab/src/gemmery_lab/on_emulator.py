@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -74,8 +74,7 @@ def emulated_ladder(
     an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = asked.emulated_card(device)
-    plan = planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator")
-    return EmulatedLadder(card, record.now(), _looked_at(Emulator(card), plan, plan.sizes, on_rung))
+    return _emulated(card, planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator"), on_rung)
 
 
 def emulated_sweep(
@@ -98,7 +97,7 @@ def emulated_sweep(
     """
     varied, card = experiments.sweep(experiment), asked.emulated_card(device)
     plan = planned(varied, rungs, sizes, dtype, Conditions(card.name), "emulator")
-    return EmulatedLadder(card, record.now(), _looked_at(Emulator(card, varied.axis.key), plan, plan.sizes, on_rung))
+    return _emulated(card, plan, on_rung, varied.axis.key)
 
 
 def predicted_ladder(
@@ -119,75 +118,61 @@ def predicted_ladder(
 
     Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
     """
-    predictor, lengths = Predictor(card), asked.sides(sizes or (SIZE,))
+    (device, pipes), lengths = pipes_of(card), asked.sides(sizes or (SIZE,))
     plan = planned(LADDER, rungs, (), dtype, Conditions(card), "emulator")
-    return _looked_at(predictor, plan, lengths, on_rung)
+    known = {_key(each): each for each in recorded(device)}
+    in_bf16 = {(each.kernel, each.n) for each in known.values() if each.dtype == "bf16"}
+
+    def types(rung: Rung, n: int) -> Work:
+        return element("bf16" if not plan.dtype and (rung.name, n) in in_bf16 and not takes_f32(rung) else plan.dtype)
+
+    def look(rung: Rung, work: Work, n: int, config: Config) -> PredictedRung:
+        plain = predicted_rung(rung, work, device, pipes, config)
+        m = known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
+        same = m is not None and all(m.config.get(key) == value for key, value in rung.default.items())
+        return replace(plain, measured=m.seconds if m is not None and same else 0.0)
+
+    return _each(device, plan, lengths, types, look, on_rung)
 
 
-def _looked_at(backend: Card[T], plan: RungPlan, sizes: Sequence[int], on_rung: OnStep[T]) -> tuple[T, ...]:
-    """Return the records of a plan's rungs at some sizes, each looked at alone."""
-    like, steps = element(plan.dtype), RunSteps[T](len(plan.variants) * len(sizes), on_rung)
+def _emulated(card: Device, plan: RungPlan, on_rung: OnStep[EmulatedRung], key: str = "") -> EmulatedLadder:
+    """Check and count the rungs of a plan; a `key` of their config is part of their names."""
+
+    def look(rung: Rung, work: Work, n: int, config: Config) -> EmulatedRung:
+        name = f"{rung.name} {key}={config[key]}" if key else rung.name
+        return replace(emulated_rung(rung, work, card, config), rung=name, size=n)
+
+    like = element(plan.dtype)
+    return EmulatedLadder(card, record.now(), _each(card, plan, plan.sizes, lambda *_: like, look, on_rung))
+
+
+def _each(
+    card: Device,
+    plan: RungPlan,
+    sizes: Sequence[int],
+    types: Callable[[Rung, int], Work],
+    look: Callable[[Rung, Work, int, Config], T],
+    on_rung: OnStep[T],
+) -> tuple[T, ...]:
+    """Return the records of a plan's rungs at some sizes, each looked at alone, in these `types`."""
+    steps = RunSteps[T](len(plan.variants) * len(sizes), on_rung)
     for n in sizes:
         for rung, config in plan.variants:
-            work = backend.product_for(rung, n, like)
+            work = product_for(rung, n, types(rung, n), card)
             steps.begin(f"{rung.name}, {work}")
-            steps.end(backend.look(work, n, rung, config))
+            steps.end(look(rung, work, n, config))
     return tuple(steps.records)
 
 
-class Card(Generic[T]):
-    """A card of cuda/device.py without a GPU."""
-
-    def __init__(self, card: Device) -> None:
-        self.card = card
-
-    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return two squares, small ones for the rung of one block, else a row times W'; "" is a rung's own type."""
-        dtype = like.dtype or ("f32" if takes_f32(rung) else rung.dtypes[0])
-        square = Work(n, n, n, dtype, asked.result_type(dtype), precision=like.precision)
-        small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
-        for work in (square, small, replace(vector, m=1, b_layout="col")):
-            if not rung.refuses(work.problem._replace(device=self.card.name)):
-                return work
-        return square
-
-    def look(self, work: Work, n: int, rung: Rung, config: Config) -> T:
-        """Return the record of a rung on a product."""
-        raise NotImplementedError
-
-
-class Emulator(Card[EmulatedRung]):
-    """A card as the emulator runs it: rungs are checked and counted. A `key` of their config is part of their names."""
-
-    def __init__(self, card: Device, key: str = "") -> None:
-        super().__init__(card)
-        self._key = key
-
-    def look(self, work: Work, n: int, rung: Rung, config: Config) -> EmulatedRung:
-        name = f"{rung.name} {self._key}={config[self._key]}" if self._key else rung.name
-        return replace(emulated_rung(rung, work, self.card, config), rung=name, size=n)
-
-
-class Predictor(Card[PredictedRung]):
-    """A card whose times are predicted, next to its records. Raises DeviceError if its latencies are not known."""
-
-    def __init__(self, card: str) -> None:
-        device, self._pipes = pipes_of(card)
-        super().__init__(device)
-        self._known = {_key(each): each for each in recorded(device)}
-
-    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return the product, in bf16 if there is a record in that and the rung has a choice without f32."""
-        in_bf16 = any((each.kernel, each.n, each.dtype) == (rung.name, n, "bf16") for each in self._known.values())
-        return super().product_for(
-            rung, n, element("bf16") if in_bf16 and not like.dtype and not takes_f32(rung) else like
-        )
-
-    def look(self, work: Work, n: int, rung: Rung, config: Config) -> PredictedRung:
-        plain = predicted_rung(rung, work, self.card, self._pipes, config)
-        measured = self._known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
-        same = measured is not None and all(measured.config.get(key) == value for key, value in rung.default.items())
-        return replace(plain, measured=measured.seconds if measured is not None and same else 0.0)
+def product_for(rung: Rung, n: int, like: Work, card: Device) -> Work:
+    """Return two squares, small ones for the rung of one block, else a row times W'; "" is a rung's own type."""
+    dtype = like.dtype or ("f32" if takes_f32(rung) else rung.dtypes[0])
+    square = Work(n, n, n, dtype, asked.result_type(dtype), precision=like.precision)
+    least = min(n, SMALL)
+    for work in (square, replace(square, m=least, n=least, k=least), replace(square, m=1, b_layout="col")):
+        if not rung.refuses(work.problem._replace(device=card.name)):
+            return work
+    return square
 
 
 def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:

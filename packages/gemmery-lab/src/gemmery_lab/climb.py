@@ -148,8 +148,12 @@ def sweep(
     varied = experiments.sweep(experiment)
     plan = planned(varied, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
     variants, like = plan.variants, element(plan.dtype)
-    if plan.kind == "cuda" and not rungs:  # those that take the type
-        variants = [(rung, config) for rung, config in variants if _serves(rung, like, plan.how.device)]
+    if plan.kind == "cuda" and not rungs:
+        from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
+
+        where = plan.how.device
+        problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in variants]
+        variants = [each for each, problem in zip(variants, problems, strict=True) if not each[0].refusal(problem)]
     shape = partial(_vector, varied.axis, like) if varied.axis.fixed else None
     try:
         return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
@@ -243,13 +247,6 @@ def blocks(rung: Rung, n: int) -> tuple[int, ...]:
     smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
     whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]
     return smaller + whole
-
-
-def _serves(rung: Rung, like: Work, device: str) -> bool:
-    from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
-
-    work = product_for(rung, 2048, like, device)
-    return not rung.refusal(work.problem._replace(device=device))
 
 
 def _vector(axis: Axis, like: Work, rung: Rung, side: int) -> Work:

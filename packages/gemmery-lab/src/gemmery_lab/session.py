@@ -120,9 +120,16 @@ class Level:
         self._samples[rung.name] = entry.sampler()
         contestants = [Contestant(rung.name, self._samples[rung.name]), *self._others(rung, threads)]
         comparison, clock = self._session.compare(contestants, self._backend.share(threads), threads)
-        self._times[rung.name] = comparison.timings[rung.name].seconds
-        self._keep_rival(rung.name, comparison, threads, clock)
-        versus = self._with_parent(rung, comparison.versus)
+        self._times[rung.name] = seconds = comparison.timings[rung.name].seconds
+        if rival := self._contestants[threads]:  # its times are kept where the backend prefers them to those it has
+            times, known = comparison.timings[rival.name], self._rivals[rival.name, threads]
+            fastest = seconds == min(self._times.values())
+            if not known.seconds or self._backend.replaces(times.samples, known.samples, fastest):
+                self._rivals[rival.name, threads] = replace(self._session.timed(known, times), clock_mhz=clock)
+        versus, parent = comparison.versus, rung.parent or ""
+        if parent not in versus and parent in self._times:  # too slow for turns: one pair, of medians
+            ratio = self._times[parent] / seconds
+            versus = {**versus, parent: Ratio(ratio, ratio / 2, 1)}
         done = self._session.timed(plain, comparison.timings[rung.name], versus)
         return replace(done, error=error, checked=True, clock_mhz=clock)
 
@@ -164,16 +171,6 @@ class Level:
             return Contestant(name, entry.sampler())
         return None
 
-    def _keep_rival(self, rung: str, comparison: Comparison, threads: int, clock: int) -> None:
-        """Keep the rival's times of its turns with this rung where the backend prefers them to those it has."""
-        rival = self._contestants[threads]
-        if rival is None:
-            return
-        times, known = comparison.timings[rival.name], self._rivals[rival.name, threads]
-        fastest = self._times[rung] == min(self._times.values())
-        if not known.seconds or self._backend.replaces(times.samples, known.samples, fastest):
-            self._rivals[rival.name, threads] = replace(self._session.timed(known, times), clock_mhz=clock)
-
     def _build_parent(self, parent: str) -> None:
         """Build the parent for a product that is not a square of the ladder, if it was measured on those only."""
         rung = next((rung for rung in self._backend.ladder if rung.name == parent), None)
@@ -184,14 +181,6 @@ class Level:
         except RefusedError:
             return
         self._samples[parent], self._times[parent] = sample, sample(1, 1) / 1e9
-
-    def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
-        """The ratios of a comparison; the ratio to a slow parent comes from the medians, and counts as one pair."""
-        parent = rung.parent or ""
-        if parent in versus or parent not in self._times:
-            return versus
-        ratio = self._times[parent] / self._times[rung.name]
-        return {**versus, parent: Ratio(ratio, ratio / 2, 1)}
 
 
 def threads_of(rung: Rung, threads: int) -> int:

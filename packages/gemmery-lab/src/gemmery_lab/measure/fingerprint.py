@@ -20,7 +20,10 @@ def cpu() -> MachineRecord:
     >>> cpu().name  # doctest: +SKIP
     'amd-zen4-avx512-2c'
     """
-    host, cores = target.host(), target.cores()
+    host, cores, blas = target.host(), target.cores(), libraries.blas()
+    if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
+        with RivalProcess(libraries.find("numpy"), threads=1) as numpy:
+            blas = numpy.runs.partition(", ")[2]
     model = jit.host_cpu().replace("znver", "amd-zen")
     return MachineRecord(
         name=_file_safe(f"{model}-{host.isa}-{cores}c"),
@@ -34,17 +37,9 @@ def cpu() -> MachineRecord:
         python=platform.python_version(),
         numpy=version("numpy"),
         llvmlite=version("llvmlite"),
-        blas=_blas(),
+        blas=blas,
         gemmery=version("gemmery"),
     )
-
-
-def _blas() -> str:
-    """Return the BLAS of the rival NumPy, which ignores environment variables that choose other kernels."""
-    if not libraries.steering():
-        return libraries.blas()
-    with RivalProcess(libraries.find("numpy"), threads=1) as numpy:
-        return numpy.runs.partition(", ")[2]
 
 
 def gpu(ordinal: int = 0) -> MachineRecord:

@@ -206,7 +206,11 @@ def append(file: Path, run: Run) -> None:
     Raises ValueError for a NaN or infinite number: none is ever stored.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"run": run.started, "measurement": _set(m)}, allow_nan=False) for m in run.measurements]
+    lines = []
+    for m in run.measurements:
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(m)}
+        differing = {name: value for name, value in vars(m).items() if value != defaults[name]}  # most do not
+        lines.append(json.dumps({"run": run.started, "measurement": differing}, allow_nan=False))
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(handle).st_size
@@ -247,17 +251,6 @@ def read(file: Path) -> tuple[Run, ...]:
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{file}:{number}: not a record ({error!r}); remove the line") from error
     return tuple(Run(machine, run, tuple(measurements.get(run, ()))) for run, machine in sorted(machines.items()))
-
-
-def _set(measurement: Measurement) -> dict[str, Any]:
-    """Return the fields that differ from their defaults: most do not."""
-    stored = {}
-    for f in fields(measurement):
-        value = getattr(measurement, f.name)
-        default = f.default if f.default_factory is MISSING else f.default_factory()
-        if value != default:
-            stored[f.name] = value
-    return stored
 
 
 # Records of version 0.1.0 name integers by their bits.

@@ -5,11 +5,10 @@ There are so many copies that no call finds its own in the L2 cache.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ MOST_SETS = 1024  # sets below 180 KB stay in an L2 of 60 MB: a graph of more ca
 ALIGNMENT = 256  # alignment of operands in bytes, that of the driver's allocations
 
 
-@dataclass(frozen=True)
-class DeviceOperands:
+class DeviceOperands(NamedTuple):
     """A, B and C of one product, each of shape (batch, rows, columns)."""
 
     a: View
@@ -82,8 +80,7 @@ class Resident:
     @property
     def problem(self) -> Problem:
         """The problem that a rung is built for."""
-        views = (self.sets[0].a, self.sets[0].b, self.sets[0].c)
-        a, b, c = (alignment(view) for view in views)
+        a, b, c = map(alignment, self.sets[0])
         return self.work.problem._replace(device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
 
     @property
@@ -110,16 +107,17 @@ class Resident:
 
     def _small(self, x: np.ndarray[Any, Any]) -> View:
         """Copy an array that all sets share to the device; its strides stay."""
-        memory, device = Memory(x.nbytes, self.stream.ordinal), f"cuda:{self.stream.ordinal}"
+        memory = Memory(x.nbytes, self.stream.ordinal)
         memory.write(x.T if x.flags.f_contiguous else x)
-        name = dtypes.get(x.dtype.name).name
-        return View(memory.pointer, x.shape, x.strides, name, device, self.stream.handle, True, memory)
+        return self._placed(x, memory.pointer, memory)
 
     def _view(self, x: np.ndarray[Any, Any], place: int, offset: int) -> View:
         start = self._memory.pointer + offset + place + x.ctypes.data - _stored(x).ctypes.data
-        name = dtypes.get(x.dtype.name).name
-        device = f"cuda:{self.stream.ordinal}"
-        return View(start, x.shape, x.strides, name, device, self.stream.handle, True, self._memory)
+        return self._placed(x, start, self._memory)
+
+    def _placed(self, x: np.ndarray[Any, Any], pointer: int, memory: Memory) -> View:
+        name, device = dtypes.get(x.dtype.name).name, f"cuda:{self.stream.ordinal}"
+        return View(pointer, x.shape, x.strides, name, device, self.stream.handle, True, memory)
 
 
 def poison(dtype: np.dtype[Any]) -> int:
@@ -223,8 +221,7 @@ def tensors_in(device: str) -> Callable[[Any, str, Sequence[int], Sequence[int],
 
 def own(resident: Resident, function: Callable[..., object]) -> Put:
     """Return what launches `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
-    stream, sets = _callers(resident)
-    return functools.partial(put_by, stream, sets, function)
+    return put_by(*_callers(resident), function)
 
 
 def own_options(resident: Resident, bias: bool = False) -> dict[str, Any]:
@@ -255,19 +252,28 @@ def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     return nullcontext(), [tuple(map(Shared, views)) for views in _views(resident)]
 
 
-def _views(resident: Resident) -> list[tuple[View, ...]]:
-    """Return the views of all sets; those of a single product are matrices."""
+def _views(resident: Resident) -> Sequence[tuple[View, ...]]:
+    """Return the views of all sets; those of a single product are matrices, except the many B of groups."""
     if resident.work.batch > 1:
-        return [(x.a, x.b, x.c) for x in resident.sets]
+        return resident.sets
     grouped = bool(resident.work.groups)
-    return [(matrix(x.a), x.b if grouped else matrix(x.b), matrix(x.c)) for x in resident.sets]
+    return [(_matrix(x.a), x.b if grouped else _matrix(x.b), _matrix(x.c)) for x in resident.sets]
 
 
-def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], index: int) -> None:
-    """Launch `function(a, b, out=c)` on one set of operands."""
-    with stream:
-        a, b, c = sets[index]
-        function(a, b, out=c)
+def _matrix(view: View) -> View:
+    """Return the only matrix of a batch."""
+    return view._replace(shape=view.shape[1:], strides=view.strides[1:])
+
+
+def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object]) -> Put:
+    """Return what launches `function(a, b, out=c)` on one set of operands."""
+
+    def put(index: int) -> None:
+        with stream:
+            a, b, c = sets[index]
+            function(a, b, out=c)
+
+    return put
 
 
 def host_time(
@@ -283,11 +289,6 @@ def host_time(
         return elapsed
 
     return sample
-
-
-def matrix(view: View) -> View:
-    """Return the only matrix of a batch."""
-    return view._replace(shape=view.shape[1:], strides=view.strides[1:])
 
 
 def on_torch(resident: Resident) -> AbstractContextManager[Any]:

@@ -9,10 +9,11 @@ import errno
 import os
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -21,6 +22,14 @@ from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, In
 from gemmery_emulator.pages.writing import place
 
 Action = Callable[[], int]  # a parsed command line: it runs outside the parser and returns the exit code
+
+_TEXTS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+
+
+def texts(command: str) -> dict[str, Any]:
+    """Return the line of a command in the list of all, and the examples below its help."""
+    return dict(_TEXTS[command])
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 ladder_app = typer.Typer(rich_markup_mode=None)

@@ -16,7 +16,7 @@ from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
 from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
-from gemmery_lab.cli.app import Action, As, Json, app, ladder_app, names, settings
+from gemmery_lab.cli.app import Action, As, Json, app, ladder_app, names, settings, texts
 from gemmery_lab.cli.showing import print_records
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from gemmery_lab.verification import Verification
 
 
-@ladder_app.command(
-    short_help="Show what changed between two rungs.",
-    epilog="""\b
-    Examples:
-      gemmery ladder diff simt_smem simt_threadtile""",
-)
+@ladder_app.command(**texts("diff"))
 def diff(
     old: Annotated[str, Argument(metavar="OLD", help="A rung.", show_default=False)],
     new: Annotated[str, Argument(metavar="NEW", help="Another rung.", show_default=False)],
@@ -55,27 +50,7 @@ def diff(
     return run
 
 
-@app.command(
-    short_help="Show a kernel's resources, occupancy and memory counters.",
-    epilog="""\b
-    Examples:
-      gemmery inspect simt_naive
-      gemmery inspect simt_smem --n 2048 --config tile=16 --device sm_80
-      gemmery inspect simt_smem --line simt_smem.cu:21 --html smem.html
-      gemmery inspect simt_padded simt_swizzled
-      gemmery inspect simd_tile packed_panels
-      gemmery inspect bank_stride --config stride=32 --svg pictures
-      gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass
-
-    \b
-    The object of --json has rung, problem, config, device, kernels (for each:
-    registers, occupancy, counts, loop, step ...), loads and once (the
-    roofline), and emulated: lines (line, code, depth, counters; those of
-    depth 0 add up to total), kinds, chosen (what pictures show, lane by
-    lane). To compare two kernels, divide the counts of `step`, one pass of
-    the loop that loads from global memory, by its `multiply_adds`. Fields
-    may be added; none changes its name or meaning.""",
-)
+@app.command(**texts("inspect"))
 def inspect(
     rung: Annotated[str, Argument(metavar="RUNG", help="A rung, or an exhibit.", show_default=False)],
     other: Annotated[str, Argument(metavar="[RUNG]", help="Another, side by side.", show_default=False)] = "",
@@ -167,14 +142,7 @@ def _pictures(inspections: Sequence[AnyInspection]) -> dict[str, str]:
     return {name: text for each in texts for name, text in each.items()}
 
 
-@app.command(
-    short_help="Show what gemmery finds on this machine.",
-    epilog="""\b
-    Examples:
-      gemmery doctor
-      gemmery doctor --json
-      gemmery doctor --prune""",
-)
+@app.command(**texts("doctor"))
 def doctor(
     json: Json = False,
     prune: Annotated[
@@ -197,19 +165,7 @@ def doctor(
 app.command(short_help=command.SHORT_HELP, epilog=command.EPILOG)(command.emulate)
 
 
-@app.command(
-    short_help="Compare random products with the reference.",
-    epilog="""\b
-    Examples:
-      gemmery verify
-      gemmery verify --device cuda --products 10000
-      gemmery verify --device cuda --dtype e4m3 --seed 71 --products 1
-      gemmery verify --device cuda --dtype f32_tensor,f32_plus --products 100000
-
-    \b
-    With GEMMERY_TIERS=off each product runs the kernel for its shape at once,
-    and waits until it is compiled.""",
-)
+@app.command(**texts("verify"))
 def verify(
     device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, or cuda:N for the Nth GPU.")] = "cpu",
     products: Annotated[int, Option(metavar="N", min=1, help="How many.")] = 1000,
@@ -257,23 +213,7 @@ def in_words(verified: Verification) -> str:
     return "\n".join(lines)
 
 
-@app.command(
-    short_help="Compile and store kernels before they are needed.",
-    epilog="""\b
-    Examples:
-      gemmery warm
-      gemmery warm --dtype f32,bf16
-      gemmery warm --device h200 --dtype bf16
-
-    \b
-    In a Dockerfile, for the user that runs the program:
-      ENV GEMMERY_CACHE_DIR=/opt/gemmery
-      RUN gemmery warm
-
-    \b
-    Kernels suit one kind of CPU: a machine of another kind compiles its own.
-    `gemmery doctor` shows what is stored.""",
-)
+@app.command(**texts("warm"))
 def warm(
     dtype: Annotated[
         list[str] | None,

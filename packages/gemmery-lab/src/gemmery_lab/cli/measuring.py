@@ -12,7 +12,20 @@ from typer import Argument, Context, Option
 from gemmery.errors import ArgumentError
 from gemmery_emulator.pages.writing import HtmlToo, place
 from gemmery_lab.cli import showing
-from gemmery_lab.cli.app import Action, As, Html, Json, Keep, NoHtml, app, ladder_app, names, numbers, threads_in_words
+from gemmery_lab.cli.app import (
+    Action,
+    As,
+    Html,
+    Json,
+    Keep,
+    NoHtml,
+    app,
+    ladder_app,
+    names,
+    numbers,
+    texts,
+    threads_in_words,
+)
 from gemmery_lab.cli.showing import Output, check_store, counted, measured
 from gemmery_lab.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
 
@@ -41,18 +54,7 @@ Sizes = Annotated[
 ]
 
 
-@ladder_app.callback(
-    invoke_without_command=True,
-    epilog="""\b
-    Examples:
-      gemmery ladder
-      gemmery ladder --sizes 256,1024 --rungs simd_row,packed
-      gemmery ladder --dtype f64 --html f64.html
-      gemmery ladder --device cuda --dtype f16
-      gemmery ladder --device emulator --as rtx3090
-      gemmery ladder --json > ladder.json
-      gemmery ladder diff simd_row simd_blocked""",
-)
+@ladder_app.callback(invoke_without_command=True, **texts("ladder"))
 def ladder(
     context: Context,
     rungs: Rungs = "",
@@ -135,16 +137,7 @@ def _check_counting(context: Context) -> None:
             raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
 
 
-@app.command(
-    short_help="Time suites of products against other libraries.",
-    epilog="""\b
-    Examples:
-      gemmery bench
-      gemmery bench square_f32 skinny --threads 1
-      gemmery bench my_suite.toml --rivals numpy --no-store
-      gemmery bench gpu_square gpu_gemv
-      gemmery bench --workload chain --n 4096 --repeats 20""",
-)
+@app.command(**texts("bench"))
 def bench(
     suites: Annotated[
         list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")
@@ -207,17 +200,7 @@ def bench(
     return partial(measured, "bench", measure, output, store=folder, expected=duration)
 
 
-@app.command(
-    short_help="Vary one quantity and draw the curve.",
-    epilog="""\b
-    Examples:
-      gemmery sweep size --rungs simd_row,packed
-      gemmery sweep block --n 2048
-      gemmery sweep size --device cuda --dtype f16
-      gemmery sweep threads --n 8192
-      gemmery sweep tile --device emulator --as a100
-      gemmery sweep gemv --dtype f16""",
-)
+@app.command(**texts("sweep"))
 def sweep(
     context: Context,
     experiment: Annotated[
@@ -285,15 +268,7 @@ def sweep(
     return partial(measured, f"sweep-{experiment}", measure, output, every, store, duration)
 
 
-@app.command(
-    short_help="Show one effect of GPU hardware.",
-    epilog="""\b
-    Examples:
-      gemmery exhibit
-      gemmery exhibit bank_stride
-      gemmery exhibit bank_stride --device emulator --as a100
-      gemmery exhibit reduce_strided --json""",
-)
+@app.command(**texts("exhibit"))
 def exhibit(
     name: Annotated[str, Argument(metavar="NAME", help="An exhibit.", show_default="list them")] = "",
     device: Annotated[

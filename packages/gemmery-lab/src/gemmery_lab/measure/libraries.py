@@ -194,24 +194,23 @@ def _prepare_mkl(work: Work) -> RivalProduct:
     return RivalProduct(products(product, *operands(work)))
 
 
-def _runs_mkl() -> str:
-    ctypes.CDLL(_mkl_file())
-    return blas("libmkl")
-
-
-def _without_avx512() -> str:
-    return "" if "avx512f" in target.host().features else "this CPU has no AVX-512"
-
-
-def _without_mkl() -> str:
-    return "" if _mkl_file() else "mkl is not installed"
-
-
 RIVALS = (
     Library("numpy", str, _runs_numpy, _prepare_numpy),
-    Library("numpy_avx512", _without_avx512, _runs_numpy, _prepare_numpy, {"OPENBLAS_CORETYPE": "SKYLAKEX"}),
+    Library(
+        "numpy_avx512",
+        lambda: "" if "avx512f" in target.host().features else "this CPU has no AVX-512",
+        _runs_numpy,
+        _prepare_numpy,
+        {"OPENBLAS_CORETYPE": "SKYLAKEX"},
+    ),
     Library("torch", functools.partial(not_found, "torch"), _runs_torch, _prepare_torch, threads=_set_torch_threads),
-    Library("mkl", _without_mkl, _runs_mkl, _prepare_mkl, {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"}),
+    Library(
+        "mkl",
+        lambda: "" if _mkl_file() else "mkl is not installed",
+        lambda: blas("libmkl") if ctypes.CDLL(_mkl_file()) else "",
+        _prepare_mkl,
+        {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"},
+    ),
 )
 
 

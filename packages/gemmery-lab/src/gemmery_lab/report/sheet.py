@@ -82,6 +82,11 @@ def entry(
     return Cell(text(measurement), tone="best" if measurement.seconds == best else "")
 
 
+def least(measurements: Iterable[Measurement]) -> float:
+    """Return the least time of what ran."""
+    return min((m.seconds for m in measurements if m.seconds), default=0.0)
+
+
 def rate(measurement: Measurement) -> str:
     """Return the rate as text, in the unit of `words.rate`; "" for what did not run."""
     return numerals.digits(words.reached(measurement)) if measurement.seconds else ""

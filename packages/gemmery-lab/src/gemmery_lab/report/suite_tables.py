@@ -16,6 +16,7 @@ from gemmery_lab.report.sheet import (
     Sheet,
     bandwidth,
     entry,
+    least,
     limits,
     measured,
     not_run,
@@ -68,7 +69,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     columns = [
         ("product", lambda row: row[0]),
         *(
-            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), text, _least(row[1].values())))
+            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), text, least(row[1].values())))
             for kernel in dict.fromkeys(m.kernel for m in measurements)
         ),
         *([] if short else [("peak", lambda row: peak(row[1]))]),
@@ -95,25 +96,19 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
     units = {words.rate(m) for m in own}
-    rates: Columns[Measurement] = [
-        (units.pop() if len(units) == 1 else "Gop/s", rate),
-        ("% of peak", share),
-        ("GB/s", bandwidth),
-    ]
+    rates = [(units.pop() if len(units) == 1 else "Gop/s", rate), ("% of peak", share), ("GB/s", bandwidth)]
     power: Columns[Measurement] = [
         ("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""),
         ("J", lambda m: numerals.digits(m.joules) if m.joules else ""),
     ]
 
-    def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
-        def cell(m: Measurement) -> Cell:
-            over, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
-            is_narrow = over is not None and 0 < spread < numerals.WIDE * over
-            margin = f"± {float(f'{spread:.1g}'):g}" if is_narrow else ""
-            return Cell(numerals.times(over, spread), tone=standing(over, spread), margin=margin)
+    def over(m: Measurement, rival: str) -> Cell:
+        ratio, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
+        is_narrow = ratio is not None and 0 < spread < numerals.WIDE * ratio
+        margin = f"± {float(f'{spread:.1g}'):g}" if is_narrow else ""
+        return Cell(numerals.times(ratio, spread), tone=standing(ratio, spread), margin=margin)
 
-        return f"× {words.versioned(rival, measurements)}", cell
-
+    rivals = dict.fromkeys(rival for m in own for rival in m.versus)
     columns: Columns[Measurement] = [
         ("product", product),
         ("call" if called else "rung", lambda m: Cell("" if m.refused else m.note, tone="" if m.refused else "faint")),
@@ -122,7 +117,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
                 ("time", lambda m: numerals.duration(m.seconds)),
                 *([] if timed_only else rates),
                 *(power if any(m.power_w for m in own) else []),
-                *(over(rival) for rival in dict.fromkeys(rival for m in own for rival in m.versus)),
+                *((f"× {words.versioned(name, measurements)}", partial(over, rival=name)) for name in rivals),
             ]
         ),
     ]
@@ -184,17 +179,12 @@ def _duration(measurement: Measurement | None) -> str:
     return numerals.duration(measurement.seconds) if measurement and measurement.seconds else ""
 
 
-def has_pieces(measurements: Sequence[Measurement]) -> bool:
-    """Return True for records that have the pieces of a first product."""
-    return any(m.case in PIECES for m in measurements)
-
-
 def first_products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a row for each first product and state of the cache, with its time, its pieces and its ratios.
 
     Records of versions that did not time the pieces are shown as products.
     """
-    if not has_pieces(measurements):
+    if not any(m.case in PIECES for m in measurements):
         return products(heading, measurements)
     by_key = {(m.kernel, m.m, m.n, m.k, m.dtype, m.threads, m.case): m for m in measurements}
 
@@ -216,36 +206,25 @@ def _ratios(rivals: Iterable[str]) -> list[tuple[str, Callable[[Measurement], st
     return [(f"× {words.kernel(rival)}", partial(ratio, rival=rival)) for rival in dict.fromkeys(rivals)]
 
 
-def is_total(measurement: Measurement) -> bool:
-    """Return True for the record of all products of new shapes in one state of the cache."""
-    return measurement.case in CASES
-
-
 def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a row for each element type, number of threads and state of the cache, with the rival's total."""
     by_key = {(m.kernel, m.dtype, m.threads, m.case): m for m in measurements}
     rivals = dict.fromkeys(m.kernel for m in measurements if m.kernel in words.RIVALS and m.seconds)
 
-    def part(m: Measurement, name: str) -> Measurement | None:
-        return by_key.get((m.kernel, m.dtype, m.threads, f"{m.case}, {name}"))
-
-    def total(m: Measurement, rival: str) -> Measurement | None:
-        return by_key.get((rival, m.dtype, m.threads, ""))
-
-    def which(m: Measurement) -> str:
-        return f"{m.dtype}{f', {words.cores(m.threads)}' if m.threads else ''}, {m.case}"
+    def part(m: Measurement, name: str, kernel: str = "") -> Measurement | None:
+        return by_key.get((kernel or m.kernel, m.dtype, m.threads, name))
 
     columns: Columns[Measurement] = [
-        ("products", which),
+        ("products", lambda m: f"{m.dtype}{f', {words.cores(m.threads)}' if m.threads else ''}, {m.case}"),
         ("all", lambda m: numerals.duration(m.seconds)),
-        (f"of it the {FIRST}", lambda m: _duration(part(m, FIRST))),
-        (WORST, lambda m: _duration(part(m, WORST))),
-        *((words.kernel(rival), lambda m, rival=rival: _duration(total(m, rival))) for rival in rivals),
+        (f"of it the {FIRST}", lambda m: _duration(part(m, f"{m.case}, {FIRST}"))),
+        (WORST, lambda m: _duration(part(m, f"{m.case}, {WORST}"))),
+        *((words.kernel(rival), lambda m, rival=rival: _duration(part(m, "", rival))) for rival in rivals),
         *_ratios(rivals),
-        *((f"{head}, {REST}", lambda m, of=of: of(part(m, REST) or m)) for head, of in _ratios(rivals)),
+        *((f"{head}, {REST}", lambda m, of=of: of(part(m, f"{m.case}, {REST}") or m)) for head, of in _ratios(rivals)),
     ]
     title = f"{heading}: {measurements[0].batch} products with sides up to {measurements[0].m}"
-    return [tabulate(title, columns, filter(is_total, measurements), not_run(measurements))]
+    return [tabulate(title, columns, [m for m in measurements if m.case in CASES], not_run(measurements))]
 
 
 def _over_fastest(measurement: Measurement) -> tuple[float, float] | None:
@@ -312,7 +291,7 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     columns: Columns[tuple[str, dict[str, Measurement]]] = [
         ("tokens a second", lambda row: row[0]),
         *(
-            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), rate, _least(row[1].values())))
+            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), rate, least(row[1].values())))
             for kernel in last
         ),
     ]
@@ -325,8 +304,3 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         *not_run(measurements),
     ]
     return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)
-
-
-def _least(measurements: Iterable[Measurement]) -> float:
-    """The least time of what ran."""
-    return min((m.seconds for m in measurements if m.seconds), default=0.0)

@@ -13,6 +13,7 @@ from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals
 from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER, Axis, Experiment, TableKind
+from gemmery_lab.measure.processes import CASES, PIECES
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import suite_tables, words
 from gemmery_lab.report.sheet import (
@@ -22,6 +23,7 @@ from gemmery_lab.report.sheet import (
     bandwidth,
     entry,
     error,
+    least,
     limits,
     measured,
     not_run,
@@ -152,7 +154,7 @@ def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Shee
     axis, ran = experiment.axis, [m for m in measurements if m.seconds]
     own = [m for m in ran if m.kernel not in words.RIVALS]
     values = sorted({axis.of(m) or 0 for m in measurements})
-    best = {value: min((m.seconds for m in own if axis.of(m) == value), default=0.0) for value in values}
+    best = {value: least(m for m in own if axis.of(m) == value) for value in values}
     variants = along(measurements, axis)
 
     rows = [(name, {axis.of(m): m for m in same}) for name, same in variants.items()]
@@ -190,7 +192,7 @@ def by_size(measurements: Sequence[Measurement]) -> Sheet:
     """Return rates: a row for each n, a column for each kernel."""
     by_place = {(m.n, m.kernel): m for m in measurements}
     sizes = sorted({m.n for m in measurements})
-    best = {n: min((m.seconds for m in measurements if m.n == n and m.seconds), default=0.0) for n in sizes}
+    best = {n: least(m for m in measurements if m.n == n) for n in sizes}
     kernels = dict.fromkeys(m.kernel for m in measurements)
     columns: Columns[int] = [
         ("n", str),
@@ -208,7 +210,7 @@ def side(cache: int, dtype: str) -> float:
 
 def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> Sheet:
     """Return times by the side of a block, and the cache that three blocks fit into; rivals have no block."""
-    best = min((m.seconds for m in measurements if m.seconds and "block" in m.config), default=0.0)
+    best = least(m for m in measurements if "block" in m.config)
     caches = words.caches(machine)
     memory = "memory" if caches else ""  # the caches are not known while the table grows
 
@@ -356,11 +358,11 @@ def tabulated(run: Results) -> tuple[Sheet, ...]:
 
 def _resembled(measurements: Sequence[Measurement]) -> TableKind:
     """Return the table of the suites whose records look like these, which are of a suite that has no file here."""
-    if suite_tables.has_pieces(measurements):
+    if any(m.case in PIECES for m in measurements):
         return TableKind.FIRST_PRODUCTS
     if any(suite_tables.is_of_model(m) for m in measurements):
         return TableKind.TOKENS
-    if any(suite_tables.is_total(m) for m in measurements):
+    if any(m.case in CASES for m in measurements):
         return TableKind.NEW_SHAPES
     return TableKind.PRODUCTS if any(m.flops for m in measurements) else TableKind.BY_CASE
 

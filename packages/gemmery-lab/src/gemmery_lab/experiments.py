@@ -9,7 +9,6 @@ import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,37 +18,6 @@ if TYPE_CHECKING:
     from gemmery_lab.measure.record import Measurement
 
 Variants = tuple[tuple[str, Mapping[str, int]], ...]  # rungs, each with a config
-
-
-class TableKind(Enum):
-    """The kinds of tables that records are shown in."""
-
-    LADDER = "for each problem: the rungs, then the rivals"
-    BY_SIZE = "rates: a row for each n, a column for each kernel"
-    BY_BLOCK = "a row for each side of a block, and the cache that three blocks fit into"
-    BY_KEY = "a row for each value of a key of the config"
-    BY_CONFIG = "a row for each config of an exhibit"
-    BY_SIDE = "times: a row for each variant, a column for each length"
-    PRODUCTS = "gemmery's products next to the rivals', and tournaments of rungs"
-    FIRST_PRODUCTS = "first products, whole and in pieces"
-    NEW_SHAPES = "totals over products of new shapes"
-    BY_CASE = "times: a row for each kernel, a column for each way to prepare or run it"
-    TOKENS = "tokens a second of a model: a row for each phase and mode, a column for each kind of layers"
-    ANY_SUITE = "that of the suite whose records these look like"
-
-
-class FigureKind(Enum):
-    """The kinds of figures that records are drawn in."""
-
-    BARS = "rungs as bars, the peak and the rivals as lines"
-    RATES = "rate against n, a line for each kernel"
-    TIMES = "time against n, a line for each kernel"
-    BLOCKS = "time against the side of a block"
-    SWEEP = "time against the varied quantity, with limits and refusals"
-    RUNG_ROOFLINE = "every rung under the roofline"
-    ROOFLINE = "gemmery's products under the roofline"
-    TOURNAMENTS = "rungs against each other on vectors"
-    SPEEDUPS = "speed-up over each rival"
 
 
 @dataclass(frozen=True)
@@ -86,8 +54,8 @@ class Experiment:
     title: str
     axis: Axis
     arguments: str
-    table: TableKind
-    figures: tuple[FigureKind, ...]
+    table: str  # of report.tables.SHEETS
+    figures: tuple[str, ...]  # of report.page.DRAWINGS
     points: Mapping[str, Points]  # by kind of device: "cpu", "cuda" or "emulator"; the first is the default
     dtype: str = ""  # the element type that the documents show; "" if the option --dtype is not taken
 
@@ -127,7 +95,7 @@ def built_in(
     title: str,
     axis: Mapping[str, Any],
     table: str,
-    figures: Sequence[str] = ("SWEEP",),
+    figures: Sequence[str] = ("sweep",),
     arguments: str = "",
     dtype: str = "",
     rungs: Sequence[str] = (),
@@ -142,25 +110,23 @@ def built_in(
             (rung, {key: int(n) for key, n in (each.split("=") for each in keys)}) for rung, *keys in words
         )
         points[device] = Points(variants, tuple(row.get("sizes", ())), tuple(row.get("values", values)))
-    varied, kinds = Axis(**axis), tuple(FigureKind[figure] for figure in figures)
+    varied, kinds = Axis(**axis), tuple(figures)
     if not (varied.key or varied.side):
-        return Experiment(name, name, title, varied, arguments or name, TableKind[table], kinds, points, dtype)
+        return Experiment(name, name, title, varied, arguments or name, table, kinds, points, dtype)
     sweep, command = f"sweep_{name}", f"sweep {name}"
-    return Experiment(name, sweep, title, varied, command, TableKind[table], kinds, points, dtype or "f32")
+    return Experiment(name, sweep, title, varied, command, table, kinds, points, dtype or "f32")
 
 
 _ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LADDER, *SWEEPS, CHAIN, EXHIBIT = BUILT_IN = tuple(built_in(name, **entry) for name, entry in _ENTRIES.items())
 
 COMPARED = "Products compared with rival libraries"  # the title of records of suites, or of several experiments
+ANY_SUITE = "any"  # the table of the suite whose records look like these
 TABLES = {
-    "product": TableKind.PRODUCTS,
-    "call": TableKind.PRODUCTS,
-    "calls": TableKind.PRODUCTS,
-    "first_call": TableKind.FIRST_PRODUCTS,
-    "new_shapes": TableKind.NEW_SHAPES,
-    "compile": TableKind.BY_CASE,
-    "emulator": TableKind.BY_CASE,
+    **dict.fromkeys(("product", "call", "calls"), "products"),
+    **dict.fromkeys(("compile", "emulator"), "by_case"),
+    "first_call": "first_products",
+    "new_shapes": "new_shapes",
 }  # by the kind of a suite
 
 
@@ -184,11 +150,11 @@ def find(suite: str) -> Experiment:
             return experiment
     from gemmery_lab.measure import suite as suites  # loads what commands need not wait for to check their arguments
 
-    table, device = TableKind.ANY_SUITE, "cpu"
+    table, device = ANY_SUITE, "cpu"
     if suite in suites.names():
         loaded = suites.load(suites.find(suite))
         table, device = TABLES[loaded.kind], loaded.device
-    figures = (FigureKind.TOURNAMENTS, FigureKind.SPEEDUPS, FigureKind.ROOFLINE)
+    figures = ("tournaments", "speedups", "roofline")
     return Experiment(suite, suite, COMPARED, Axis("product"), f"bench {suite}", table, figures, {device: Points()})
 
 

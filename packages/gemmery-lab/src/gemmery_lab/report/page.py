@@ -15,7 +15,6 @@ from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals, rendering, svg
 from gemmery_emulator.pages.pictures import pictures
-from gemmery_lab.experiments import FigureKind
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import emulated_tables, words
 from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
@@ -54,20 +53,20 @@ def _of_products(records: Records) -> tuple[Measurement, ...]:
     return tuple(m for m in records.measurements if m.case not in cases)
 
 
-DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[svg.Plot | None]]] = {
-    FigureKind.BARS: lambda of: [bars(fullest(of.problems), of.rungs)],
-    FigureKind.RATES: lambda of: [curves(of.measurements, of.machine)],
-    FigureKind.TIMES: lambda of: [seconds(of.measurements)],
-    FigureKind.BLOCKS: lambda of: [blocks(of.measurements, of.machine)],
-    FigureKind.SWEEP: lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
-    FigureKind.RUNG_ROOFLINE: lambda of: [roofline(of.measurements, of.experiment.suite, labelled=True)],
-    FigureKind.ROOFLINE: lambda of: [
+DRAWINGS: dict[str, Callable[[Records], Sequence[svg.Plot | None]]] = {
+    "bars": lambda of: [bars(fullest(of.problems), of.rungs)],
+    "rates": lambda of: [curves(of.measurements, of.machine)],
+    "times": lambda of: [seconds(of.measurements)],
+    "blocks": lambda of: [blocks(of.measurements, of.machine)],
+    "sweep": lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
+    "rung_roofline": lambda of: [roofline(of.measurements, of.experiment.suite, labelled=True)],
+    "roofline": lambda of: [
         roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, labelled=False)
     ],
-    FigureKind.TOURNAMENTS: lambda of: [
+    "tournaments": lambda of: [
         vectors(case, [m for m in of.measurements if m.case == case]) for case in tournaments(of.measurements)
     ],
-    FigureKind.SPEEDUPS: lambda of: [standing(of.experiment.suite, _of_products(of))],
+    "speedups": lambda of: [standing(of.experiment.suite, _of_products(of))],
 }
 
 

@@ -12,7 +12,7 @@ from gemmery import dtypes
 from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals
 from gemmery_lab import experiments
-from gemmery_lab.experiments import LADDER, Axis, Experiment, TableKind
+from gemmery_lab.experiments import ANY_SUITE, LADDER, Axis, Experiment
 from gemmery_lab.measure.processes import CASES, PIECES
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import suite_tables, words
@@ -350,21 +350,19 @@ def tabulated(run: Results) -> tuple[Sheet, ...]:
     """Return the sheets of a run that has been grouped."""
     kinds = ((records, records.experiment.table) for records in run.parts)
     return tuple(
-        sheet
-        for of, kind in kinds
-        for sheet in SHEETS[_resembled(of.measurements) if kind is TableKind.ANY_SUITE else kind](of)
+        sheet for of, kind in kinds for sheet in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)
     )
 
 
-def _resembled(measurements: Sequence[Measurement]) -> TableKind:
+def _resembled(measurements: Sequence[Measurement]) -> str:
     """Return the table of the suites whose records look like these, which are of a suite that has no file here."""
     if any(m.case in PIECES for m in measurements):
-        return TableKind.FIRST_PRODUCTS
+        return "first_products"
     if any(suite_tables.is_of_model(m) for m in measurements):
-        return TableKind.TOKENS
+        return "tokens"
     if any(m.case in CASES for m in measurements):
-        return TableKind.NEW_SHAPES
-    return TableKind.PRODUCTS if any(m.flops for m in measurements) else TableKind.BY_CASE
+        return "new_shapes"
+    return "products" if any(m.flops for m in measurements) else "by_case"
 
 
 def _ladder(records: Records) -> Sequence[Sheet]:
@@ -375,18 +373,18 @@ def _ladder(records: Records) -> Sequence[Sheet]:
     return [*sheets, *([other_shapes(others, records.rungs)] if others else [])]
 
 
-SHEETS: dict[TableKind, Callable[[Records], Sequence[Sheet]]] = {
-    TableKind.LADDER: _ladder,
-    TableKind.BY_SIZE: lambda of: [by_size(of.measurements)],
-    TableKind.BY_BLOCK: lambda of: [by_block(of.measurements, of.machine)],
-    TableKind.BY_KEY: lambda of: [by_key(of.measurements, of.experiment)],
-    TableKind.BY_CONFIG: lambda of: [by_config(of.measurements, of.experiment)],
-    TableKind.BY_SIDE: lambda of: [by_side(of.measurements, of.experiment)],
-    TableKind.PRODUCTS: lambda of: suite_tables.products(of.experiment.heading, of.measurements),
-    TableKind.FIRST_PRODUCTS: lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
-    TableKind.NEW_SHAPES: lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
-    TableKind.TOKENS: lambda of: [suite_tables.tokens(of.experiment.heading, of.measurements)],
-    TableKind.BY_CASE: lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
+SHEETS: dict[str, Callable[[Records], Sequence[Sheet]]] = {
+    "ladder": _ladder,
+    "by_size": lambda of: [by_size(of.measurements)],
+    "by_block": lambda of: [by_block(of.measurements, of.machine)],
+    "by_key": lambda of: [by_key(of.measurements, of.experiment)],
+    "by_config": lambda of: [by_config(of.measurements, of.experiment)],
+    "by_side": lambda of: [by_side(of.measurements, of.experiment)],
+    "products": lambda of: suite_tables.products(of.experiment.heading, of.measurements),
+    "first_products": lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
+    "new_shapes": lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
+    "tokens": lambda of: [suite_tables.tokens(of.experiment.heading, of.measurements)],
+    "by_case": lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
 }
 
 

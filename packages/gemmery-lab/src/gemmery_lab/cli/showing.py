@@ -71,7 +71,7 @@ def followed(
     run: Callable[[OnStep[S]], R],
     progress: Callable[[Console], Growing[S]],
     show: Callable[[R, Console], None],
-    partly: Callable[[list[S]], R],
+    partly: Callable[[tuple[S, ...]], R],
     output: Output,
     expected: str = "",
 ) -> tuple[R, bool]:
@@ -94,7 +94,7 @@ def followed(
         except KeyboardInterrupt:
             if not so_far:
                 raise
-            result, interrupted = partly(so_far), True
+            result, interrupted = partly(tuple(so_far)), True
     print_records(output.json, result, partial(show, result))
     return result, interrupted
 
@@ -152,8 +152,7 @@ def measured(
         from gemmery_lab.report.page import page
 
         output.write(name, run.started, page(run, rungs))
-    skipped = any(m.refused.startswith(measurements.SLOW) for m in run.measurements)
-    if skipped:
+    if skipped := any(m.refused.startswith(measurements.SLOW) for m in run.measurements):
         sys.stderr.write("gemmery: some rungs were skipped as too slow; raise the limit with --seconds\n")
     if store is not None:
         output.say(f"records: {record.path(store, run.machine.name)}")
@@ -180,10 +179,7 @@ def counted(
     from gemmery_lab.report.emulated_tables import complaints, emulated_progress, show_emulated
     from gemmery_lab.rung_counts import EmulatedLadder
 
-    started = record.now()
-
-    def partly(rungs: list[EmulatedRung]) -> EmulatedLadder:
-        return EmulatedLadder(emulated_card(card), started, tuple(rungs))
+    partly = partial(EmulatedLadder, emulated_card(card), record.now())
 
     def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
         ladder = count(on_rung)

@@ -66,22 +66,20 @@ def sections(inspection: AnyInspection) -> tuple[Section, ...]:
 
 def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
     """Titles and texts of the code of every launch, or of a CPU rung's module."""
-    texts = []
     if isinstance(inspection, CpuInspection):
-        both = (("LLVM IR", inspection.ir, ptx), ("Assembly", inspection.assembly, sass))
-        return [(f"{title} of {inspection.rung}", text) for title, text, is_shown in both if is_shown]
-    for kernel in inspection.kernels:
-        texts += [(f"PTX of {kernel.name}", kernel.ptx)] if ptx else []
-        texts += [(f"SASS of {kernel.name}", kernel.sass or kernel.missing)] if sass else []
-    return texts
+        rows = [
+            ("LLVM IR", inspection.rung, inspection.ir, ptx),
+            ("Assembly", inspection.rung, inspection.assembly, sass),
+        ]
+    else:
+        pairs = [(("PTX", x.name, x.ptx, ptx), ("SASS", x.name, x.sass or x.missing, sass)) for x in inspection.kernels]
+        rows = [row for pair in pairs for row in pair]
+    return [(f"{kind} of {name}", text) for kind, name, text, is_shown in rows if is_shown]
 
 
 def lesson(name: str) -> str:
     """What a reader learns from a rung or an exhibit."""
-    lessons = {rung.name: rung.lesson for rung in (*CPU, *CUDA)} | {
-        exhibit.name: exhibit.lesson for exhibit in EXHIBITS
-    }
-    return lessons.get(name, "")
+    return next((row.lesson for row in (*CPU, *CUDA, *EXHIBITS) if row.name == name), "")
 
 
 def subject(inspection: AnyInspection, config: bool = True) -> str:
@@ -105,7 +103,9 @@ def configured(inspection: AnyInspection) -> str:
 def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[str, str], ...]:
     """The facts of one launch of an inspection."""
     limits, filled = inspection.device.limits, kernel.occupancy
-    blocks = math.prod(kernel.grid)
+    blocks, sides = math.prod(kernel.grid), [str(side) for side in kernel.block if side > 1]
+    threads = numerals.plural(math.prod(kernel.block), "thread")
+    threads = f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
     spills = f"{kernel.spilled} bytes a thread spilled to memory" if kernel.spilled else "no spills"
     stack = f", {kernel.stack} bytes of local memory" if kernel.stack else ""
     total = kernel.static_shared + kernel.dynamic_shared
@@ -123,7 +123,7 @@ def launch_facts(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[
     warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {numerals.percent(filled.share)}"
     return (
         ("kernel", kernel.name),
-        ("grid", f"{numerals.plural(blocks, 'block')} of {_threads(kernel.block)}"),
+        ("grid", f"{numerals.plural(blocks, 'block')} of {threads}"),
         ("registers", f"{kernel.registers} a thread, {spills}{stack}"),
         *([("registers by role", _roles(kernel.roles))] if kernel.roles else []),
         *([("cluster", f"{kernel.cluster} blocks")] if kernel.cluster > 1 else []),
@@ -148,9 +148,8 @@ def _roles(registers: tuple[int, ...]) -> str:
 def _products(kernel: CompiledLaunch) -> str:
     """The products of warpgroups in the code, and whether they are under way together."""
     columns = [("kernel", kernel.counts)] + ([("main loop", kernel.loop)] if kernel.loop else [])
-    texts = [
-        f"{_of_warpgroups(x):,} in the {where} with {numerals.plural(x.get(WAIT, 0), 'wait')}" for where, x in columns
-    ]
+    waits = [numerals.plural(x.get(WAIT, 0), "wait") for _, x in columns]
+    texts = [f"{_of_warpgroups(x):,} in the {at} with {wait}" for (at, x), wait in zip(columns, waits, strict=True)]
     loop = kernel.loop or kernel.counts
     serial = 1 < _of_warpgroups(loop) <= loop.get(WAIT, 0)
     return f"wgmma, {', '.join(texts)}" + (": each ends before the next begins" if serial else "")
@@ -159,12 +158,6 @@ def _products(kernel: CompiledLaunch) -> str:
 def _of_warpgroups(counts: Mapping[str, int]) -> int:
     """The products of warpgroups among counted instructions: HGMMA, QGMMA, IGMMA."""
     return sum(number for name, number in counts.items() if name.partition(".")[0].endswith("GMMA"))
-
-
-def _threads(block: tuple[int, int, int]) -> str:
-    sides = [str(side) for side in block if side > 1]
-    threads = numerals.plural(math.prod(block), "thread")
-    return f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
 
 
 def _roofline(inspection: Inspection) -> Section:
@@ -260,11 +253,10 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
     traffic = [(name, *(numerals.digits(each * x) for x in astuple(own))) for name, own in inspection.operands.items()]
     loop = [(str(number), " + ".join(kinds(line)), line) for number, line in enumerate(inspection.loop, 1)]
     passes = f": {inspection.step} multiply-adds a pass" if inspection.step else ""
+    costs, each_core = "For 1,000 multiply-adds, on one core", ("", "number", "assumed rate", "cycles")
     return (
         Section("Loops", lines, ("line", SOURCE)),
-        Section(
-            "For 1,000 multiply-adds, on one core", tuple(rows), ("", "number", "assumed rate", "cycles"), (COSTS_NOTE,)
-        ),
+        Section(costs, tuple(rows), each_core, (COSTS_NOTE,)),
         Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (CACHES_NOTE,)),
         Section(f"Inner loop of {inspection.function}{passes}", tuple(loop), ("line", "what it is", SOURCE)),
     )
@@ -280,8 +272,6 @@ def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
 
 def untraced(counts: EmulatorCounts) -> str:
     """The reason why there is no picture of a tile."""
-    return (
-        f"There is no picture of the tile of {' or '.join(counts.chosen.untraced)}: the contents of shared memory are "
-        "known only where a kernel stores what it loaded from global memory, unchanged or converted. This one stores "
-        "other values."
-    )
+    known = "the contents of shared memory are known only where a kernel stores what it loaded from global memory"
+    tile = f"There is no picture of the tile of {' or '.join(counts.chosen.untraced)}"
+    return f"{tile}: {known}, unchanged or converted. This one stores other values."

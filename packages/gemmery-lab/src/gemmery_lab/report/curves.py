@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -178,9 +179,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
         last = {(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}  # the largest that each ran
         _points(on, ran, list(last.values()) if labelled else [], colours(measurements))
-        drawing = svg.render(
-            on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine"
-        )
+        label = "rate against arithmetic intensity under the roofs of this machine"
+        drawing = svg.render(on, f"roofline-{suite}", label)
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
         "caches kept everything; a kernel far below its roof moves bytes again and again. The operands of a point "
@@ -232,18 +232,10 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
     away, align = (-6, "top") if below else (5, "bottom")
     svg.annotate(on, f"peak {numerals.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * slope), (ridge, peak)])
-    middle = left * (ridge / left) ** 0.25
-    svg.annotate(
-        on,
-        f"memory {numerals.digits(bandwidth)} GB/s{suffix}",
-        (middle, middle * slope),
-        (-0.6 * away, 0.6 * away),
-        ha="center",
-        va=align,
-        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)),
-        rotation_mode="anchor",
-        bbox=None,
-    )
+    middle, name = left * (ridge / left) ** 0.25, f"memory {numerals.digits(bandwidth)} GB/s{suffix}"
+    style = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor", "bbox": None}
+    at, offset = (middle, middle * slope), (-0.6 * away, 0.6 * away)
+    svg.annotate(on, name, at, offset, ha="center", va=align, **style)
 
 
 def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement], shades: Colours) -> None:
@@ -309,12 +301,10 @@ def _ticks(on: Axes, values: Sequence[int], most: int) -> None:
 
 def _names(ran: Iterable[Measurement]) -> dict[tuple[str, int], str]:
     """A label for each kernel and number of threads; it names the threads where a kernel ran with several numbers."""
-    places = tuple(dict.fromkeys((m.kernel, m.threads) for m in ran))
+    places = dict.fromkeys((m.kernel, m.threads) for m in ran)
     kernels = [kernel for kernel, _ in places]
-    return {
-        (kernel, threads): words.kernel(kernel) + (f", {words.cores(threads)}" if kernels.count(kernel) > 1 else "")
-        for kernel, threads in places
-    }
+    several = {at: f", {words.cores(at[1])}" if kernels.count(at[0]) > 1 else "" for at in places}
+    return {at: words.kernel(at[0]) + threads for at, threads in several.items()}
 
 
 def _dashes(kernel: str) -> str:
@@ -323,11 +313,8 @@ def _dashes(kernel: str) -> str:
 
 def _shades(kernels: Iterable[str]) -> list[str]:
     """A colour for each line; all rivals share one."""
-    colours, ranks = list[str](), 0
-    for kernel in kernels:
-        colours.append(svg.RIVAL if kernel in words.RIVALS else svg.SERIES[ranks % len(svg.SERIES)])
-        ranks += kernel not in words.RIVALS
-    return colours
+    own = itertools.cycle(svg.SERIES)
+    return [svg.RIVAL if kernel in words.RIVALS else next(own) for kernel in kernels]
 
 
 def colours(measurements: Iterable[Measurement]) -> Colours:

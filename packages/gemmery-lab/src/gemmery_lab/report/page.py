@@ -84,12 +84,10 @@ def bars(group: Group, rungs: Sequence[Rung]) -> svg.Plot | None:
         _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=svg.MUTED)
         for place, m in enumerate(ran):
             rung = by_name[m.kernel]
-            gain = speedup(m, rung.parent, group)
-            lost = gain is not None and gain[0] < 1 - gain[1]
-            on.barh(
-                place - 0.12, words.reached(m), height=0.46, color=svg.TOKENS["soft" if lost else "accent"], linewidth=0
-            )
-            step = numerals.times(gain[0] if gain else None, gain[1] if gain else 0.0, ranged=False)
+            ratio, spread = speedup(m, rung.parent, group) or (None, 0.0)
+            shade = svg.TOKENS["soft" if ratio is not None and ratio < 1 - spread else "accent"]
+            on.barh(place - 0.12, words.reached(m), height=0.46, color=shade, linewidth=0)
+            step = numerals.times(ratio, spread, ranged=False)
             texts = numerals.digits(words.reached(m)), numerals.percent(words.share(m)), step
             _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=svg.MUTED, va="center", bbox=svg.HALO, zorder=5)
@@ -134,14 +132,10 @@ def _limits(group: Group) -> list[tuple[float, str, str, str]]:
 
 def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int, top: float) -> None:
     """Lines from their labels down past the last bar; of two close lines the right one has the higher label."""
-    level, last, levels = 0, math.inf, []
-    ordered = sorted(lines, reverse=True)
-    for rate, *_ in ordered:
+    level, last = 0, math.inf
+    for rate, name, colour, dashes in sorted(lines, reverse=True):
         level = level + 1 if last - rate < 0.22 * top else 0
-        last = rate
-        levels.append(level)
-    for (rate, name, colour, dashes), level in zip(ordered, levels, strict=True):
-        height = HEADROOM + 0.12 + 0.27 * level
+        last, height = rate, HEADROOM + 0.12 + 0.27 * level
         spans = [(-0.36, height - 0.1), *((row - 0.42, row + 0.14) for row in range(rows))]  # not across the ideas
         for span in spans:
             on.plot([rate, rate], span, color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
@@ -259,9 +253,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         ladder=ladder,
         tables=emulated_tables,
         branches=tree(rungs),
-        gains={run.rung: emulated_tables.over_parent(ladder, run) for run in by_size(ladder)[-1]}
-        if ladder.rungs
-        else {},
+        gains={run.rung: emulated_tables.over_parent(ladder, run) for runs in by_size(ladder)[-1:] for run in runs},
         roofs=roofs(ladder),
         lessons=lessons,
     )
@@ -273,11 +265,9 @@ def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> svg.Plot
     if run is None:
         return None
     plots = {plot.name: plot for plot in pictures(run.chosen, run.source, f"{name}-", frozenset(explained))}
-    for kind in ("banks", "sectors"):
-        if plot := plots.get(f"{name}-{kind}-1"):
-            explained.add(kind)
-            return plot
-    return None
+    kind = next((kind for kind in ("banks", "sectors") if f"{name}-{kind}-1" in plots), "")
+    explained |= {kind}
+    return plots.get(f"{name}-{kind}-1")
 
 
 def roofs(ladder: EmulatedLadder) -> tuple[svg.Plot, ...]:
@@ -301,7 +291,10 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
                 x, y = zip(*points, strict=True)
                 on.plot(x, y, "o", color=colour, label=name, zorder=4)
         on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
-        svg.name_rows(on, range(len(rungs)), [_label(run, rungs[0]) for run in rungs], code_size=11)
+        types = [f", {run.dtype}" if run.dtype != rungs[0].dtype else "" for run in rungs]
+        vectors = [", vector" if 1 in (run.m, run.n) else "" for run in rungs]
+        names = [run.rung + dtype + vector for run, dtype, vector in zip(rungs, types, vectors, strict=True)]
+        svg.name_rows(on, range(len(rungs)), names, code_size=11)
         on.xaxis.set_major_locator(LogLocator(10))
         on.xaxis.set_major_formatter(svg.NUMBER)
         on.xaxis.set_minor_formatter(NullFormatter())
@@ -313,9 +306,3 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
         "reaches to the longest, the roof. Shorter is better. The axis is logarithmic."
     )
     return svg.Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, drawing)
-
-
-def _label(run: EmulatedRung, first: EmulatedRung) -> str:
-    vector = ", vector" if 1 in (run.m, run.n) else ""
-    dtype = f", {run.dtype}" if run.dtype != first.dtype else ""
-    return f"{run.rung}{dtype}{vector}"

@@ -14,9 +14,8 @@ from gemmery_emulator.pages.pictures import pictures
 from gemmery_emulator.run import emulated
 from gemmery_emulator.trace.pipeline import NOBODY, PipelineTrace
 from gemmery_lab.inspection.gather import inspect_rung, trace_barriers
-from gemmery_lab.inspection.notebook import differences
 from gemmery_lab.inspection.records import SideBySide
-from gemmery_lab.inspection.sections import sections
+from gemmery_lab.inspection.sections import differences, sections
 
 pytest.importorskip("cuda.bindings")
 STAGES, STEPS = 3, 7

@@ -1,22 +1,29 @@
-"""An inspection in words: sections of facts and tables, which a terminal and a page lay out."""
+"""An inspection in words, or two side by side: sections of facts and tables, which a terminal and a page lay out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple
 
 from gemmery import dtypes
 from gemmery.cpu.assembly import kinds
 from gemmery.cuda.roofline import Roofline
-from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
-from gemmery.ladder.cpu import CPU
-from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.exhibits import EXHIBITS
+from gemmery.cuda.sass import arithmetic, bytes_each, is_notable, multiply_adds, on_tensor_cores, ordered
 from gemmery_emulator.kernels import counters
-from gemmery_emulator.kernels.counters import SOURCE, EmulatorCounts, Section
+from gemmery_emulator.kernels.counters import SOURCE, EmulatorCounts, Row, Section, marked, number_rows
 from gemmery_emulator.pages import numerals
-from gemmery_lab.inspection.records import AnyInspection, CompiledLaunch, CpuInspection, Inspection, roof_seconds, size
+from gemmery_lab.inspection.records import (
+    AnyInspection,
+    AnyPair,
+    CompiledLaunch,
+    CpuInspection,
+    CpuSideBySide,
+    Inspection,
+    SideBySide,
+    roof_seconds,
+    size,
+)
 from gemmery_lab.report import words
 
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
@@ -62,24 +69,6 @@ def sections(inspection: AnyInspection) -> tuple[Section, ...]:
     roof = [] if inspection.exhibit else [_roofline(inspection)]
     instructions = [_instructions(kernel, several) for kernel in kernels]
     return (*launches, *roof, *instructions, *_barriers(inspection), *_counters(inspection))
-
-
-def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
-    """Titles and texts of the code of every launch, or of a CPU rung's module."""
-    if isinstance(inspection, CpuInspection):
-        rows = [
-            ("LLVM IR", inspection.rung, inspection.ir, ptx),
-            ("Assembly", inspection.rung, inspection.assembly, sass),
-        ]
-    else:
-        pairs = [(("PTX", x.name, x.ptx, ptx), ("SASS", x.name, x.sass or x.missing, sass)) for x in inspection.kernels]
-        rows = [row for pair in pairs for row in pair]
-    return [(f"{kind} of {name}", text) for kind, name, text, is_shown in rows if is_shown]
-
-
-def lesson(name: str) -> str:
-    """What a reader learns from a rung or an exhibit."""
-    return next((row.lesson for row in (*CPU, *CUDA, *EXHIBITS) if row.name == name), "")
 
 
 def subject(inspection: AnyInspection, config: bool = True) -> str:
@@ -270,8 +259,129 @@ def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
     return counters.NOTE, counters.by_kind(counts), *roof
 
 
-def untraced(counts: EmulatorCounts) -> str:
-    """The reason why there is no picture of a tile."""
-    known = "the contents of shared memory are known only where a kernel stores what it loaded from global memory"
-    tile = f"There is no picture of the tile of {' or '.join(counts.chosen.untraced)}"
-    return f"{tile}: {known}, unchanged or converted. This one stores other values."
+AT_BARRIERS = {
+    "copies": "tensor copies",
+    "bytes": "bytes of these",
+    "waits": "waits of warpgroups",
+    "slept": "of these while a phase is under way",
+    "arrivals": "arrivals of threads",
+    "phases": "phases",
+    "products": "products of warpgroups",
+}
+ROOFS = ("compute", "memory", "shared", "issue", "roof")  # costs, too
+
+
+def glance(pair: AnyPair) -> str:
+    """The costs that differ, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
+    before, after = pair.old.emulated, pair.new.emulated
+    both = [f"{size(x, x.exhibit)}, {x.problem.precision or x.problem.dtype}" for x in (pair.old, pair.new)]
+    if both[0] != both[1]:
+        return f"Different products, so the counts do not compare: {both[0]}, and {both[1]}."
+    if isinstance(pair, CpuSideBySide):
+        numbers, times = _costs(pair)
+        rows = [row for row in (*numbers.rows, times.rows[-1]) if row[3:] not in ((), ("",))]
+        each = "; ".join(f"{name} {old} → {new}, {ratio}" for name, old, new, ratio in rows)
+        return f"For 1,000 multiply-adds: {each} cycles." if rows else ""
+    if not before or not after:
+        return ""
+    changes = []
+    for name in counters.COSTS:
+        old, new = getattr(before.total, name), getattr(after.total, name)
+        if old != new:
+            ratio = f", {numerals.times(new / old)}" if old and new else ""
+            changes.append(f"{counters.COUNTS[name]} {old:,} → {new:,}{ratio}")
+    text = "; ".join(changes) or "the counters are the same"
+    old_roofs, new_roofs = roof_seconds(pair.old), roof_seconds(pair.new)
+    if old_roofs and new_roofs:
+        old, new = max(old_roofs.values()), max(new_roofs.values())
+        first, second = (numerals.digits(1e6 * seconds) for seconds in (old, new))
+        text += f"; roof {first} → {second} µs, {numerals.times(new / old)}" if first != second else ""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def differences(pair: AnyPair) -> tuple[Section, ...]:
+    """Counters and roofs where both rungs were emulated, launches, instructions; or costs and loops of CPU rungs."""
+    if isinstance(pair, CpuSideBySide):
+        return _costs(pair)
+    before, after = pair.old.emulated, pair.new.emulated
+    old, new = (dict(launch_facts(rung.kernels[-1], rung)) for rung in (pair.old, pair.new))
+    if pair.old.config or pair.new.config:
+        old, new = {"config": configured(pair.old), **old}, {"config": configured(pair.new), **new}
+    facts = [(name, old.get(name, ""), new.get(name, "")) for name in dict.fromkeys([*old, *new])]
+    result = [_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair), _barriers(pair)]
+    if before and after:
+        result.append(_section(pair, "Instructions executed, by kind", number_rows(before.kinds, after.kinds)))
+    return tuple(section for section in result if section)
+
+
+def _costs(pair: CpuSideBySide) -> tuple[Section, ...]:
+    """What 1,000 multiply-adds of two CPU rungs need, in numbers and in cycles."""
+    both = pair.old, pair.new
+    old, new = ({name: cost.count for name, cost in rung.costs.items()} for rung in both)
+    slow, fast = ({name: cost.cycles for name, cost in rung.costs.items()} for rung in both)
+    slow["roof"], fast["roof"] = max(slow.values()), max(fast.values())
+    number, time = "For 1,000 multiply-adds", "The least cycles for these, at assumed rates"
+    return (
+        _section(pair, number, number_rows(old, new), f"{COSTS_NOTE} {CACHES_NOTE}", costs=old),
+        _section(pair, time, number_rows(slow, fast), costs=slow),
+    )
+
+
+def _section(pair: AnyPair, title: str, rows: Iterable[Row], note: str = "", costs: Collection[str] = ()) -> Section:
+    return marked((pair.old.rung, pair.new.rung), title, rows, note, costs)
+
+
+def _counters(pair: SideBySide) -> Section | None:
+    """The counters of both, or the reason why one of them has none."""
+    before, after = pair.old.emulated, pair.new.emulated
+    if not before or not after:
+        reasons = [(rung.rung, rung.not_emulated, "") for rung in (pair.old, pair.new) if rung.not_emulated]
+        return _section(pair, "Not counted", reasons) if reasons else None
+    place = f"at {size(before, pair.old.exhibit)}, on the emulator"
+    return counters.counts_section((pair.old.rung, pair.new.rung), f"Counters, {place}", before, after)
+
+
+def _roofs(pair: SideBySide) -> Section | None:
+    """The roofs of both in microseconds, and the longest of each."""
+    old, new = ({name: 1e6 * time for name, time in roof_seconds(rung).items()} for rung in (pair.old, pair.new))
+    if not old or not new:
+        return None
+    first, second = (max(times, key=lambda name: times[name]) for times in (old, new))
+    rows = number_rows({**old, "roof": old[first]}, {**new, "roof": new[second]})
+    title = "Roofs of these counts on a full device, µs"
+    return _section(pair, title, (*rows, ("limit", first, second, "")), ROOFS_NOTE, costs=ROOFS)
+
+
+def _machine(pair: SideBySide) -> Section | None:
+    """Machine instructions of both main loops for the same number of multiply-adds, or of the whole kernels."""
+    kernels = pair.old.kernels[-1], pair.new.kernels[-1]
+    loops = [kernel.step or kernel.loop for kernel in kernels]
+    adds = [multiply_adds(loop) for loop in loops]
+    if not all(adds):
+        old, new = (kernel.counts for kernel in kernels)
+        whole = "Machine instructions of the whole kernel"
+        return _section(pair, whole, number_rows(old, new)) if old and new else None
+    span = max(adds)
+    scaled = [{name: n * span / own for name, n in loop.items()} for loop, own in zip(loops, adds, strict=True)]
+    kinds = [{name: n for name, n in loop.items() if arithmetic({name: 1})} for loop in scaled]
+    (name, number), *others = kinds[0].items()
+    same = f"{number:,.0f} {name}" if kinds[0] == kinds[1] and not others else f"{span:,} multiply-adds of a warp"
+    note = f"Both columns count the main loop over {same}, so that loops of different length compare."
+    if names := [kernel.name.partition("<")[0] for kernel in kernels if not kernel.step]:
+        note += f" The loop around that of {' and '.join(names)} is left out."
+    notable = [name for name in ordered({**scaled[0], **scaled[1]}) if is_notable(name)]
+    grouped = [{name: loop.get(name, 0) for name in notable} for loop in scaled]
+    for group, loop in zip(grouped, scaled, strict=True):
+        group["others"] = sum(loop.values()) - sum(group.values())
+    rows = number_rows(*grouped)
+    return _section(pair, f"Machine instructions of the main loop per {same}", rows, note)
+
+
+def _barriers(pair: SideBySide) -> Section | None:
+    """What the first blocks do at their mbarriers, where both kernels have some."""
+    timelines = [run.emulated.chosen.timeline if run.emulated else None for run in (pair.old, pair.new)]
+    counts = [{text: timeline.counts[name] for name, text in AT_BARRIERS.items()} for timeline in timelines if timeline]
+    if len(counts) < 2:
+        return None
+    old, new = counts
+    return _section(pair, "Barriers of the first block", number_rows(old, new), BARRIERS_NOTE)

@@ -149,12 +149,15 @@ def suites(names: Sequence[str], rivals: Sequence[str], device: str) -> list[Sui
     if rivals and all(each.kind in suite.ALONE for each in loaded):
         listed = ", ".join(each.name for each in loaded)
         raise ArgumentError(f"rivals={', '.join(rivals)}: suite {listed} has no rivals; leave them out")
-    if kind == "cpu":
-        from gemmery_lab.measure.libraries import find
-    else:
-        from gemmery_lab.measure.cublas import find  # loads NVIDIA's bindings
     for name in {*rivals, *(name for each in loaded for name in each.rivals)}:
-        find(name)
+        if kind == "cpu":
+            from gemmery_lab.measure import libraries
+
+            libraries.find(name)
+        else:
+            from gemmery_lab.measure import cublas  # loads NVIDIA's bindings
+
+            cublas.find(name)
     return loaded
 
 

@@ -207,7 +207,7 @@ def _exhibit(
 ) -> Inspection:
     """The inspection of an exhibit for n elements, by default as many as fill a GPU; EMULATED of them are counted."""
     show = exhibit.show
-    if not isinstance(n, Integral) or n < 0:
+    if not _is_whole(n) or n < 0:
         raise ArgumentError(f"n={n!r}: a number of elements must be a whole number >= 1")
     settings, elements = {**exhibit.default, **asked.keys(exhibit, config)}, n or show.n
     geometry = _geometry(exhibit.launch, elements, settings, config)
@@ -279,7 +279,7 @@ def _device(name: object) -> Device:
 
 def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> Problem:
     for option, side in (("m", m), ("n", n), ("k", k)):
-        if not isinstance(side, Integral) or side < 0:
+        if not _is_whole(side) or side < 0:
             raise ArgumentError(f"{option}={side!r}: a side must be a whole number >= 1")
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype
@@ -294,6 +294,10 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
         row = square._replace(m=1, b_layout="col")
         return square if rung.refuses(row) else row
     return square
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
 
 
 def compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> CompiledLaunch:

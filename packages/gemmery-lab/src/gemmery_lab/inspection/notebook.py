@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gemmery.errors import ArgumentError, not_installed
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.exhibits import EXHIBITS
+from gemmery.ladder.exhibits import EXHIBITS, Exhibit
+from gemmery.ladder.rung import Rung
 from gemmery_emulator.kernels.counters import EmulatorCounts
 from gemmery_emulator.kernels.kernel_run import KernelRun, KernelRuns, paired_pictures, with_page
 from gemmery_emulator.run import EmulatedRun
@@ -191,7 +192,8 @@ def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> lis
 
 def lesson(name: str) -> str:
     """What a reader learns from a rung or an exhibit."""
-    return next((row.lesson for row in (*CPU, *CUDA, *EXHIBITS) if row.name == name), "")
+    rows: tuple[Rung | Exhibit, ...] = (*CPU, *CUDA, *EXHIBITS)
+    return next((row.lesson for row in rows if row.name == name), "")
 
 
 def untraced(counts: EmulatorCounts) -> str:

@@ -195,7 +195,7 @@ def _instructions(kernel: CompiledLaunch, several: bool) -> Section:
     rows = [(name, *(f"{x.get(name, 0):,}" for x in columns.values())) for name in kernel.counts if is_notable(name)]
     others = [sum(number for name, number in x.items() if not is_notable(name)) for x in columns.values()]
     rows.append(("others", *(f"{number:,}" for number in others)))
-    loop, note = kernel.step or kernel.loop, ()
+    loop, note = kernel.step or kernel.loop, tuple[str, ...]()
     sizes = {} if on_tensor_cores(loop) else {space: bytes_each(loop, space) for space in ("global", "shared")}
     if amounts := [f"{numerals.digits(size)} bytes of {space} memory" for space, size in sizes.items() if size]:
         note = (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",)
@@ -308,7 +308,7 @@ def differences(pair: AnyPair) -> tuple[Section, ...]:
     if pair.old.config or pair.new.config:
         old, new = {"config": configured(pair.old), **old}, {"config": configured(pair.new), **new}
     facts = [(name, old.get(name, ""), new.get(name, "")) for name in dict.fromkeys([*old, *new])]
-    result = [_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair), _barriers(pair)]
+    result = [_both_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair), _both_barriers(pair)]
     if before and after:
         result.append(_section(pair, "Instructions executed, by kind", number_rows(before.kinds, after.kinds)))
     return tuple(section for section in result if section)
@@ -331,7 +331,7 @@ def _section(pair: AnyPair, title: str, rows: Iterable[Row], note: str = "", cos
     return marked((pair.old.rung, pair.new.rung), title, rows, note, costs)
 
 
-def _counters(pair: SideBySide) -> Section | None:
+def _both_counters(pair: SideBySide) -> Section | None:
     """The counters of both, or the reason why one of them has none."""
     before, after = pair.old.emulated, pair.new.emulated
     if not before or not after:
@@ -373,11 +373,11 @@ def _machine(pair: SideBySide) -> Section | None:
     grouped = [{name: loop.get(name, 0) for name in notable} for loop in scaled]
     for group, loop in zip(grouped, scaled, strict=True):
         group["others"] = sum(loop.values()) - sum(group.values())
-    rows = number_rows(*grouped)
+    rows = number_rows(grouped[0], grouped[1])
     return _section(pair, f"Machine instructions of the main loop per {same}", rows, note)
 
 
-def _barriers(pair: SideBySide) -> Section | None:
+def _both_barriers(pair: SideBySide) -> Section | None:
     """What the first blocks do at their mbarriers, where both kernels have some."""
     timelines = [run.emulated.chosen.timeline if run.emulated else None for run in (pair.old, pair.new)]
     counts = [{text: timeline.counts[name] for name, text in AT_BARRIERS.items()} for timeline in timelines if timeline]

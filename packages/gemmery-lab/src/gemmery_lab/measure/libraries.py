@@ -194,6 +194,11 @@ def _prepare_mkl(work: Work) -> RivalProduct:
     return RivalProduct(products(product, *operands(work)))
 
 
+def _runs_mkl() -> str:
+    ctypes.CDLL(_mkl_file())
+    return blas("libmkl")
+
+
 RIVALS = (
     Library("numpy", str, _runs_numpy, _prepare_numpy),
     Library(
@@ -207,7 +212,7 @@ RIVALS = (
     Library(
         "mkl",
         lambda: "" if _mkl_file() else "mkl is not installed",
-        lambda: blas("libmkl") if ctypes.CDLL(_mkl_file()) else "",
+        _runs_mkl,
         _prepare_mkl,
         {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"},
     ),

@@ -142,7 +142,11 @@ def _number(value: float) -> Cell:
 
 def _counters(names: dict[str, str]) -> Columns[EmulatedRung]:
     """A column for each counter under its heading."""
-    return [(head, lambda run, name=name: _number(getattr(run.counts, name))) for head, name in names.items()]
+
+    def cell(run: EmulatedRung, name: str) -> Cell:
+        return _number(getattr(run.counts, name))
+
+    return [(head, partial(cell, name=name)) for head, name in names.items()]
 
 
 def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:

@@ -96,7 +96,8 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
     units = {words.rate(m) for m in own}
-    rates = [(units.pop() if len(units) == 1 else "Gop/s", rate), ("% of peak", share), ("GB/s", bandwidth)]
+    unit = units.pop() if len(units) == 1 else "Gop/s"
+    rates: Columns[Measurement] = [(unit, rate), ("% of peak", share), ("GB/s", bandwidth)]
     power: Columns[Measurement] = [
         ("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""),
         ("J", lambda m: numerals.digits(m.joules) if m.joules else ""),

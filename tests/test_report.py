@@ -22,7 +22,8 @@ from gemmery_emulator.pages import numerals, svg
 from gemmery_emulator.pages.writing import as_json
 from gemmery_lab.report import sheet, tables, terminal, words
 from gemmery_lab.report.page import figures, page
-from gemmery_lab.report.tables import markdown, sheets
+from gemmery_lab.report.tables import sheets
+from records import markdown
 from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}

@@ -30,10 +30,9 @@ from gemmery_lab.report.sheet import (
     rate,
     ratio,
     share,
-    table,
     tabulate,
 )
-from gemmery_lab.report.words import Group, banner, gain, groups, is_square, label, rival, weighed
+from gemmery_lab.report.words import Group, gain, groups, is_square, label, rival, weighed
 
 IDEA = "what it changed"
 BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per Compute Capability"
@@ -386,16 +385,3 @@ SHEETS: dict[str, Callable[[Records], Sequence[Sheet]]] = {
     "tokens": lambda of: [suite_tables.tokens(of.experiment.heading, of.measurements)],
     "by_case": lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
 }
-
-
-def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
-    """Return a run as Markdown: the machine, then a table for each sheet.
-
-    >>> print(markdown(run, CPU))  # doctest: +SKIP
-    # The ladder
-    ...
-    """
-    parts = [f"# {words.title(run)}\n", f"{words.machine(run.machine)}. Measured {words.when(run)}.\n"]
-    parts += [f"**{warning}**\n"] if (warning := banner(run)) else []
-    parts += [f"## {sheet.title}\n\n{table(sheet)}" for sheet in sheets(run, rungs)]
-    return "\n".join(parts)

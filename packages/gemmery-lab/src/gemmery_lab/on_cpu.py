@@ -16,7 +16,7 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.measure import fingerprint, libraries, timing
+from gemmery_lab.measure import libraries, record, timing
 from gemmery_lab.measure.libraries import RivalProcess
 from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Sample
@@ -87,7 +87,7 @@ class Cpu(Backend):
     slow_parent = SHARE / 10
 
     def __init__(self) -> None:
-        self.machine, self.ladder, self.rivals = fingerprint.cpu(), asked.registry("cpu"), libraries.RIVALS
+        self.machine, self.ladder, self.rivals = record.cpu_machine(), asked.registry("cpu"), libraries.RIVALS
         self._processes: dict[tuple[str, int], RivalProcess] = {}
         self._refusals: dict[tuple[str, int], str] = {}
         self._peaks: dict[tuple[str, int], float] = {}

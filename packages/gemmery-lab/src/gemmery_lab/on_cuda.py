@@ -28,7 +28,7 @@ from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.measure import cublas, fingerprint, timing, torch_operands
+from gemmery_lab.measure import cublas, record, timing, torch_operands
 from gemmery_lab.measure import work as works
 from gemmery_lab.measure.cublas import Caller, Placed
 from gemmery_lab.measure.record import Measurement
@@ -108,7 +108,7 @@ class Cuda(Backend):
         reason = driver.missing()
         if reason:
             raise DeviceError(f"device cuda:{ordinal}: {reason}")
-        self.machine, self.ladder, self.rivals = fingerprint.gpu(ordinal), asked.registry("cuda"), cublas.RIVALS
+        self.machine, self.ladder, self.rivals = record.gpu_machine(ordinal), asked.registry("cuda"), cublas.RIVALS
         self.device = f"cuda:{ordinal}"
         self.stream = Stream(ordinal)
         self.monitor = Monitor(ordinal)

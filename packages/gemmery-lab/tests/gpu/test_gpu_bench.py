@@ -13,7 +13,7 @@ from gemmery.limits import device_limits
 from gemmery.limits.device_limits import replays
 from gemmery_lab import launches, on_cuda
 from gemmery_lab.contest import Task, contest
-from gemmery_lab.measure import cublas, fingerprint, torch_operands
+from gemmery_lab.measure import cublas, record, torch_operands
 from gemmery_lab.measure.torch_operands import L2_TIMES, MOST_SETS, Resident
 from gemmery_lab.measure.work import Work
 from gemmery_lab.on_cuda import TF32, Cuda, build, compared
@@ -146,7 +146,7 @@ def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
     found = device_limits.bandwidth(stream)
     assert found.read > 0
     assert found.copy > 0
-    gpu, monitor = fingerprint.gpu(0).gpu, nvml.Monitor(0)
+    gpu, monitor = record.gpu_machine(0).gpu, nvml.Monitor(0)
     assert gpu.name
     assert gpu.sms > 0
     if not monitor.missing:

@@ -375,7 +375,7 @@ PEAKS = {("f32", "CUDA cores"): 60.0, ("f16", "mma.sync"): 600.0, ("f16", "wgmma
 def test_a_backend_measures_each_limit_of_its_device_once(monkeypatch):
     monkeypatch.setattr(driver, "missing", lambda: "")
     monkeypatch.setattr(driver, "device", lambda ordinal: KNOWN["h200"])
-    monkeypatch.setattr(on_cuda.fingerprint, "gpu", lambda ordinal: records.MACHINE)
+    monkeypatch.setattr(on_cuda.record, "gpu_machine", lambda ordinal: records.MACHINE)
     monkeypatch.setattr(on_cuda, "Stream", lambda ordinal: SimpleNamespace(ordinal=ordinal))
     monkeypatch.setattr(on_cuda, "Monitor", lambda ordinal: Monitor())
     monkeypatch.setattr(on_cuda.device_limits, "peak", lambda dtype, unit, stream: PEAKS[dtype, unit])

@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import platform
+import re
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -175,6 +177,64 @@ class RunSteps(Generic[R]):
         self.records += records
         for record in records:
             self._on_step(self._what, self._done, self._total, record)
+
+
+@cache
+def cpu_machine() -> MachineRecord:
+    """Return the fingerprint of this machine, which every record is stored with.
+
+    >>> cpu_machine().name  # doctest: +SKIP
+    'amd-zen4-avx512-2c'
+    """
+    from gemmery.cpu import jit, target  # these load what reading records does not need
+    from gemmery_lab.measure import libraries
+
+    host, cores, blas = target.host(), target.cores(), libraries.blas()
+    if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
+        with libraries.RivalProcess(libraries.find("numpy"), threads=1) as numpy:
+            blas = numpy.runs.partition(", ")[2]
+    model = jit.host_cpu().replace("znver", "amd-zen")
+    return MachineRecord(
+        name=_file_safe(f"{model}-{host.isa}-{cores}c"),
+        cpu=host.cpu,
+        isa=host.isa,
+        cores=cores,
+        l1d=host.l1d,
+        l2=host.l2,
+        l3=host.l3,
+        os=f"{platform.system()} {platform.release().partition('-')[0]}",
+        python=platform.python_version(),
+        numpy=version("numpy"),
+        llvmlite=version("llvmlite"),
+        blas=blas,
+        gemmery=version("gemmery"),
+    )
+
+
+def gpu_machine(ordinal: int = 0) -> MachineRecord:
+    """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
+
+    Raises DeviceError if there is no such device.
+    """
+    from gemmery.cuda import driver, nvml, nvrtc
+
+    device, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
+    described = Gpu(
+        name=device.name,
+        capability=device.capability,
+        sms=device.sms,
+        l2=device.l2,
+        clock_mhz=monitor.most_clock or round(device.clock * 1e3),
+        power_w=monitor.power_limit,
+        driver=nvml.driver_version(),
+        cuda=driver.version(),
+        nvrtc=nvrtc.version(),
+    )
+    return replace(cpu_machine(), name=_file_safe(described.name), gpu=described)
+
+
+def _file_safe(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def now() -> str:

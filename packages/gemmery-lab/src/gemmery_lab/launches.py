@@ -26,7 +26,6 @@ from gemmery.limits.device_limits import Put
 from gemmery.problem import Config
 from gemmery_emulator.kernels.programs import prepared_anew
 from gemmery_lab import asked, measurements
-from gemmery_lab.contest import PRODUCT, Task, contest, entrant
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from gemmery_lab.experiments import CHAIN
 from gemmery_lab.measure import cublas, timing, torch_operands
@@ -37,7 +36,7 @@ from gemmery_lab.measure.work import Work, numpy_dtype, operands
 from gemmery_lab.measurements import WRONG, Runnable
 from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
 from gemmery_lab.on_emulator import emulated_rung
-from gemmery_lab.session import Session
+from gemmery_lab.session import PRODUCT, Session, Task, contest, entrant
 
 HOST = f"{PRODUCT}, host"  # the time until the call returns, whatever the device does then
 COMPILED = ("cold", "on disk", "in memory")

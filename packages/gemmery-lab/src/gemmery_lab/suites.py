@@ -20,7 +20,6 @@ from gemmery.cpu import target
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery_lab import asked, measurements
 from gemmery_lab.climb import estimate
-from gemmery_lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
 from gemmery_lab.measure import libraries, processes, timing
 from gemmery_lab.measure.libraries import SOURCES
 from gemmery_lab.measure.processes import COLD_CACHE, COMPARED, EMPTY, FIRST, MET, REST, WARM, WARM_CACHE, WORST, pieces
@@ -28,7 +27,7 @@ from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import TURNS, Opponent
-from gemmery_lab.session import Session, open_session
+from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
 
 
 def bench(

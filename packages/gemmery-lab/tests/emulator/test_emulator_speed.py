@@ -11,11 +11,11 @@ from gemmery.cuda import nvrtc
 from gemmery.errors import ArgumentError, DeviceError
 from gemmery.ladder.cuda import CUDA
 from gemmery_lab import launches
-from gemmery_lab.contest import Task
 from gemmery_lab.launches import CHECKED, COUNTED, READY
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.work import Work
 from gemmery_lab.report.tables import sheets
+from gemmery_lab.session import Task
 
 SUITE = """kind = "emulator"
 [[product]]

@@ -17,7 +17,8 @@ from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth
-from gemmery_lab import contest, measurements, on_cpu, on_emulator, session, suites
+from gemmery_lab import measurements, on_cpu, on_emulator, session, suites
+from gemmery_lab import session as contest
 from gemmery_lab.measure import libraries, record
 from gemmery_lab.measure import processes as bench_first_call
 from gemmery_lab.measure.processes import PIECES

@@ -18,11 +18,11 @@ from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth
-from gemmery_lab import climb, contest, on_cuda, suites
+from gemmery_lab import climb, on_cuda, suites
+from gemmery_lab import session as contest
 from gemmery_lab import session as sessions
 from gemmery_lab import suites as shapes
 from gemmery_lab.asked import ordinal
-from gemmery_lab.contest import Task
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import suite, torch_operands
 from gemmery_lab.measure.cublas import Caller, Placed
@@ -31,7 +31,7 @@ from gemmery_lab.measure.torch_operands import DeviceOperands, poison
 from gemmery_lab.measure.work import Work, factors, offsets, operands
 from gemmery_lab.measurements import WRONG, MachineLimits
 from gemmery_lab.on_cuda import NO_RIVAL, Cuda, Vendor
-from gemmery_lab.session import Session
+from gemmery_lab.session import Session, Task
 
 RATE = 1e9  # operations a second of the slowest rung
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DTypeError, unknown
@@ -125,7 +125,8 @@ def load(path: Path) -> Suite:
             rungs[_unique(product, rungs, here)] = tuple(product["rungs"])
     defaults = {"about": "", "threads": [1], "rivals": [], "rest": 0.0, "sustained": 0.0}
     values: dict[str, Any] = {name: top.get(name, default) for name, default in defaults.items()}
-    values |= {name: tuple(values[name]) for name in ("threads", "rivals")}
+    values |= {name: float(values[name]) for name in ("rest", "sustained")}
+    values |= {"rivals": tuple(values["rivals"]), "threads": tuple(0 if n == "all" else n for n in values["threads"])}
     return Suite(path.stem, kind=kind, works=tuple(works), rungs=rungs, device=device, **values)
 
 
@@ -173,7 +174,7 @@ def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
 
 def _new_shapes(row: dict[str, Any], where: str) -> Iterator[Work]:
     """Yield the works of a [[product]] table of a suite of kind "new_shapes": `batch` products up to (m, n, k)."""
-    count, largest = (_size(row.get(key, 0), f"{where}: {key}") for key in ("count", "largest"))
+    count, largest = (_checked(row.get(key, 0), _SIZE, f"{where}: {key}") for key in ("count", "largest"))
     if largest * largest * count > LARGEST:
         raise ArgumentError(f"{where}: {count} products up to {largest}: at most {LARGEST} elements")
     for dtype in row.get("dtype", ["f32"]):
@@ -206,79 +207,74 @@ def _read(table: dict[str, Any], rules: Mapping[str, Any], where: str) -> dict[s
 
 
 def _checked(value: Any, rule: Any, where: str) -> Any:
-    """Return a value by its rule: one of a tuple, a list of what follows the rule in it, or what a function reads."""
+    """Return a value that follows its rule.
+
+    A rule is a tuple of known values, a list with the rule of what a list holds, a function that returns the value, or
+    a test and the words for a value that fails it.
+    """
     if isinstance(rule, list):
         if not isinstance(value, list):
             raise ArgumentError(f"{where} = {value!r}: it must be a list")
-        if not value and rule[0] in (_size, _count):
+        if not value and rule[0] in (_SIZE, _COUNT):
             raise ArgumentError(f"{where}: the list is empty; give at least one number")
         return [_checked(each, rule[0], where) for each in value]
-    if isinstance(rule, tuple) and value not in rule:
-        raise ArgumentError(f"{where} = {value!r}: it must be one of {', '.join(rule)}")
-    return value if isinstance(rule, tuple) else rule(value, where)
-
-
-def _size(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(f"{where}: {value!r} must be a whole number >= 1")
+    if isinstance(rule, _Rule):
+        if not rule.allows(value):
+            raise ArgumentError(f"{where}{rule.words.format(value)}")
+    elif isinstance(rule, tuple):
+        if value not in rule:
+            raise ArgumentError(f"{where} = {value!r}: it must be one of {', '.join(rule)}")
+    else:
+        return rule(value, where)
     return value
 
 
-def _count(value: Any, where: str) -> int:
-    """Return a number of threads, 0 for "all": those that the process may use."""
-    return 0 if value == "all" else _size(value, where)
+class _Rule(NamedTuple):
+    allows: Callable[[Any], bool]
+    words: str
 
 
-def _seconds(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 3600:
-        raise ArgumentError(f"{where} = {value!r}: it must be a number of seconds")
-    return float(value)
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where} = {value!r}: it must be text in quotes")
-    return value
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{where} = {value!r}: it must be true or false")
-    return value
+_SIZE = _Rule(lambda value: type(value) is int and value >= 1, ": {!r} must be a whole number >= 1")
+_COUNT = _SIZE._replace(allows=lambda value: value == "all" or _SIZE.allows(value))  # of threads
+_SECONDS = _Rule(
+    lambda value: type(value) in (int, float) and 0 <= value < 3600, " = {!r}: it must be a number of seconds"
+)
+_TEXT = _Rule(lambda value: isinstance(value, str), " = {!r}: it must be text in quotes")
+_FLAG = _Rule(lambda value: isinstance(value, bool), " = {!r}: it must be true or false")
 
 
 def _dtype(value: Any, where: str) -> str:
     try:
-        return dtypes.resolve(_text(value, where), (*dtypes.NAMES, *dtypes.FLOAT8))
+        return dtypes.resolve(_checked(value, _TEXT, where), (*dtypes.NAMES, *dtypes.FLOAT8))
     except DTypeError as error:
         raise ArgumentError(f"{where}: {error}") from None
 
 
 _TOP = {
-    "about": _text,
+    "about": _TEXT,
     "kind": KINDS,
     "device": DEVICES,
-    "threads": [_count],
-    "rivals": [_text],
-    "rest": _seconds,
-    "sustained": _seconds,
+    "threads": [_COUNT],
+    "rivals": [_TEXT],
+    "rest": _SECONDS,
+    "sustained": _SECONDS,
     "product": lambda rows, where: rows,
 }
-_SHAPES = {"square": [_size], "shapes": [[_size]], "rows": [_size], "weights": [[_size]]}
+_SHAPES = {"square": [_SIZE], "shapes": [[_SIZE]], "rows": [_SIZE], "weights": [[_SIZE]]}
 _PRODUCT = {
     **_SHAPES,
-    "name": _text,
-    "rungs": [_text],
+    "name": _TEXT,
+    "rungs": [_TEXT],
     "dtype": [_dtype],
     "out": _dtype,
-    "batch": [_size],
+    "batch": [_SIZE],
     "call": [CALLS],
     "a": LAYOUTS,
     "b": (*LAYOUTS, OF_A),
-    "vector": _flag,
+    "vector": _FLAG,
     "precision": ("", "tf32"),
-    "groups": [_size],
+    "groups": [_SIZE],
     "scales": ("", "one", "blocks"),
 }
-_CALLS = {"square": [_size], "call": [_text], "arrays": expressions.ARRAYS}
-_NEW_SHAPES = {"count": _size, "largest": _size, "dtype": [_dtype]}
+_CALLS = {"square": [_SIZE], "call": [_TEXT], "arrays": expressions.ARRAYS}
+_NEW_SHAPES = {"count": _SIZE, "largest": _SIZE, "dtype": [_dtype]}

@@ -142,7 +142,8 @@ def limits(measurements: Iterable[Measurement]) -> str:
         clocks = sorted({m.clock_mhz for m in on_gpu if m.clock_mhz})
         copied = f", {numerals.digits(on_gpu[0].copy_gbs)} copied" if on_gpu[0].copy_gbs else ""
         parts.append(f"memory {numerals.digits(on_gpu[0].bandwidth_gbs)} GB/s read{copied}")
-        parts += [f"multiprocessors at {words.between(clocks)} MHz while timed"] if clocks else []
+        between = " to ".join(map(str, dict.fromkeys((clocks[0], clocks[-1])))) if clocks else ""
+        parts += [f"multiprocessors at {between} MHz while timed"] if clocks else []
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
         parts.append("Hopper's wgmma, which cuBLAS uses there, is faster than mma.sync")
     return f"measured limits: {'; '.join(parts)}" if parts else ""

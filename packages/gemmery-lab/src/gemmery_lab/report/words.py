@@ -78,11 +78,6 @@ def versioned(name: str, records: Sequence[Measurement]) -> str:
     return kernel(name).replace("cuBLAS", version[0]) if version else kernel(name)
 
 
-def between(values: Sequence[int]) -> str:
-    """Return one number or a range: "1980", "1755 to 1980"."""
-    return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-
 def cores(count: int) -> str:
     """Return `1 thread` or `2 threads`."""
     return f"{count} thread{'s' if count != 1 else ''}"

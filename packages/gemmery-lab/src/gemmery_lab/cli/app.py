@@ -16,26 +16,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Option
 
 from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, InstallError, missing
 from gemmery_emulator.pages.writing import place
 
 Action = Callable[[], int]  # a parsed command line: it runs outside the parser and returns the exit code
 
-_TEXTS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+_WORDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
 def texts(command: str) -> dict[str, Any]:
     """Return the line of a command in the list of all, and the examples below its help."""
-    return dict(_TEXTS[command])
+    return dict(_WORDS[command])
+
+
+def option(words: str, *flags: str, **settings: Any) -> Any:
+    """Return an option with its words in commands.toml."""
+    return typer.Option(*flags, **_WORDS["options"][words], **settings)
+
+
+def argument(words: str, **settings: Any) -> Any:
+    """Return an argument with its words in commands.toml."""
+    return typer.Argument(**_WORDS["options"][words], **settings)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 ladder_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(ladder_app, name="ladder", short_help="Time every rung against NumPy or cuBLAS.")
 
-Version = Annotated[bool, typer.Option("--version", is_eager=True, help="Show the version and exit.")]
+Version = Annotated[bool, option("version", "--version", is_eager=True)]
 
 
 @app.callback(invoke_without_command=True)
@@ -53,18 +62,11 @@ def gemmery(context: typer.Context, version: Version = False) -> None:
 _DIGITS = 18  # of a number on the command line: more are no size of anything
 
 
-As = Annotated[
-    str, Option("--as", metavar="CARD", help="Emulate this card, such as a100 or rtx3090.", show_default="h200")
-]
-Json = Annotated[bool, Option("--json", help="Print the records as JSON instead of tables.")]
-Html = Annotated[
-    Path | None,
-    Option(metavar="PATH", help="Write the page there.", show_default="out/...html", callback=place),
-]
-NoHtml = Annotated[bool, Option("--no-html", help="Write no page.")]
-Keep = Annotated[
-    Path | None, Option("--store", metavar="DIR", help="Append the records to a file there.", callback=place)
-]
+As = Annotated[str, option("as", "--as")]
+Json = Annotated[bool, option("json", "--json")]
+Html = Annotated[Path | None, option("html", callback=place)]
+NoHtml = Annotated[bool, option("nohtml", "--no-html")]
+Keep = Annotated[Path | None, option("keep", "--store", callback=place)]
 
 
 def threads_in_words(threads: int) -> str:

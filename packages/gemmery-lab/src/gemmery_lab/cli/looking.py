@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
-
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
 from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
-from gemmery_lab.cli.app import Action, As, Json, app, ladder_app, names, settings, texts
+from gemmery_lab.cli.app import Action, As, Json, app, argument, ladder_app, names, option, settings, texts
 from gemmery_lab.cli.showing import print_records
 
 if TYPE_CHECKING:
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 
 @ladder_app.command(**texts("diff"))
 def diff(
-    old: Annotated[str, Argument(metavar="OLD", help="A rung.", show_default=False)],
-    new: Annotated[str, Argument(metavar="NEW", help="Another rung.", show_default=False)],
+    old: Annotated[str, argument("diff.old", show_default=False)],
+    new: Annotated[str, argument("diff.new", show_default=False)],
     html: HtmlToo = None,
 ) -> Action:
     """Show how two rungs differ: their rows in the ladder, and the code that only one of them uses.
@@ -52,40 +50,23 @@ def diff(
 
 @app.command(**texts("inspect"))
 def inspect(
-    rung: Annotated[str, Argument(metavar="RUNG", help="A rung, or an exhibit.", show_default=False)],
-    other: Annotated[str, Argument(metavar="[RUNG]", help="Another, side by side.", show_default=False)] = "",
-    m: Annotated[int | None, Option(metavar="M", min=1, help="Rows of C.", show_default="n")] = None,
-    n: Annotated[
-        int | None,
-        Option(
-            metavar="N", min=1, help="Columns of C, or elements of an exhibit.", show_default="4096, of a CPU rung 512"
-        ),
-    ] = None,
-    k: Annotated[int | None, Option(metavar="K", min=1, help="Columns of A.", show_default="n")] = None,
+    rung: Annotated[str, argument("inspect.rung", show_default=False)],
+    other: Annotated[str, argument("inspect.other", show_default=False)] = "",
+    m: Annotated[int | None, option("inspect.m", min=1)] = None,
+    n: Annotated[int | None, option("inspect.n", min=1)] = None,
+    k: Annotated[int | None, option("inspect.k", min=1)] = None,
     dtype: Annotated[
-        str,
-        Option(
-            metavar="TYPE",
-            help=f"f32, f64, f16, bf16, tf32, {', '.join(dtypes.FLOAT8)}, int8.",
-            show_default="the first that the rungs take",
-        ),
+        str, option("inspect.dtype", help=f"f32, f64, f16, bf16, tf32, {', '.join(dtypes.FLOAT8)}, int8.")
     ] = "",
-    config: Annotated[str, Option(metavar="KEY=V,...", help="Config values.", show_default="the rung's own")] = "",
-    device: Annotated[
-        str, Option(metavar="NAME", help="cuda, a card (a100) or sm_80.", show_default="the one here, else h200")
-    ] = "",
+    config: Annotated[str, option("inspect.config")] = "",
+    device: Annotated[str, option("inspect.device")] = "",
     card: As = "",
-    line: Annotated[
-        str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
-    ] = "",
-    ptx: Annotated[bool, Option("--ptx", help="Show the PTX; of a CPU rung LLVM's IR.")] = False,
-    sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
-    json: Annotated[bool, Option("--json", help="Print JSON; a list when two rungs are given.")] = False,
+    line: Annotated[str, option("inspect.line")] = "",
+    ptx: Annotated[bool, option("inspect.ptx", "--ptx")] = False,
+    sass: Annotated[bool, option("inspect.sass", "--sass")] = False,
+    json: Annotated[bool, option("inspect.json", "--json")] = False,
     html: HtmlToo = None,
-    svg: Annotated[
-        Path | None,
-        Option("--svg", metavar="FOLDER", help="Write the pictures to files.", show_default=False, callback=place),
-    ] = None,
+    svg: Annotated[Path | None, option("inspect.svg", "--svg", show_default=False, callback=place)] = None,
 ) -> Action:
     """Show a kernel's resources, occupancy, roofline and per-line memory counters; no GPU is needed.
 
@@ -97,9 +78,9 @@ def inspect(
     asked.inspectable(*names)
     keys = settings(config)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
-    for option, code in (("--ptx", ptx), ("--sass", sass)):
+    for flag, code in (("--ptx", ptx), ("--sass", sass)):
         if code and other and not json:
-            raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")
+            raise ArgumentError(f"{flag}: side by side, no code is shown; inspect one of them, or add --json")
     if html is not None:
         check_page(html, "jinja2")
     if svg is not None:
@@ -145,9 +126,7 @@ def _pictures(inspections: Sequence[AnyInspection]) -> dict[str, str]:
 @app.command(**texts("doctor"))
 def doctor(
     json: Json = False,
-    prune: Annotated[
-        bool, Option("--prune", help="First remove what other versions of gemmery left in the cache folder.")
-    ] = False,
+    prune: Annotated[bool, option("doctor.prune", "--prune")] = False,
 ) -> Action:
     """Show what gemmery finds on this machine, and how to fix what is wrong."""
 
@@ -167,13 +146,10 @@ app.command(short_help=command.SHORT_HELP, epilog=command.EPILOG)(command.emulat
 
 @app.command(**texts("verify"))
 def verify(
-    device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, or cuda:N for the Nth GPU.")] = "cpu",
-    products: Annotated[int, Option(metavar="N", min=1, help="How many.")] = 1000,
-    dtype: Annotated[
-        list[str] | None,
-        Option(metavar="A,B", help="Only these: f16, bf16, tf32, e4m3, int8, f32_tensor ...", show_default="all"),
-    ] = None,
-    seed: Annotated[int, Option(metavar="S", min=0, help="The first product's; the next has S + 1.")] = 0,
+    device: Annotated[str, option("verify.device")] = "cpu",
+    products: Annotated[int, option("verify.products", min=1)] = 1000,
+    dtype: Annotated[list[str] | None, option("verify.dtype")] = None,
+    seed: Annotated[int, option("verify.seed", min=0)] = 0,
     json: Json = False,
 ) -> Action:
     """Compute random products of all kinds, and compare each with one of higher precision.
@@ -215,14 +191,9 @@ def in_words(verified: Verification) -> str:
 
 @app.command(**texts("warm"))
 def warm(
-    dtype: Annotated[
-        list[str] | None,
-        Option(metavar="A,B", help="Only these element types: f32, f64, bf16 ...", show_default="all"),
-    ] = None,
-    device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, a card (h200) or sm_90.")] = "cpu",
-    threads: Annotated[
-        int, Option(metavar="N", min=0, help="Kernels compiled at the same time, 0 for one per core.")
-    ] = 0,
+    dtype: Annotated[list[str] | None, option("warm.dtype")] = None,
+    device: Annotated[str, option("warm.device")] = "cpu",
+    threads: Annotated[int, option("warm.threads", min=0)] = 0,
     json: Json = False,
 ) -> Action:
     """Compile and store the kernels that products need, so that no product waits for a compiler; no GPU is needed."""

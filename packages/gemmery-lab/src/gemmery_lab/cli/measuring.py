@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
-from typer import Argument, Context, Option
+from typer import Context
 
 from gemmery.errors import ArgumentError
 from gemmery_emulator.pages.writing import HtmlToo, place
@@ -20,9 +20,11 @@ from gemmery_lab.cli.app import (
     Keep,
     NoHtml,
     app,
+    argument,
     ladder_app,
     names,
     numbers,
+    option,
     texts,
     threads_in_words,
 )
@@ -38,17 +40,18 @@ SIZES = {
 }  # the defaults, as options take them
 SWEPT_ON = {device: ", ".join(sweep.name for sweep in SWEEPS if device in sweep.devices) for device in ("cpu", "cuda")}
 
-Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
-Threads = Annotated[int, Option(metavar="N", min=0, help="Number of threads, 0 for one per core.")]
-Seconds = Annotated[float, Option(metavar="S", help="Skip rungs predicted to exceed S seconds per call.")]
+Rungs = Annotated[str, option("rungs")]
+Threads = Annotated[int, option("threads", min=0)]
+Seconds = Annotated[float, option("seconds")]
 Sizes = Annotated[
     str,
-    Option(
-        metavar="N,M",
-        help="Sides of the squares.",
+    option(
+        "sizes",
         show_default="; ".join(
-            f"{name}{SIZES[LADDER.name, device]}"
-            for name, device in (("", "cpu"), ("GPU: ", "cuda"), ("emulator: ", "emulator"))
+            (
+                f"{name}{SIZES[LADDER.name, device]}"
+                for name, device in (("", "cpu"), ("GPU: ", "cuda"), ("emulator: ", "emulator"))
+            )
         ),
     ),
 ]
@@ -59,20 +62,10 @@ def ladder(
     context: Context,
     rungs: Rungs = "",
     sizes: Sizes = "",
-    dtype: Annotated[
-        str,
-        Option(
-            metavar="TYPE",
-            help="Element type: f32 or float32, f64, f16, bf16, int8, ...; tf32 on a GPU.",
-            show_default="f32",
-        ),
-    ] = "",
+    dtype: Annotated[str, option("ladder.dtype")] = "",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
-    device: Annotated[
-        str,
-        Option(metavar="NAME", help="cpu, cuda, cuda:N (Nth GPU), emulator, or a card to emulate.", show_default="cpu"),
-    ] = "",
+    device: Annotated[str, option("ladder.device")] = "",
     card: As = "",
     store: Keep = None,
     json: Json = False,
@@ -87,8 +80,8 @@ def ladder(
     from gemmery_lab import asked
 
     for name in _named(context) if context.invoked_subcommand else ():
-        option = "--as" if name == "card" else f"--{name.replace('_', '-')}"
-        raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
+        flag = "--as" if name == "card" else f"--{name.replace('_', '-')}"
+        raise ArgumentError(f"{flag}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
     if context.invoked_subcommand:
         return None
     where, reason = asked.place(device or ("emulator" if card else "cpu"), card), None
@@ -132,36 +125,24 @@ def _named(context: Context) -> list[str]:
 
 def _check_counting(context: Context) -> None:
     """Raise ArgumentError for options that have no meaning on the emulator."""
-    for option in ("seconds", "store"):
-        if option in _named(context):
-            raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
+    for name in ("seconds", "store"):
+        if name in _named(context):
+            raise ArgumentError(f"--{name}: the emulator measures no times; leave it out")
 
 
 @app.command(**texts("bench"))
 def bench(
-    suites: Annotated[
-        list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")
-    ] = None,
-    rivals: Annotated[str, Option(metavar="A,B", help="Only these rivals.", show_default="the suites'")] = "",
-    threads: Annotated[int, Option(metavar="N", min=0, help="Number of threads.", show_default="the suites'")] = 0,
-    seconds: Annotated[float, Option(metavar="S", help="Seconds for one product, shared by all libraries.")] = 3.0,
-    device: Annotated[
-        str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
-    ] = "",
-    workload: Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, instead of suites.")] = "",
-    n: Annotated[
-        str,
-        Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default=SIZES[CHAIN.name, "cuda"]),
-    ] = "",
-    repeats: Annotated[int | None, Option(metavar="N", min=1, help="Steps of the workload.", show_default="10")] = None,
-    dtype: Annotated[
-        str, Option("--dtype", metavar="TYPE", help="Element type of the workload.", show_default="f32")
-    ] = "",
-    store: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="Append records to a file there.", show_default="your data folder", callback=place),
-    ] = None,
-    no_store: Annotated[bool, Option("--no-store", help="Keep no records.")] = False,
+    suites: Annotated[list[str] | None, argument("bench.suites")] = None,
+    rivals: Annotated[str, option("bench.rivals")] = "",
+    threads: Annotated[int, option("bench.threads", min=0)] = 0,
+    seconds: Annotated[float, option("bench.seconds")] = 3.0,
+    device: Annotated[str, option("bench.device", "--device")] = "",
+    workload: Annotated[str, option("bench.workload")] = "",
+    n: Annotated[str, option("bench.n", "--n", show_default=SIZES[CHAIN.name, "cuda"])] = "",
+    repeats: Annotated[int | None, option("bench.repeats", min=1)] = None,
+    dtype: Annotated[str, option("bench.dtype", "--dtype")] = "",
+    store: Annotated[Path | None, option("bench.store", callback=place)] = None,
+    no_store: Annotated[bool, option("bench.no_store", "--no-store")] = False,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
@@ -183,9 +164,9 @@ def bench(
         sides = asked.sides(numbers("--n", n) or CHAIN.points["cuda"].sizes)
         dtype = asked.element_type(dtype or CHAIN.dtype, "cuda")
     else:
-        for option, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
+        for flag, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
             if value:
-                raise ArgumentError(f"{option} {value}: suites set it themselves; the option is for --workload chain")
+                raise ArgumentError(f"{flag} {value}: suites set it themselves; the option is for --workload chain")
         loaded = asked.suites(suites or (), names(rivals), device)
     output = Output(json, html, no_html)
     import gemmery_lab as lab
@@ -205,31 +186,15 @@ def sweep(
     context: Context,
     experiment: Annotated[
         str,
-        Argument(
-            metavar="EXPERIMENT",
-            help=f"{SWEPT_ON['cpu']} (CPU); {SWEPT_ON['cuda']} (GPU).",
-            show_default=False,
-        ),
+        argument("sweep.experiment", help=f"{SWEPT_ON['cpu']} (CPU); {SWEPT_ON['cuda']} (GPU).", show_default=False),
     ],
-    n: Annotated[
-        int | None,
-        Option(
-            "--n", metavar="N", min=1, help="The size at which a config is varied.", show_default="the experiment's"
-        ),
-    ] = None,
-    sizes: Annotated[str, Option(metavar="N,M", help="Sizes to vary.", show_default="the experiment's")] = "",
+    n: Annotated[int | None, option("sweep.n", "--n", min=1)] = None,
+    sizes: Annotated[str, option("sweep.sizes")] = "",
     rungs: Rungs = "",
-    dtype: Annotated[
-        str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, int8; tf32 on a GPU.")
-    ] = "f32",
+    dtype: Annotated[str, option("sweep.dtype")] = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
-    device: Annotated[
-        str,
-        Option(
-            "--device", metavar="NAME", help="cpu, cuda, cuda:N, emulator, or a card.", show_default="the experiment's"
-        ),
-    ] = "",
+    device: Annotated[str, option("sweep.device", "--device")] = "",
     card: As = "",
     store: Keep = None,
     json: Json = False,
@@ -270,12 +235,10 @@ def sweep(
 
 @app.command(**texts("exhibit"))
 def exhibit(
-    name: Annotated[str, Argument(metavar="NAME", help="An exhibit.", show_default="list them")] = "",
-    device: Annotated[
-        str, Option(metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.", show_default="cuda")
-    ] = "",
+    name: Annotated[str, argument("exhibit.name")] = "",
+    device: Annotated[str, option("exhibit.device")] = "",
     card: As = "",
-    seconds: Annotated[float, Option(metavar="S", help="Seconds for each config.")] = 0.3,
+    seconds: Annotated[float, option("exhibit.seconds")] = 0.3,
     store: Keep = None,
     json: Json = False,
     html: HtmlToo = None,

@@ -29,42 +29,26 @@ from gemmery_lab.cli.app import (
     threads_in_words,
 )
 from gemmery_lab.cli.showing import Output, check_store, counted, measured
-from gemmery_lab.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
+from gemmery_lab.experiments import CHAIN, LADDER, SWEEPS
 
 if TYPE_CHECKING:
     from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
     from gemmery_lab.measure.record import Run
 
-SIZES = {
-    (plan.name, device): ",".join(map(str, points.sizes)) for plan in BUILT_IN for device, points in plan.points.items()
-}  # the defaults, as options take them
+SIZES = {device: ",".join(map(str, points.sizes)) for device, points in LADDER.points.items()}  # the defaults
 SWEPT_ON = {device: ", ".join(sweep.name for sweep in SWEEPS if device in sweep.devices) for device in ("cpu", "cuda")}
-
-Rungs = Annotated[str, option("rungs")]
-Threads = Annotated[int, option("threads", min=0)]
-Seconds = Annotated[float, option("seconds")]
-Sizes = Annotated[
-    str,
-    option(
-        "sizes",
-        show_default="; ".join(
-            (
-                f"{name}{SIZES[LADDER.name, device]}"
-                for name, device in (("", "cpu"), ("GPU: ", "cuda"), ("emulator: ", "emulator"))
-            )
-        ),
-    ),
-]
 
 
 @ladder_app.callback(invoke_without_command=True, **texts("ladder"))
 def ladder(
     context: Context,
-    rungs: Rungs = "",
-    sizes: Sizes = "",
+    rungs: Annotated[str, option("rungs")] = "",
+    sizes: Annotated[
+        str, option("sizes", show_default="{cpu}; GPU: {cuda}; emulator: {emulator}".format(**SIZES))
+    ] = "",
     dtype: Annotated[str, option("ladder.dtype")] = "",
-    threads: Threads = 0,
-    seconds: Seconds = 5.0,
+    threads: Annotated[int, option("threads", min=0)] = 0,
+    seconds: Annotated[float, option("seconds")] = 5.0,
     device: Annotated[str, option("ladder.device")] = "",
     card: As = "",
     store: Keep = None,
@@ -138,7 +122,7 @@ def bench(
     seconds: Annotated[float, option("bench.seconds")] = 3.0,
     device: Annotated[str, option("bench.device", "--device")] = "",
     workload: Annotated[str, option("bench.workload")] = "",
-    n: Annotated[str, option("bench.n", "--n", show_default=SIZES[CHAIN.name, "cuda"])] = "",
+    n: Annotated[str, option("bench.n", "--n", show_default=",".join(map(str, CHAIN.points["cuda"].sizes)))] = "",
     repeats: Annotated[int | None, option("bench.repeats", min=1)] = None,
     dtype: Annotated[str, option("bench.dtype", "--dtype")] = "",
     store: Annotated[Path | None, option("bench.store", callback=place)] = None,
@@ -190,10 +174,10 @@ def sweep(
     ],
     n: Annotated[int | None, option("sweep.n", "--n", min=1)] = None,
     sizes: Annotated[str, option("sweep.sizes")] = "",
-    rungs: Rungs = "",
+    rungs: Annotated[str, option("rungs")] = "",
     dtype: Annotated[str, option("sweep.dtype")] = "f32",
-    threads: Threads = 0,
-    seconds: Seconds = 5.0,
+    threads: Annotated[int, option("threads", min=0)] = 0,
+    seconds: Annotated[float, option("seconds")] = 5.0,
     device: Annotated[str, option("sweep.device", "--device")] = "",
     card: As = "",
     store: Keep = None,

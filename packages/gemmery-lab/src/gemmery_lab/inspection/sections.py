@@ -27,33 +27,7 @@ from gemmery_lab.inspection.records import (
 from gemmery_lab.report import words
 
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
-ROOFLINE_NOTE = (
-    "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
-    "leave. Caches keep a kernel between the two. The clock is the boost clock; power limits may lower it."
-)
-PARTS_NOTE = (
-    "The kernel multiplies parts of the elements on tensor cores: one operation of the product takes several of theirs."
-)
 WAIT = "WARPGROUP.DEPBAR"
-BARRIERS_NOTE = (
-    "Of a product of a tile or two for the block, on the emulator, whose order of steps decides how many waits find a "
-    "phase under way; --html and --svg draw them over time."
-)
-ROOFS_NOTE = (
-    "Memory: sectors at its bandwidth, without caches. Compute: operations at the peak. Shared: 1 wavefront per clock "
-    "and multiprocessor, issue: 4 warp instructions."
-)
-COSTS_NOTE = (
-    "Loads, stores and multiply-adds are those of the inner loop as compiled; lines and pages are those of the whole "
-    "product in the model of the caches. The roof is the longest of these times: no core with the assumed rates is "
-    "faster, unless its prefetchers bring lines before they are needed."
-)
-CACHES_NOTE = (
-    "Simulated: in a copy of the kernel, each access looks up its lines in L1 and L2, of which a set loses the line "
-    "that was used longest ago, and its page in a table of 64 translations of 4 KiB; to L1, to L2 and pages count what "
-    "was not there. All are empty at first. Hardware prefetchers, which a real core has, bring the same lines earlier; "
-    "lines written back are not counted."
-)
 
 
 def sections(inspection: AnyInspection) -> tuple[Section, ...]:
@@ -163,7 +137,7 @@ def _roofline(inspection: Inspection) -> Section:
         ("each element once", f"{_moved(once)}: {_attainable(once)}"),
     )
     in_parts = inspection.problem.dtype in ("f32", "f64") and inspection.unit in ("tensor", "tensor_8")
-    return Section("Roofline", rows, notes=(ROOFLINE_NOTE, *([PARTS_NOTE] if in_parts else [])))
+    return Section("Roofline", rows, notes=(words.NOTES["roofline"], *([words.NOTES["parts"]] if in_parts else [])))
 
 
 def _attainable(line: Roofline) -> str:
@@ -216,7 +190,7 @@ def _barriers(inspection: Inspection) -> list[Section]:
         ("arrivals", f"{of['arrivals']:,} of threads, which end {numerals.plural(of['phases'], 'phase')}"),
         ("products", f"{of['products']:,} of warpgroups"),
     )
-    return [Section("Barriers of the first block", rows, notes=(BARRIERS_NOTE,))]
+    return [Section("Barriers of the first block", rows, notes=(words.NOTES["barriers"],))]
 
 
 def _counters(inspection: Inspection) -> list[Section]:
@@ -245,8 +219,8 @@ def _of_cpu(inspection: CpuInspection) -> tuple[Section, ...]:
     costs, each_core = "For 1,000 multiply-adds, on one core", ("", "number", "assumed rate", "cycles")
     return (
         Section("Loops", lines, ("line", SOURCE)),
-        Section(costs, tuple(rows), each_core, (COSTS_NOTE,)),
-        Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (CACHES_NOTE,)),
+        Section(costs, tuple(rows), each_core, (words.NOTES["costs"],)),
+        Section("For 1,000 multiply-adds, in a model of the caches", tuple(traffic), head, (words.NOTES["caches"],)),
         Section(f"Inner loop of {inspection.function}{passes}", tuple(loop), ("line", "what it is", SOURCE)),
     )
 
@@ -255,7 +229,7 @@ def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
     """What the columns are; instructions by kind; the roofs, the longest first."""
     times = sorted(roof_seconds(inspection).items(), key=lambda item: -item[1])
     limits = ", ".join(f"{name} {numerals.digits(seconds * 1e6)} µs" for name, seconds in times)
-    roof = (f"Roofs of these counts on a full device: {limits}. {ROOFS_NOTE}",) if limits else ()
+    roof = (f"Roofs of these counts on a full device: {limits}. {words.NOTES['roofs']}",) if limits else ()
     return counters.NOTE, counters.by_kind(counts), *roof
 
 
@@ -322,7 +296,9 @@ def _costs(pair: CpuSideBySide) -> tuple[Section, ...]:
     slow["roof"], fast["roof"] = max(slow.values()), max(fast.values())
     number, time = "For 1,000 multiply-adds", "The least cycles for these, at assumed rates"
     return (
-        _section(pair, number, number_rows(old, new), f"{COSTS_NOTE} {CACHES_NOTE}", costs=old),
+        _section(
+            pair, number, number_rows(old, new), " ".join((words.NOTES["costs"], words.NOTES["caches"])), costs=old
+        ),
         _section(pair, time, number_rows(slow, fast), costs=slow),
     )
 
@@ -349,7 +325,7 @@ def _roofs(pair: SideBySide) -> Section | None:
     first, second = (max(times, key=lambda name: times[name]) for times in (old, new))
     rows = number_rows({**old, "roof": old[first]}, {**new, "roof": new[second]})
     title = "Roofs of these counts on a full device, µs"
-    return _section(pair, title, (*rows, ("limit", first, second, "")), ROOFS_NOTE, costs=ROOFS)
+    return _section(pair, title, (*rows, ("limit", first, second, "")), words.NOTES["roofs"], costs=ROOFS)
 
 
 def _machine(pair: SideBySide) -> Section | None:
@@ -384,4 +360,4 @@ def _both_barriers(pair: SideBySide) -> Section | None:
     if len(counts) < 2:
         return None
     old, new = counts
-    return _section(pair, "Barriers of the first block", number_rows(old, new), BARRIERS_NOTE)
+    return _section(pair, "Barriers of the first block", number_rows(old, new), words.NOTES["barriers"])

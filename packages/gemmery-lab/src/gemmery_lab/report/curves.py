@@ -57,10 +57,7 @@ def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.P
         marked = _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
         drawing = svg.render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
-    caption = (
-        "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors."
-        f"{' Dotted lines are the sizes at which A, B and C together just fit in a cache.' * marked}"
-    )
+    caption = words.NOTES["rates"] + words.NOTES["rates_in_caches"] * marked
     return svg.Plot("curves", "Speed against size", caption, drawing)
 
 
@@ -74,10 +71,7 @@ def seconds(measurements: Sequence[Measurement]) -> svg.Plot | None:
         on.yaxis.set_major_formatter(DURATION)
         on.set(xlabel="n", ylabel="time of one product")
         drawing = svg.render(on, "seconds", "time against n for every kernel")
-    caption = (
-        "Time of one product; both axes are logarithmic. An algorithm of n³ operations is a straight line: twice the n "
-        "takes eight times as long."
-    )
+    caption = words.NOTES["times"]
     return svg.Plot("seconds", "Time against size", caption, drawing)
 
 
@@ -119,10 +113,7 @@ def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.P
         on.grid(False, axis="x")
         on.set(xlabel="side of a block", ylabel="ms")
         drawing = svg.render(on, "blocks", "time against the side of a block")
-    caption = (
-        "A blocked product works on one block of A, one of B and one of C at a time."
-        f"{' The dotted lines are the sides at which the three just fit in a cache.' * marked}"
-    )
+    caption = words.NOTES["blocks"] + words.NOTES["blocks_in_caches"] * marked
     return svg.Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, drawing)
 
 
@@ -150,10 +141,7 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         _mark(on, marks(measurements, axis, machine), 0, (-5, 6), ha="right", va="bottom", bbox=svg.HALO)
         _refusals(on, variants, axis, shades)
         drawing = svg.render(on, experiment.suite, f"time against {axis.label}")
-    caption = (
-        "Both axes are logarithmic; lower is faster. The dashed line is the vendor's library in the same run, a dotted "
-        "line a limit of the device. A cross marks a refused config, with the reason."
-    )
+    caption = words.NOTES["sweep"]
     shape = "" if axis.side else f"{words.shape(ran[0])}, "
     return svg.Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, drawing)
 
@@ -181,11 +169,7 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         _points(on, ran, list(last.values()) if labelled else [], colours(measurements))
         label = "rate against arithmetic intensity under the roofs of this machine"
         drawing = svg.render(on, f"roofline-{suite}", label)
-    caption = (
-        "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
-        "caches kept everything; a kernel far below its roof moves bytes again and again. The operands of a point "
-        "above the slope stay in a cache."
-    )
+    caption = words.NOTES["rooflines"]
     above = [m for m in ran if m.seconds and words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes]
     caption += " Matrices of a kernel above the slope stay in a cache, which is faster than memory." if above else ""
     return svg.Plot(f"roofline-{suite}", "Roofline", caption, drawing)
@@ -212,10 +196,7 @@ def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> sv
             svg.annotate(on, name, (x, y), (away, -16), ha=align, color=colour, zorder=6)
         on.set(xlabel="operations a byte", ylabel="GFLOP/s")
         drawing = svg.render(on, "roofline", f"the roofline of {rung} on {device}")
-    caption = (
-        "Both axes are logarithmic. As it loads counts every load of A and B as one from memory; each element once is "
-        "what perfect caches would leave. Caches keep a kernel between the two."
-    )
+    caption = words.NOTES["one_roofline"]
     return svg.Plot("roofline", "Roofline", caption, drawing)
 
 

@@ -28,21 +28,7 @@ KINDS = {
 }  # instructions with a column of their own
 PARENTS = {rung.name: rung.parent for rung in CUDA}
 CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
-COUNTED = (
-    "Counted on the emulator, over the whole product. Sectors are the 32-byte pieces of global memory that warps move; "
-    "no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are the extra passes "
-    "because lanes need different words of one bank. Instructions are warp instructions."
-)
-ROOF = (
-    "The roof is a time without caches, the longest of four: sectors at the bandwidth of memory, operations at the "
-    "peak of their unit (compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and "
-    "multiprocessor. A device with caches may take less than its memory time. All assume that the grid fills the "
-    "device, as a large product does. × parent is the parent's roof over the rung's. No time was measured."
-)
-MEANING = (
-    "Predicted from the blocks of one multiprocessor, whose units and caches are modelled. What bounds a rung is the "
-    "unit that is busy for the longest time, or waits."
-)
+COUNTED, ROOF, MEANING = (words.NOTES[name] for name in ("counted", "emulated_roof", "predicted"))
 
 
 MEMORY = {

@@ -167,9 +167,7 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None
         svg.legend(on)
         on.set_xlabel("times faster than the rival")
         drawing = svg.render(on, f"standing-{suite}", "speed-up over each rival on every problem")
-    caption = (
-        "Right of the line gemmery is faster. A point is the median of ratios taken pair by pair, its bar their spread."
-    )
+    caption = words.NOTES["speedups"]
     return svg.Plot(f"standing-{suite}", suite.replace("_", " "), caption, drawing)
 
 
@@ -301,8 +299,5 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
         svg.legend(on)
         on.set_xlabel("µs")
         drawing = svg.render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
-    caption = (
-        "Each dot is the time under one limit of the device, without caches, with which it may take less; the bar "
-        "reaches to the longest, the roof. Shorter is better. The axis is logarithmic."
-    )
+    caption = words.NOTES["four_roofs"]
     return svg.Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, drawing)

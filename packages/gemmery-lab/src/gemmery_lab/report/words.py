@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gemmery import load
 from gemmery.ladder.rung import Rung
@@ -34,6 +36,7 @@ UNITS = {
     "tensor_8": "tensor cores, 8 bits",
 }  # the units of a GPU that multiply: fields of device.Rates
 
+NOTES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))  # below tables and figures
 IN_PARTS = ("split_", "ozaki_")  # rungs that multiply parts of elements: the peak in a record is of another unit
 
 

@@ -103,18 +103,15 @@ class Cpu(Backend):
             raise RefusedError(self._refusals[key])
         if key not in self._processes:
             try:
-                self._processes[key] = self._start(name, threads)
+                process = RivalProcess(libraries.find(name), threads)
+                if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
+                    process.close()
+                    raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")
+                self._processes[key] = process
             except RefusedError as error:
                 self._refusals[key] = str(error)
                 raise
         return self._processes[key]
-
-    def _start(self, name: str, threads: int) -> RivalProcess:
-        process = RivalProcess(libraries.find(name), threads)
-        if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
-            process.close()
-            raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")
-        return process
 
     def ladder_rivals(self) -> Sequence[str]:
         return ("numpy",)

@@ -25,7 +25,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
 from gemmery_emulator.arguments import memory_of
 from gemmery_emulator.kernels.counters import source_lines
-from gemmery_emulator.kernels.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
+from gemmery_emulator.kernels.prediction import LaunchShape, SampledLaunch, predict_launch
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.pace.multiprocessor import Paced
@@ -191,7 +191,8 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     together = reduce(add, runs)
     steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
     drawn = select(trace, steps, "")
-    counts = _counts(together)
+    counts, bound = _counts(together), rung.bound_of(problem.dtype, problem.precision)
+    rounding = measurements.TF32 if problem.precision == "tf32" else 0.0  # of A and B to 10 bits of fraction
     codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
     on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
@@ -201,7 +202,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         config=rung.explicit(rung.resolve(problem, full)),
         tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
         blocks=math.prod(runs[-1].launch.grid),
-        error=measurements.error(gemm.c, gemm.a, gemm.b, _bound(rung, problem), rung.normwise),
+        error=measurements.error(gemm.c, gemm.a, gemm.b, lambda k: bound(k) + rounding, rung.normwise),
         counts=counts,
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,
@@ -230,12 +231,6 @@ def expects(rung: Rung, work: Work) -> bool:
 def takes_f32(rung: Rung) -> bool:
     """True for a rung that takes f32 itself, not only as tf32."""
     return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
-
-
-def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
-    """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
-    bound = rung.bound_of(problem.dtype, problem.precision)
-    return (lambda k: bound(k) + measurements.TF32) if problem.precision == "tf32" else bound
 
 
 def _counts(run: EmulatedRun) -> RungCounts:
@@ -273,21 +268,15 @@ def predicted_rung(
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     problem = work.problem._replace(device=device.name)
     try:
-        return replace(row, prediction=_prediction(rung, problem, full, device, pipes))
+        geometry, (lengths, beyond) = launch_of(rung, problem, full), _lengths(problem)
+        every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
+        predictions = [
+            predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
+            for place, same in enumerate(zip(*every, strict=True))
+        ]
     except (EmulationError, RefusedError) as refused:
         return replace(row, refused=str(refused))
-
-
-def _prediction(rung: Rung, problem: Problem, config: Mapping[str, int], device: Device, pipes: Pipes) -> Prediction:
-    geometry = launch_of(rung, problem, config)
-    lengths, beyond = _lengths(problem)
-    every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
-    launches = zip(*every, strict=True)
-    predictions = (
-        predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
-        for place, same in enumerate(launches)
-    )
-    return reduce(add, predictions)
+    return replace(row, prediction=reduce(add, predictions))
 
 
 def _lengths(problem: Problem) -> tuple[tuple[int, ...], float]:

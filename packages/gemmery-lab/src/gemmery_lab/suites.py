@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,19 @@ def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
 def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[str], seconds: float) -> None:
     """Run every product of a suite next to its rivals; one that cannot run is recorded once."""
     rivals = _rivals(session, suite, threads, requested)
-    measure, on_threads = _measure(suite.kind), f", {threads} thread{'s' * (threads != 1)}" if threads else ""
+    measures = {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}
+    if suite.kind in (*ON_A_GPU, "emulator"):
+        from gemmery_lab import launches  # loads NVIDIA's bindings and the emulator
+
+        measures = {"call": launches.call, "compile": launches.compilations, "emulator": launches.emulator_speed}
+    measure = measures.get(suite.kind, contest)
+    on_threads = f", {threads} thread{'s' * (threads != 1)}" if threads else ""
     for work in suite.works:
         session.begin(f"{suite.name}: {work}{on_threads}")
         labels = suite.rungs.get(work.name, ())
+        task = Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
         try:
-            rows = measure(
-                session, Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
-            )
+            rows = measure(session, task)
         except RefusedError as refused:
             rows = [session.backend.blank(suite.name, PRODUCT, work, threads, refused=str(refused))]
         session.end(*rows)
@@ -122,15 +127,6 @@ def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[st
     for name, reason in refusals.items():
         session.add(backend.blank(suite.name, name, suite.works[0], threads, refused=reason))
     return rivals
-
-
-def _measure(kind: str) -> Callable[[Session, Task], list[Measurement]]:
-    """Return what measures a task of this kind of suites."""
-    if kind in (*ON_A_GPU, "emulator"):
-        from gemmery_lab import launches  # loads NVIDIA's bindings and the emulator
-
-        return {"call": launches.call, "compile": launches.compilations}.get(kind, launches.emulator_speed)
-    return {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}.get(kind, contest)
 
 
 # An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
@@ -281,7 +277,15 @@ def totals(
                 break
             with tempfile.TemporaryDirectory() as empty:
                 times = {state: run_passes(work, threads, at, device) for state, at in ((EMPTY, empty), (WARM, warm))}
-            for label, value in _labelled(times).items():
+            seconds_of = {}
+            for state, each in times.items():
+                first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
+                seconds_of[state] = first + new
+                seconds_of |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
+            seconds_of |= {
+                label: statistics.median(times[WARM][part]) for label, part in ((MET, "again"), ("", "rival"))
+            }
+            for label, value in seconds_of.items():
                 measured.setdefault(label, {})[index] = value
             spent += sum(sum(map(sum, each.values())) for each in times.values())
     theirs = {rival: measured.pop("") for rival in rivals[:1]}
@@ -293,17 +297,6 @@ def totals(
     for rival, each in (timing.tally(theirs).timings if theirs else {}).items():
         rows.append(measurements.timed(replace(plain, kernel=rival), each))
     return rows
-
-
-def _labelled(times: Mapping[str, Times]) -> dict[str, float]:
-    """Return the seconds of one round by label; "" is the rival."""
-    seconds = {}
-    for state, each in times.items():
-        first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
-        seconds[state] = first + new
-        seconds |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
-    seconds[MET] = statistics.median(times[WARM]["again"])
-    return {**seconds, "": statistics.median(times[WARM]["rival"])}
 
 
 def run_passes(work: Work, threads: int, cache: str, device: str = "cpu") -> dict[str, list[float]]:

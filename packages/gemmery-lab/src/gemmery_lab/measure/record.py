@@ -118,17 +118,13 @@ class Run:
     def _repr_html_(self) -> str:
         """The measurements as a table, which a notebook displays."""
         head = ("kernel", "m × n × k", "types", "threads", "time, µs", "GFLOP/s", "error/bound")
-        rows = [
-            (
-                m.kernel,
-                f"{m.m} × {m.n} × {m.k}" + (f", {m.batch} times" if m.batch > 1 else ""),
-                m.precision or (m.dtype if m.dtype == m.out else f"{m.dtype} → {m.out}"),
-                str(m.threads or ""),
-                *((f"not run: {m.refused}", "", "") if m.refused else (f"{m.seconds * 1e6:,.4g}", f"{m.gflops:,.4g}")),
-                f"{m.error:.2g}" if m.checked and not m.refused else "",
-            )[: len(head)]
-            for m in self.measurements
-        ]
+        rows = list[tuple[str, ...]]()
+        for m in self.measurements:
+            shape = f"{m.m} × {m.n} × {m.k}" + (f", {m.batch} times" if m.batch > 1 else "")
+            types = m.precision or (m.dtype if m.dtype == m.out else f"{m.dtype} → {m.out}")
+            figures = f"{m.seconds * 1e6:,.4g}", f"{m.gflops:,.4g}", f"{m.error:.2g}" if m.checked else ""
+            reached = (f"not run: {m.refused}", "", "") if m.refused else figures
+            rows.append((m.kernel, shape, types, str(m.threads or ""), *reached))
         return display.table(rows, head)
 
 

@@ -8,7 +8,7 @@ import gemmery_lab as lab
 import records
 from gemmery.errors import ArgumentError
 from gemmery_lab import experiments
-from gemmery_lab.cli.app import app
+from gemmery_lab.cli.parser import app
 from gemmery_lab.climb import Conditions, planned
 from gemmery_lab.measure import suite as suites
 from gemmery_lab.measure.record import Run

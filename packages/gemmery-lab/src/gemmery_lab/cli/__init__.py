@@ -27,7 +27,7 @@ except ModuleNotFoundError:
         sys.exit(run(sys.argv[1:]))
 else:
     from gemmery_lab.cli import measuring, looking  # noqa: F401, I001 - they add their commands to the app, in this order
-    from gemmery_lab.cli.app import app as app
-    from gemmery_lab.cli.app import main, run
+    from gemmery_lab.cli.parser import app as app
+    from gemmery_lab.cli.parser import main, run
 
 __all__ = ["main", "run"]

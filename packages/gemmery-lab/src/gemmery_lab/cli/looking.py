@@ -14,8 +14,8 @@ from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
 from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
-from gemmery_lab.cli.app import Action, As, Json, app, argument, ladder_app, names, option, settings, texts
-from gemmery_lab.cli.showing import print_records
+from gemmery_lab.cli import parser
+from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
 
 if TYPE_CHECKING:
     from gemmery_lab.inspection.records import AnyInspection
@@ -76,7 +76,7 @@ def inspect(
 
     names = [rung, *([other] if other else [])]
     asked.inspectable(*names)
-    keys = settings(config)
+    keys = parser.settings(config)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
     for flag, code in (("--ptx", ptx), ("--sass", sass)):
         if code and other and not json:
@@ -135,7 +135,7 @@ def doctor(
         from gemmery_lab.report.terminal import findings
 
         checks = (*([lab.prune()] if prune else []), *lab.doctor())
-        print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
+        parser.print_records(json, checks, partial(findings, [astuple(check) for check in checks]))
         return 0 if all(check.ok for check in checks) else 1
 
     return run
@@ -157,7 +157,7 @@ def verify(
     Shapes, layouts, alignments, batches, groups, epilogues, factors and results are drawn by a seed. A product that is
     wrong is shown with the command that repeats it; the exit code is then 1.
     """
-    types = [name for text in dtype or () for name in names(text)]
+    types = [name for text in dtype or () for name in parser.names(text)]
 
     def run() -> int:
         import gemmery_lab as lab
@@ -199,9 +199,8 @@ def warm(
     """Compile and store the kernels that products need, so that no product waits for a compiler; no GPU is needed."""
     place = device.strip().lower()
     try:
-        types = [
-            dtypes.resolve(name, (*dtypes.BY_NAME, *dtypes.FLOAT8)) for text in dtype or () for name in names(text)
-        ]
+        asked_for = [name for text in dtype or () for name in parser.names(text)]
+        types = [dtypes.resolve(name, (*dtypes.BY_NAME, *dtypes.FLOAT8)) for name in asked_for]
         if place != "cpu" and place.partition(":")[0] != "cuda":
             from gemmery.cuda.device import card
 

@@ -11,24 +11,8 @@ from typer import Context
 
 from gemmery.errors import ArgumentError
 from gemmery_emulator.pages.writing import HtmlToo, place
-from gemmery_lab.cli import showing
-from gemmery_lab.cli.app import (
-    Action,
-    As,
-    Html,
-    Json,
-    Keep,
-    NoHtml,
-    app,
-    argument,
-    ladder_app,
-    names,
-    numbers,
-    option,
-    texts,
-    threads_in_words,
-)
-from gemmery_lab.cli.showing import Output, check_store, counted, measured
+from gemmery_lab.cli import parser
+from gemmery_lab.cli.parser import Action, As, Html, Json, Keep, NoHtml, app, argument, ladder_app, option, texts
 from gemmery_lab.experiments import CHAIN, LADDER, SWEEPS
 
 if TYPE_CHECKING:
@@ -76,12 +60,13 @@ def ladder(
         from gemmery.cuda import driver
 
         reason = driver.missing() or None
-    lengths, kind = numbers("--sizes", sizes), where.kind if reason is None else "emulator"
+    rung_names = parser.names(rungs)
+    lengths, kind = parser.numbers("--sizes", sizes), where.kind if reason is None else "emulator"
     from gemmery_lab.climb import Conditions, expected, meant, planned
 
     type_ = dtype or ("" if kind == "emulator" else "f32")
-    plan = planned(LADDER, names(rungs), lengths, type_, Conditions(str(where), threads, seconds), kind)
-    output = Output(json, html, no_html)
+    plan = planned(LADDER, rung_names, lengths, type_, Conditions(str(where), threads, seconds), kind)
+    output = parser.Output(json, html, no_html)
     import gemmery_lab as lab
 
     lengths = plan.sizes if lengths else ()
@@ -89,16 +74,16 @@ def ladder(
         from gemmery.cuda.pipes import predictable
 
         emulated_as = where.card or asked.EMULATED_AS
-        count = partial(lab.emulated_ladder, names(rungs), lengths, plan.dtype, emulated_as)
+        count = partial(lab.emulated_ladder, rung_names, lengths, plan.dtype, emulated_as)
         predict = partial(lab.predicted_ladder, sizes=lengths, dtype=plan.dtype, card=emulated_as)
         duration = expected(plan, larger=not lengths)
         known = predict if emulated_as in predictable() else None
-        return partial(counted, count, emulated_as, reason or "", output, duration, known)
-    measure = partial(lab.ladder, names(rungs), lengths, plan.dtype, threads, seconds, device=str(where), store=store)
-    check_store(store)
+        return partial(parser.counted, count, emulated_as, reason or "", output, duration, known)
+    measure = partial(lab.ladder, rung_names, lengths, plan.dtype, threads, seconds, device=str(where), store=store)
+    parser.check_store(store)
     special = sum(meant(rung, plan.dtype) is not None for rung, _ in plan.variants) if kind == "cpu" else 0
-    duration = expected(plan, special) + threads_in_words(threads)
-    return partial(measured, LADDER.name, measure, output, asked.registry(kind), store, duration)
+    duration = expected(plan, special) + parser.threads_in_words(threads)
+    return partial(parser.measured, LADDER.name, measure, output, asked.registry(kind), store, duration)
 
 
 def _named(context: Context) -> list[str]:
@@ -145,24 +130,24 @@ def bench(
             raise ArgumentError(f"workload {workload!r} is not known; the only one is {CHAIN.name}")
         if suites or rivals or threads:
             raise ArgumentError("--workload chain: it takes no suites, --rivals or --threads; leave them out")
-        sides = asked.sides(numbers("--n", n) or CHAIN.points["cuda"].sizes)
+        sides = asked.sides(parser.numbers("--n", n) or CHAIN.points["cuda"].sizes)
         dtype = asked.element_type(dtype or CHAIN.dtype, "cuda")
     else:
         for flag, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
             if value:
                 raise ArgumentError(f"{flag} {value}: suites set it themselves; the option is for --workload chain")
-        loaded = asked.suites(suites or (), names(rivals), device)
-    output = Output(json, html, no_html)
+        loaded = asked.suites(suites or (), parser.names(rivals), device)
+    output = parser.Output(json, html, no_html)
     import gemmery_lab as lab
     from gemmery_lab.suites import expected
 
-    folder = check_store(None if no_store else store or record.results_folder())
+    folder = parser.check_store(None if no_store else store or record.results_folder())
     if workload:
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
-        return partial(measured, CHAIN.name, chain, output, store=folder)
-    measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
-    duration = expected(loaded, threads, seconds) + threads_in_words(threads)
-    return partial(measured, "bench", measure, output, store=folder, expected=duration)
+        return partial(parser.measured, CHAIN.name, chain, output, store=folder)
+    measure = partial(lab.bench, suites or (), parser.names(rivals), threads, seconds, folder, device=device)
+    duration = expected(loaded, threads, seconds) + parser.threads_in_words(threads)
+    return partial(parser.measured, "bench", measure, output, store=folder, expected=duration)
 
 
 @app.command(**texts("sweep"))
@@ -193,28 +178,28 @@ def sweep(
     from gemmery_lab import asked, experiments
     from gemmery_lab.climb import Conditions, expected, planned
 
-    varied = experiments.sweep(experiment)
+    varied, rung_names = experiments.sweep(experiment), parser.names(rungs)
     if n is not None and sizes:
         raise ArgumentError(f"--n {n} --sizes {sizes}: give one of them; --n is for an experiment at one size")
     if n is not None and not varied.axis.key:
         having = ", ".join(sweep.name for sweep in SWEEPS if sweep.axis.key)
         raise ArgumentError(f"--n {n}: only {having} run at one size; give --sizes {n} for `sweep {experiment}`")
-    lengths = (n,) if n is not None else numbers("--sizes", sizes)
+    lengths = (n,) if n is not None else parser.numbers("--sizes", sizes)
     where = asked.place(device or "emulator", card) if device or card else None
     emulated = where is not None and where.kind == "emulator"
     how = Conditions(str(where) if emulated else device, threads, seconds)
     if emulated:
         _check_counting(context)
-    plan = planned(varied, names(rungs), lengths, dtype, how, "emulator" if emulated else "")
-    check_store(store)
-    output = Output(json, html, no_html)
+    plan = planned(varied, rung_names, lengths, dtype, how, "emulator" if emulated else "")
+    parser.check_store(store)
+    output = parser.Output(json, html, no_html)
     if emulated:
-        count = partial(lab.emulated_sweep, experiment, names(rungs), lengths, dtype, how.device)
-        return partial(counted, count, how.device, "", output)
-    measure = partial(lab.sweep, experiment, names(rungs), lengths, dtype, threads, seconds, device=device, store=store)
+        count = partial(lab.emulated_sweep, experiment, rung_names, lengths, dtype, how.device)
+        return partial(parser.counted, count, how.device, "", output)
+    measure = partial(lab.sweep, experiment, rung_names, lengths, dtype, threads, seconds, device=device, store=store)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
-    duration = expected(plan) + threads_in_words(threads)
-    return partial(measured, f"sweep-{experiment}", measure, output, every, store, duration)
+    duration = expected(plan) + parser.threads_in_words(threads)
+    return partial(parser.measured, f"sweep-{experiment}", measure, output, every, store, duration)
 
 
 @app.command(**texts("exhibit"))
@@ -244,8 +229,8 @@ def exhibit(
         if html is not None:
             raise ArgumentError(f"--html {html}: name an exhibit; the list has no page")
         return partial(_list, json)
-    selected, output = find(name), Output(json, html, html is None)
-    check_store(store)
+    selected, output = find(name), parser.Output(json, html, html is None)
+    parser.check_store(store)
     missing = ""
     if where.kind == "cuda":
         from gemmery.cuda import driver
@@ -262,11 +247,11 @@ def _list(json: bool) -> int:
 
     fields = ("name", "idea", "lesson", "parent")
     rows = [{field: getattr(exhibit, field) for field in fields} for exhibit in EXHIBITS]
-    showing.print_records(json, rows, partial(list_exhibits, EXHIBITS))
+    parser.print_records(json, rows, partial(list_exhibits, EXHIBITS))
     return 0
 
 
-def _measure(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: Output) -> int:
+def _measure(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: parser.Output) -> int:
     """Measure an exhibit; 1 when a result is wrong. After Ctrl-C the configs so far are shown."""
     import gemmery_lab as lab
     from gemmery.cuda import nvrtc
@@ -278,13 +263,13 @@ def _measure(exhibit: Exhibit, device: str, seconds: float, store: Path | None, 
         show_exhibit(exhibit, source, predicted, run, console)
 
     measure = partial(lab.exhibit, exhibit.name, device, seconds, store=store)
-    run, interrupted = showing.timed(lambda on_event: measure(on_event=on_event), (), show, output)
+    run, interrupted = parser.timed(lambda on_event: measure(on_event=on_event), (), show, output)
     if output.has_page:
         output.write("exhibit", run.started, exhibit_page(exhibit, source, predicted, run))
-    return showing.ended(interrupted, () if interrupted else showing.outside(run))
+    return parser.ended(interrupted, () if interrupted else parser.outside(run))
 
 
-def _count(exhibit: Exhibit, card: str, missing: str, output: Output) -> int:
+def _count(exhibit: Exhibit, card: str, missing: str, output: parser.Output) -> int:
     """Count an exhibit on the emulator; 1 when a count is not as predicted.
 
     `missing` is the reason why there is no GPU, which is printed; "" when the emulator was asked for.
@@ -299,9 +284,9 @@ def _count(exhibit: Exhibit, card: str, missing: str, output: Output) -> int:
     def show(runs: tuple[EmulatedExhibit, ...], console: Console) -> None:
         show_emulated_exhibit(exhibit, source, runs, console)
 
-    showing.announce(missing, card)
+    parser.announce(missing, card)
     count = partial(lab.emulated_exhibit, exhibit.name, device=card)
-    runs, interrupted = showing.followed(lambda on: count(on_config=on), exhibit_progress, show, tuple, output)
+    runs, interrupted = parser.followed(lambda on: count(on_config=on), exhibit_progress, show, tuple, output)
     if output.has_page:
         output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, runs))
-    return showing.ended(interrupted, [f"{exhibit.name} at {run.config} {line}" for run in runs for line in run.wrong])
+    return parser.ended(interrupted, [f"{exhibit.name} at {run.config} {line}" for run in runs for line in run.wrong])

@@ -47,7 +47,7 @@ def ladder(
     """
     from gemmery_lab import asked
 
-    for name in _named(context) if context.invoked_subcommand else ():
+    for name in _on_command_line(context) if context.invoked_subcommand else ():
         flag = "--as" if name == "card" else f"--{name.replace('_', '-')}"
         raise ArgumentError(f"{flag}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
     if context.invoked_subcommand:
@@ -56,7 +56,7 @@ def ladder(
     if where.kind == "emulator":
         _check_counting(context)
         reason = ""
-    elif where.kind == "cuda" and "store" not in _named(context):
+    elif where.kind == "cuda" and "store" not in _on_command_line(context):
         from gemmery.cuda import driver
 
         reason = driver.missing() or None
@@ -86,7 +86,7 @@ def ladder(
     return partial(parser.measured, LADDER.name, measure, output, asked.registry(kind), store, duration)
 
 
-def _named(context: Context) -> list[str]:
+def _on_command_line(context: Context) -> list[str]:
     """The parameters that the command line names."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
@@ -95,7 +95,7 @@ def _named(context: Context) -> list[str]:
 def _check_counting(context: Context) -> None:
     """Raise ArgumentError for options that have no meaning on the emulator."""
     for name in ("seconds", "store"):
-        if name in _named(context):
+        if name in _on_command_line(context):
             raise ArgumentError(f"--{name}: the emulator measures no times; leave it out")
 
 

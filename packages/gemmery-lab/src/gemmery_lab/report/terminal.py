@@ -103,11 +103,11 @@ class Growing(Generic[StepRecord]):
             return
         self._bar.update(self._task, description=escape(what), completed=done, total=total)
         width, room = self._console.width, max(self._console.height - 8, 1)
-        shown = list[RenderableType]()
+        parts = list[RenderableType]()
         for sheet in self._sheets(self._rows) if self._rows else ():
             last = max(room // len(_folded(sheet, width)), 1)
-            shown += laid_out(replace(sheet, rows=sheet.rows[-last:], notes=()), width)
-        self._live.update(Group(*shown, self._bar), refresh=True)
+            parts += laid_out(replace(sheet, rows=sheet.rows[-last:], notes=()), width)
+        self._live.update(Group(*parts, self._bar), refresh=True)
 
 
 def progress(rungs: Sequence[Rung], console: Console) -> Growing[Measurement]:

@@ -19,7 +19,7 @@ from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
 from gemmery_lab import asked
-from gemmery_lab.measure import torch_operands
+from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import numpy_dtype
 from gemmery_lab.random_products import (
     PARTS,
@@ -42,9 +42,7 @@ _LOST = "DeviceError", "AcceleratorError"  # of a device, which no later call of
 _LINE_END = "\n"
 
 OnProduct = Callable[[int, int], None]  # how many are done, of how many
-PlaceImage = Callable[
-    [MatrixImage], tuple[Any, Callable[[], Array]]
-]  # -> the array of a library, and what reads its memory
+PlaceImage = Callable[[MatrixImage], tuple[Any, Callable[[], Array]]]  # to a library's array, and what reads its memory
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,6 @@ def on_host(placed: MatrixImage) -> tuple[Array, Callable[[], Array]]:
     """Return NumPy's array of an image, and what reads its memory."""
     copy = placed.memory.copy()
     return placed.matrices(copy), lambda: copy
-
-
-def on_gpu(device: str) -> PlaceImage:
-    """Return what copies an image to a GPU. Raises DeviceError without PyTorch."""
-    copy = torch_operands.tensors_in(device)
-    return lambda placed: copy(placed.memory, placed.dtype.name, placed.shape, placed.strides, placed.offset)
 
 
 def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:

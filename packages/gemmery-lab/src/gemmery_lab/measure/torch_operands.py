@@ -197,24 +197,20 @@ def new_shapes(dtype: str, device: str) -> tuple[Callable[[Any], Any], Callable[
     return convert, torch.matmul, torch.cuda.synchronize
 
 
-def tensors_in(device: str) -> Callable[[Any, str, Sequence[int], Sequence[int], int], tuple[Any, Callable[[], Any]]]:
-    """Return what copies bytes to a device and describes a tensor there: its type, shape, strides and first element.
+def tensors_in(device: str) -> Callable[[Any], tuple[Any, Callable[[], Any]]]:
+    """Return what makes a tensor on a device of the image of a matrix: its bytes, type, shape, strides and offset.
 
     That returns the tensor, and what reads the bytes back. Raises DeviceError without PyTorch for the device.
     """
-    reason = without_torch()
-    if reason:
-        raise DeviceError(
-            f"products on {device} are of PyTorch's tensors: {reason}; install PyTorch for CUDA, or name the device cpu"
-        )
+    if reason := without_torch():
+        install = "install PyTorch for CUDA, or name the device cpu"
+        raise DeviceError(f"products on {device} are of PyTorch's tensors: {reason}; {install}")
     import torch
 
-    def place(
-        memory: Any, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> tuple[Any, Callable[[], Any]]:
-        there = torch.from_numpy(memory).to(device, copy=True)
-        tensor = torch.as_strided(there.view(getattr(torch, dtype)), shape, strides, offset)
-        return tensor, lambda: there.cpu().numpy()
+    def place(image: Any) -> tuple[Any, Callable[[], Any]]:
+        there = torch.from_numpy(image.memory).to(device, copy=True)
+        elements = there.view(getattr(torch, image.dtype.name))
+        return torch.as_strided(elements, image.shape, image.strides, image.offset), lambda: there.cpu().numpy()
 
     return place
 

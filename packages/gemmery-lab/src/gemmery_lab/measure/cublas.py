@@ -215,7 +215,7 @@ def _by_lt(function: Callable[..., object], a: Any, b: Any, out: Any) -> None:
 
 
 def _torch_calls(resident: Resident) -> Sample:
-    return host_time(on_torch(resident), _torch_function(resident), tensors(resident)[0], resident)
+    return host_time(on_torch(resident), tensors(resident), _torch_function(resident), resident)
 
 
 def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
@@ -254,8 +254,7 @@ def _place_cupy(resident: Resident) -> Placed:
 def _cupy_calls(resident: Resident) -> Sample:
     import cupy
 
-    stream, sets = _on_cupy(resident)
-    return host_time(stream, cupy.matmul, sets[0], resident)
+    return host_time(*_on_cupy(resident), cupy.matmul, resident)
 
 
 RIVALS = (

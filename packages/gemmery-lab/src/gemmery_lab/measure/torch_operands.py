@@ -232,8 +232,7 @@ def own_options(resident: Resident, bias: bool = False) -> dict[str, Any]:
 
 def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
     """Return a sampler of the time until `function(a, b, out=c)` returns."""
-    stream, sets = _callers(resident)
-    return host_time(stream, function, sets[0], resident)
+    return host_time(*_callers(resident), function, resident)
 
 
 def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
@@ -273,10 +272,10 @@ def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[.
 
 
 def host_time(
-    stream: AbstractContextManager[Any], function: Callable[..., object], operands: tuple[Any, ...], resident: Resident
+    stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], resident: Resident
 ) -> Sample:
-    """Return a sampler of the time on the host until `function(a, b, out=c)` returns."""
-    loop = products(function, *operands)
+    """Return a sampler of the time on the host until `function(a, b, out=c)` returns, for the first set of operands."""
+    loop = products(function, *sets[0])
 
     def sample(inner: int, warm: int) -> int:
         with stream:

@@ -206,8 +206,7 @@ def build(rung: Rung, config: Config, resident: Resident) -> Put:
     kernel, sets = rung.build(problem, config), resident.sets
 
     def put(index: int) -> None:
-        operands = sets[index]
-        kernel(operands.a, operands.b, operands.c)
+        kernel(*sets[index])
 
     return put
 
@@ -231,7 +230,8 @@ def race(
 
     The first turn heats the device up and is not counted either.
     """
-    inner = {each.name: _calls(each) for each in contestants}
+    each_call = {each.name: each.sample(4, 1) / 4e9 for each in contestants}
+    inner = {name: max(1, round(BURST / max(seconds, 1e-7))) for name, seconds in each_call.items()}
     seconds: dict[str, dict[int, float]] = {each.name: {} for each in contestants}
     watts: dict[str, list[float]] = {each.name: [] for each in contestants}
     clocks: dict[str, list[int]] = {each.name: [] for each in contestants}
@@ -251,12 +251,6 @@ def race(
         {name: round(statistics.fmean(values), 1) for name, values in watts.items()},
         {name: round(statistics.median(values)) for name, values in clocks.items()},
     )
-
-
-def _calls(contestant: Contestant) -> int:
-    """Return the calls that take about BURST seconds."""
-    each = contestant.sample(4, 1) / 4e9
-    return max(1, round(BURST / max(each, 1e-7)))
 
 
 def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:

@@ -96,7 +96,9 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     large = np.random.default_rng([seed, 2]).random() < _LARGE  # their tiles differ from those of small ones
     m, n, k = _sides(draw, batch, bool(large))
     unscaled = kind == "cpu" or function == "gemm" or dtype == "tf32"
-    scales = "" if unscaled else str(draw.choice(_scales(dtype, batch, function)))
+    in_blocks = batch == 1 and dtype in FLOAT8 and function == "matmul"
+    kinds = ["", "numbers", *["outer"] * (batch == 1), *["blocks"] * in_blocks]
+    scales = "" if unscaled else str(draw.choice(kinds))
     out = str(draw.choice(_results(dtype, scales, function)))
     epilogue = function != "gemm" and out not in ("int8", "int32")
     layouts = (str(draw.choice(_READ)), str(draw.choice(_READ)), str(draw.choice(_STORED)))
@@ -135,12 +137,6 @@ def _shared(draw: np.random.Generator, batch: int) -> tuple[bool, bool]:
     """Return whether A or B is one matrix for the whole batch."""
     kind = int(draw.choice([0, 0, 1, 2])) if batch > 1 else 0
     return kind == 1, kind == 2
-
-
-def _scales(dtype: str, batch: int, function: str) -> list[str]:
-    """Return the kinds of factors that a product may have."""
-    blocks = batch == 1 and dtype in FLOAT8 and function == "matmul"
-    return ["", "numbers"] + ["outer"] * (batch == 1) + ["blocks"] * blocks
 
 
 def _results(dtype: str, scales: str, function: str) -> list[str]:

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import TURNS, Opponent
 from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
+
+Measure = Callable[[Session, Task], list[Measurement]]
 
 
 def bench(
@@ -96,7 +98,7 @@ def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
 def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[str], seconds: float) -> None:
     """Run every product of a suite next to its rivals; one that cannot run is recorded once."""
     rivals = _rivals(session, suite, threads, requested)
-    measures = {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}
+    measures: dict[str, Measure] = {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}
     if suite.kind in (*ON_A_GPU, "emulator"):
         from gemmery_lab import launches  # loads NVIDIA's bindings and the emulator
 
@@ -294,8 +296,8 @@ def totals(
     for label, rounds in measured.items():
         tally = timing.tally({label: rounds, **(theirs if label in COMPARED else {})})
         rows.append(measurements.timed(replace(plain, case=label), tally.timings[label], tally.versus))
-    for rival, each in (timing.tally(theirs).timings if theirs else {}).items():
-        rows.append(measurements.timed(replace(plain, kernel=rival), each))
+    for rival, own in (timing.tally(theirs).timings if theirs else {}).items():
+        rows.append(measurements.timed(replace(plain, kernel=rival), own))
     return rows
 
 

@@ -45,7 +45,7 @@ def texts(command: str) -> dict[str, Any]:
 
 def option(words: str, *flags: str, **settings: Any) -> Any:
     """Return an option with its words in commands.toml."""
-    return typer.Option(*flags, **_WORDS["options"][words], **settings)
+    return typer.Option(*flags, **_WORDS["options"][words], **settings)  # type: ignore[misc]  # no default among them
 
 
 def argument(words: str, **settings: Any) -> Any:

@@ -111,7 +111,8 @@ def load(path: Path) -> Suite:
     if device == "cpu" and ("rest" in top or "sustained" in top):
         raise ArgumentError(f'{where}: rest and sustained: only for suites with device = "cuda"')
     works, rungs = list[Work](), dict[str, tuple[str, ...]]()
-    keys, of = {"calls": (_CALLS, _calls), "new_shapes": (_NEW_SHAPES, _new_shapes)}.get(kind, (_PRODUCT, _works))
+    readers: dict[str, tuple[Any, Any]] = {"calls": (_CALLS, _calls), "new_shapes": (_NEW_SHAPES, _new_shapes)}
+    keys, of = readers.get(kind, (_PRODUCT, _works))
     for index, row in enumerate(rows, 1):
         here = f"{where}: product {index}"
         if kind == "emulator" and "rungs" not in row:

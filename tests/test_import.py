@@ -54,7 +54,7 @@ def test_a_ladder_of_the_cpu_loads_nothing_of_a_gpu():
     """Neither what measures nor what reports it: the emulator and CUDA's bindings take as long as a small ladder."""
     loaded = modules_after(
         "import contextlib, io\n"
-        "from gemmery_lab.cli.app import run\n"
+        "from gemmery_lab.cli.parser import run\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):\n"
         "    code = run(['ladder', '--rungs', 'direct', '--sizes', '16', '--no-html'])\n"
         "assert code == 0 and 'direct' in out.getvalue()"

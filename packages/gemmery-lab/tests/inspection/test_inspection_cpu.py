@@ -20,9 +20,8 @@ from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery_lab import cli
 from gemmery_lab.inspection.cpu_rung import inspect_cpu_rung
-from gemmery_lab.inspection.notebook import inspection_page, side_by_side_page
+from gemmery_lab.inspection.notebook import glance, inspection_page, side_by_side_page
 from gemmery_lab.inspection.records import CpuSideBySide
-from gemmery_lab.inspection.side_by_side import glance
 
 NAMES = [rung.name for rung in CPU]
 

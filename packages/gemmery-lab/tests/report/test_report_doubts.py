@@ -10,7 +10,9 @@ import records
 from gemmery_emulator.pages import numerals
 from gemmery_lab.report import tables, terminal, words
 from gemmery_lab.report.page import page
-from gemmery_lab.report.tables import markdown, over_fastest, summary
+from gemmery_lab.report.terminal import summary
+from gemmery_lab.report.words import over_fastest
+from records import markdown
 
 
 def busy(run, load=0.8):

@@ -13,7 +13,8 @@ from gemmery_emulator.pages import numerals
 from gemmery_lab.measure import record
 from gemmery_lab.report import terminal, words
 from gemmery_lab.report.page import figures, page
-from gemmery_lab.report.tables import markdown, sheets
+from gemmery_lab.report.tables import sheets
+from records import markdown
 
 RUNS = record.read(Path(__file__).parents[1] / "data" / "h200.jsonl")
 OF_CPUS = re.compile(r"NumPy|llvmlite|\bthreads?\b|\bms\b|GFLOP/s")

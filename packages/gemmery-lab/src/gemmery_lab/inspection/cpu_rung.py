@@ -133,12 +133,12 @@ def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str,
     own: dict[str, list[Site]] = {name: [] for name in (*ranges, REST)}
     for site in sites:
         own[next((name for name, place in ranges.items() if site.address in place), REST)].append(site)
-    return {name: _traffic(part) for name, part in {**own, "all": sites}.items()}
 
+    def traffic(part: Sequence[Site]) -> Accesses:
+        kinds = (sum(site.touches for site in part if site.kind == kind) for kind in ("loads", "stores", "prefetches"))
+        return Accesses(*kinds, *(sum(getattr(site, name) for site in part) for name in ("l1", "l2", "pages")))
 
-def _traffic(sites: Sequence[Site]) -> Accesses:
-    kinds = (sum(site.touches for site in sites if site.kind == kind) for kind in ("loads", "stores", "prefetches"))
-    return Accesses(*kinds, *(sum(getattr(site, name) for site in sites) for name in ("l1", "l2", "pages")))
+    return {name: traffic(part) for name, part in {**own, "all": sites}.items()}
 
 
 def _costs(problem: Problem, loop: Sequence[str], whole: Accesses) -> dict[str, Cost]:

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.geometry import Geometry, instance, tiles
 from gemmery.cuda.launch import CudaLaunch
 from gemmery.ladder.rung import Rung, as_given
 from gemmery.problem import Config, Problem
@@ -41,6 +41,17 @@ def cut_off(k: int) -> float:
 def whole(count: int, multiple: int = 256) -> int:
     """Return a number of bytes, rounded up; in a workspace everything begins at a multiple of 256."""
     return -(-count // multiple) * multiple
+
+
+def of_tiles(
+    name: str, problem: Problem, side: tuple[int, int], threads: int, *parameters: object, **fields: Any
+) -> Geometry:
+    """Return the launch of a kernel by its own name, with a block for each tile of C of these sides.
+
+    `parameters` are those of its instance, `fields` others of a Geometry.
+    """
+    kernel, grid = instance(name, problem, *parameters), tiles(problem, *side)
+    return Geometry(f"{name}.cu", kernel, grid, (threads, 1, 1), tile=side, **fields)
 
 
 def gpu_rung(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
-from gemmery.ladder.gemv import GEMV
-from gemmery.ladder.gemv_quantized import GEMV_QUANTIZED
+from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT, TILED

@@ -19,7 +19,7 @@ from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
 from gemmery.keywords import ACTIVATIONS
-from gemmery.ladder.gemv_quantized import MOST_ROWS, step
+from gemmery.ladder.gemv import MOST_ROWS, step
 from gemmery.torch.eager import multiply
 from gemmery.torch.gradients import Formula, batched_linear, before_activation, rows
 from gemmery.torch.operators import define, layer, linear

@@ -11,7 +11,7 @@ from gemmery.cuda.choose import complete, legal
 from gemmery.cuda.choose.cost import quickest
 from gemmery.cuda.choose.data import PAIRED_PARTS, PARTS, Instance
 from gemmery.cuda.constants import KEPT_PARTS, MOST_PARTS
-from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template
+from gemmery.cuda.geometry import Geometry, MapBox, target
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_pre_pass, wgmma
 from gemmery.ladder.float32_bounds import (
@@ -64,22 +64,16 @@ def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> C
     return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or device.sms})
 
 
-def _consumers(problem: Problem, tile: Instance) -> legal.Consumers:
-    return legal.consumers(problem, tile, most=2)
-
-
-def _tiling(element: str, problem: Problem, tile: Instance) -> str:
-    read = problem._replace(a_layout="row", b_layout="col")
-    return legal.tiling(read, tile, _consumers(problem, tile), name=element)
+def _as_read(problem: Problem) -> Problem:
+    """Return the product with parts in place of the operands, which lie in the workspace with k adjacent."""
+    return problem._replace(a_layout="row", b_layout="col", precision="")
 
 
 def _product(
     name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
 ) -> Geometry:
-    """The launch that multiplies parts, which lie in the workspace with k adjacent."""
-    tile = _tile(tiled, problem, config)
-    bm, bn, _, cm, cn, *_ = tile
-    read, warpgroups = problem._replace(b_layout="col"), _consumers(problem, tile)
+    """The launch that multiplies parts."""
+    tile, read = _tile(tiled, problem, config), _as_read(problem)
     a, b, end, pitch = float32_pre_pass.places(problem)
     boxes = (
         MapBox(
@@ -91,28 +85,14 @@ def _product(
             parts=MOST_PARTS,
             split=KEPT_PARTS * (operand in problem.split),
         )
-        for operand, side, rows, place, sharers in (("a", problem.m, bm, a, cn), ("b", problem.n, bn, b, cm))
+        for operand, side, rows, place, sharers in (
+            ("a", problem.m, tile.bm, a, tile.cn),
+            ("b", problem.n, tile.bn, b, tile.cm),
+        )
     )
-    return wgmma.launch(
-        name,
-        template(
-            f"{name}{'_cluster' * (cm * cn > 1)}",
-            "float",
-            C_NAMES[problem.out],
-            wgmma.steps(problem),
-            _tiling(element, problem, tile),
-            *parameters,
-        ),
-        wgmma.grid(problem, tile, config["blocks"]),
-        warpgroups.warpgroups + 1,
-        legal.shared_bytes(read, tile, warpgroups),
-        (bm, bn),
-        (*boxes, wgmma.piece_box(problem, tile, warpgroups)),
-        workspace=end,
-        overlaps=True,
-        cluster=cm * cn,
-        band=config["band"],
-    )
+    warpgroups, blocks = legal.consumers(read, tile, most=2), wgmma.grid(problem, tile, config["blocks"])
+    fields = {"of": element, "workspace": end, "band": config["band"]}
+    return wgmma.staged(name, read, tile, warpgroups, blocks, *parameters, operands=tuple(boxes), **fields)
 
 
 def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
@@ -125,7 +105,8 @@ def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
         _guarded(problem),
         *float32_pre_pass.split(problem, "ThreeParts", asked_for=False),
     )
-    other = _tiling("bf16", problem, _tile(PARTS, problem, config))
+    tile, read = _tile(PARTS, problem, config), _as_read(problem)
+    other = legal.tiling(read, tile, legal.consumers(read, tile, most=2), name="bf16")
     product = _product(name, "f16", PARTS, problem, config, other, depth_of(problem.k))
     return replace(product, before=before)
 

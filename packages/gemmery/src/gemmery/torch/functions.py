@@ -9,9 +9,8 @@ import torch
 
 from gemmery.errors import ArgumentError, brief
 from gemmery.keywords import Activation, Precision
-from gemmery.torch import grouping, operators, packed_weights, sharding
-from gemmery.torch.eager import PLAIN, is_compiling, watched
-from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, Formula
+from gemmery.torch import operators, packed_weights, sharding
+from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, PLAIN, Formula, is_compiling, watched
 from gemmery.torch.quantization import dequantize
 
 
@@ -45,7 +44,7 @@ def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any
 _recorded_product = recorded(operators.product, MATMUL)
 _recorded_layer = recorded(operators.layer, LINEAR)
 _recorded_packed = recorded(packed_weights.quantized_layer, packed_weights.QUANTIZED_LINEAR)
-_recorded_groups = recorded(grouping.products, grouping.GROUPED_MM)
+_recorded_groups = recorded(operators.products, operators.GROUPED_MM)
 
 
 def matmul(
@@ -209,9 +208,9 @@ def grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Te
     if not plain:
         check_tensors("grouped_mm", a=a, b=b, offs=offs)
     if is_compiling() or not plain or watched():
-        result: torch.Tensor = grouping.grouped_mm(a, b, offs)
+        result: torch.Tensor = operators.grouped_mm(a, b, offs)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         result = _recorded_groups(a, b, offs)
     else:
-        result = grouping.products(a, b, offs)
+        result = operators.products(a, b, offs)
     return result

@@ -20,9 +20,8 @@ from gemmery.cuda.launch import Ready
 from gemmery.errors import DTypeError, ShapeError
 from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder.gemv import MOST_ROWS, step
-from gemmery.torch.eager import multiply
-from gemmery.torch.gradients import Formula, batched_linear, before_activation, rows
-from gemmery.torch.operators import define, layer, linear
+from gemmery.torch.gradients import Formula, batched_linear, before_activation, keep_layer, multiply, rows
+from gemmery.torch.operators import define, layer, linear, repeated
 from gemmery.torch.quantization import check_input, dequantize
 
 BITS = {torch.int8: 8, torch.uint8: 4}  # of an element, by the type of the packed tensor
@@ -67,19 +66,9 @@ def _by_kernel(input: Any, packed: Any, scales: Any, bias: Any, activation: str 
     x, device = input.contiguous(), input.get_device()
     p, q, start = x.data_ptr(), packed.data_ptr(), 0
     key = (
-        *(
-            "packed",
-            x.shape,
-            packed.shape,
-            scales.shape,
-            packed.stride(),
-            scales.stride(),
-            x.dtype,
-            packed.dtype,
-            scales.dtype,
-        ),
-        *(device, packed.get_device(), scales.get_device(), (p | q) & 15, activation),
-        None if bias is None else (bias.shape, bias.get_device()),
+        *("packed", x.shape, packed.shape, scales.shape, packed.stride(), scales.stride()),
+        *(x.dtype, packed.dtype, scales.dtype, device, packed.get_device(), scales.get_device(), (p | q) & 15),
+        *(activation, None if bias is None else (bias.shape, bias.get_device())),
     )
     known = table.calls.get(key) or keep(table.calls, key, _prepare(x, packed, scales, bias, activation))
     if isinstance(known, str) or input.is_neg():
@@ -170,18 +159,11 @@ def _fake(input: Any, packed: Any, scales: Any, *options: Any) -> Any:  # noqa: 
     return linear(input, weight, *options)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, packed, scales, bias, ctx.activation, ctx.precision = inputs
-    again = bias if ctx.activation in ("gelu", "silu") else None
-    ctx.save_for_backward(x, packed, scales, again, output if ctx.activation == "relu" else None)
-    ctx.bias_shape = None if bias is None else bias.shape
-
-
 def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """Return the gradients of input, factors and bias; levels have none."""
     x, packed, scales, bias, output = ctx.saved_tensors
     weight = unpacked(packed, scales, x.dtype)
-    grad = before_activation(ctx, grad, output, lambda: linear(x, weight, bias, None, ctx.precision))
+    grad = before_activation(ctx, grad, output, x, weight, bias)
     grad_x = grad_scales = grad_bias = None
     if ctx.needs_input_grad[0]:
         grad_x = multiply(grad, weight, ctx.precision)
@@ -206,18 +188,12 @@ def _batch(
 ) -> tuple[Any, int]:
     """Return a batch of layers: one product, of the rows of all inputs or of the weights of all."""
     of_input, of_packed, of_scales, of_bias = (*dims, None)[:4]
-    if of_packed is None and of_scales is None and of_bias is None:
+    dim = None if of_packed is None and of_scales is None else 0
+    if dim is None and of_bias is None:
         x = input.movedim(of_input, 0)
         return torch.ops.gemmery.quantized_linear(x, packed, scales, bias, activation, precision), 0
-    if of_packed is not None:
-        packed = packed.movedim(of_packed, 0)
-    if of_scales is not None:
-        scales = scales.movedim(of_scales, 0)
-    if of_scales is None and of_packed is not None:
-        scales = scales.expand(packed.shape[0], *scales.shape)
-    if of_packed is None and of_scales is not None:
-        packed = packed.expand(scales.shape[0], *packed.shape)
-    dim = None if of_packed is None and of_scales is None else 0
+    if dim == 0:
+        packed, scales = (repeated(x, at, info.batch_size) for x, at in ((packed, of_packed), (scales, of_scales)))
     weight = unpacked(packed, scales, input.dtype)
     return batched_linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
 
@@ -227,7 +203,7 @@ def _forward(operator: Any, inputs: tuple[Any, ...]) -> Any:
     return linear(x, unpacked(packed, scales, x.dtype), *rest)
 
 
-QUANTIZED_LINEAR = Formula(_keep, _backward, _forward)
+QUANTIZED_LINEAR = Formula(keep_layer, _backward, _forward)
 
 quantized_linear = define(
     "quantized_linear(Tensor input, Tensor packed, Tensor scales, Tensor? bias=None, str? activation=None, "

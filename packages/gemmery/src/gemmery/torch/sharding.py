@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.flop_counter
 
-from gemmery.torch import grouping, operators, packed_weights
+from gemmery.torch import operators, packed_weights
 
 Placements = list[tuple[list[Any], list[Any]]]  # of the result, and of the arguments; for one side of a mesh
 _registered: list[bool] = []
@@ -75,13 +75,13 @@ def _linear(
 
 
 _counter: Any = torch.utils.flop_counter  # parts of PyTorch have no types
-_PRODUCTS = (operators.matmul, operators.linear, packed_weights.quantized_linear, grouping.grouped_mm)
+_PRODUCTS = (operators.matmul, operators.linear, packed_weights.quantized_linear, operators.grouped_mm)
 
 
 def register_flops() -> None:
     """Let FlopCounterMode count the operators."""
     _counter.register_flop_formula([operator.overloadpacket for operator in _PRODUCTS])(_of_product)
-    _counter.register_flop_formula(grouping.grouped_mm_weights.overloadpacket)(_of_gradient)
+    _counter.register_flop_formula(operators.grouped_mm_weights.overloadpacket)(_of_gradient)
 
 
 def _of_product(a: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:

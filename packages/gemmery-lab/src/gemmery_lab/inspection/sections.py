@@ -8,8 +8,7 @@ from dataclasses import astuple
 
 from gemmery import dtypes
 from gemmery.cpu.assembly import kinds
-from gemmery.cuda.occupancy import Occupancy
-from gemmery.cuda.roofline import Roofline
+from gemmery.cuda.roofline import Occupancy, Roofline
 from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA

@@ -24,7 +24,7 @@ from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.jax import handler
-from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
+from gemmery.jax.handler import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 from gemmery.keywords import Options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
@@ -91,7 +92,7 @@ def _product(
         )
     )
     warpgroups, blocks = legal.consumers(read, tile, most=2), wgmma.grid(problem, tile, config["blocks"])
-    fields = {"of": element, "workspace": end, "band": config["band"]}
+    fields: dict[str, Any] = {"of": element, "workspace": end, "band": config["band"]}
     return wgmma.staged(name, read, tile, warpgroups, blocks, *parameters, operands=tuple(boxes), **fields)
 
 

@@ -114,16 +114,7 @@ def put(exhibit: Exhibit, config: Config, x: int, y: int, ordinal: int) -> Calla
         raise RefusedError(reason)
     function = driver.function(geometry.source, geometry.kernel, ordinal)
     arguments = (ctypes.c_void_p(x), ctypes.c_void_p(y), ctypes.c_int(exhibit.show.n))
-
-    def launch(stream: int) -> None:
-        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        with driver.on(ordinal):
-            launched = driver.api().cuLaunchKernel(
-                function, *geometry.grid, *geometry.block, 0, stream, ctypes.addressof(pointers), 0
-            )
-            driver.check(launched)
-
-    return launch
+    return driver.launching(function, geometry.grid, geometry.block, ordinal, *arguments)
 
 
 def wavefronts(addresses: Sequence[int | None], width: int, is_load: bool = True) -> int:

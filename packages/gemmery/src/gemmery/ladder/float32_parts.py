@@ -25,7 +25,7 @@ from gemmery.ladder.float32_bounds import (
     two_parts,
 )
 from gemmery.ladder.general import on_cuda_cores
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import gpu_rung, in_groups, sums_in_f32
 from gemmery.problem import Config, Problem
 
 # ---- launches ----
@@ -33,13 +33,8 @@ from gemmery.problem import Config, Problem
 
 def _refuses(problem: Problem) -> str:
     """Refuse factors, groups, and results that these rungs do not write."""
-    if problem.groups:
-        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
-    if problem.scales:
-        return "factors belong to products of 8 bits: multiply float32 by them first"
-    if problem.out not in ("f32", "f16", "bf16"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
-    return ""
+    scaled = "factors belong to products of 8 bits: multiply float32 by them first" if problem.scales else ""
+    return in_groups(problem) or scaled or sums_in_f32(problem)
 
 
 def _guarded(problem: Problem) -> Geometry:

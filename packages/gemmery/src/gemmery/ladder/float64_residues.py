@@ -14,7 +14,7 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, t
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.general import on_cuda_cores
-from gemmery.ladder.gpu import gpu_rung, whole
+from gemmery.ladder.gpu import gpu_rung, in_groups, whole
 from gemmery.problem import Config, Problem
 
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)  # of ozaki.cuh
@@ -40,18 +40,13 @@ def norms(k: int, count: int = _COUNTS[0]) -> float:
     return (2 * sqrt(k) * eta + k * eta * eta) * 2.0**53 + 1.01
 
 
-def _bound(k: int) -> float:
-    """Return f(k) of the bound f(k) u max|A| max|B|, for the fewest moduli."""
-    return k * norms(k, min(_COUNTS))
-
-
 # ---- launches ----
 
 
 def _refuses(problem: Problem) -> str:
     """Refuse what it cannot sum exactly, and types of results that it does not write."""
     if problem.groups:
-        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+        return in_groups(problem)
     if problem.out != "f64":
         return f"it writes f64, not {problem.out}"
     if problem.k > MOST:
@@ -158,7 +153,7 @@ OZAKI = (
         one_sided=True,
         dtypes=("f64",),
         refuses=_refuses,
-        bound=_bound,
+        bound=lambda k: k * norms(k, min(_COUNTS)),  # of u max|A| max|B|, for the fewest moduli
         geometry=_residues,
         resolve=_resolve,
         space={"moduli": _COUNTS, "bn": (0, 128, 256), "band": (0, 8, 16), "blocks": (0, 8)},

@@ -30,6 +30,17 @@ def off_tensor_cores(problem: Problem) -> str:
     return ""
 
 
+def in_groups(problem: Problem) -> str:
+    """Refuse groups of rows."""
+    return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows" if problem.groups else ""
+
+
+def sums_in_f32(problem: Problem) -> str:
+    """Refuse results of other types than sums in f32 are rounded to."""
+    written = problem.out in ("f16", "bf16", "f32")
+    return "" if written else f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
+
+
 def cut_off(k: int) -> float:
     """Return f(k) for tensor cores, which align 4 products and a sum to the largest of them and truncate each.
 

@@ -27,7 +27,7 @@ from gemmery.cuda.geometry import (
 )
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma_routes
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import gpu_rung, in_groups, sums_in_f32
 from gemmery.problem import Config, Problem
 
 _HALF = ("f16", "bf16")
@@ -65,10 +65,8 @@ def refuses_maps(problem: Problem) -> str:
     rows = problem.by_rows()
     if problem.epilogue:
         return f"it multiplies and scales, and has no {problem.epilogue}; wgmma_epilogue has it"
-    if problem.out not in (*_HALF, "f32"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
     reason = describable(rows, "a") or describable(rows, "b")
-    return f"{reason}; wgmma_epilogue packs such operands" if reason else ""
+    return sums_in_f32(problem) or (f"{reason}; wgmma_epilogue packs such operands" if reason else "")
 
 
 def operand_boxes(problem: Problem, tile: Instance) -> tuple[MapBox, MapBox]:
@@ -229,7 +227,7 @@ def check(reason: str) -> None:
 def refuses_library(problem: Problem) -> str:
     """Refuse groups, factors of blocks, float32 that must not be rounded, and types of results that it has not."""
     if problem.groups:
-        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+        return in_groups(problem)
     if problem.scales == "blocks":
         return "scales='blocks': wgmma_blockscaled applies factors of blocks"
     if problem.dtype == "f32" and problem.precision != "tf32":

@@ -12,11 +12,10 @@ from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
 from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import gpu_rung, sums_in_f32
 from gemmery.ladder.wgmma_routes import packing
 from gemmery.problem import Config, Problem
 
-_HALF = ("f16", "bf16")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
 _PLACES = 16 * 24  # bytes of places of tiles, and their barriers
@@ -87,9 +86,7 @@ def _refuses_blocks(problem: Problem) -> str:
         return "factors belong to rows of A and to blocks of columns of B: store C row by row"
     if problem.scales and problem.batch > 1:
         return f"its factors are those of one product, not of a batch of {problem.batch}"
-    if problem.out not in (*_HALF, "f32"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
-    return ""
+    return sums_in_f32(problem)
 
 
 def _resolve_blockscaled(problem: Problem, config: Config) -> Config:

@@ -162,7 +162,11 @@ def _registered() -> int:
     address = jit.load(host(), "xla", lambda: xla.module(host()), table)["handle"]
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(handle)), platform="CUDA")
-    threads.at_change.append(_forget)
+
+    def forget() -> None:  # the jobs in the table, which are for another number of threads
+        ctypes.memset(table + xla.SLOTS_AT, 0, xla.TABLE_BYTES - xla.SLOTS_AT)
+
+    threads.at_change.append(forget)
     return table
 
 
@@ -220,11 +224,6 @@ def _improve(product: StaticProduct, how: Prepared, count: int) -> None:
     tiers.aside(("jax", product, count), make)
 
 
-def _forget() -> None:
-    """Empty the table: the jobs in it are for another number of threads."""
-    ctypes.memset(register() + xla.SLOTS_AT, 0, xla.TABLE_BYTES - xla.SLOTS_AT)
-
-
 def _prepare(address: int) -> int:
     """Prepare the product of a call that the handler does not know; 0 where that fails."""
     try:
@@ -250,9 +249,10 @@ def _launch(frame: int) -> None:
     A product of memory like that of an earlier call is looked up: its views and its plan, made anew each time, would
     take longer than the launch. XLA lets no result overlap an operand.
     """
-    stream, (a, b, c) = _stream_of(frame), _addresses_of(frame)
+    stream, (a, b, c) = _stream_of(frame), (_word(buffer + xla.BUFFER_DATA) for buffer in _buffers(frame))
     low, ordinal = low_bits(a, b, c), ordered.where(c)
-    key = "jax", _key_of(frame), ordinal, low, get_float32_precision()
+    number = _word(_word(_word(_word(frame + xla.ATTRIBUTES)) + xla.SCALAR_VALUE))  # the key of the product
+    key = "jax", number, ordinal, low, get_float32_precision()
     served = table.calls.get(key)
     if served is None:
         keep(table.calls, key, _write(frame, (a, b, c), ordinal, stream))
@@ -312,23 +312,12 @@ def _answered(frame: int) -> bool:
     return True
 
 
-def _key_of(frame: int) -> int:
-    """Return the key of the product that a call is for."""
-    return _word(_word(_word(_word(frame + xla.ATTRIBUTES)) + xla.SCALAR_VALUE))
-
-
 def _product_of(frame: int) -> StaticProduct:
     """Return the product that a call is for."""
     a, b, c = _buffers(frame)
     attributes = _word(frame + xla.ATTRIBUTES)
     form = _word(_word(_word(attributes + 8) + xla.SCALAR_VALUE))
     return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), 0).of_form(form)
-
-
-def _addresses_of(frame: int) -> tuple[int, int, int]:
-    """Return the addresses of A, B and C."""
-    a, b, c = (_word(buffer + xla.BUFFER_DATA) for buffer in _buffers(frame))
-    return a, b, c
 
 
 def _stream_of(frame: int) -> int:

@@ -133,12 +133,6 @@ def _product(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: s
     return _batchable(transposed, out, precision)(a, b)
 
 
-def _forward(
-    a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(a, b, transposed, out, precision), (a, b)
-
-
 def _backward(
     transposed: int, out: str, precision: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +156,7 @@ def _backward(
     return _cut_like(_summed(da, a), a), _cut_like(_summed(db, b), b)
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(lambda a, b, *options: (_product(a, b, *options), (a, b)), _backward)
 
 
 def _summed(gradient: jax.Array, operand: jax.Array) -> jax.Array:

@@ -156,7 +156,7 @@ def replays(
             for index in range(calls):
                 put(index % sets)
 
-        def launch(count: int, _: Put = put) -> None:  # it owns the operands, of which the graph has only the addresses
+        def launch(count: int, owner: Put = put) -> None:  # of the operands: the graph has only their addresses
             for _ in range(count):
                 graph.launch()
 

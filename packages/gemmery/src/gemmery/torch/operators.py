@@ -49,8 +49,10 @@ def define(
     torch.library.register_fake(f"gemmery::{name}", fake, lib=library)
     _record(name, formula)
     torch.library.register_vmap(f"gemmery::{name}", rule, lib=library)
-    _convert_in_autocast(name)
-    return getattr(torch.ops.gemmery, name).default
+    operator = getattr(torch.ops.gemmery, name).default
+    for device, key in _AUTOCAST.items():
+        library.impl(name, _converting(operator, device, key), key.name)
+    return operator
 
 
 def check_types(a: Any, b: Any, promoting: str = "gemmery.matmul") -> None:
@@ -137,14 +139,8 @@ def _fake_linear(input: Any, weight: Any, *_: Any) -> Any:  # noqa: A002
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 
-def _convert_in_autocast(name: str) -> None:
-    """Convert the floating-point tensors among an operator's arguments inside torch.autocast."""
-    operator = getattr(torch.ops.gemmery, name).default
-    for device, key in _AUTOCAST.items():
-        library.impl(name, _converting(operator, device, key), key.name)
-
-
 def _converting(operator: Any, device: str, key: Any) -> Any:
+    """Return an operator that converts the floating-point tensors among its arguments, for torch.autocast."""
     keys = torch._C.DispatchKeySet(key)
 
     def kernel(*arguments: Any) -> Any:
@@ -170,13 +166,10 @@ def recorded_function(name: str, forward: Callable[..., Any], backward: Callable
 
     autograd.Function takes 1.5 us more than its base class, to look after torch.func.
     """
-    methods = {"forward": forward, "backward": backward, "_compiled_autograd_key": _compiled_key}
+    # By its key compiled autograd tells functions apart: autograd.Function has this method, its base has not.
+    key = "_compiled_autograd_key", lambda ctx: (ctx._autograd_function_id,)
+    methods = dict([("forward", forward), ("backward", backward), key])
     return type(name, (_SingleLevelFunction,), {key: staticmethod(method) for key, method in methods.items()})
-
-
-def _compiled_key(ctx: Any) -> tuple[int]:
-    """Return what compiled autograd tells functions apart by: autograd.Function has this method, its base has not."""
-    return (ctx._autograd_function_id,)
 
 
 def _record(name: str, formula: Formula) -> None:

@@ -198,12 +198,11 @@ def _batch(
     return batched_linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
 
 
-def _forward(operator: Any, inputs: tuple[Any, ...]) -> Any:
-    x, packed, scales, *rest = inputs
-    return linear(x, unpacked(packed, scales, x.dtype), *rest)
-
-
-QUANTIZED_LINEAR = Formula(keep_layer, _backward, _forward)
+QUANTIZED_LINEAR = Formula(
+    keep_layer,
+    _backward,
+    lambda _, inputs: linear(inputs[0], unpacked(inputs[1], inputs[2], inputs[0].dtype), *inputs[3:]),
+)
 
 quantized_linear = define(
     "quantized_linear(Tensor input, Tensor packed, Tensor scales, Tensor? bias=None, str? activation=None, "

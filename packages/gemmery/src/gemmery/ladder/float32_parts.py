@@ -37,11 +37,6 @@ def _refuses(problem: Problem) -> str:
     return in_groups(problem) or scaled or sums_in_f32(problem)
 
 
-def _guarded(problem: Problem) -> Geometry:
-    """The guard, and the product on CUDA cores where an operand has Inf or NaN."""
-    return replace(on_cuda_cores(problem, "split_simt"), needs=90, overlaps=True)
-
-
 def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Instance:
     """Return the tile of a config, or that whose rounds take least time."""
     fits = [each for each in tiled if config["bm"] in (0, each.bm) and config["bn"] in (0, each.bn)]
@@ -60,17 +55,32 @@ def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> C
     return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or device.sms})
 
 
-def _as_read(problem: Problem) -> Problem:
-    """Return the product with parts in place of the operands, which lie in the workspace with k adjacent."""
-    return problem._replace(a_layout="row", b_layout="col", precision="")
-
-
-def _product(
-    name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
+def _in_parts(
+    name: str,
+    problem: Problem,
+    config: Config,
+    tiled: tuple[Instance, ...] = PARTS,
+    depth: Callable[[int], int] = depth_of,  # the k that tensor cores sum
+    shallow: int = SHALLOW,  # k below which CUDA cores multiply
+    two: bool = False,
 ) -> Geometry:
-    """The launch that multiplies parts."""
-    tile, read = _tile(tiled, problem, config), _as_read(problem)
+    """Three parts, whatever the operands hold but Inf and NaN, which CUDA cores multiply.
+
+    Or `two` parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing.
+    """
+    if problem.k < shallow:
+        return on_cuda_cores(problem)
+    first, *others = ("TwoParts", "ThreeParts") if two else ("ThreeParts",)
+    before = (
+        float32_pre_pass.begin(problem),
+        *float32_pre_pass.split(problem, first, asked_for=True),
+        replace(on_cuda_cores(problem, "split_simt"), needs=90, overlaps=True),  # with the guard
+        *(launch for scheme in others for launch in float32_pre_pass.split(problem, scheme, asked_for=False)),
+    )
+    # The parts lie in the workspace with k adjacent.
+    tile, read = _tile(tiled, problem, config), problem._replace(a_layout="row", b_layout="col", precision="")
     a, b, end, pitch = float32_pre_pass.places(problem)
+    element, warpgroups = "f16" if two else "bf16", legal.consumers(read, tile, most=2)
     boxes = (
         MapBox(
             operand,
@@ -86,40 +96,10 @@ def _product(
             ("b", problem.n, tile.bn, b, tile.cm),
         )
     )
-    warpgroups, blocks = legal.consumers(read, tile, most=2), wgmma.grid(problem, tile, config["blocks"])
-    fields: dict[str, Any] = {"of": element, "workspace": end, "band": config["band"]}
+    other = (legal.tiling(read, tile, warpgroups, name="bf16"),) if two else ()
+    fields: dict[str, Any] = {"of": element, "workspace": end, "band": config["band"], "before": before}
+    blocks, parameters = wgmma.grid(problem, tile, config["blocks"]), (*other, depth(problem.k))
     return wgmma.staged(name, read, tile, warpgroups, blocks, *parameters, operands=tuple(boxes), **fields)
-
-
-def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
-    """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
-    if problem.k < SHALLOW:
-        return on_cuda_cores(problem)
-    before = (
-        float32_pre_pass.begin(problem),
-        *float32_pre_pass.split(problem, "TwoParts", asked_for=True),
-        _guarded(problem),
-        *float32_pre_pass.split(problem, "ThreeParts", asked_for=False),
-    )
-    tile, read = _tile(PARTS, problem, config), _as_read(problem)
-    other = legal.tiling(read, tile, legal.consumers(read, tile, most=2), name="bf16")
-    product = _product(name, "f16", PARTS, problem, config, other, depth_of(problem.k))
-    return replace(product, before=before)
-
-
-def _always_three(
-    tiled: tuple[Instance, ...], depth: Callable[[int], int], shallow: int, name: str, problem: Problem, config: Config
-) -> Geometry:
-    """Three parts, whatever the operands hold but Inf and NaN; tensor cores sum the `depth` of k, k >= `shallow`."""
-    if problem.k < shallow:
-        return on_cuda_cores(problem)
-    before = (
-        float32_pre_pass.begin(problem),
-        *float32_pre_pass.split(problem, "ThreeParts", asked_for=True),
-        _guarded(problem),
-    )
-    product = _product(name, "bf16", tiled, problem, config, depth(problem.k))
-    return replace(product, before=before)
 
 
 # ---- rows ----
@@ -144,7 +124,7 @@ SPLIT_FLOAT32 = (
         idea="float32 as two halves: three products on tensor cores, as accurate as float32",
         parent="wgmma_epilogue",
         bound=two_parts,
-        geometry=_fp16x3,
+        geometry=partial(_in_parts, two=True),
         resolve=partial(_resolve, PARTS),
         space=_space(PARTS),
         lesson=(
@@ -161,7 +141,7 @@ SPLIT_FLOAT32 = (
         idea="float32 as three bfloat16, exactly: six products, and no choice that depends on the values",
         parent="split_fp16x3",
         bound=three_parts,
-        geometry=partial(_always_three, PARTS, depth_of, SHALLOW),
+        geometry=_in_parts,
         resolve=partial(_resolve, PARTS),
         space=_space(PARTS),
         lesson=(
@@ -176,7 +156,7 @@ SPLIT_FLOAT32 = (
         idea="sums in two float32 each: the error no longer grows with k",
         parent="split_bf16x6",
         bound=pairs,
-        geometry=partial(_always_three, PAIRED_PARTS, lambda _: PAIRED_DEPTH, PAIRED_SHALLOW),
+        geometry=partial(_in_parts, tiled=PAIRED_PARTS, depth=lambda _: PAIRED_DEPTH, shallow=PAIRED_SHALLOW),
         resolve=partial(_resolve, PAIRED_PARTS),
         space=_space(PAIRED_PARTS),
         lesson=(

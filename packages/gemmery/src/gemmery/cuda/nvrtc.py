@@ -224,7 +224,11 @@ def ptx_alone(
     wide = sys.platform == "linux" and any("__int128" in each for each in sources.values())
     wide_flag = ("--device-int128",) if wide and "--device-int128" not in options else ()
     folders = (f"-I{folder}" for folder in toolkit)
-    flags = (*PTX_OPTIONS, _SUPPRESSED, *_as_nvcc(), *options, *wide_flag, *before, *folders)
+    major, minor = map(int, version().split("."))
+    # What nvcc defines; not __GNUC__, with which the headers of CCCL need those of the host.
+    macros = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
+    defined = (f"-D{macro}={value}" for macro, value in macros.items())
+    flags = (*PTX_OPTIONS, _SUPPRESSED, *defined, *options, *wide_flag, *before, *folders)
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
     keeps = _stays(text, options, beside or {})
 
@@ -236,13 +240,6 @@ def ptx_alone(
             return Ptx(symbol, whole, CompilerInput(name, "", flags, sources, _warnings(whole, name)))
     ptx = _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
     return replace(ptx, made_from=CompilerInput(name, kernel, flags, sources, _warnings(ptx.text, name)))
-
-
-def _as_nvcc() -> tuple[str, ...]:
-    """Define what nvcc does; not __GNUC__, with which the headers of CCCL need those of the host."""
-    major, minor = map(int, version().split("."))
-    macros = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
-    return tuple(f"-D{name}={value}" for name, value in macros.items())
 
 
 def _warnings(ptx: str, name: str) -> tuple[tuple[int, str], ...]:

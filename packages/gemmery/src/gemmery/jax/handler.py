@@ -239,7 +239,10 @@ def handle(frame: int) -> int:
         if not _answered(frame):
             _launch(frame)
     except BaseException as error:  # nothing may be raised into XLA
-        return _failed(frame, f"{type(error).__name__}: {error}")
+        text = ctypes.create_string_buffer(f"{type(error).__name__}: {error}".encode())
+        arguments = (ctypes.c_int64 * 4)(xla.ERROR_BYTES, 0, ctypes.addressof(text), xla.INTERNAL)
+        create = _FUNCTION(_word(_word(frame + xla.API) + xla.ERROR_CREATE))
+        return int(create(ctypes.addressof(arguments)) or 0)
     return 0
 
 
@@ -326,14 +329,6 @@ def _stream_of(frame: int) -> int:
     if _FUNCTION(_word(_word(frame + xla.API) + _STREAM_GET))(ctypes.addressof(arguments)):
         raise DeviceError("XLA has no stream for a product on a CUDA device")
     return arguments[_STREAM // 8]
-
-
-def _failed(frame: int, message: str) -> int:
-    """Return an error of XLA."""
-    text = ctypes.create_string_buffer(message.encode())
-    arguments = (ctypes.c_int64 * 4)(xla.ERROR_BYTES, 0, ctypes.addressof(text), xla.INTERNAL)
-    error: int = _FUNCTION(_word(_word(frame + xla.API) + xla.ERROR_CREATE))(ctypes.addressof(arguments)) or 0
-    return error
 
 
 def _buffers(frame: int) -> tuple[int, int, int]:

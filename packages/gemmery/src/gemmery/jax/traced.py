@@ -181,17 +181,16 @@ def _batchable(transposed: int, out: str, precision: str) -> Callable[[jax.Array
 
     def batched(_: int, which: list[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
         count = max(z.ndim - moves for z, moves in zip((a, b), which, strict=True))
-        a, b = (_aligned(z, count) if moves else z for z, moves in zip((a, b), which, strict=True))
+        # Dimensions of length 1 after the first, so that `count` follow it: the others then broadcast as before.
+        a, b = (
+            z.reshape(z.shape[0], *[1] * (count + 1 - z.ndim), *z.shape[1:]) if moves else z
+            for z, moves in zip((a, b), which, strict=True)
+        )
         return product(a, b), True
 
     product.def_vmap(batched)
     multiply: Callable[[jax.Array, jax.Array], jax.Array] = product
     return multiply
-
-
-def _aligned(array: jax.Array, count: int) -> jax.Array:
-    """Insert dimensions of length 1 after the first, so that `count` follow it: the others then broadcast as before."""
-    return array.reshape(array.shape[0], *[1] * (count + 1 - array.ndim), *array.shape[1:])
 
 
 def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str) -> jax.Array:

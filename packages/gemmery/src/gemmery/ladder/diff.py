@@ -174,7 +174,9 @@ def in_python(source: str, entry: str) -> tuple[Definition, ...]:
     text = contents(source)
     lines = text.splitlines()
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    known = [Definition(source, node.name, "\n".join(lines[_start(node) : node.end_lineno])) for node in nodes]
+    first = [min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1 for node in nodes]
+    pairs = zip(first, nodes, strict=True)
+    known = [Definition(source, node.name, "\n".join(lines[start : node.end_lineno])) for start, node in pairs]
     return _reached({entry}, known) or tuple(known)
 
 
@@ -232,11 +234,6 @@ def of_header(header: str) -> tuple[Definition, ...]:
         rest = text[each.start :].splitlines()[: each.last - each.first + 1]
         found.append(Definition(header, name, "\n".join([*above[::-1], *rest])))
     return tuple(found)
-
-
-def _start(node: ast.FunctionDef | ast.ClassDef) -> int:
-    """The line, counted from 0, where a definition and its decorators begin."""
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
 
 
 def _words(text: str) -> set[str]:

@@ -217,15 +217,6 @@ def _adjacent(block: int) -> list[list[bool]]:
     return [[thread % (2 * each) == 0 for thread in range(block)] for each in apart]
 
 
-def _strided(block: int) -> list[list[bool]]:
-    return [[thread < sum(level) for thread in range(block)] for level in _adjacent(block)]
-
-
-def _shuffled(block: int) -> list[list[bool]]:
-    """Every lane adds at each of five levels, and then those of the first warp once more."""
-    return 5 * [[True] * block] + 5 * [[thread < WARP for thread in range(block)]]
-
-
 # ---- banks of shared memory ----
 
 
@@ -390,7 +381,7 @@ EXHIBITS = (
             "the last five levels leave a warp partly idle. The gain depends on the other costs of a level: compare "
             "the two times, and that of the sum by shuffles, which has no barrier at each level."
         ),
-        show=_tree(_strided),
+        show=_tree(lambda block: [[each < sum(level) for each in range(block)] for level in _adjacent(block)]),
         parent="reduce_adjacent",
     ),
     _reduction(
@@ -400,7 +391,8 @@ EXHIBITS = (
             "A shuffle moves a register to another lane of the warp: five levels take five instructions, no shared "
             "memory and no barrier. One barrier remains, before one warp adds the sums of the others."
         ),
-        show=_tree(_shuffled),
+        # Every lane adds at each of five levels, and then those of the first warp once more.
+        show=_tree(lambda block: 5 * [[True] * block] + 5 * [[thread < WARP for thread in range(block)]]),
         parent="reduce_strided",
         expect={"divergent_warps": 0},
     ),

@@ -21,14 +21,8 @@ _FROM_TILES = {**_ALONG_ROWS, "bank_conflicts": 0, "load_sectors_a_request": 4, 
 
 def _one_block(problem: Problem) -> str:
     threads = problem.m * problem.n
-    if threads > THREADS:
-        return f"C has {threads} elements and a block at most {THREADS} threads: use simt_naive"
-    return ""
-
-
-def _single_block(name: str, problem: Problem, config: Config) -> Geometry:
-    """One block with one thread per element of C."""
-    return Geometry(f"{name}.cu", instance(name, problem), (1, 1, 1), (problem.n, problem.m, 1))
+    many = f"C has {threads} elements and a block at most {THREADS} threads: use simt_naive"
+    return many if threads > THREADS else ""
 
 
 def _by_warps(name: str, problem: Problem, config: Config, down: bool = False) -> Geometry:
@@ -99,7 +93,7 @@ SIMT = (
         idea="one thread per element of C, all in one block",
         parent=None,
         refuses=_one_block,
-        geometry=_single_block,
+        geometry=lambda name, p, _: Geometry(f"{name}.cu", instance(name, p), (1, 1, 1), (p.n, p.m, 1)),
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
             "A block has at most 1024 threads, so C has at most 1024 elements: 32 x 32. One block also runs on a "

@@ -40,11 +40,6 @@ _WIDE = {"divergent_branches": 0, "local_requests": 0, "load_sectors_a_request":
 _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
 
 
-def _resolve_f16(problem: Problem, config: Config) -> Config:
-    """Return the config with a `bk` of 0 replaced by 64 bytes: two fragments of 16, in tf32 of 8."""
-    return complete(config, {"bk": 64 // dtypes.get(problem.dtype).size})
-
-
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
     tile, stages = tuple(config[key] for key in _KEYS), config["stages"]
@@ -128,9 +123,10 @@ TENSOR = (
         idea="fragments of 16 x 16 x 16 in half precision, with sums in f32",
         parent="wmma_f64",
         geometry=_fragments,
-        resolve=_resolve_f16,
+        # 64 bytes of k: two fragments of 16, in tf32 of 8.
+        resolve=lambda problem, config: complete(config, {"bk": 64 // dtypes.get(problem.dtype).size}),
         space={**_SPACE, "bk": (0, 16, 32, 64)},
-        default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk 0: 64 bytes
+        default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},
         expect={**_WIDE, **_STORES},
         lesson=(
             "The same program with another element type is four to eight times as fast: the easy way to use tensor "

@@ -96,7 +96,10 @@ def quantize(weight: Tensor, bits: int, group: int, dtype: torch.dtype | None = 
     steps = scales.to(wide)[..., None]
     levels = torch.where(steps > 0, groups / steps, 0).nan_to_num().round().clamp(-top, top)
     levels = levels.reshape(rows, columns).to(torch.int8)
-    return (levels if bits == 8 else _in_pairs(levels)), scales
+    if bits == 8:
+        return levels, scales
+    halves = (levels + 8).to(torch.uint8)
+    return halves[:, 0::2] | halves[:, 1::2] << 4, scales
 
 
 def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: torch.dtype) -> Tensor:
@@ -131,9 +134,3 @@ def _rounded(largest: Tensor, top: int, dtype: torch.dtype) -> Tensor:
     scales = torch.where(largest <= limits.max, scales.clamp(max=most), scales)
     half_a_step = limits.smallest_normal * limits.eps / 2
     return torch.where((scales > 0) & (scales < limits.smallest_normal), scales + half_a_step, scales).to(dtype)
-
-
-def _in_pairs(levels: Tensor) -> Tensor:
-    """Two levels of 4 bits a byte, each plus 8."""
-    halves = (levels + 8).to(torch.uint8)
-    return halves[:, 0::2] | halves[:, 1::2] << 4

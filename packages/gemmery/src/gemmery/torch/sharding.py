@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.flop_counter
 
-from gemmery.torch import operators, packed_weights
+from gemmery.torch import operators, quantization
 
 Placements = list[tuple[list[Any], list[Any]]]  # of the result, and of the arguments; for one side of a mesh
 _registered: list[bool] = []
@@ -75,7 +75,7 @@ def _linear(
 
 
 _counter: Any = torch.utils.flop_counter  # parts of PyTorch have no types
-_PRODUCTS = (operators.matmul, operators.linear, packed_weights.quantized_linear, operators.grouped_mm)
+_PRODUCTS = (operators.matmul, operators.linear, quantization.quantized_linear, operators.grouped_mm)
 
 
 def register_flops() -> None:

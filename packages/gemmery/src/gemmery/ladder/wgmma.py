@@ -26,7 +26,7 @@ from gemmery.cuda.geometry import (
     tiles,
 )
 from gemmery.errors import RefusedError
-from gemmery.ladder import wgmma_routes
+from gemmery.ladder import gpu
 from gemmery.ladder.gpu import gpu_rung, in_groups, sums_in_f32
 from gemmery.problem import Config, Problem
 
@@ -148,12 +148,12 @@ def _tile(config: Config) -> Instance:
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
     tile = _tile(config)
-    check(legal.illegal(wgmma_routes.as_read(problem), tile))
+    check(legal.illegal(gpu.as_read(problem), tile))
     if is_swapped(tile.bm):
         in_place = partial(_in_place, name, exchanged(tile), False)
-        return replace(wgmma_routes.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
-    apart = not wgmma_routes.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
-    return wgmma_routes.library(partial(_in_place, name, tile, apart), problem, config)
+        return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
+    apart = not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
+    return gpu.library(partial(_in_place, name, tile, apart), problem, config)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -163,7 +163,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     device = target(problem)
     # Swapped tiles have 64, 128 or 256 columns and no cluster: left out where the config sets a part of the tile.
     whole = not any(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
-    choices = choose.chosen(wgmma_routes.as_read(problem), device, split=False, swapped=whole)
+    choices = choose.chosen(gpu.as_read(problem), device, split=False, swapped=whole)
     return complete(complete(config, choices), {"blocks": device.sms})
 
 

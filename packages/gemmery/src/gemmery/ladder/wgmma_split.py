@@ -12,8 +12,7 @@ from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
 from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
-from gemmery.ladder.gpu import gpu_rung, sums_in_f32
-from gemmery.ladder.wgmma_routes import packing
+from gemmery.ladder.gpu import gpu_rung, packing, sums_in_f32
 from gemmery.problem import Config, Problem
 
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}

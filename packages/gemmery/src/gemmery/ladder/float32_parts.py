@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,18 +15,106 @@ from gemmery.cuda.constants import KEPT_PARTS, MOST_PARTS
 from gemmery.cuda.geometry import Geometry, MapBox, target
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_pre_pass, wgmma
-from gemmery.ladder.float32_bounds import (
-    PAIRED_DEPTH,
-    PAIRED_SHALLOW,
-    SHALLOW,
-    depth_of,
-    pairs,
-    three_parts,
-    two_parts,
-)
 from gemmery.ladder.general import on_cuda_cores
 from gemmery.ladder.gpu import gpu_rung, in_groups, sums_in_f32
 from gemmery.problem import Config, Problem
+
+# ---- error bounds: f(k) of |C - AB| <= f(k) u |A||B|, u = 2^-24 ----
+# CUDA cores keep k u: three parts do so from 16 of k on, two from 87 on. Below 16, CUDA cores multiply. Pairs begin at
+# 4 of k, from where on their error is smaller than that of CUDA cores, if not their bound.
+
+SHALLOW, PAIRED_SHALLOW = 16, 4  # k below which CUDA cores multiply
+DEEP = 128  # k from which three parts are summed over 64 of k in tensor cores, below it over 16
+PAIRED_DEPTH = 32  # the same for pairs, whatever k
+
+
+def depth_of(k: int) -> int:
+    """Return the k of three parts that tensor cores sum before CUDA cores add it."""
+    return 64 if k >= DEEP else 16
+
+
+def _in_core(depth: int) -> float:
+    """Return f of the sum of `depth` of k that tensor cores keep, of its own |A||B|.
+
+    A step adds 16 products to a sum. All 17 are aligned to the largest exponent and cut to 25 bits of fraction, which
+    costs each up to u / 2 of the largest; the result is cut to 24 bits, up to 2 u of it. That is 10.5 u a step.
+    """
+    return 10.5 * -(-depth // 16)
+
+
+def two_parts(k: int) -> float:
+    """Return f(k) of the bound f(k) u |A||B| of two halves, or of three bfloat16 where the guard takes those.
+
+    Two halves keep a scaled element x to 2 u |x| or 2^-36, and the product of low parts, which is left out, is below
+    4 u |a||b|, or more where an element is below 2^-13: 8 u, and what the guard limits to 3/8 k u. Tensor cores sum the
+    high products of 64 of k; CUDA cores round once for each such part. The two corrections stay in tensor cores: twice
+    as many steps, of sums below 2 x 2^-11 |A||B|. 1 % is for terms of second order.
+    """
+    if k < SHALLOW:
+        return float(k)
+    corrections = 2 * _in_core(k) * 2.0**-10
+    halves = 8 + 1.01 * (_in_core(min(64, k)) + -(-k // 64) + corrections) + 0.375 * k
+    return max(halves, three_parts(k))
+
+
+def three_parts(k: int) -> float:
+    """Return f(k) for three bfloat16.
+
+    They are the element, exactly. Of nine products two of those that are left out are below u |a||b|, and the third far
+    below: 2.1 u. Tensor cores sum the other six over a part of k, the smallest first: the sum they cut is below 3.1 x
+    2^-16 |A||B| in the first three, 2.1 x 2^-8 in the next two, and 1.02 in the last. The steps of all six cost 1.04
+    times those of one. CUDA cores round once for each part of k.
+    """
+    if k < SHALLOW:
+        return float(k)
+    depth = depth_of(k)
+    return 2.1 + 1.04 * _in_core(depth) + 1.01 * -(-k // depth)
+
+
+def pairs(k: int) -> float:
+    """Return f(k) for three bfloat16 that are summed in pairs: it hardly grows.
+
+    The errors of n = k / 32 additions are exact and below n u |A||B| together; only their own sum rounds, to a total of
+    n^2 u^2 / 2. What remains is what three parts leave out, the steps of 32 of k, and one rounding at the end.
+    """
+    if k < PAIRED_SHALLOW:
+        return float(k)
+    return 2.1 + 1.04 * _in_core(min(PAIRED_DEPTH, k)) + 1.01 + (k / PAIRED_DEPTH) ** 2 * 2.0**-25
+
+
+@dataclass(frozen=True)
+class Float32Scheme:
+    """The method that multiplies these operands, the guard's verdict about them, and the error bound of an element."""
+
+    name: str  # "fp16x3", "bf16x6", "paired" (bf16x6 with sums in two numbers) or "float32"
+    verdict: str  # "" where no numbers decide
+    formula: str  # f(k) of the bound f(k) u |A| |B|, u = 2^-24
+    bound: float  # f of this k
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What `explain` prints."""
+        guard = [("guard", self.verdict)] if self.verdict else []
+        error = f"at most f(k) u |A| |B| in each element, u = 2^-24, f(k) = {self.formula}: {self.bound:.4g} for this k"
+        return [("scheme", f"{self.name}: {_METHODS[self.name]}"), *guard, ("error", error)]
+
+
+_METHODS = {
+    "fp16x3": "two halves for each float32, three products on tensor cores",
+    "bf16x6": "three bfloat16 for each float32, six products on tensor cores",
+    "paired": "three bfloat16 for each float32, six products on tensor cores, sums in two numbers",
+    "float32": "CUDA cores",
+}
+FORMULAS: dict[str, tuple[Callable[[int], float], str]] = {
+    "fp16x3": (two_parts, "8 + 1.01 (42 + ceil(k / 64) + 0.0013 k) + 3/8 k"),
+    "bf16x6": (three_parts, "2.1 + 0.68 c + 1.01 ceil(k / c), c = 64, or 16 below k = 128"),
+    "paired": (pairs, "25 + (k / 32)^2 2^-25"),
+    "float32": (float, "k"),
+}
+ENOUGH = "two halves will do: no element is too small for them"
+INEXACT = "an element is too small for two halves beside the largest of its row or column: it takes three bfloat16"
+NOT_FINITE = "an operand has Inf or NaN: CUDA cores multiply"
+
 
 # ---- launches ----
 

@@ -118,13 +118,13 @@ def mirroring(problem: Problem, c: View) -> Ready:
     batch, n, _ = c.shape
     bare = Problem(n, n, 0, problem.dtype, problem.out, batch, c_layout=problem.c_layout, device=problem.device)
     a, b = (View(0, (batch, *sides), (0, 0, 0), problem.dtype) for sides in ((n, 0), (0, n)))
-    return CudaLaunch(bare, {}, _geometry).ready(a, b, c)
+    tiles = -(-n // _SIDE)
+    grid, block = (tiles * (tiles + 1) // 2, batch, 1), (_SIDE, _ROWS, 1)
 
+    def geometry(problem: Problem, _: Config) -> Geometry:
+        return Geometry("mirror.cu", instance("mirror", problem, _SIDE), grid, block)
 
-def _geometry(problem: Problem, _: Config) -> Geometry:
-    tiles = -(-problem.n // _SIDE)
-    grid = tiles * (tiles + 1) // 2, problem.batch, 1
-    return Geometry("mirror.cu", instance("mirror", problem, _SIDE), grid, (_SIDE, _ROWS, 1))
+    return CudaLaunch(bare, {}, geometry).ready(a, b, c)
 
 
 def addition(a: View, b: View, c: View) -> CudaLaunch:

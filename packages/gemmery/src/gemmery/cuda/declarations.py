@@ -83,13 +83,13 @@ class Declaration:
 class Split:
     """The declarations of a text, those in namespaces and `extern "C"` each for itself."""
 
-    def __init__(self, text: str, macros: Mapping[str, Macro] | None = None, file: str = "") -> None:
+    def __init__(self, text: str, file: str = "") -> None:
         self.text, self.file = text, file
         self.lines = [at.end() for at in re.finditer("\n", text)]
         every = [Token(at.lastgroup or "", at[0], at.start(), at.end()) for at in _TOKEN.finditer(text)]
         self.directives = [token for token in every if token.kind == "directive"]
         self.tokens = [token for token in every if token.kind not in ("comment", "directive")]
-        self.macros = macros if macros is not None else macros_of(self.directives)
+        self.macros: Mapping[str, Macro] = macros_of(self.directives)
 
     @cached_property
     def declarations(self) -> tuple[Declaration, ...]:

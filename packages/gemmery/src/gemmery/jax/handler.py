@@ -162,11 +162,7 @@ def _registered() -> int:
     address = jit.load(host(), "xla", lambda: xla.module(host()), table)["handle"]
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address(handle)), platform="CUDA")
-
-    def forget() -> None:  # the jobs in the table, which are for another number of threads
-        ctypes.memset(table + xla.SLOTS_AT, 0, xla.TABLE_BYTES - xla.SLOTS_AT)
-
-    threads.at_change.append(forget)
+    threads.at_change.append(_forget)
     return table
 
 
@@ -222,6 +218,11 @@ def _improve(product: StaticProduct, how: Prepared, count: int) -> None:
                 _store(register(), product.key, entry)
 
     tiers.aside(("jax", product, count), make)
+
+
+def _forget() -> None:
+    """Empty the table: the jobs in it are for another number of threads."""
+    ctypes.memset(register() + xla.SLOTS_AT, 0, xla.TABLE_BYTES - xla.SLOTS_AT)
 
 
 def _prepare(address: int) -> int:

@@ -250,7 +250,7 @@ def test_the_table_of_the_design_was_read():
         ("gemmery/__init__.py", "if not TYPE_CHECKING:\n    from gemmery_lab.inspection.notebook import inspect"),
         ("gemmery_lab/report.py", "from gemmery_lab import RunEvent"),
         ("gemmery/api/explanation.py", "def f():\n    from gemmery_lab.measure import record"),
-        ("gemmery/torch/eager.py", "from gemmery_emulator.kernels.kernel import emulate"),
+        ("gemmery/torch/gradients.py", "from gemmery_emulator.kernels.kernel import emulate"),
         ("gemmery/dispatch/cuda.py", "if TYPE_CHECKING:\n    from gemmery_emulator.run import EmulatedRun"),
         ("gemmery_emulator/pytest.py", "import gemmery_lab.measure.record"),
         ("gemmery_emulator/kernels/kernel.py", "from gemmery_lab import report"),

@@ -9,7 +9,7 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.declarations import Split, blanked, device_words
-from gemmery.cuda.kernel_names import kernels_of
+from gemmery.cuda.device_part import kernels_of
 from gemmery_emulator.kernels import kernel as lab_kernel
 
 PROGRAM = """#include <iostream>

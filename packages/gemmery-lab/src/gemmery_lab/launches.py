@@ -14,7 +14,7 @@ import threadpoolctl
 
 from gemmery import dispatch
 from gemmery.arrays import View
-from gemmery.cuda import addition, driver, nvrtc
+from gemmery.cuda import driver, halved, nvrtc
 from gemmery.cuda.device import Device
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.cuda.geometry import Geometry
@@ -234,7 +234,7 @@ def own(operands: ChainOperands, device: str, work: Work) -> tuple[Put, Rung]:
     aligned = alignment(operands.views[0])  # all four have the same layout
     plan = dispatch.plan(work.problem._replace(device=device, alignments=(aligned, aligned, aligned)))
     a, b, total, r = operands.views
-    sums = addition.addition(a, b, total), addition.addition(r, b, total)
+    sums = halved.addition(a, b, total), halved.addition(r, b, total)
 
     def put(step: int) -> None:
         x, y = (r, a) if step % 2 else (a, r)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery.dtypes import FLOAT8, Array
 from gemmery.keywords import ACTIVATIONS
-from gemmery.ladder import float32_bounds
+from gemmery.ladder import float32_parts
 from gemmery_lab.measure.work import numpy_dtype
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8")}
@@ -244,9 +244,9 @@ def values_in_parts(product: RandomProduct, shape: tuple[int, ...], operand: int
 
 def growth_in_parts(product: RandomProduct) -> Callable[[int], float]:
     """Return f(k) of what a precision promises: for all methods that the device may choose from."""
-    bounds = {"f32_strict": float32_bounds.three_parts, "f32_plus": float32_bounds.pairs}
+    bounds = {"f32_strict": float32_parts.three_parts, "f32_plus": float32_parts.pairs}
     promised = bounds.get(product.dtype, float)
-    return lambda k: promised(k) if k >= float32_bounds.SHALLOW else max(float(k), promised(k))
+    return lambda k: promised(k) if k >= float32_parts.SHALLOW else max(float(k), promised(k))
 
 
 def _k(shape: tuple[int, ...], operand: int) -> int:

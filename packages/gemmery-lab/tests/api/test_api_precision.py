@@ -13,7 +13,7 @@ from gemmery.api.device_call import table
 from gemmery.cuda.device import KNOWN
 from gemmery.dispatch import choice
 from gemmery.dispatch.cuda import ranking
-from gemmery.ladder import float32_bounds
+from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
 
 pytest.importorskip("cuda.bindings")
@@ -187,8 +187,8 @@ def test_what_residues_do_not_suit_is_float64(fields, rung):
 @pytest.mark.parametrize(
     ("planted", "name", "verdict", "bound"),
     [
-        (1.0, "fp16x3", "two halves will do", float32_bounds.two_parts),
-        (1e-30, "bf16x6", "too small for two halves", float32_bounds.three_parts),
+        (1.0, "fp16x3", "two halves will do", float32_parts.two_parts),
+        (1e-30, "bf16x6", "too small for two halves", float32_parts.three_parts),
         (np.nan, "float32", "an operand has Inf or NaN", float),
     ],
 )

@@ -200,7 +200,7 @@ def test_a_changed_header_is_compiled_anew(compilations, monkeypatch):
     assert len(compilations) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda old: old[:-1], lambda old: old[:100] + b"\0" + old[101:], lambda old: b""])
+@pytest.mark.parametrize("damage", [lambda old: old[:-1], lambda old: old[:100] + b"\xff" + old[101:], lambda old: b""])
 def test_a_damaged_entry_is_a_miss(compilations, damage):
     before = nvrtc.code(*KERNEL)
     (entry,) = Path(config.cache_dir()).iterdir()

@@ -11,7 +11,7 @@ from gemmery import dispatch
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.cpu.split import WORTH
-from gemmery.dispatch.family import families
+from gemmery.dispatch.cpu import families
 from gemmery.problem import Problem
 from operands import place, problem, random
 

@@ -16,8 +16,17 @@ from numpy.typing import NDArray
 from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import LIMITS, architecture
-from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
-from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant
+from gemmery.cuda.device_part import (
+    declared,
+    device_part,
+    has_host_functions,
+    headers_of,
+    kernels_of,
+    launch_of,
+    listed,
+    meant,
+    program_of,
+)
 from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
 from gemmery_emulator.arguments import bound, resident
 from gemmery_emulator.findings import Finding

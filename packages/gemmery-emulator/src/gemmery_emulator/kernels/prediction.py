@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.cuda.roofline import occupancy
 from gemmery.errors import EmulationError
 from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.hopper.cluster import in_order

@@ -19,8 +19,7 @@ from gemmery import dtypes
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
-from gemmery.cuda.occupancy import occupancy
-from gemmery.cuda.roofline import loaded, roofline, unit
+from gemmery.cuda.roofline import loaded, occupancy, roofline, unit
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
 from gemmery.ladder.cuda import CUDA

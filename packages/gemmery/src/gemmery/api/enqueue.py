@@ -15,7 +15,7 @@ from gemmery.api.prepared import TieredLaunch
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cuda import ordered
-from gemmery.cuda.array import DeviceArray
+from gemmery.cuda.ordered import DeviceArray
 from gemmery.errors import LayoutError
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gemmery.api.prepared import PreparedLaunch
     from gemmery.dispatch import Plan
     from gemmery.keywords import MatmulOptions
-    from gemmery.ladder.float32_bounds import Float32Scheme
+    from gemmery.ladder.float32_parts import Float32Scheme
     from gemmery.limits import Bound
 
 
@@ -239,7 +239,7 @@ def _scheme(x: View, y: View, prepared: "PreparedLaunch") -> "Float32Scheme | No
     The pre-pass of the product runs on the operands, and its verdict comes back: this waits for the device.
     """
     from gemmery.cuda.constants import NOT_FINITE as HAS_NOT_FINITE
-    from gemmery.ladder.float32_bounds import ENOUGH, FORMULAS, INEXACT, NOT_FINITE, Float32Scheme
+    from gemmery.ladder.float32_parts import ENOUGH, FORMULAS, INEXACT, NOT_FINITE, Float32Scheme
 
     plan, problem, form, _ = prepared
     if not problem.precision.startswith("f32_"):

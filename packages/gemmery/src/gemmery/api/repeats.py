@@ -20,7 +20,7 @@ from gemmery.dispatch import cpu
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmery.dispatch.family import Family
+    from gemmery.dispatch.cpu import Family
 
 
 Used = tuple[View, View, View]  # A, B and C
@@ -120,7 +120,7 @@ def _learn(kind: Kind, problem: Problem, threads: int) -> None:
     class_ = Class(kind.a.dtype, layout, bias, kind.bias_is_number, kind.scaled, kind.beta, kind.activation)
     if entry.learned(class_):
         return
-    from gemmery.dispatch.family import families
+    from gemmery.dispatch.cpu import families
 
     kernels = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
     operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2

@@ -15,7 +15,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | memoryview | memoryview |
 | `__dlpack__` and `__array_namespace__` (JAX) | an array of that library, by its `from_dlpack` |
 | `__dlpack__` alone, CPU | NumPy array |
-| `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
+| `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.ordered.DeviceArray`, which has both |
 """
 
 from __future__ import annotations

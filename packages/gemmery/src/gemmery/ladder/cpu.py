@@ -31,9 +31,12 @@ def _plain(problem: Problem) -> str:
     """Refusals of the first rungs, which loop over C in place, in one type."""
     if problem.epilogue or problem.scaled:
         return "it computes only C = A B, without alpha, beta, bias or activation"
-    if problem.out != problem.dtype:
-        return f"it accumulates in C, so C must be {problem.dtype}, not {problem.out}"
-    return ""
+    return _in_one_type(problem)
+
+
+def _in_one_type(problem: Problem) -> str:
+    different = problem.out != problem.dtype
+    return f"it accumulates in C, so C must be {problem.dtype}, not {problem.out}" if different else ""
 
 
 def _rows(problem: Problem) -> str:
@@ -43,19 +46,10 @@ def _rows(problem: Problem) -> str:
     return _plain(problem)
 
 
-def _panels(problem: Problem) -> str:
-    """Refusals of the rung that packs, but has no epilogue."""
-    return _plain(problem) or _packed(problem)
-
-
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so elements of C must be adjacent along rows or columns"
     return build.packed_refuses(problem)
-
-
-def _gemv(problem: Problem) -> str:
-    return without_vector(problem) or build.packed_refuses(problem)
 
 
 def _batched(problem: Problem) -> str:
@@ -78,9 +72,7 @@ def _batched(problem: Problem) -> str:
 def _strassen(problem: Problem) -> str:
     if problem.epilogue:
         return "it has no epilogue (bias, activation); use packed"
-    if problem.out != problem.dtype:
-        return f"it accumulates in C, so C must be {problem.dtype}, not {problem.out}"
-    return _packed(problem)
+    return _in_one_type(problem) or _packed(problem)
 
 
 def _textbook(name: str, refuses: Callable[[Problem], str] = _rows, **fields: Any) -> Rung:
@@ -156,7 +148,7 @@ CPU = (
         idea="simd_tile reads A and B from panels, copies in the order in which it reads them",
         parent="simd_tile",
         dtypes=_FLOATS,
-        refuses=_panels,
+        refuses=lambda problem: _plain(problem) or _packed(problem),
         build=build.packed_panels,
         lesson=(
             "Packing copies m k + k n elements once, and the tile then reads consecutive memory: steps stay on a "
@@ -221,7 +213,7 @@ CPU = (
         idea="matrix times vector: A is read once, in memory order, several rows or columns at a time",
         parent="simd_row",
         dtypes=dtypes.NAMES,
-        refuses=_gemv,
+        refuses=lambda problem: without_vector(problem) or build.packed_refuses(problem),
         build=build.gemv,
         bound=blocked,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096), "columns": (4, 6, 8)},

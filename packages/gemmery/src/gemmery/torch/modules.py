@@ -130,16 +130,7 @@ class QuantizedLinear(nn.Module):
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, bits={self.bits}, group={self.group}{_options(self)}"
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantise the weight of a plain checkpoint before nn.Module looks for the packed one."""
         packed, scales, plain = f"{prefix}packed", f"{prefix}scales", f"{prefix}weight"
         if plain in state_dict and packed not in state_dict:
@@ -147,11 +138,9 @@ class QuantizedLinear(nn.Module):
             try:
                 state_dict[packed], state_dict[scales] = self._quantized(weight)
             except GemmeryError as error:
-                error_msgs.append(f"{plain}: {error}")
+                others[-1].append(f"{plain}: {error}")  # of the messages
                 state_dict[packed], state_dict[scales] = self.packed, self.scales
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _quantized(self, weight: Any) -> tuple[Tensor, Tensor]:
         """Return another weight in the format of this one. Raises GemmeryError if the layer cannot have it."""

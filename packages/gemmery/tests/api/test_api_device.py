@@ -387,16 +387,15 @@ class Run:
 
 def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     """It was planned at every call, which took 48 us, because its scratch memory counted as a converted operand."""
-    x, y = views((8, 8), (8, 8))
+    x, y = (z._replace(device="cuda:0") for z in views((8, 8), (8, 8)))
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(on_device, "located", lambda view: view)
-    monkeypatch.setattr(enqueue, "ordinal", lambda view: 0)
-    monkeypatch.setattr(enqueue, "new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
-    monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+    monkeypatch.setattr(enqueue, "new", lambda x, shape, dtype: y._replace(pointer=1 << 20))
+    monkeypatch.setattr(enqueue, "scratch", lambda x, size: y._replace(pointer=1 << 21))
     monkeypatch.setattr(on_device, "prepare", lambda call: served)
     monkeypatch.setattr(on_device.array_libraries, "remember", lambda *given: kept.append(given[-1]))
-    on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS, {})
+    on_device.product("matmul", x, y, None, NO_OPTIONS, {})
     assert run.addresses[5] == 1 << 21
     assert kept == [served]
 
@@ -410,15 +409,15 @@ def enqueued(monkeypatch):
         x, y = (z._replace(device="cuda:0") for z in views((6, 300), (300, 300), "e4m3"))
         new = x._replace(pointer=1 << 20, shape=(6, 300), strides=(600, 2), dtype="bf16")
         served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
-        monkeypatch.setattr(enqueue, "new", lambda a, shape, dtype, x: (a, new))
-        monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+        monkeypatch.setattr(enqueue, "new", lambda x, shape, dtype: new)
+        monkeypatch.setattr(enqueue, "scratch", lambda x, size: y._replace(pointer=1 << 21))
         monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
         monkeypatch.setattr(on_device, "prepare", lambda call: served)
         monkeypatch.setattr(enqueue, "copy", lambda *given: copies.append(given))
         monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
         monkeypatch.setattr(on_device, "view", lambda z: z)
         monkeypatch.setattr(device_operands, "view", lambda z: z)
-        on_device.product("matmul", "a", "b", x, y, out, Options(**options), options)
+        on_device.product("matmul", x, y, out, Options(**options), options)
         return run, copies, waits
 
     return product

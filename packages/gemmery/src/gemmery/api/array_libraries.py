@@ -32,7 +32,7 @@ SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the names when alpha is 1 and beta 0
 _LARGE = 1e38
 _NUMBERS = (int, float)
-_NO_PARTS = (0, 0)
+NO_PARTS = (0, 0)
 _ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
 
 
@@ -59,26 +59,25 @@ class KnownCall(NamedTuple):
 
 
 def remember(
-    a: Any,
-    b: Any,
-    out: Any,
     name: str,
     inputs: Inputs,
     target: View,
+    is_new: bool,
     served: TieredLaunch,
     options: Keywords | None = None,
     scalars: Scalars = (1.0, 0.0),
 ) -> None:
     """Use the fast path for calls like this one of the function `name`, if the library of its arrays has one.
 
-    `target` is the view of the result. `options` are those that the call named, `scalars` its alpha and beta.
+    `target` is the result, a new array or `out`. `options` are those that the call named, `scalars` its alpha and beta.
     """
+    x, y, *others = (z for z in inputs.read if z is not None)
+    a, b, out = x.array, y.array, None if is_new else target.array
     library = _library_of(a)
-    if library is None or any(type(z) not in library.types for z in ((a, b) if out is None else (a, b, out))):
+    if library is None or any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
         return  # a subclass has arithmetic of its own
-    x, y, *others = (z for z in (inputs.x, inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b) if z is not None)
-    key = library.key(a, b, out, name, x.pointer, y.pointer, 0 if out is None else target.pointer)
-    dtype, extras = None if out is not None else library.dtype(target.dtype), None
+    key = library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer)
+    dtype, extras = library.dtype(target.dtype) if is_new else None, None
     if options is not None:
         words = library.words(options, inputs.parts)
         if words is None:
@@ -139,7 +138,7 @@ def _preparing() -> Callable[..., KnownCall | None]:
     It takes the key, the element type, the device, shape and strides in elements of both, their addresses, and alpha
     and beta or None.
     """
-    from gemmery.api.precision import get_float32_precision
+    from gemmery.api.device_operands import get_float32_precision
     from gemmery.api.prepared import prepare_new
     from gemmery.cuda import images
 
@@ -178,7 +177,7 @@ class Torch:
 
         A call that names them in another order has another key.
         """
-        words: list[Any] = [] if parts == _NO_PARTS else [bool(parts[0]), bool(parts[1])]
+        words: list[Any] = [] if parts == NO_PARTS else [bool(parts[0]), bool(parts[1])]
         types = self.types
         for name, z in options.items():
             kind = type(z)
@@ -268,7 +267,7 @@ class Torch:
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = _NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS,
         ) -> Any:  # fmt: skip
             ordinal = a.get_device()
             if (
@@ -368,7 +367,7 @@ class CuPy:
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = _NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS,
         ) -> Any:  # fmt: skip
             if options is not None or type(b) is not ndarray or (out is not None and type(out) is not ndarray):
                 return None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import opaque, products, spellings
+from gemmery.api import opaque, products
 from gemmery.api.compute import prepared_for
-from gemmery.api.options import dtype_name, epilogue, only_on_devices, thread_count
+from gemmery.api.options import dtype_name, epilogue, only_on_devices, record, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -156,7 +156,7 @@ def explain(
     """
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
-    options = spellings.options("explain", {**keywords})
+    options = record("explain", {**keywords})
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)

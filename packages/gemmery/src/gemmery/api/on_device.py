@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries, enqueue
+from gemmery.api.array_libraries import Keywords
 from gemmery.api.compute import writable
 from gemmery.api.device_call import DeviceCall, bare
 from gemmery.api.device_operands import (
@@ -22,11 +23,11 @@ from gemmery.api.device_operands import (
     check_capability,
     group_scales,
     located,
+    resolved,
     scales,
     types,
     unserved,
 )
-from gemmery.api.groups import check_group_bias, host_ends
 from gemmery.api.options import (
     check_activation,
     check_added,
@@ -35,9 +36,9 @@ from gemmery.api.options import (
     check_values,
     dtype_name,
     epilogue_name,
+    host_ends,
     scalar,
 )
-from gemmery.api.precision import resolved
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialised
 from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
@@ -48,10 +49,15 @@ from gemmery.keywords import NO_OPTIONS, Options, for_kernel
 
 
 def product(
-    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any],
-    parts: tuple[int, int] = (0, 0),
-) -> Any:  # fmt: skip
-    """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`.
+    name: str,
+    x: View,
+    y: View,
+    out: Any,
+    options: Options,
+    keywords: Keywords,
+    parts: tuple[int, int] = array_libraries.NO_PARTS,
+) -> Any:
+    """Return the product of two arrays by their views, one of which is on a device, for the function `name`.
 
     `keywords` are those of the options that the call named, in its order: by them it is looked up when it comes again.
     `parts` are the addresses of the parts of A and of B, where they were split before.
@@ -71,7 +77,7 @@ def product(
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    inputs = _inputs(a, b, x, y, common, result, options, factors, parts)
+    inputs = _inputs(x, y, common, result, options, factors)._replace(parts=parts)
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
@@ -79,15 +85,15 @@ def product(
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
     direct = target is None or not (target.dtype != result or moved or turned)
-    array, its_view = enqueue.new(a, shape, result, x) if target is None or not direct else (out, target)
-    served = _compute(a, inputs, array, its_view, old, options)
+    written = target if target is not None and direct else enqueue.new(x, shape, result)
+    served = _compute(inputs, written, old, options)
     if target is not None:
         if not direct:
-            enqueue.copy(array, its_view, out, target)
+            enqueue.copy(written, target)
         arrays.written(out)
     if served is not None and direct and inputs.x is x and inputs.y is y:
-        _remember(name, a, b, out, inputs, its_view, options, keywords, served)
-    return enqueue.finished(a, array) if target is None else out
+        _remember(name, inputs, written, target is None, options, keywords, served)
+    return enqueue.finished(x, written) if target is None else out
 
 
 def write(x: View, y: View, target: View, precision: str | None = None) -> TieredLaunch | None:
@@ -100,7 +106,7 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
     check_capability(common, False, x.device)
     options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
-    return _compute(None, Inputs(x, y), None, target._replace(dtype=result), None, options)
+    return _compute(Inputs(x, y), target._replace(dtype=result), None, options)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
@@ -168,91 +174,78 @@ def _types(
 
 
 def _inputs(
-    a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options, factors: OperandScales,
-    parts: tuple[int, int],
-) -> Inputs:  # fmt: skip
+    x: View, y: View, common: str, result: str, options: Options, factors: OperandScales, offsets: View | None = None
+) -> Inputs:
     """Return A, B and the bias in the element types that a kernel reads."""
-    owners: list[object] = []
     if options.alpha == 0:  # BLAS then reads neither A nor B
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
         y = y._replace(shape=(*y.shape[:-2], 0, *y.shape[-1:]) if len(y.shape) > 1 else (0,), dtype=common)
-    x, y = _converted(a, x, common, owners), _converted(b, y, common, owners)
-    n = y.shape[-1] if len(y.shape) > 1 else 1
-    bias = None if options.bias is None else _bias(options.bias, a, x, (n,), result, owners)
+    sides: Ints = (y.shape[-1] if len(y.shape) > 1 else 1,)
+    if offsets is not None:
+        sides = y.shape[0], *sides
+    x, y = _converted(x, common), _converted(y, common)
+    bias = None if options.bias is None else _bias(options.bias, x, sides, result)
     if options.activation is not None:
         check_activation(options.activation, result)
-    return Inputs(x, y, bias, epilogue_name(bias, options.activation), tuple(owners), factors, parts)
+    return Inputs(x, y, bias, epilogue_name(bias, options.activation), factors, offsets=offsets)
 
 
-def _converted(array: Any, its_view: View, dtype: str, owners: list[object]) -> View:
+def _converted(x: View, dtype: str) -> View:
     """Return an operand in another element type."""
-    if its_view.dtype == dtype:
-        return its_view
-    owners.append(arrays.astype(array, dtype))
-    return view(owners[-1])
+    return x if x.dtype == dtype else view(arrays.astype(x.array, dtype))
 
 
-def _bias(bias: Any, a: Any, x: View, sides: Ints, result: str, owners: list[object]) -> View:
+def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
     """Return accumulators on the device, as an array of (n,) or (groups, n) whose strides may be 0.
 
     The stream writes a number of the host there.
     """
     accumulator = dtypes.get(result).accumulator
     if isinstance(bias, NUMBER):
-        return enqueue.number(bias, accumulator, a, x, owners)._replace(shape=sides, strides=(0,) * len(sides))
+        return enqueue.number(bias, accumulator, x)._replace(shape=sides, strides=(0,) * len(sides))
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
-    if len(sides) == 2:
-        check_group_bias(rows, *sides, result)
-    else:
-        check_bias(rows, sides[0], result)
-    rows = _converted(bias, rows, accumulator, owners)
-    owners.append(bias)
+    check_bias(rows, sides, result)
+    rows = _converted(rows, accumulator)
     step = 0 if rows.shape in ((), (1,)) else rows.strides[-1]
     each = rows.strides[0] if len(rows.shape) == 2 else 0
     return rows._replace(shape=sides, strides=(each, step)[-len(sides) :])
 
 
-def _compute(a: Any, inputs: Inputs, out: Any, target: View, old: View | None, options: Options) -> TieredLaunch | None:
-    """Write the product to `target`, the view of out, which has the result's element type; return what ran.
+def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -> TieredLaunch | None:
+    """Write the product to `target`, which has the result's element type; return what ran.
 
     None for a product without elements.
     """
     if 0 in target.shape:
         return None
-    scaled = options.alpha != 1 or options.beta != 0
-    served = prepare(_call(inputs, target, scaled, options))
-    added = None
-    if old is not None and options.beta != 0 and not arrays.same(old, target):
-        added = options.old, old, out
-    enqueue.enqueue(a, served, inputs, target, (options.alpha.real, options.beta.real), added)
+    served = prepare(_call(inputs, target, options.alpha != 1 or options.beta != 0, options))
+    added = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    enqueue.enqueue(served, inputs, target, (options.alpha.real, options.beta.real), added)
     return served
 
 
 def _remember(
-    name: str, a: Any, b: Any, out: Any, inputs: Inputs, target: View, options: Options, keywords: dict[str, Any],
-    served: TieredLaunch,
-) -> None:  # fmt: skip
+    name: str, inputs: Inputs, target: View, is_new: bool, options: Options, keywords: Keywords, served: TieredLaunch
+) -> None:
     """Store the product for more calls of operands like these, by the options that the call named."""
-    views = [inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b, target]
-    apart = served.form.runs != 1 or any(z is not None and z.stream != inputs.x.stream for z in views)
+    apart = served.form.runs != 1 or any(z and z.stream != inputs.x.stream for z in (*inputs.read, target))
     if apart or options.alpha == 0:
         return
     scalars = options.alpha.real, options.beta.real
-    in_place = options.old is None or options.old is out
+    in_place = options.old is None or (not is_new and options.old is target.array)
     if any(inputs.parts) or (name == "matmul" and keywords):
         if name == "matmul":
-            array_libraries.remember(a, b, out, name, inputs, target, served, keywords, scalars)
+            array_libraries.remember(name, inputs, target, is_new, served, keywords, scalars)
     elif not keywords and in_place:
         name = array_libraries.PLAIN[name] if scalars == (1, 0) else name
-        array_libraries.remember(a, b, out, name, inputs, target, served)
+        array_libraries.remember(name, inputs, target, is_new, served)
 
 
 def grouped_product(
-    a: Any,
-    b: Any,
-    offsets: Any,
-    views: tuple[View, View, View],
+    x: View,
+    y: View,
+    where: View,
     shape: Ints,
     out: Any,
     terms: Options,
@@ -262,31 +255,25 @@ def grouped_product(
 
     `multiply_groups` writes a product for each group, where no kernel reads the offsets.
     """
-    x, y, where = map(located, views)
+    x, y, where = map(located, (x, y, where))
     target = None if out is None else located(view(out))
     arrays.together(a=x, b=y, out=target)
     _check_offsets(x, where)
     common, result = types(x, y, None if terms.dtype is None else dtype_name(terms.dtype), target and target.dtype)
     if target is not None:
         _check_target(target, shape, result)
-    if terms.activation is not None:
-        check_activation(terms.activation, result)
-    owners: list[object] = []
     check_values(terms)
     terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
-    groups, _, n = y.shape
-    bias = None if terms.bias is None else _bias(terms.bias, a, x, (groups, n), result, owners)
     factors = group_scales(terms.scale_a, terms.scale_b, x, y, common, result)
+    inputs = _inputs(x, y, common, result, terms, factors, where)
     check_capability(common, bool(factors.kind), x.device)
-    x, y = _converted(a, x, common, owners), _converted(b, y, common, owners)
-    inputs = Inputs(x, y, bias, epilogue_name(bias, terms.activation), tuple(owners), factors, offsets=where)
-    array, its_view = enqueue.new(a, shape, result, x) if target is None else (out, target)
-    if 0 not in (*shape, groups):  # without groups, a kernel has neither a matrix nor an offset to read
-        ends = _launch_groups(a, offsets, inputs, its_view, terms)
+    written = target or enqueue.new(x, shape, result)
+    if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
+        ends = _launch_groups(inputs, written, terms)
         if ends is not None:
-            _one_by_one(a, b, ends, inputs, array, its_view, terms, multiply_groups)
+            _one_by_one(x, y, ends, inputs, written, terms, multiply_groups)
     if out is None:
-        return enqueue.finished(a, array)
+        return enqueue.finished(x, written)
     arrays.written(out)
     return out
 
@@ -313,51 +300,55 @@ def _check_target(target: View, shape: Ints, result: str) -> None:
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
 
 
-def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, terms: Options) -> list[int] | None:
+def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | None:
     """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
-    x, where = inputs.x, inputs.offsets
+    x, where, rows = inputs.x, inputs.offsets, target.shape[0]
     assert where is not None
     served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, terms))
     captured = bool(x.stream) and driver.captures(x.stream)
     if isinstance(served, str) or (captured and where.device == "cpu"):
-        if not arrays.allocates(a):
-            raise LayoutError(f"a {type(a).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
-        return _read(offsets, where, target.shape[0], captured)
+        if not arrays.allocates(x.array):
+            raise LayoutError(f"a {type(x.array).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
+        return _read(where, rows, captured)
     if where.device == "cpu":
-        ends = np.array(host_ends(offsets, target.shape[0]), np.int32)
-        owner, where = enqueue.scratch(a, ends.nbytes, x, x.stream)
-        inputs = inputs._replace(offsets=where, owners=(*inputs.owners, owner))
-        ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, enqueue.ordinal(x))
-    enqueue.enqueue(a, served, inputs, target, (inputs.scales.factor, 0.0))
+        ends = np.array(host_ends(where.array, rows), np.int32)
+        where = enqueue.scratch(x, ends.nbytes)
+        inputs = inputs._replace(offsets=where)
+        ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
+    enqueue.enqueue(served, inputs, target, (inputs.scales.factor, 0.0))
     return None
 
 
 def _one_by_one(
-    a: Any, b: Any, ends: list[int], inputs: Inputs, array: Any, target: View, terms: Options,
+    x: View,
+    y: View,
+    ends: list[int],
+    inputs: Inputs,
+    target: View,
+    terms: Options,
     multiply_groups: Callable[..., None],
-) -> None:  # fmt: skip
-    """Write a product for each group; to other memory first where `array` overlaps what later groups read."""
-    read = [located(view(z)) for z in (a, b, terms.bias) if z is not None and not isinstance(z, NUMBER)]
-    read += [z for z in (inputs.scales.a, inputs.scales.b) if z is not None]
-    if not any(arrays.overlap(z, target) for z in read):
-        multiply_groups(a, b, ends, array, terms)
+) -> None:
+    """Write a product for each group; to other memory first where `target` overlaps what later groups read."""
+    bias = None if terms.bias is None or isinstance(terms.bias, NUMBER) else located(view(terms.bias))
+    if not any(z and arrays.overlap(z, target) for z in (x, y, bias, inputs.scales.a, inputs.scales.b)):
+        multiply_groups(x.array, y.array, ends, target.array, terms)
         return
-    apart, _ = enqueue.new(a, target.shape, target.dtype, inputs.x)
-    multiply_groups(a, b, ends, apart, terms)
-    source, rows = apart[: ends[-1]], array[: ends[-1]]
-    enqueue.copy(source, view(source), rows, view(rows))
+    apart = enqueue.new(x, target.shape, target.dtype)
+    multiply_groups(x.array, y.array, ends, apart.array, terms)
+    source, rows = (view(z.array[: ends[-1]]) for z in (apart, target))
+    enqueue.copy(source, rows)
 
 
-def _read(offsets: Any, where: View, rows: int, captured: bool) -> list[int]:
+def _read(where: View, rows: int, captured: bool) -> list[int]:
     """Return the ends of the groups, copied from the device if they are there: then the host waits for its stream."""
     if where.device == "cpu":
-        return host_ends(offsets, rows)
+        return host_ends(where.array, rows)
     if captured:
         raise DeviceError(
             "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass them "
             "as a list, which the graph keeps"
         )
-    return clamped(offsets.tolist(), rows)
+    return clamped(where.array.tolist(), rows)
 
 
 def clamped(ends: list[int], rows: int) -> list[int]:

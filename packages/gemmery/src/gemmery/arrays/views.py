@@ -25,11 +25,28 @@ class View(NamedTuple):
     device: str = "cpu"  # or "cuda:0"; "cuda" when the array does not name the device
     stream: int = 0  # handle of the CUDA stream that may use the memory without waiting
     writable: bool = True
-    owner: object = None  # keeps the memory alive
+    owner: object = None  # keeps the memory alive: the array, or Lent
+
+    @property
+    def array(self) -> Any:
+        """The array whose memory this is."""
+        return self.owner.array if type(self.owner) is Lent else self.owner
+
+    @property
+    def ordinal(self) -> int:
+        """The number of its CUDA device."""
+        return int(self.device.partition(":")[2])
 
 
-def library(obj: object, module: str, name: str) -> Any:
-    """Return an imported module if `obj` is an instance of its class `name`, else None.
+class Lent(NamedTuple):
+    """An array that exports its memory, and the capsule that it made for this."""
+
+    array: object
+    capsule: object
+
+
+def library(array: object, module: str, name: str) -> Any:
+    """Return an imported module if `array` is an instance of its class `name`, else None.
 
     >>> library(1, "torch", "Tensor") is None
     True
@@ -37,7 +54,7 @@ def library(obj: object, module: str, name: str) -> Any:
     Another thread may be importing the module: it is in `sys.modules` then, without its classes.
     """
     imported = sys.modules.get(module)
-    return imported if isinstance(obj, getattr(imported, name, ())) else None
+    return imported if isinstance(array, getattr(imported, name, ())) else None
 
 
 def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import jax
 
 from gemmery import tiers
-from gemmery.api.cpu_call import Prepared
 from gemmery.api.device_call import keep, low_bits, table
-from gemmery.api.precision import get_float32_precision
+from gemmery.api.device_operands import get_float32_precision
+from gemmery.api.repeats import Prepared
 from gemmery.cpu import jit, pool, threads, workspace, xla
 from gemmery.cpu.target import host
 from gemmery.cuda import ordered

@@ -6,8 +6,8 @@ from hashlib import blake2b
 
 from gemmery import dispatch, dtypes
 from gemmery.api.compute import prepared_for
-from gemmery.api.cpu_call import Prepared
 from gemmery.api.options import only_on_devices
+from gemmery.api.repeats import Prepared
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, contiguous
 from gemmery.cpu.launch import Launch

@@ -15,7 +15,7 @@ from gemmery import arrays, dtypes
 from gemmery.api.device_call import keep, low_bits, table
 from gemmery.arrays import View
 from gemmery.arrays.reading import SHORT
-from gemmery.keywords import DEFAULTS
+from gemmery.keywords import DEFAULTS, Options
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -59,32 +59,30 @@ class KnownCall(NamedTuple):
 
 
 def remember(
-    name: str,
-    inputs: Inputs,
-    target: View,
-    is_new: bool,
-    served: TieredLaunch,
-    options: Keywords | None = None,
-    scalars: Scalars = (1.0, 0.0),
+    name: str, inputs: Inputs, target: View, is_new: bool, options: Options, keywords: Keywords, served: TieredLaunch
 ) -> None:
     """Use the fast path for calls like this one of the function `name`, if the library of its arrays has one.
 
-    `target` is the result, a new array or `out`. `options` are those that the call named, `scalars` its alpha and beta.
+    `target` is the result, a new array or `out`. `keywords` are the options that the call named.
     """
     x, y, *others = (z for z in inputs.read if z is not None)
     a, b, out = x.array, y.array, None if is_new else target.array
     library = _library_of(a)
     if library is None or any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
         return  # a subclass has arithmetic of its own
-    key = library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer)
-    dtype, extras = library.dtype(target.dtype) if is_new else None, None
-    if options is not None:
-        words = library.words(options, inputs.parts)
-        if words is None:
-            return
+    if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
+        return
+    words, extras, scalars = (), None, (options.alpha.real, options.beta.real)
+    if any(inputs.parts) or keywords:
+        words = library.words(keywords, inputs.parts) if name == "matmul" else None
         bias_dtype = library.dtype("f64" if target.dtype == "f64" else "f32")
-        key, extras = (*key, *words), KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
-    strides = arrays.contiguous(target.shape, 1)
+        extras = KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
+    elif scalars == (1, 0):
+        name = PLAIN[name]
+    if words is None or (options.old is not None and (is_new or options.old is not out)):
+        return
+    key = (*library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer), *words)
+    dtype, strides = library.dtype(target.dtype) if is_new else None, arrays.contiguous(target.shape, 1)
     call = KnownCall(served, target.shape, strides, dtype, *_apart(x, target), *_apart(y, target), extras)
     keep(table.calls, key, call)
     PATHS.update(dict.fromkeys(library.types, library.multiply))

@@ -106,51 +106,35 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
 
     Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
     """
-    x, y, c, split = call.x, call.y, call.c, call.split
+    x, y, c = call.x, call.y, call.c
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
-    if call.grouped:  # all groups share A and C; an offset says where each has its rows
-        form = _of_groups(call)
+    if call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
+        (m, k), (groups, _, n) = x.shape, y.shape
+        form = Arrangement(m, n, k, groups, (0, *x.strides), y.strides, (0, *c.strides))
     else:
         more_columns = call.bias is None
         form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)
     m, n, k = form.m, form.n, form.k
-    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
-    layouts = [layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides]
-    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
-    a_low, b_low, c_low = (
-        arrays.alignment(low[i], limiting_steps(layouts[i], form.batch, rows, columns, step, each))
-        for i, (rows, columns, step, each) in enumerate(sides)
-    )
+    layouts, low = [], []
+    sides = (x, m, k, form.a, size), (y, k, n, form.b, size), (c, m, n, form.c, out_size)
+    for i, (z, rows, columns, steps, each) in enumerate(sides):
+        layouts.append(layout(rows, columns, steps[1], steps[2], each))
+        pointer = math.gcd(z.pointer, *(step[i] for _, step in form.loops))
+        low.append(arrays.alignment(pointer, limiting_steps(layouts[i], form.batch, rows, columns, steps, each)))
     if call.grouped and layouts[2] != "row":
         layouts[2] = "any"  # C' = B' A' would have groups of columns
     problem = Problem(
-        m,
-        n,
-        k,
-        x.dtype,
-        c.dtype,
-        1 if call.grouped else form.batch,
-        layouts[0],
-        layouts[1],
-        layouts[2],
+        *(m, n, k, x.dtype, c.dtype, 1 if call.grouped else form.batch, *layouts),
         epilogue=call.epilogue,
         scaled=call.scaled,
         device=c.device,
-        alignments=(a_low, b_low, c_low),
+        alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
         groups=form.batch if call.grouped else 0,
-        split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
+        split="".join(name for name in call.split if walks_parts(form, name, x if name == "a" else y)),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
     )
     return form, problem
-
-
-def _of_groups(call: DeviceCall) -> Arrangement:
-    """Return a grouped product as a batch of matrices of B, which shares A and C."""
-    (rows, k), (groups, _, n) = call.x.shape, call.y.shape
-    (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = call.x.strides, call.y.strides, call.c.strides
-    a, b, c = (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column)
-    return Arrangement(rows, n, k, groups, a, b, c)
 
 
 def distinct(z: View, operand: str) -> tuple[int, int]:

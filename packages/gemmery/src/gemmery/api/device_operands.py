@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmery import arrays, config, dtypes
 from gemmery.api.device_call import table
-from gemmery.api.options import scalar
+from gemmery.api.options import dtype_name, scalar
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
@@ -25,7 +25,8 @@ SERVED = ("f64", "f32", "f16", "bf16")
 _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
 ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
 BLOCK = 128  # rows and columns of an operand that share a factor
-SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
+EIGHT_BITS = (*dtypes.FLOAT8, "int8")
+SCALED = (*EIGHT_BITS, "f16", "bf16")  # element types of operands that may have factors
 NUMBER = (int, float, np.number)
 
 
@@ -82,17 +83,17 @@ def located(z: View) -> View:
     return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
 
 
-def types(x: View, y: View, dtype: str | None, like: str | None) -> tuple[str, str]:
+def types(x: View, y: View, dtype: Any, like: View | None = None) -> tuple[str, str]:
     """Return the type to which A and B are converted, and that of the result.
 
-    `dtype` is the type that `dtype=` names. `like` is that of `out` or of the C that beta multiplies, which decides on
-    results of 8-bit types that `dtype=` does not.
+    `dtype` is what `dtype=` names. `like` is `out` or the C that beta multiplies, whose type decides on results of
+    8-bit types that `dtype=` does not.
 
     Raises DTypeError for types that the device does not multiply.
     """
-    eight = [name for name in (x.dtype, y.dtype) if name == "int8" or name in dtypes.FLOAT8]
-    if eight:
-        return _of_eight_bits(x, y, dtype or like)
+    dtype = None if dtype is None else dtype_name(dtype)
+    if any(z.dtype in EIGHT_BITS for z in (x, y)):
+        return _of_eight_bits(x, y, dtype or (like and like.dtype))
     for z in (x, y):
         if z.dtype not in SERVED:
             raise unserved(z)
@@ -134,7 +135,7 @@ def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
 @lru_cache
 def check_capability(dtype: str, has_factors: bool, device: str) -> None:
     """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
-    eight = dtype == "int8" or dtype in dtypes.FLOAT8
+    eight = dtype in EIGHT_BITS
     card = driver.find(device) if eight or has_factors else None
     if card is not None and card.capability != _HOPPER:
         long = dtypes.get(dtype).numpy

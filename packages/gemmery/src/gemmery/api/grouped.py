@@ -10,8 +10,7 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import opaque, products
 from gemmery.api.compute import writable
-from gemmery.api.options import check_activation, check_bias, dtype_name, host_ends, only_on_devices, record
-from gemmery.api.promote import promoted, widened
+from gemmery.api.options import check_activation, check_bias, host_ends, only_on_devices, record, result_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
@@ -161,8 +160,7 @@ def _stacked_shape(x: View, y: View, offsets: View) -> Ints:
 
 def _result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
     """Return the element type of the result. Raises for a dtype, bias or activation that `matmul` would refuse."""
-    common = promoted(x.dtype, y.dtype)
-    result = common if terms.dtype is None else widened(common, dtype_name(terms.dtype))
+    result = result_types(x, y, terms.dtype)[1]
     if terms.activation is not None:
         check_activation(terms.activation, result)
     if terms.bias is not None:

@@ -34,7 +34,6 @@ from gemmery.api.options import (
     check_beta,
     check_bias,
     check_values,
-    dtype_name,
     epilogue_name,
     host_ends,
     scalar,
@@ -92,7 +91,7 @@ def product(
             enqueue.copy(written, target)
         arrays.written(out)
     if served is not None and direct and inputs.x is x and inputs.y is y:
-        _remember(name, inputs, written, target is None, options, keywords, served)
+        array_libraries.remember(name, inputs, written, target is None, options, keywords, served)
     return enqueue.finished(x, written) if target is None else out
 
 
@@ -103,7 +102,7 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
 
     Raises DTypeError for element types that the device does not multiply, RefusedError for a precision it cannot have.
     """
-    common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
+    common, result = types(x, y, None if target.dtype == x.dtype else target.dtype)
     check_capability(common, False, x.device)
     options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
     return _compute(Inputs(x, y), target._replace(dtype=result), None, options)
@@ -119,12 +118,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
         check_activation(options.activation, result)
     factors = scales(options, x, y, common, result)
     check_capability(common, bool(factors.kind), x.device)
-    x, y = (
-        z
-        if z.dtype == common
-        else z._replace(dtype=common, strides=arrays.contiguous(z.shape, dtypes.get(common).size))
-        for z in (x, y)
-    )
+    x, y = arrays.once_converted(x, common), arrays.once_converted(y, common)
     step = 0 if isinstance(options.bias, NUMBER) else max(4, size)
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
@@ -152,9 +146,7 @@ def _types(
     name: str, x: View, y: View, old: View | None, target: View | None, options: Options
 ) -> tuple[str, str, Options]:
     """Return the type to which A and B promote, the type of the result, and the options with checked values."""
-    dtype = None if options.dtype is None else dtype_name(options.dtype)
-    like = old or target
-    common, result = types(x, y, dtype, None if like is None else like.dtype)
+    common, result = types(x, y, options.dtype, old or target)
     if old is not None and common in SERVED:
         if old.dtype not in SERVED:
             raise unserved(old)
@@ -225,23 +217,6 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     return served
 
 
-def _remember(
-    name: str, inputs: Inputs, target: View, is_new: bool, options: Options, keywords: Keywords, served: TieredLaunch
-) -> None:
-    """Store the product for more calls of operands like these, by the options that the call named."""
-    apart = served.form.runs != 1 or any(z and z.stream != inputs.x.stream for z in (*inputs.read, target))
-    if apart or options.alpha == 0:
-        return
-    scalars = options.alpha.real, options.beta.real
-    in_place = options.old is None or (not is_new and options.old is target.array)
-    if any(inputs.parts) or (name == "matmul" and keywords):
-        if name == "matmul":
-            array_libraries.remember(name, inputs, target, is_new, served, keywords, scalars)
-    elif not keywords and in_place:
-        name = array_libraries.PLAIN[name] if scalars == (1, 0) else name
-        array_libraries.remember(name, inputs, target, is_new, served)
-
-
 def grouped_product(
     x: View,
     y: View,
@@ -259,7 +234,7 @@ def grouped_product(
     target = None if out is None else located(view(out))
     arrays.together(a=x, b=y, out=target)
     _check_offsets(x, where)
-    common, result = types(x, y, None if terms.dtype is None else dtype_name(terms.dtype), target and target.dtype)
+    common, result = types(x, y, terms.dtype, target)
     if target is not None:
         _check_target(target, shape, result)
     check_values(terms)
@@ -309,7 +284,14 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
     if isinstance(served, str) or (captured and where.device == "cpu"):
         if not arrays.allocates(x.array):
             raise LayoutError(f"a {type(x.array).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
-        return _read(where, rows, captured)
+        if where.device == "cpu":
+            return host_ends(where.array, rows)
+        if captured:
+            raise DeviceError(
+                "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass "
+                "them as a list, which the graph keeps"
+            )
+        return clamped(where.array.tolist(), rows)  # the host waits for the stream
     if where.device == "cpu":
         ends = np.array(host_ends(where.array, rows), np.int32)
         where = enqueue.scratch(x, ends.nbytes)
@@ -337,18 +319,6 @@ def _one_by_one(
     multiply_groups(x.array, y.array, ends, apart.array, terms)
     source, rows = (view(z.array[: ends[-1]]) for z in (apart, target))
     enqueue.copy(source, rows)
-
-
-def _read(where: View, rows: int, captured: bool) -> list[int]:
-    """Return the ends of the groups, copied from the device if they are there: then the host waits for its stream."""
-    if where.device == "cpu":
-        return host_ends(where.array, rows)
-    if captured:
-        raise DeviceError(
-            "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass them "
-            "as a list, which the graph keeps"
-        )
-    return clamped(where.array.tolist(), rows)
 
 
 def clamped(ends: list[int], rows: int) -> list[int]:

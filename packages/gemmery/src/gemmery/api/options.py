@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.promote import can_cast
+from gemmery.api.promote import can_cast, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
@@ -131,6 +131,12 @@ def dtype_name(dtype: Any) -> str:
     if text in dtypes.FLOAT8 or text in [dtypes.get(name).numpy for name in dtypes.FLOAT8]:
         raise DTypeError(f"dtype={text!r} is not a type of results; pass dtype='bfloat16' and convert the result")
     return dtypes.resolve(text, dtypes.BY_NAME)
+
+
+def result_types(x: View, y: View, dtype: Any) -> tuple[str, str]:
+    """Return the type to which A and B promote on the CPU, and that of the result, for what `dtype=` names."""
+    common = promoted(x.dtype, y.dtype)
+    return common, common if dtype is None else widened(common, dtype_name(dtype))
 
 
 def added(function: str) -> str:

@@ -14,17 +14,17 @@ from gemmery.api.options import (
     added,
     check_added,
     check_beta,
-    dtype_name,
     epilogue,
     filling,
     only_on_devices,
     own_options,
+    result_types,
     scalar,
     single,
     thread_count,
     viewed,
 )
-from gemmery.api.promote import promoted, widened
+from gemmery.api.promote import promoted
 from gemmery.api.repeats import PLAIN, Terms
 from gemmery.arrange import result_shape
 from gemmery.arrays import View
@@ -142,8 +142,7 @@ def _matmul(
 
         return on_device.product("matmul", x, y, out, options, keywords, parts)
     only_on_devices(options)
-    common = promoted(x.dtype, y.dtype)
-    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
+    common, result = result_types(x, y, options.dtype)
     terms = PLAIN
     if options is not NO_OPTIONS:
         name, bias_view, row = epilogue(options.bias, options.activation, x, y, result)

@@ -64,13 +64,8 @@ class Prepared(NamedTuple):
 
     def operands(self, x: View, y: View, target: View, offset: Three = (0, 0, 0)) -> tuple[View, View, View]:
         """Return the operands of one run of the kernel."""
-        problem, form = self.problem, self.form
-        batch, m, n, k = form.batch, form.m, form.n, form.k
-        return (
-            View(x.pointer + offset[0], (batch, m, k), form.a, problem.dtype),
-            View(y.pointer + offset[1], (batch, k, n), form.b, problem.dtype),
-            View(target.pointer + offset[2], (batch, m, n), form.c, problem.out),
-        )
+        a, b, c = x.pointer + offset[0], y.pointer + offset[1], target.pointer + offset[2]
+        return arrays.operands(self.form, self.problem, a, b, c)
 
 
 Used = tuple[View, View, View]  # A, B and C

@@ -16,19 +16,24 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api import elementwise, products, repeats, subscripts
+from gemmery.api import products, repeats, subscripts
 from gemmery.api.one_product import (
     DimensionLabel,
     Dimensions,
     Labels,
     OneProduct,
     Turn,
+    diagonals,
     innermost,
+    multiplied,
+    multiplier,
     one_product,
+    ones,
+    repeated_once,
     shape_of,
+    transposed,
 )
-from gemmery.api.options import dtype_name, thread_count, viewed
-from gemmery.api.promote import promoted, widened
+from gemmery.api.options import dtype_name, result_types, thread_count, viewed
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
@@ -65,21 +70,21 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
             return contract(like, Labels(left, right, c), a, b, x, y, out, options)
     own = arrays.allocates(like)
-    left, a = elementwise.diagonals(left, with_transposes(a, x, own))
+    left, a = diagonals(left, with_transposes(a, x, own))
     if len(factors) == 1:
         right = tuple(label for label in left if label not in c)
         if not right and out is None and options.get("dtype") is None:
-            return arrays.wrap(like, elementwise.transposed(a, tuple(left.index(label) for label in c)))
-        b = elementwise.ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
+            return arrays.wrap(like, transposed(a, tuple(left.index(label) for label in c)))
+        b = ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
     else:
-        right, b = elementwise.diagonals(right, with_transposes(b, y, own))
-        left, a, right, b = elementwise.repeated_once(left, a, right, b)
+        right, b = diagonals(right, with_transposes(b, y, own))
+        left, a, right, b = repeated_once(left, a, right, b)
         left, a = _reduced(left, a, {*right, *c}, options)
         right, b = _reduced(right, b, {*left, *c}, options)
     x, y = view(a), view(b)
     if is_product(left, right, c):
         return contract(like, Labels(left, right, c), a, b, x, y, out, options)
-    product = elementwise.multiplied(Labels(left, right, c), a, b, _result(x, y, options.get("dtype")), out)
+    product = multiplied(Labels(left, right, c), a, b, _result(x, y, options.get("dtype")), out)
     return product if out is not None else arrays.wrap(like, product)
 
 
@@ -115,7 +120,7 @@ def contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, out: A
     shape, form, lengths, inverse = form_of(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
     if array is None and (form.c.moves or inverse):
         array = arrays.empty(like if own else None, lengths, _result(x, y, options.get("dtype"))).owner
-        array = elementwise.transposed(array, inverse) if inverse else array
+        array = transposed(array, inverse) if inverse else array
     product = products.matmul(
         turned(with_transposes(a, x, own), form.a),
         turned(with_transposes(b, y, own), form.b),
@@ -137,13 +142,11 @@ def _check_out(target: View, shape: tuple[int, ...]) -> None:
 
 def _result(x: View, y: View, dtype: Any) -> str:
     """Return the element type of a new result."""
-    name = None if dtype is None else dtype_name(dtype)
     if x.device == "cpu":
-        common = promoted(x.dtype, y.dtype)
-        return common if name is None else widened(common, name)
+        return result_types(x, y, dtype)[1]
     from gemmery.api import device_operands
 
-    return device_operands.types(x, y, name, None)[1]
+    return device_operands.types(x, y, dtype)[1]
 
 
 def with_transposes(obj: Any, its_view: View, own: bool) -> Any:
@@ -211,7 +214,7 @@ def quick(expression: str, a: int, b: int, numpys: bool) -> Callable[[Any, Any],
         return partial(at_once, labels) if is_product(left, right, c) else lambda a, b: None
     if not is_product(left, right, c):
         once = len({*left}) == len(left) and len({*right}) == len(right) and {*left, *right} == {*c}
-        return elementwise.multiplier(labels) if once else lambda a, b: None
+        return multiplier(labels) if once else lambda a, b: None
     if left == right and not c:
         return partial(_dot, labels)
     swaps = c[len(batch) :] != tuple(label for label in (*left, *right) if label in c and label not in batch)
@@ -278,7 +281,7 @@ def _form(labels: Labels, a: Any, b: Any, numpys: bool) -> tuple[Ints, OneProduc
 def _empty(like: Any, lengths: Ints, inverse: Ints) -> Any:
     """Return a new array of the type of another one, with its dimensions in the order of the result."""
     array = np.empty(lengths, like.dtype) if type(like) is np.ndarray else like.new_empty(lengths)
-    return elementwise.transposed(array, inverse) if inverse else array
+    return transposed(array, inverse) if inverse else array
 
 
 def remember(builtin: str, described: str | int | None, labels: Labels, a: Any, b: Any) -> None:
@@ -346,5 +349,5 @@ def form_of(
 def turned(array: Any, turn: Turn) -> Any:
     """Reorder and merge dimensions; a view of the same memory where the strides allow it."""
     if turn.moves:
-        array = array.transpose(turn.axes) if type(array) is np.ndarray else elementwise.transposed(array, turn.axes)
+        array = array.transpose(turn.axes) if type(array) is np.ndarray else transposed(array, turn.axes)
     return array if array.shape == turn.shape else array.reshape(turn.shape)

@@ -29,7 +29,19 @@ from gemmery import dtypes
 from gemmery.arrays import pytorch
 from gemmery.arrays.pytorch import comparer, device_allocator, recorders, version_bump
 from gemmery.arrays.reading import SHORT, unchanged, view
-from gemmery.arrays.views import View, alignment, contiguous, library, overlap, reach, repeats, same, together
+from gemmery.arrays.views import (
+    View,
+    alignment,
+    contiguous,
+    library,
+    once_converted,
+    operands,
+    overlap,
+    reach,
+    repeats,
+    same,
+    together,
+)
 from gemmery.dtypes import Array
 from gemmery.errors import DTypeError, ShapeError
 
@@ -48,6 +60,8 @@ __all__ = [
     "kind",
     "library",
     "numpy_dtype",
+    "once_converted",
+    "operands",
     "overlap",
     "reach",
     "recorders",

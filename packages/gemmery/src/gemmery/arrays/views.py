@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from gemmery import dtypes
+from gemmery.arrange import Arrangement
 from gemmery.errors import DeviceError, DTypeError, LayoutError
+from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 
@@ -45,6 +47,16 @@ class Lent(NamedTuple):
     capsule: object
 
 
+def operands(form: Arrangement, problem: Problem, a: int = 0, b: int = 0, c: int = 0) -> tuple[View, View, View]:
+    """Return A, B and C as a kernel takes them, at these addresses."""
+    batch, m, n, k = form.batch, form.m, form.n, form.k
+    return (
+        View(a, (batch, m, k), form.a, problem.dtype),
+        View(b, (batch, k, n), form.b, problem.dtype),
+        View(c, (batch, m, n), form.c, problem.out),
+    )
+
+
 def library(array: object, module: str, name: str) -> Any:
     """Return an imported module if `array` is an instance of its class `name`, else None.
 
@@ -60,6 +72,13 @@ def library(array: object, module: str, name: str) -> Any:
 def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Return the strides in bytes of a C-contiguous array."""
     return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def once_converted(x: View, dtype: str) -> View:
+    """Return x with the strides that it has after conversion to `dtype`."""
+    if x.dtype == dtype:
+        return x
+    return x._replace(dtype=dtype, strides=contiguous(x.shape, dtypes.get(dtype).size))
 
 
 def same(x: View, y: View) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import device_operands, enqueue, explanation, on_device, prepared
+from gemmery.api import device_operands, explanation, on_device, prepared
 from gemmery.api.device_call import table
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
@@ -391,8 +391,8 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(on_device, "located", lambda view: view)
-    monkeypatch.setattr(enqueue, "new", lambda x, shape, dtype: y._replace(pointer=1 << 20))
-    monkeypatch.setattr(enqueue, "scratch", lambda x, size: y._replace(pointer=1 << 21))
+    monkeypatch.setattr(on_device, "new", lambda x, shape, dtype: y._replace(pointer=1 << 20))
+    monkeypatch.setattr(on_device, "scratch", lambda x, size: y._replace(pointer=1 << 21))
     monkeypatch.setattr(on_device, "prepare", lambda call: served)
     monkeypatch.setattr(on_device.array_libraries, "remember", lambda *given: kept.append(given[-1]))
     on_device.product("matmul", x, y, None, NO_OPTIONS, {})
@@ -409,11 +409,11 @@ def enqueued(monkeypatch):
         x, y = (z._replace(device="cuda:0") for z in views((6, 300), (300, 300), "e4m3"))
         new = x._replace(pointer=1 << 20, shape=(6, 300), strides=(600, 2), dtype="bf16")
         served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
-        monkeypatch.setattr(enqueue, "new", lambda x, shape, dtype: new)
-        monkeypatch.setattr(enqueue, "scratch", lambda x, size: y._replace(pointer=1 << 21))
+        monkeypatch.setattr(on_device, "new", lambda x, shape, dtype: new)
+        monkeypatch.setattr(on_device, "scratch", lambda x, size: y._replace(pointer=1 << 21))
         monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
         monkeypatch.setattr(on_device, "prepare", lambda call: served)
-        monkeypatch.setattr(enqueue, "copy", lambda *given: copies.append(given))
+        monkeypatch.setattr(on_device, "copy", lambda *given: copies.append(given))
         monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
         monkeypatch.setattr(on_device, "view", lambda z: z)
         monkeypatch.setattr(device_operands, "view", lambda z: z)

@@ -259,7 +259,7 @@ def test_a_product_on_a_device_is_checked_before_it_is_touched(monkeypatch, call
     monkeypatch.setattr(device_products, "check_capability", lambda *given: None)
     monkeypatch.setattr(device_products.driver, "captures", lambda stream: False)
     monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
-    monkeypatch.setattr(device_products.enqueue, "new", lambda x, shape, dtype: on_device(shape, (16, 4)))
+    monkeypatch.setattr(device_products, "new", lambda x, shape, dtype: on_device(shape, (16, 4)))
     monkeypatch.setattr(device_products.arrays, "allocates", lambda a: True)
     with pytest.raises(error, match=words):
         gm.grouped_matmul(**{"a": Matrix(), "b": Matrix((3, 4, 4)), "offsets": [1, 1, 4], **call})
@@ -286,8 +286,8 @@ def one_by_one(monkeypatch):
     monkeypatch.setattr(device_products, "check_capability", lambda *_: None)
     monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
     monkeypatch.setattr(device_products.driver, "captures", lambda _: False)
-    monkeypatch.setattr(device_products.enqueue, "new", new)
-    monkeypatch.setattr(device_products.enqueue, "copy", lambda source, target: np.copyto(target.array, source.array))
+    monkeypatch.setattr(device_products, "new", new)
+    monkeypatch.setattr(device_products, "copy", lambda source, target: np.copyto(target.array, source.array))
     monkeypatch.setattr(device_products.arrays, "allocates", lambda _: True)
     monkeypatch.setattr(products, "matmul", multiply)
 

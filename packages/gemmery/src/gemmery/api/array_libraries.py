@@ -95,14 +95,10 @@ def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -
     path = PATHS.get(type(a))
     if path is None or type(alpha) is not float or type(beta) is not float:
         return None
-    scalars = None
-    if alpha != 1 or beta != 0:
-        if not (0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)):
-            return None
-        scalars = alpha, beta
-    else:
-        name = PLAIN[name]
-    return path(a, b, out, name, scalars)
+    if alpha == 1 and beta == 0:
+        return path(a, b, out, PLAIN[name], None)
+    exact = 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)
+    return path(a, b, out, name, (alpha, beta)) if exact else None
 
 
 def _apart(x: View, target: View) -> tuple[int, int]:

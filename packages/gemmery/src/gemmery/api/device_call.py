@@ -91,11 +91,6 @@ def keep(entries: dict[Any, Any], key: Any, entry: T) -> T:
 table = Table()
 
 
-def bare(z: View) -> View:
-    """Return a view as a DeviceCall has it."""
-    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
-
-
 def low_bits(p: int, q: int, r: int) -> int:
     """Return three addresses modulo 16, packed in one number."""
     return (p & 15) << 8 | (q & 15) << 4 | r & 15 if (p | q | r) & 15 else 0
@@ -164,20 +159,20 @@ def distinct(z: View, operand: str) -> tuple[int, int]:
 
 def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
     """Return True if the product reads the rows of A, or columns of B, in the order of the array's memory."""
-    steps, sides = (form.a, form.m) if operand == "a" else (form.b, form.n)
-    side_step = steps[1] if operand == "a" else steps[2]
-    if any(step[0 if operand == "a" else 1] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
+    place = "ab".index(operand)  # of the operand, and of its rows or columns
+    steps, sides = (form.a, form.b)[place], (form.m, form.n)[place]
+    if any(step[place] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
         return False
     count, batch_step = distinct(z, operand)
-    own, own_step = (z.shape[-2], z.strides[-2]) if operand == "a" else (z.shape[-1], z.strides[-1])
+    own, own_step, side_step = z.shape[place - 2], z.strides[place - 2], steps[1 + place]
     matrices = form.batch if steps[0] else 1
     total = count * own
     if matrices * sides != total:
         return False
-    places = {place for place in (1, own - 1, own, sides - 1, sides, total - 1) if place < total}
     return all(
-        place // sides * steps[0] + place % sides * side_step == place // own * batch_step + place % own * own_step
-        for place in places
+        i // sides * steps[0] + i % sides * side_step == i // own * batch_step + i % own * own_step
+        for i in {1, own - 1, own, sides - 1, sides, total - 1}
+        if i < total
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, config, dtypes
-from gemmery.api.device_call import table
+from gemmery.api.device_call import DeviceCall, table
 from gemmery.api.options import dtype_name, scalar
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints
@@ -18,7 +18,7 @@ from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError, ShapeError, brief
-from gemmery.keywords import Options
+from gemmery.keywords import Options, for_kernel
 from gemmery.tuples import NamedTuple
 
 SERVED = ("f64", "f32", "f16", "bf16")
@@ -58,6 +58,14 @@ class Inputs(NamedTuple):
     def read(self) -> tuple[View | None, ...]:
         """A, B, the bias, and the factors of A and of B."""
         return self.x, self.y, self.bias, self.scales.a, self.scales.b
+
+    def call(self, target: View, scaled: bool, options: Options) -> DeviceCall:
+        """Return the product into `target` without its memory."""
+        bias = None if self.bias is None else self.bias.strides
+        split = "".join(letter for letter, address in zip("ab", self.parts, strict=True) if address)
+        x, y, c = (View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (self.x, self.y, target))
+        kernel, scaling, grouped = for_kernel(options), self.scales.scaling, self.offsets is not None
+        return DeviceCall(x, y, c, bias, self.epilogue, scaled, kernel, scaling, split, grouped)
 
 
 def located(z: View) -> View:
@@ -235,7 +243,7 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     Raises ShapeError, DTypeError, DeviceError, LayoutError or ArgumentError for factors that are neither one number nor
     as many as an operand has rows, columns or blocks.
     """
-    factor, a, b = _read_scales(options.scale_a, options.scale_b, x, common, result)
+    factor, a, b = _read_scales(options, x, common, result)
     if a is None and b is None:
         return NO_SCALES if factor == 1 else OperandScales(factor=factor)
     m, k = x.shape[-2] if len(x.shape) > 1 else 1, x.shape[-1]
@@ -259,9 +267,9 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     raise _wrong_shape(x, y, a, b)
 
 
-def group_scales(scale_a: Any, scale_b: Any, x: View, y: View, common: str, result: str) -> OperandScales:
+def group_scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:
     """Return the factors of the rows of A and of the groups of B, as `scales` does for one product."""
-    factor, a, b = _read_scales(scale_a, scale_b, x, common, result)
+    factor, a, b = _read_scales(options, x, common, result)
     if a is None and b is None:
         return NO_SCALES if factor == 1 else OperandScales(factor=factor)
     a = None if a is None else _spread("scale_a", a, (x.shape[0], 1))
@@ -270,36 +278,29 @@ def group_scales(scale_a: Any, scale_b: Any, x: View, y: View, common: str, resu
     return OperandScales("outer", factor, a, b, Scaling("outer", row // 4, 0, group // 4, column // 4))
 
 
-def _read_scales(
-    scale_a: Any, scale_b: Any, x: View, common: str, result: str
-) -> tuple[float, View | None, View | None]:
-    """Return the product of the factors that are numbers, and those that are arrays."""
-    if scale_a is None and scale_b is None:
-        return 1.0, None, None
-    if common not in SCALED or result not in ROUNDED:
-        have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
-        raise DTypeError(
-            f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, float16 "
-            "and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by them first"
-        )
-    a_number, a = _read_scale("scale_a", scale_a, x)
-    b_number, b = _read_scale("scale_b", scale_b, x)
-    return a_number * b_number, a, b
-
-
-def _read_scale(name: str, value: Any, x: View) -> tuple[float, View | None]:
-    """Return a number and no array, or 1 and an array of float32 on the device of x."""
-    if value is None:
-        return 1.0, None
-    if isinstance(value, NUMBER):
-        return scalar(name, value, "f32").real, None
-    if isinstance(value, str | bytes | complex):
-        raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
-    factors = located(view(value))
-    arrays.together(**{"a": x, name: factors})
-    if factors.dtype != "f32":
-        raise DTypeError(f"{name} is {dtypes.get(factors.dtype).numpy}; factors are float32: convert it first")
-    return 1.0, factors
+def _read_scales(options: Options, x: View, common: str, result: str) -> tuple[float, View | None, View | None]:
+    """Return the product of the factors that are numbers, and those that are arrays of float32 on the device of x."""
+    product, read = 1.0, []
+    for name, value in (("scale_a", options.scale_a), ("scale_b", options.scale_b)):
+        if value is not None and (common not in SCALED or result not in ROUNDED):
+            have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
+            raise DTypeError(
+                f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, "
+                "float16 and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by "
+                "them first"
+            )
+        factors = None
+        if isinstance(value, NUMBER):
+            product *= scalar(name, value, "f32").real
+        elif isinstance(value, str | bytes | complex):
+            raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
+        elif value is not None:
+            factors = located(view(value))
+            arrays.together(**{"a": x, name: factors})
+            if factors.dtype != "f32":
+                raise DTypeError(f"{name} is {dtypes.get(factors.dtype).numpy}; factors are float32: convert it first")
+        read.append(factors)
+    return product, read[0], read[1]
 
 
 def _spread(name: str, factors: View, most: Ints) -> View:

@@ -1,20 +1,21 @@
 """Products on a CUDA device: checked, converted, and enqueued without waiting and without a copy to the host.
 
-The stream is the current one of a's library, which also allocates memory.
+The stream is the current one of a's library, which also allocates memory: results, scratch, and copies of operands that
+the result would overwrite. The stream waits for those of the other operands, which then wait for the product.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries, enqueue
-from gemmery.api.array_libraries import Keywords
+from gemmery.api import array_libraries
+from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import writable
-from gemmery.api.device_call import DeviceCall, bare
 from gemmery.api.device_operands import (
     NUMBER,
     SERVED,
@@ -43,18 +44,13 @@ from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
+from gemmery.cuda.array import DeviceArray
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
-from gemmery.keywords import NO_OPTIONS, Options, for_kernel
+from gemmery.keywords import NO_OPTIONS, Options
 
 
 def product(
-    name: str,
-    x: View,
-    y: View,
-    out: Any,
-    options: Options,
-    keywords: Keywords,
-    parts: tuple[int, int] = array_libraries.NO_PARTS,
+    name: str, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
 ) -> Any:
     """Return the product of two arrays by their views, one of which is on a device, for the function `name`.
 
@@ -84,15 +80,15 @@ def product(
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
     direct = target is None or not (target.dtype != result or moved or turned)
-    written = target if target is not None and direct else enqueue.new(x, shape, result)
+    written = target if target is not None and direct else new(x, shape, result)
     served = _compute(inputs, written, old, options)
     if target is not None:
         if not direct:
-            enqueue.copy(written, target)
+            copy(written, target)
         arrays.written(out)
     if served is not None and direct and inputs.x is x and inputs.y is y:
         array_libraries.remember(name, inputs, written, target is None, options, keywords, served)
-    return enqueue.finished(x, written) if target is None else out
+    return finished(x, written) if target is None else out
 
 
 def write(x: View, y: View, target: View, precision: str | None = None) -> TieredLaunch | None:
@@ -123,23 +119,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    return specialised(_call(inputs, target, factors.factor != 1, options))
-
-
-def _call(inputs: Inputs, target: View, scaled: bool, options: Options) -> DeviceCall:
-    """Return a product without its memory."""
-    return DeviceCall(
-        bare(inputs.x),
-        bare(inputs.y),
-        bare(target),
-        None if inputs.bias is None else inputs.bias.strides,
-        inputs.epilogue,
-        scaled,
-        for_kernel(options),
-        inputs.scales.scaling,
-        "".join(letter for letter, address in zip("ab", inputs.parts, strict=True) if address),
-        inputs.offsets is not None,
-    )
+    return specialised(inputs.call(target, factors.factor != 1, options))
 
 
 def _types(
@@ -160,9 +140,8 @@ def _types(
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
         )
     check_values(options)
-    invariant = bool(options.batch_invariant)
-    options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
-    return common, result, options
+    checked = {"alpha": alpha, "beta": beta, "batch_invariant": bool(options.batch_invariant), "precision": precision}
+    return common, result, options._replace(**checked)
 
 
 def _inputs(
@@ -194,7 +173,9 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
     """
     accumulator = dtypes.get(result).accumulator
     if isinstance(bias, NUMBER):
-        return enqueue.number(bias, accumulator, x)._replace(shape=sides, strides=(0,) * len(sides))
+        memory = scratch(x, dtypes.get(accumulator).size)
+        ordered.put(float(bias), accumulator, memory.pointer, x.stream, x.ordinal)
+        return memory._replace(dtype=accumulator, shape=sides, strides=(0,) * len(sides))
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
     check_bias(rows, sides, result)
@@ -211,20 +192,95 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     """
     if 0 in target.shape:
         return None
-    served = prepare(_call(inputs, target, options.alpha != 1 or options.beta != 0, options))
+    served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
     added = None if old is None or options.beta == 0 or arrays.same(old, target) else old
-    enqueue.enqueue(served, inputs, target, (options.alpha.real, options.beta.real), added)
+    enqueue(served, inputs, target, (options.alpha.real, options.beta.real), added)
     return served
 
 
+def enqueue(
+    served: TieredLaunch, inputs: Inputs, target: View, scalars: tuple[float, float], old: View | None = None
+) -> None:
+    """Write a product to `target`, whose element type is the result's, with alpha and beta.
+
+    `old` is the memory of an array that is copied into that of `target` before.
+    """
+    stream, ordinal = inputs.x.stream, inputs.x.ordinal
+    run = served.next(stream)
+    others = {z.stream for z in (*inputs.read, inputs.offsets, target, old) if z is not None} - {stream}
+    for other in others:
+        ordered.wait(stream, other, ordinal)
+    read = [z and apart(inputs.x, z, target) for z in inputs.read]  # keeps copies alive until the launch
+    x, y, bias, *factors = (0 if z is None else z.pointer for z in read)
+    workspace = scratch(inputs.x, run.workspace) if run.workspace else None
+    if old is not None:  # after all memory is allocated
+        copy(old, target)
+    extra: tuple[int, ...] = ()
+    if any(inputs.parts) and any(run.kept):
+        extra = (*(part if is_kept else 0 for part, is_kept in zip(inputs.parts, run.kept, strict=True)), 0)
+    elif inputs.scales.kind or inputs.offsets is not None:
+        extra = (*factors, 0 if inputs.offsets is None else inputs.offsets.pointer)
+    for first, second, third in served.form.offsets():
+        addresses = x + first, y + second, target.pointer + third
+        run(*addresses, stream, bias, 0 if workspace is None else workspace.pointer, scalars, extra)
+    for other in others:
+        ordered.wait(other, stream, ordinal)
+
+
+def apart(x: View, source: View, target: View) -> View:
+    """Return `source`, or a copy of the memory that it spans where that overlaps `target`."""
+    if not arrays.overlap(source, target):
+        return source
+    low, high = arrays.reach(source.shape, source.strides, source.dtype)
+    memory = scratch(x, high - low)
+    ordered.copy(source.pointer + low, memory.pointer, high - low, x.stream, x.ordinal)
+    return source._replace(pointer=memory.pointer - low, owner=memory)
+
+
+def copy(source: View, target: View) -> None:
+    """Copy an array into another of the same shape."""
+    size = dtypes.get(source.dtype).size
+    alike = source.dtype == target.dtype and source.strides == target.strides
+    if alike and source.strides == arrays.contiguous(source.shape, size):
+        count = math.prod(source.shape) * size
+        ordered.copy(source.pointer, target.pointer, count, target.stream, target.ordinal)
+        return
+    if type(source.array) is not type(target.array) or isinstance(source.array, DeviceArray):
+        raise LayoutError(
+            f"a {type(source.array).__name__} with strides {source.strides} cannot be copied into a "
+            f"{type(target.array).__name__}; pass arrays of one library, or contiguous arrays of the result's element "
+            "type"
+        )
+    arrays.assign(target.array, source.array)
+
+
+def new(x: View, shape: Ints, dtype: str) -> View:
+    """Allocate on the device of x with its library, or with the driver where that library does not allocate."""
+    if arrays.allocates(x.array):
+        return arrays.empty(x.array, shape, dtype)
+    return DeviceArray(shape, dtype, x.ordinal, x.stream).view
+
+
+def scratch(x: View, size: int) -> View:
+    """Allocate bytes for the duration of a call, as `new` does."""
+    if arrays.allocates(x.array):
+        return arrays.empty(x.array, (size,), "uint8")
+    memory = ordered.Scratch(size, x.stream, x.ordinal)
+    return View(memory.pointer, (size,), (1,), "uint8", x.device, x.stream, owner=memory)
+
+
+def finished(x: View, target: View) -> Any:
+    """Return the array of memory from `new`, to which all work has been launched, as an array of x's library."""
+    made: Any = target.array
+    if not isinstance(made, DeviceArray):
+        return made
+    made.finished()
+    like: Any = x.array
+    return like.__array_namespace__().from_dlpack(made) if hasattr(like, "__array_namespace__") else made
+
+
 def grouped_product(
-    x: View,
-    y: View,
-    where: View,
-    shape: Ints,
-    out: Any,
-    terms: Options,
-    multiply_groups: Callable[..., None],
+    x: View, y: View, where: View, shape: Ints, out: Any, terms: Options, multiply_groups: Callable[..., None]
 ) -> Any:
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
 
@@ -236,19 +292,22 @@ def grouped_product(
     _check_offsets(x, where)
     common, result = types(x, y, terms.dtype, target)
     if target is not None:
-        _check_target(target, shape, result)
+        writable(target, shape, result)
+        if target.dtype != result:  # rows that belong to no group keep their values
+            have, want = dtypes.get(target.dtype).numpy, dtypes.get(result).numpy
+            raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
     check_values(terms)
     terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
-    factors = group_scales(terms.scale_a, terms.scale_b, x, y, common, result)
+    factors = group_scales(terms, x, y, common, result)
     inputs = _inputs(x, y, common, result, terms, factors, where)
     check_capability(common, bool(factors.kind), x.device)
-    written = target or enqueue.new(x, shape, result)
+    written = target or new(x, shape, result)
     if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(inputs, written, terms)
         if ends is not None:
             _one_by_one(x, y, ends, inputs, written, terms, multiply_groups)
     if out is None:
-        return enqueue.finished(x, written)
+        return finished(x, written)
     arrays.written(out)
     return out
 
@@ -267,19 +326,11 @@ def _check_offsets(x: View, where: View) -> None:
         raise LayoutError(f"offsets have a stride of {where.strides[0]} bytes; pass a contiguous array of int32")
 
 
-def _check_target(target: View, shape: Ints, result: str) -> None:
-    """Raise unless `out` takes the result as it is: rows that belong to no group keep their values."""
-    writable(target, shape, result)
-    if target.dtype != result:
-        have, want = dtypes.get(target.dtype).numpy, dtypes.get(result).numpy
-        raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
-
-
 def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | None:
     """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
     x, where, rows = inputs.x, inputs.offsets, target.shape[0]
     assert where is not None
-    served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, terms))
+    served = prepare_groups(inputs.call(target, inputs.scales.factor != 1, terms))
     captured = bool(x.stream) and driver.captures(x.stream)
     if isinstance(served, str) or (captured and where.device == "cpu"):
         if not arrays.allocates(x.array):
@@ -294,31 +345,25 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
         return clamped(where.array.tolist(), rows)  # the host waits for the stream
     if where.device == "cpu":
         ends = np.array(host_ends(where.array, rows), np.int32)
-        where = enqueue.scratch(x, ends.nbytes)
+        where = scratch(x, ends.nbytes)
         inputs = inputs._replace(offsets=where)
         ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
-    enqueue.enqueue(served, inputs, target, (inputs.scales.factor, 0.0))
+    enqueue(served, inputs, target, (inputs.scales.factor, 0.0))
     return None
 
 
 def _one_by_one(
-    x: View,
-    y: View,
-    ends: list[int],
-    inputs: Inputs,
-    target: View,
-    terms: Options,
-    multiply_groups: Callable[..., None],
+    x: View, y: View, ends: list[int], inputs: Inputs, target: View, terms: Options, multiply: Callable[..., None]
 ) -> None:
     """Write a product for each group; to other memory first where `target` overlaps what later groups read."""
     bias = None if terms.bias is None or isinstance(terms.bias, NUMBER) else located(view(terms.bias))
     if not any(z and arrays.overlap(z, target) for z in (x, y, bias, inputs.scales.a, inputs.scales.b)):
-        multiply_groups(x.array, y.array, ends, target.array, terms)
+        multiply(x.array, y.array, ends, target.array, terms)
         return
-    apart = enqueue.new(x, target.shape, target.dtype)
-    multiply_groups(x.array, y.array, ends, apart.array, terms)
+    apart = new(x, target.shape, target.dtype)
+    multiply(x.array, y.array, ends, apart.array, terms)
     source, rows = (view(z.array[: ends[-1]]) for z in (apart, target))
-    enqueue.copy(source, rows)
+    copy(source, rows)
 
 
 def clamped(ends: list[int], rows: int) -> list[int]:

@@ -3,9 +3,10 @@
 from typing import Any, Literal
 
 from gemmery import config
-from gemmery.api import array_libraries, enqueue
+from gemmery.api import array_libraries
 from gemmery.api.device_call import distinct
 from gemmery.api.device_operands import get_float32_precision, located
+from gemmery.api.on_device import new, scratch
 from gemmery.api.prepared import alone
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
@@ -83,25 +84,25 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     if reason := too_large(problem):
         raise RefusedError(f"gm.split: {reason}")
     work = float32_pre_pass.kept_operand(problem)
-    memory = enqueue.new(z, (work.nbytes,), "uint8")
+    memory = new(z, (work.nbytes,), "uint8")
     _fill(z, b, problem, work, memory.pointer)
     return SplitOperand(x, operand, memory.pointer, work.nbytes, memory.owner)
 
 
 def _fill(z: View, b: View, problem: Problem, work: float32_pre_pass.KeptOperand, target: int) -> None:
     """Put the parts and what is known of them at an address: two halves, three bfloat16, the marks."""
-    scratch, at = enqueue.scratch(z, work.workspace), target
+    memory, at = scratch(z, work.workspace), target
     batch, depth, sides = b.shape
     a = View(0, (batch, 1, depth), (0, _SIZE * depth, _SIZE), "f32")
     c = View(0, (batch, 1, sides), (_SIZE * sides, _SIZE * sides, _SIZE), "f32")
     for launches, parts in ((work.two, 2), (work.three, 3)):
-        alone(launches, problem, a, b, c)(0, b.pointer, 0, z.stream, 0, scratch.pointer)
-        ordered.copy(scratch.pointer + work.parts, at, parts * work.each, z.stream, z.ordinal)
+        alone(launches, problem, a, b, c)(0, b.pointer, 0, z.stream, 0, memory.pointer)
+        ordered.copy(memory.pointer + work.parts, at, parts * work.each, z.stream, z.ordinal)
         at += parts * work.each
         if parts == 2:
             place = target + -(-5 * work.each // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
             for start, size in work.marks:
-                ordered.copy(scratch.pointer + start, place, size, z.stream, z.ordinal)
+                ordered.copy(memory.pointer + start, place, size, z.stream, z.ordinal)
                 place += -(-size // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
 
 

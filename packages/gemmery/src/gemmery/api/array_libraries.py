@@ -65,10 +65,12 @@ def remember(
 
     `target` is the result, a new array or `out`. `keywords` are the options that the call named.
     """
+    library = _library_of(inputs.x.array)
+    if library is None:
+        return
     x, y, *others = (z for z in inputs.read if z is not None)
     a, b, out = x.array, y.array, None if is_new else target.array
-    library = _library_of(a)
-    if library is None or any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
+    if any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
         return  # a subclass has arithmetic of its own
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return

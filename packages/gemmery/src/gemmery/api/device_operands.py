@@ -63,7 +63,7 @@ class Inputs(NamedTuple):
         """Return the product into `target` without its memory."""
         bias = None if self.bias is None else self.bias.strides
         split = "".join(letter for letter, address in zip("ab", self.parts, strict=True) if address)
-        x, y, c = (View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (self.x, self.y, target))
+        x, y, c = [View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (self.x, self.y, target)]
         kernel, scaling, grouped = for_kernel(options), self.scales.scaling, self.offsets is not None
         return DeviceCall(x, y, c, bias, self.epilogue, scaled, kernel, scaling, split, grouped)
 
@@ -100,7 +100,7 @@ def types(x: View, y: View, dtype: Any, like: View | None = None) -> tuple[str, 
     Raises DTypeError for types that the device does not multiply.
     """
     dtype = None if dtype is None else dtype_name(dtype)
-    if any(z.dtype in EIGHT_BITS for z in (x, y)):
+    if x.dtype in EIGHT_BITS or y.dtype in EIGHT_BITS:
         return _of_eight_bits(x, y, dtype or (like and like.dtype))
     for z in (x, y):
         if z.dtype not in SERVED:

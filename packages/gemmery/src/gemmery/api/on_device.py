@@ -72,7 +72,7 @@ def product(
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    inputs = _inputs(x, y, common, result, options, factors)._replace(parts=parts)
+    inputs = _inputs(x, y, common, result, options, factors, parts)
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
@@ -145,8 +145,9 @@ def _types(
 
 
 def _inputs(
-    x: View, y: View, common: str, result: str, options: Options, factors: OperandScales, offsets: View | None = None
-) -> Inputs:
+    x: View, y: View, common: str, result: str, options: Options, factors: OperandScales,
+    parts: tuple[int, int] = NO_PARTS, offsets: View | None = None,
+) -> Inputs:  # fmt: skip
     """Return A, B and the bias in the element types that a kernel reads."""
     if options.alpha == 0:  # BLAS then reads neither A nor B
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
@@ -158,7 +159,7 @@ def _inputs(
     bias = None if options.bias is None else _bias(options.bias, x, sides, result)
     if options.activation is not None:
         check_activation(options.activation, result)
-    return Inputs(x, y, bias, epilogue_name(bias, options.activation), factors, offsets=offsets)
+    return Inputs(x, y, bias, epilogue_name(bias, options.activation), factors, parts, offsets)
 
 
 def _converted(x: View, dtype: str) -> View:
@@ -205,13 +206,13 @@ def enqueue(
 
     `old` is the memory of an array that is copied into that of `target` before.
     """
-    stream, ordinal = inputs.x.stream, inputs.x.ordinal
+    stream, ordinal, read = inputs.x.stream, inputs.x.ordinal, inputs.read
     run = served.next(stream)
-    others = {z.stream for z in (*inputs.read, inputs.offsets, target, old) if z is not None} - {stream}
+    others = {z.stream for z in (*read, inputs.offsets, target, old) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
-    read = [z and apart(inputs.x, z, target) for z in inputs.read]  # keeps copies alive until the launch
-    x, y, bias, *factors = (0 if z is None else z.pointer for z in read)
+    read = tuple(z and apart(inputs.x, z, target) for z in read)  # keeps copies alive until the launch
+    x, y, bias, *factors = [0 if z is None else z.pointer for z in read]
     workspace = scratch(inputs.x, run.workspace) if run.workspace else None
     if old is not None:  # after all memory is allocated
         copy(old, target)
@@ -299,7 +300,7 @@ def grouped_product(
     check_values(terms)
     terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
     factors = group_scales(terms, x, y, common, result)
-    inputs = _inputs(x, y, common, result, terms, factors, where)
+    inputs = _inputs(x, y, common, result, terms, factors, offsets=where)
     check_capability(common, bool(factors.kind), x.device)
     written = target or new(x, shape, result)
     if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read

@@ -413,7 +413,7 @@ def test_an_out_that_overlaps_an_operand():
 def test_an_array_on_a_device_without_a_library_is_refused():
     its_view = arrays.View(4096, (2, 2), (8, 4), "f32", "cuda:0")
     with pytest.raises(gm.DeviceError, match=r"cupy\.from_dlpack"):
-        sums_of_products.with_transposes(object(), its_view, own=False)
+        sums_of_products.with_transposes(its_view, own=False)
 
 
 @st.composite

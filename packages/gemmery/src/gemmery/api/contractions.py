@@ -77,7 +77,7 @@ def _tensordot(
             pass
     x, y = viewed("a", a), viewed("b", b)
     labels = subscripts.of_tensordot(subscripts.pair_of(axes), x.shape, y.shape)
-    return contract(arrays.kind(a, b), labels, a, b, x, y, single(out), keywords)
+    return contract(arrays.kind(a, b), labels, x, y, single(out), keywords)
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -152,7 +152,7 @@ def _vecdot(
     x, y = viewed("a", a), viewed("b", b)
     if get(x.dtype).kind == "c":
         arrays.unchanged(a=x)
-        a = with_transposes(a, x, arrays.allocates(a)).conj()
+        a = with_transposes(x, True).conj()
         x = view(a)
     labels = subscripts.of_vecdot(axis, len(x.shape), len(y.shape))
     place = index(axis) % (len(labels.c) + 1)
@@ -162,7 +162,7 @@ def _vecdot(
         if shape[place : place + 1] != (1,):
             raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
         target = out.squeeze(place)
-    result = contract(arrays.kind(a, b), labels, a, b, x, y, target, keywords)
+    result = contract(arrays.kind(a, b), labels, x, y, target, keywords)
     if out is not None:
         return out
     return result[(slice(None),) * place + (None,)] if keepdims else result

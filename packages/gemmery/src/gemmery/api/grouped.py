@@ -236,4 +236,4 @@ def sliceable(array: Any, its_view: View | None = None) -> Any:
     if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
         return array
     its_view = its_view or view(array)
-    return arrays.as_numpy(array, its_view) if its_view.device == "cpu" else array
+    return arrays.as_numpy(its_view) if its_view.device == "cpu" else array

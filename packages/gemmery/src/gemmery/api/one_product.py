@@ -251,7 +251,7 @@ def multiplied(labels: Labels, a: Any, b: Any, result: str, out: Any) -> Any:
     if arrays.allocates(out) and arrays.allocates(product):
         arrays.assign(out, product)
     else:
-        arrays.as_numpy(out, target)[...] = product
+        arrays.as_numpy(target)[...] = product
         arrays.written(out)
     return out
 

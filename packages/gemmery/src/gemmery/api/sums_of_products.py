@@ -64,26 +64,26 @@ def merged(some: list[Factor], needed: set[DimensionLabel], options: dict[str, A
 
 def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any], out: Any = None) -> Any:
     """Compute a contraction of one or two operands, whatever their labels."""
-    (left, a, x), (right, b, y) = factors[0], factors[-1]
+    (left, _, x), (right, _, y) = factors[0], factors[-1]
     like = arrays.kind(*(factor.array for factor in factors))
     if len(factors) == 2 and is_product(left, right, c):
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
-            return contract(like, Labels(left, right, c), a, b, x, y, out, options)
+            return contract(like, Labels(left, right, c), x, y, out, options)
     own = arrays.allocates(like)
-    left, a = diagonals(left, with_transposes(a, x, own))
+    left, a = diagonals(left, with_transposes(x, own))
     if len(factors) == 1:
         right = tuple(label for label in left if label not in c)
         if not right and out is None and options.get("dtype") is None:
             return arrays.wrap(like, transposed(a, tuple(left.index(label) for label in c)))
         b = ones(a, tuple(n for n, label in zip(a.shape, left, strict=True) if label in right))
     else:
-        right, b = diagonals(right, with_transposes(b, y, own))
+        right, b = diagonals(right, with_transposes(y, own))
         left, a, right, b = repeated_once(left, a, right, b)
         left, a = _reduced(left, a, {*right, *c}, options)
         right, b = _reduced(right, b, {*left, *c}, options)
     x, y = view(a), view(b)
     if is_product(left, right, c):
-        return contract(like, Labels(left, right, c), a, b, x, y, out, options)
+        return contract(like, Labels(left, right, c), x, y, out, options)
     product = multiplied(Labels(left, right, c), a, b, _result(x, y, options.get("dtype")), out)
     return product if out is not None else arrays.wrap(like, product)
 
@@ -104,8 +104,8 @@ def _reduced(
     return retained, sum_of_products([Factor(labels, array, view(array))], retained, options)
 
 
-def contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, out: Any, options: dict[str, Any]) -> Any:
-    """Compute a contraction of a and b, with the views x and y, as one batch of products like `like`."""
+def contract(like: Any, labels: Labels, x: View, y: View, out: Any, options: dict[str, Any]) -> Any:
+    """Compute a contraction of two arrays by their views, as one batch of products like `like`."""
     own = arrays.allocates(like)
     array, steps = None, None
     target = None if out is None else viewed("out", out)
@@ -115,15 +115,15 @@ def contract(like: Any, labels: Labels, a: Any, b: Any, x: View, y: View, out: A
     arrays.unchanged(a=x, b=y, out=target)  # from here on no code of an argument runs
     if target is not None:
         _check_out(target, shape_of(labels, x.shape, y.shape))
-        array, steps = with_transposes(out, target, arrays.allocates(out)), target.strides
+        array, steps = with_transposes(target, True), target.strides
     size = get(x.dtype).size if x.dtype == y.dtype and options.get("dtype") is None else 0
     shape, form, lengths, inverse = form_of(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
     if array is None and (form.c.moves or inverse):
         array = arrays.empty(like if own else None, lengths, _result(x, y, options.get("dtype"))).owner
         array = transposed(array, inverse) if inverse else array
     product = products.matmul(
-        turned(with_transposes(a, x, own), form.a),
-        turned(with_transposes(b, y, own), form.b),
+        turned(with_transposes(x, own), form.a),
+        turned(with_transposes(y, own), form.b),
         None if array is None else turned(array, form.c),
         **options,
     )
@@ -149,19 +149,19 @@ def _result(x: View, y: View, dtype: Any) -> str:
     return device_operands.types(x, y, dtype)[1]
 
 
-def with_transposes(obj: Any, its_view: View, own: bool) -> Any:
-    """Return an array whose dimensions can be reordered without a copy: `obj`, or a NumPy array of the same memory.
+def with_transposes(x: View, own: bool) -> Any:
+    """Return an array whose dimensions can be reordered without a copy: that of x, or NumPy's of the same memory.
 
     With `own` a PyTorch tensor and a CuPy array stay what they are.
     """
-    if own and arrays.allocates(obj):
-        return obj
-    if its_view.device != "cpu":
+    if own and arrays.allocates(x.array):
+        return x.array
+    if x.device != "cpu":
         raise DeviceError(
-            f"a {type(obj).__name__} on {its_view.device}: on a device tensordot, vecdot and einsum take PyTorch "
+            f"a {type(x.array).__name__} on {x.device}: on a device tensordot, vecdot and einsum take PyTorch "
             "tensors and CuPy arrays; convert with torch.from_dlpack or cupy.from_dlpack, or call gm.matmul"
         )
-    return arrays.as_numpy(obj, its_view)
+    return arrays.as_numpy(x)
 
 
 # A vector as a row and as a column, and the number that their product is.

@@ -208,14 +208,14 @@ def store(source: View, target: View) -> None:
     _raw(target)[...] = _cast(source, target.dtype)
 
 
-def as_numpy(array: object, its_view: View) -> Array:
-    """Return a NumPy array of the memory of an array on the CPU, without a copy; `array` itself if it is one.
+def as_numpy(x: View) -> Array:
+    """Return a NumPy array of the memory of an array on the CPU, without a copy; the array itself if it is one.
 
     Raises DTypeError for bfloat16 unless ml_dtypes has been imported.
     """
-    if type(array) is np.ndarray:
-        return array
-    return _raw(its_view).view(numpy_dtype(its_view.dtype))
+    if type(x.owner) is np.ndarray:
+        return x.owner
+    return _raw(x).view(numpy_dtype(x.dtype))
 
 
 class _Memory:

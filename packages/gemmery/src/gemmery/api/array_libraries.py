@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
 from gemmery.api.device_call import keep, low_bits, table
-from gemmery.arrays import View
+from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
 from gemmery.keywords import DEFAULTS, Options
 from gemmery.tuples import NamedTuple
@@ -188,7 +188,7 @@ class Torch:
     def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[KnownCall | None, list[int]]]]:
         """Return the look-ups of calls by their keys: without options, and with them."""
         calls, recording, strided, types = table.calls, self.torch.is_grad_enabled, self.torch.strided, self.types
-        key_of, words_of, fresh, make = self.key, self.words, _preparing(), arrays.comparer(self.torch)
+        key_of, words_of, fresh, make = self.key, self.words, _preparing(), pytorch.comparer(self.torch)
         served = ("f64", "f32", "f16", "bf16")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
 
@@ -255,9 +255,9 @@ class Torch:
     def _path(self) -> FastPath:
         torch, types, byte, new, into = self.torch, self.types, self.torch.uint8, *table.latest
         stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-        tracing, modes, transforms = arrays.recorders(torch)
-        forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
-        empty, current = arrays.device_allocator(torch)
+        tracing, modes, transforms = pytorch.recorders(torch)
+        forward, written = torch.autograd.forward_ad, pytorch.version_bump(torch)
+        empty, current = pytorch.device_allocator(torch)
         known, optional = self._look_ups()
         run_with_options = self._run
 

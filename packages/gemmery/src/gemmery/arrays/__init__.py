@@ -27,7 +27,6 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.pytorch import comparer, device_allocator, recorders, version_bump
 from gemmery.arrays.reading import SHORT, unchanged, view
 from gemmery.arrays.views import (
     View,
@@ -52,10 +51,8 @@ __all__ = [
     "as_numpy",
     "assign",
     "astype",
-    "comparer",
     "contiguous",
     "converted",
-    "device_allocator",
     "empty",
     "kind",
     "library",
@@ -64,14 +61,12 @@ __all__ = [
     "operands",
     "overlap",
     "reach",
-    "recorders",
     "repeats",
     "same",
     "scratch",
     "store",
     "together",
     "unchanged",
-    "version_bump",
     "view",
     "wrap",
     "written",

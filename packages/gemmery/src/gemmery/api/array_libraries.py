@@ -74,7 +74,8 @@ def remember(
         return  # a subclass has arithmetic of its own
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return
-    words, extras, scalars = (), None, (options.alpha.real, options.beta.real)
+    words: tuple[Any, ...] | None = ()
+    extras, scalars = None, (options.alpha.real, options.beta.real)
     if any(inputs.parts) or keywords:
         words = library.words(keywords, inputs.parts) if name == "matmul" else None
         bias_dtype = library.dtype("f64" if target.dtype == "f64" else "f32")

@@ -105,7 +105,8 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     if call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
         (m, k), (groups, _, n) = x.shape, y.shape
-        form = Arrangement(m, n, k, groups, (0, *x.strides), y.strides, (0, *c.strides))
+        (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = x.strides, y.strides, c.strides
+        form = Arrangement(m, n, k, groups, (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column))
     else:
         more_columns = call.bias is None
         form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)
@@ -119,7 +120,15 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     if call.grouped and layouts[2] != "row":
         layouts[2] = "any"  # C' = B' A' would have groups of columns
     problem = Problem(
-        *(m, n, k, x.dtype, c.dtype, 1 if call.grouped else form.batch, *layouts),
+        m,
+        n,
+        k,
+        dtype=x.dtype,
+        out=c.dtype,
+        batch=1 if call.grouped else form.batch,
+        a_layout=layouts[0],
+        b_layout=layouts[1],
+        c_layout=layouts[2],
         epilogue=call.epilogue,
         scaled=call.scaled,
         device=c.device,

@@ -127,7 +127,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     bias = None if terms.bias is None else view(terms.bias)
     apart = target is not None and any(z and arrays.overlap(z, target) for z in (x, y, bias))
     like = arrays.kind(a, b)
-    array = arrays.empty(like, shape, result).owner if target is None or apart else out
+    array = arrays.empty(like, shape, result).array if target is None or apart else out
     arrays.unchanged(a=x, b=y, bias=bias, out=target)  # from here on no code of an argument runs
     a, b = sliceable(a, x), sliceable(b, y)
     terms = terms._replace(

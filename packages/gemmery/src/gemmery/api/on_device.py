@@ -140,8 +140,9 @@ def _types(
             "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
         )
     check_values(options)
-    checked = {"alpha": alpha, "beta": beta, "batch_invariant": bool(options.batch_invariant), "precision": precision}
-    return common, result, options._replace(**checked)
+    invariant = bool(options.batch_invariant)
+    options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
+    return common, result, options
 
 
 def _inputs(

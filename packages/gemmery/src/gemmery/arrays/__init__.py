@@ -27,7 +27,7 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.reading import SHORT, unchanged, view
+from gemmery.arrays.reading import SHORT, cupy_view, numpy_view, unchanged, view
 from gemmery.arrays.views import (
     View,
     alignment,
@@ -88,11 +88,11 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
     cupy = library(like, "cupy", "ndarray")
     if cupy is not None:
         with like.device:
-            return view(cupy.empty(shape, numpy_dtype(dtype)))
+            return cupy_view(cupy.empty(shape, numpy_dtype(dtype)))
     own = like.dtype if isinstance(like, np.ndarray) else None
     if SHORT.get(own) != dtype:
         own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
-    return view(_memory(shape, own))
+    return numpy_view(_memory(shape, own))
 
 
 def _memory(shape: tuple[int, ...], dtype: Any) -> Array:

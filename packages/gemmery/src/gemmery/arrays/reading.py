@@ -33,13 +33,13 @@ def view(array: object) -> View:
     for arrays that are more than their memory (masked, sparse, tracked by autograd) or that have none.
     """
     if type(array) is np.ndarray:
-        return _numpy_view(array)
+        return numpy_view(array)
     if library(array, "torch", "Tensor") is not None:
         return pytorch.view(array)
     if isinstance(array, np.ndarray):
-        return _numpy_view(_plain(array))
+        return numpy_view(_plain(array))
     if library(array, "cupy", "ndarray") is not None:
-        return _cupy_view(array)
+        return cupy_view(array)
     try:
         return _exported(array)
     except (GemmeryError, MemoryError):
@@ -84,16 +84,16 @@ def _exported(array: object) -> View:
     _refuse_own_arithmetic(array)
     if hasattr(array, "__array_interface__"):
         made = _as_array(array, array)
-        read = _numpy_view(made)
+        read = numpy_view(made)
         return read._replace(writable=False) if made.base is None else read  # NumPy copies its own scalars
     try:
         buffer = memoryview(array)  # type: ignore[arg-type]
     except TypeError:  # no buffer: NumPy makes a copy
-        return _numpy_view(_as_array(array, array))._replace(writable=False)
+        return numpy_view(_as_array(array, array))._replace(writable=False)
     made = _as_array(buffer, array)
     if made.flags.owndata and made.size:  # NumPy allocates where a buffer's pointer is null
         raise no_memory(f"the buffer of a {type(array).__name__}")
-    return _numpy_view(made)
+    return numpy_view(made)
 
 
 def _refuse_own_arithmetic(array: object) -> None:
@@ -128,7 +128,8 @@ def _plain(array: Array) -> Array:
     return np.asarray(array)
 
 
-def _numpy_view(array: Array) -> View:
+def numpy_view(array: Array) -> View:
+    """Return the memory of a plain NumPy array, or of its copy in the byte order of this machine."""
     name = SHORT.get(array.dtype)
     if name is None:
         if array.dtype.kind in _WORDS or array.dtype.type is np.void:  # types of ml_dtypes have kind "V" too
@@ -179,7 +180,8 @@ _FIELD_IS_KNOWN = (
 )
 
 
-def _cupy_view(array: Any) -> View:
+def cupy_view(array: Any) -> View:
+    """Return the memory of a CuPy array."""
     if not array.data.ptr and array.size:
         raise no_memory(f"a CuPy array of shape {array.shape}")
     device, name = array.device.id, SHORT.get(array.dtype) or dtypes.get(array.dtype.name).name

@@ -141,8 +141,7 @@ def _types(
         )
     check_values(options)
     invariant = bool(options.batch_invariant)
-    options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
-    return common, result, options
+    return common, result, options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
 
 
 def _inputs(

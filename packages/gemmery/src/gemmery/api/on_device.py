@@ -272,12 +272,12 @@ def scratch(x: View, size: int) -> View:
 
 def finished(x: View, target: View) -> Any:
     """Return the array of memory from `new`, to which all work has been launched, as an array of x's library."""
-    made: Any = target.array
-    if not isinstance(made, DeviceArray):
-        return made
-    made.finished()
+    result: Any = target.array
+    if not isinstance(result, DeviceArray):
+        return result
+    result.finished()
     like: Any = x.array
-    return like.__array_namespace__().from_dlpack(made) if hasattr(like, "__array_namespace__") else made
+    return like.__array_namespace__().from_dlpack(result) if hasattr(like, "__array_namespace__") else result
 
 
 def grouped_product(

@@ -83,17 +83,17 @@ def _exported(array: object) -> View:
         return _cuda_view(array)
     _refuse_own_arithmetic(array)
     if hasattr(array, "__array_interface__"):
-        made = _as_array(array, array)
-        read = numpy_view(made)
-        return read._replace(writable=False) if made.base is None else read  # NumPy copies its own scalars
+        plain = _as_array(array, array)
+        read = numpy_view(plain)
+        return read._replace(writable=False) if plain.base is None else read  # NumPy copies its own scalars
     try:
         buffer = memoryview(array)  # type: ignore[arg-type]
     except TypeError:  # no buffer: NumPy makes a copy
         return numpy_view(_as_array(array, array))._replace(writable=False)
-    made = _as_array(buffer, array)
-    if made.flags.owndata and made.size:  # NumPy allocates where a buffer's pointer is null
+    plain = _as_array(buffer, array)
+    if plain.flags.owndata and plain.size:  # NumPy allocates where a buffer's pointer is null
         raise no_memory(f"the buffer of a {type(array).__name__}")
-    return numpy_view(made)
+    return numpy_view(plain)
 
 
 def _refuse_own_arithmetic(array: object) -> None:

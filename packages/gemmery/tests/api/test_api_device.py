@@ -13,7 +13,7 @@ import gemmery as gm
 from gemmery.api import device_operands, explanation, on_device, prepared
 from gemmery.api.device_call import table
 from gemmery.arrange import arrange
-from gemmery.arrays import View, contiguous
+from gemmery.arrays import View, contiguous, view
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
 from gemmery.keywords import NO_OPTIONS, Options
@@ -445,6 +445,32 @@ def test_factors_of_blocks_write_rows_and_a_copy_turns_them(enqueued, strides, c
     assert run.addresses[2] == (1 << 20 if copied else 1 << 22)
     assert len(copies) == copied
     assert run.addresses[7] == (64, 128, 0)
+
+
+def test_memory_for_a_call_is_of_the_library_of_its_first_operand():
+    """Tensors on the CPU stand in for those on a device: a view has what PyTorch allocates, converts and copies by."""
+    torch = pytest.importorskip("torch")
+    a, out = torch.arange(6.0).reshape(2, 3), torch.empty(3, 2).t()
+    x = view(a)
+    target, memory, wide = on_device.new(x, (2, 4), "f16"), on_device.scratch(x, 24), on_device._converted(x, "f64")
+    assert (target.shape, target.strides, target.dtype) == ((2, 4), (8, 2), "f16")
+    assert (target.array.dtype, target.array.data_ptr()) == (torch.float16, target.pointer)
+    assert on_device.finished(x, target) is target.array
+    assert (memory.array.dtype, memory.shape, memory.array.data_ptr()) == (torch.uint8, (24,), memory.pointer)
+    assert wide.array.equal(a.double())
+    assert on_device._converted(x, "f32") is x
+    on_device.copy(x, view(out))
+    assert out.equal(a)
+
+
+def test_a_view_has_the_array_that_lends_its_memory():
+    a = Matrix()
+    x = view(a)
+    assert x.array is a
+    assert (x.device, x.ordinal) == ("cuda:0", 0)
+    assert view(Matrix(device=(2, 3))).ordinal == 3
+    with pytest.raises(gm.LayoutError, match=r"a Matrix with strides \(16, 4\) cannot be copied into a Capsule"):
+        on_device.copy(x, view(Capsule((4, 4), (2, 0), 8192, element=(2, 16))))
 
 
 def test_a_product_on_the_cpu_loads_nothing_for_devices():

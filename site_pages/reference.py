@@ -12,7 +12,7 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api": "products",
     "gemmery.api.grouped": "products",
     "gemmery.api.contractions": "products",
-    "gemmery.api.precision": "products",
+    "gemmery.api.device_operands": "products",
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",

@@ -18,7 +18,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import cache, config
-from gemmery.api import opaque, precision
+from gemmery.api import device_operands, opaque
 from gemmery.cpu import jit
 from gemmery.cpu.target import host
 from gemmery_emulator.kernels import kernel
@@ -76,7 +76,7 @@ def test_pytorch_is_told_later_where_another_thread_imports_its_compiler(monkeyp
 
 def test_a_precision_can_be_set_while_another_thread_imports_gemmery(monkeypatch):
     monkeypatch.setitem(sys.modules, "gemmery.api.quick", types.ModuleType("gemmery.api.quick"))
-    precision.set_float32_precision(None)
+    device_operands.set_float32_precision(None)
 
 
 # Each round is a process that has imported no more than the setup; its child must multiply, however the times fall.

@@ -8,7 +8,7 @@ import pytest
 import gemmery as gm
 from emulated_card import installed
 from gemmery import config
-from gemmery.api import precision
+from gemmery.api import device_operands
 from gemmery.api.device_call import table
 from gemmery.cuda.device import KNOWN
 from gemmery.dispatch import choice
@@ -120,7 +120,7 @@ def test_the_environment_has_a_default(monkeypatch):
     monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", " F32_Tensor ")
     gm.set_float32_precision(None)
     assert gm.get_float32_precision() == "f32_tensor"
-    monkeypatch.setattr(precision, "_default", precision._UNSET)
+    monkeypatch.setattr(device_operands, "_default", device_operands._UNSET)
     assert gm.get_float32_precision() == "f32_tensor"
     monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", "double")
     with pytest.raises(gm.ArgumentError, match=r"GEMMERY_FLOAT32_PRECISION='double'.*tf32, f32_tensor.*unset it"):
@@ -145,8 +145,8 @@ def test_what_no_product_can_have(card):
     with pytest.raises(gm.ArgumentError, match="leave it out on the CPU"):
         gm.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), precision="f32_tensor")
     with pytest.raises(gm.RefusedError, match=r"f32_plus.*9.0.*8.0.*f32_strict"):
-        precision.resolved("f32_plus", "f32", "f32", "a100")
-    assert precision.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
+        device_operands.resolved("f32_plus", "f32", "f32", "a100")
+    assert device_operands.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
 
 
 def test_float64_by_norms(card):
@@ -173,7 +173,7 @@ def test_float64_by_norms_is_for_float64_on_hopper(card):
     with pytest.raises(gm.ArgumentError, match="leave it out on the CPU"):
         gm.matmul(np.ones((2, 2)), np.ones((2, 2)), precision="f64_normwise")
     with pytest.raises(gm.RefusedError, match=r"f64_normwise.*9.0.*8.0.*float64 itself"):
-        precision.resolved("f64_normwise", "f64", "f64", "a100")
+        device_operands.resolved("f64_normwise", "f64", "f64", "a100")
     with pytest.raises(gm.ArgumentError, match="or None for the default"):
         gm.set_float32_precision("f64_normwise")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emulated_card import ORDINAL, installed
-from gemmery.api.prepared import prepare_packed, prepare_unpacking
+from gemmery.api.packed import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.launch import Ready

@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from gemmery.api.contractions import einsum as einsum
     from gemmery.api.contractions import tensordot as tensordot
     from gemmery.api.contractions import vecdot as vecdot
+    from gemmery.api.device_operands import get_float32_precision as get_float32_precision
+    from gemmery.api.device_operands import set_float32_precision as set_float32_precision
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
-    from gemmery.api.precision import get_float32_precision as get_float32_precision
-    from gemmery.api.precision import set_float32_precision as set_float32_precision
     from gemmery.api.splitting import SplitOperand as SplitOperand
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
@@ -90,7 +90,7 @@ _HOMES = {
     "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
-    "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
+    "gemmery.api.device_operands": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery_emulator.arguments": ("device_memory",),

@@ -23,10 +23,10 @@ import jax
 
 from gemmery import dispatch, dtypes, tiers
 from gemmery.api.compute import prepared_for
-from gemmery.api.cpu_call import Prepared
 from gemmery.api.device_call import keep, low_bits, table
+from gemmery.api.device_operands import get_float32_precision
 from gemmery.api.options import only_on_devices
-from gemmery.api.precision import get_float32_precision
+from gemmery.api.repeats import Prepared
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, contiguous
 from gemmery.cpu import jit, pool, threads, workspace, xla

@@ -18,8 +18,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemmery import dtypes
+from gemmery.api.device_operands import checked
 from gemmery.api.options import only_on_devices
-from gemmery.api.precision import checked
 from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief

@@ -25,7 +25,7 @@ from torch import Tensor
 from gemmery import api
 from gemmery.api.device_call import keep, table
 from gemmery.api.options import epilogue_name
-from gemmery.api.prepared import prepare_packed, prepare_unpacking
+from gemmery.api.packed import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda.launch import Ready
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief

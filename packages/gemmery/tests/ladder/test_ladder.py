@@ -15,6 +15,7 @@ import pytest
 
 import shapes
 from gemmery import dtypes, verify
+from gemmery.cpu import target
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -37,6 +38,7 @@ PAIRS = [
     for name in rung.dtypes
     for out in (name, *WIDER.get(name, ()))
 ]
+SUMS = {"bf16": "f32", "int8": "int32", "uint8": "uint32"}  # of the tile unit
 FOR_ONE_SHAPE = {"batched"}  # rungs that compile a kernel for every shape
 SLOW = {"scalar_naive": 3e6, "scalar_reordered": 3e6}  # rung -> most operations of a case
 
@@ -92,7 +94,12 @@ def takes(rung, name, out):
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_a_rung_takes_the_types_it_names(rung):
     for name in rung.dtypes:
-        assert takes(rung, name, name), name
+        if rung.name.startswith("amx_") and not target.host().has_tiles:
+            refusal = rung.refuses(problem(*matrices((64, 64, 64), name, SUMS[name])))
+            assert refusal == target.without_tiles()
+            assert "tile unit" in refusal
+        else:
+            assert any(takes(rung, name, out) for out in (name, SUMS.get(name, name))), name
     assert find(CPU, rung.name) is rung
     assert rung.parent is None or find(CPU, rung.parent)
 

@@ -251,16 +251,19 @@ def at_the_end(values):
     return array
 
 rung = find(CPU, sys.argv[1])
+sums = {"bf16": "f32", "int8": "int32", "uint8": "uint32"} if rung.name == "amx_tile" else {}
 for name in sys.argv[2:]:
+    out = sums.get(name, name)
     for shape in shapes.NEAR_THE_END:
         m, n, k = shape
         for swap_a in (False, True):
             for swap_b in (False, True):
                 a = at_the_end(operands.random((k, m) if swap_a else (m, k), name, 1))
                 b = at_the_end(operands.random((n, k) if swap_b else (k, n), name, 2))
-                c = at_the_end(operands.random((m, n), name, 3))
+                c = at_the_end(operands.random((m, n), out, 3))
                 a, b = (a.T if swap_a else a), (b.T if swap_b else b)
-                one, two, three = (operands.Placed(x[None], None, None, name) for x in (a, b, c))
+                one, two = (operands.Placed(x[None], None, None, name) for x in (a, b))
+                three = operands.Placed(c[None], None, None, out)
                 case = operands.problem(one, two, three)
                 if rung.refuses(case):
                     continue
@@ -278,7 +281,8 @@ def test_no_byte_past_an_operand_is_touched(rung):
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"the last problem begun: {lines[-1:] or 'none'}\n{done.stderr[-2000:]}"
-    assert {line.split()[0] for line in lines} == set(rung.dtypes)
+    refused = rung.name.startswith("amx_") and not target.host().has_tiles
+    assert {line.split()[0] for line in lines} == set(() if refused else rung.dtypes)
 
 
 def test_what_a_config_leaves_to_the_rung_is_not_explicit():

@@ -71,6 +71,14 @@ def _instruction_set() -> Result:
     return f"{host.isa}, vectors of {host.vector_bytes} bytes"
 
 
+def _tile_unit() -> Result:
+    """Tell whether the CPU has a tile unit (AMX), and whether the system grants its registers."""
+    advice = target.without_tiles()
+    if not advice:
+        return "Intel AMX, granted by the system: products of bfloat16 and 8-bit integers run on it"
+    return ("not used", False, advice) if "amx_bf16" in target.host().features else "none"
+
+
 def _caches() -> Result:
     host = target.host()
     sizes = {"L1d": host.l1d, "L2": host.l2, "L3": host.l3}
@@ -265,6 +273,7 @@ _EXAMINED: dict[str, Callable[[], Result]] = {
     "cpu": lambda: f"{target.host().cpu} ({jit.host_cpu()}, {target.host().machine})",
     "instruction set": _instruction_set,
     "features": lambda: ", ".join(sorted(set(_NEWER) & target.host().features)) or "none of the optional ones",
+    "tile unit": _tile_unit,
     "caches": _caches,
     "cores": _cores,
     "threads": _threads,

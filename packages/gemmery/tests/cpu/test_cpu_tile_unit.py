@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from gemmery import dtypes, limits, verify
-from gemmery.cpu import build, loops
+from gemmery.cpu import build, convert, loops, panels, simple
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.panels import workspace_bytes
 from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
@@ -24,7 +23,8 @@ XEON = Target("avx512", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
 REGISTERS = np.zeros((8, 16, 64), np.uint8)
 KEPT = []
 PRODUCTS = [("bf16", "f32", "tdpbf16ps"), ("bf16", "bf16", "tdpbf16ps"), ("int8", "int32", "tdpbssd"),
-            ("uint8", "int32", "tdpbuud"), ("int8", "int8", "tdpbssd")]  # fmt: skip
+            ("uint8", "uint32", "tdpbuud"), ("int8", "int8", "tdpbssd")]  # fmt: skip
+SUMS = (("bf16", "f32"), ("int8", "int32"), ("uint8", "uint32"))
 
 
 def define_model(module, step):
@@ -46,8 +46,15 @@ def define_model(module, step):
         pass
     with module.function("model.tilezero", ("i8", "to")) as f, f.loop(0, 1024, 64) as at:
         f.store(f.zero(row), register(f, f["to"]) + at)
-    with module.function("model.tileloadd64", ("i8", "to"), ("ptr", "at"), ("i64", "step")) as f, f.loop(0, 16) as r:
-        f.store(f.load(row, f["at"] + r * f["step"]), register(f, f["to"]) + r * 64)
+    for name in ("tileloadd64", "tileloaddt164"):
+        with (
+            module.function(f"model.{name}", ("i8", "to"), ("ptr", "at"), ("i64", "step")) as f,
+            f.loop(0, 16) as r,
+        ):
+            f.store(f.load(row, f["at"] + r * f["step"]), register(f, f["to"]) + r * 64)
+    name = "model.avx512bf16.cvtneps2bf16.512"
+    with module.function(name, (vector(16, "float"), "x"), returns=vector(16, "i16")) as f:
+        f.ret(convert.narrow(f, f["x"], dtypes.get("bf16")))
     with module.function("model.tilestored64", ("i8", "of"), ("ptr", "at"), ("i64", "step")) as f, f.loop(0, 16) as r:
         f.store(f.load(row, register(f, f["of"]) + r * 64), f["at"] + r * f["step"])
     wide, narrow, group = ("float", "bfloat", 2) if step == "tdpbf16ps" else ("i32", "i8", 4)
@@ -74,20 +81,13 @@ def define_model(module, step):
         f.store(total, at)
 
 
-@functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64)):
-    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
-    made = build.product(XEON, problem)
-    assert made.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
-    module = loops.packed(XEON, made)
-    define_model(module, made.step)
-    lines = (line for line in str(module).splitlines() if not re.match(r"declare void @llvm.x86.(ldtilecfg|t)", line))
+def compiled(module, step, name):
+    """The address of a function of a module for the tile unit, whose instructions are those of the model."""
+    define_model(module, step)
+    instruction = r"@llvm\.x86\.(?=ldtilecfg|t|avx512bf16)"
+    lines = (line for line in str(module).splitlines() if not re.match(rf"declare .* {instruction}", line))
     # Without bfloat16 in the CPU, LLVM calls functions that are not there, even for shuffles.
-    text = (
-        re.sub(r"@llvm\.x86\.(?=ldtilecfg|t)", "@model.", "\n".join(lines))
-        .replace("bfloat 0xR0000", "i16 0")
-        .replace("bfloat", "i16")
-    )
+    text = re.sub(instruction, "@model.", "\n".join(lines)).replace("bfloat 0xR0000", "i16 0").replace("bfloat", "i16")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     parsed = llvm.parse_assembly(text)
@@ -95,14 +95,27 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64)):
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     KEPT.append(engine)
+    return engine.get_function_address(name)
+
+
+@functools.cache
+def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH):
+    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
+    kinds = build.product(XEON, problem)
+    assert kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
     mc, kc, nc = sizes
-    register = register_tile(XEON, made)
+    register = register_tile(XEON, kinds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panels, "DEPTH", depth)
+        address = compiled(loops.packed(XEON, kinds), kinds.step, "packed")
 
     def blocks(m, n, k):
-        tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, made.unit), build.even(n, nc, register.nr)
-        return Blocks(tall, deep, wide, workspace_bytes(XEON, made, m, k, tall, deep, wide))
+        tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, kinds.unit), build.even(n, nc, register.nr)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(panels, "DEPTH", depth)
+            return Blocks(tall, deep, wide, panels.workspace_bytes(XEON, kinds, m, k, tall, deep, wide))
 
-    return Launch(engine.get_function_address("packed"), made.scalar, dtypes.get(out).size, blocks)
+    return Launch(address, kinds.scalar, dtypes.get(out).size, blocks)
 
 
 SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
@@ -122,6 +135,53 @@ def test_products_on_the_model(dtype, out, step, layouts):
             kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
             checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
             assert checked.ok, (m, n, k, alpha, checked)
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
+def test_sums_that_stay_tiles_between_parts_of_k(dtype, out, step):
+    """Parts of one or more steps, and several chains of k in a block: a second one begins at 1024 for bfloat16."""
+    for sizes, depth in (((64, 4096, 96), 4 << 10), ((64, 256, 96), 4 << 10), ((32, 4096, 96), panels.DEPTH)):
+        kernel = launch(dtype, out, sizes=sizes, depth=depth)
+        for m, n, k in ((96, 96, 512), (70, 130, 700), (48, 113, 2112)):
+            a, b = (place(random((1, *shape), dtype, seed), dtype, "C") for seed, shape in enumerate(((m, k), (k, n))))
+            c = place(random((1, m, n), out, 2), out, "C")
+            for alpha, beta in ((1, 0), (1, 1), (3, 2)):
+                old = c.array.copy()
+                kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
+                checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
+                assert checked.ok, (m, n, k, alpha, checked)
+                assert c.untouched_around()
+
+
+@pytest.mark.parametrize(
+    ("out", "epilogue"), [("bf16", "bias"), ("bf16", "bias+gelu"), ("f32", "bias+relu"), ("f32", "relu")]
+)
+def test_epilogues_on_the_model(out, epilogue):
+    """Whole tiles and edges, one chain of k and two."""
+    kernel, activation = launch("bf16", out, epilogue, (64, 4096, 96)), epilogue.rpartition("+")[2]
+    for m, n, k in ((32, 96, 64), (33, 50, 1100)):
+        a, b = (place(random((1, *shape), "bf16", seed), "bf16", "C") for seed, shape in enumerate(((m, k), (k, n))))
+        c, row = place(random((1, m, n), out, 2), out, "C"), place(random((1, 1, n), "f32", 3), "f32", "C")
+        bias = row.view._replace(shape=(n,), strides=row.array.strides[2:]) if "bias" in epilogue else None
+        kernel(a.view, b.view, c.view, bias=bias)
+        checked = verify.check(
+            c.array, a.array, b.array, verify.blocked, bias=None if bias is None else row.array[0, 0],
+            activation="" if activation == "bias" else activation,
+        )  # fmt: skip
+        assert checked.ok, (m, n, k, checked)
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
+def test_the_rung_that_packs_nothing(dtype, out, step):
+    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out))
+    kernel = Launch(compiled(simple.amx_tile(XEON, kinds), step, "amx_tile"), kinds.scalar, 4, lambda m, n, k: Blocks())
+    for m, n, k in SIZES:
+        a, b = (place(random((1, *shape), dtype, seed), dtype, "padded") for seed, shape in enumerate(((m, k), (k, n))))
+        c = place(random((1, m, n), out, 2), out, "padded")
+        kernel(a.view, b.view, c.view)
+        checked = verify.check(c.array, a.array, b.array)
+        assert checked.ok, (m, n, k, checked)
+        assert c.untouched_around()
 
 
 def test_the_peak_is_that_of_resident_tiles():

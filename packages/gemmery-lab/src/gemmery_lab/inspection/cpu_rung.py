@@ -46,6 +46,8 @@ def inspect_cpu_rung(
     Raises ArgumentError for an element type, a side or a config that it does not take, RefusedError where it refuses.
     """
     row = find(CPU, name)
+    if name.startswith("amx_"):
+        raise RefusedError(f"rung {name}: loads of tile registers are not counted, so it cannot be inspected")
     settings = {**row.default, **asked.keys(row, config or {})}
     problem = _problem(row, m, n, k, dtype)
     launch = row.build(problem, settings)

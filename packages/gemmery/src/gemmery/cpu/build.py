@@ -16,7 +16,7 @@ from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, dots_columns, host, k_block
-from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
+from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, register_tile, sizes_of, vector_room
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
 
@@ -61,6 +61,16 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
         return Launch(entries[rung], element.llvm, element.size, lambda m, n, k: blocks)
 
     return build
+
+
+def amx_tile(problem: Problem, config: Config) -> Launch:
+    """Return the kernel of one block of tiles at a time, which packs nothing."""
+    from gemmery.cpu import simple
+
+    target = host()
+    types = product(target, problem)
+    entries = jit.load(target, f"amx_tile_{types.name}", lambda: simple.amx_tile(target, types))
+    return Launch(entries["amx_tile"], types.scalar, dtypes.get(problem.out).size, lambda m, n, k: Blocks())
 
 
 def product(target: Target, problem: Problem) -> Product:
@@ -159,9 +169,9 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
-    if types.on_tiles:
-        step = _TILES_STEP / types.unit
     unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc, read=_read(dtype))
+    if types.on_tiles:
+        unit = Unit(TILE_ROWS, TILE_ROWS, _TILE_STEP / types.unit, _PACK, sizes.nc, read=_read(dtype))
     entry = load(target, problem, packed_image(target, types))["packed"]
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
@@ -193,7 +203,9 @@ def packed_panels(problem: Problem, config: Config) -> Launch:
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
 
 
-_TILES_STEP = 25.0  # ns of four products of tile registers: 16 cycles each at 2.5 GHz
+# ns of a product of tile registers: 16 cycles at 2.5 GHz. Parts are multiples of one tile, since those of three leave
+# some threads 1.1 times the work of others at n = 1024.
+_TILE_STEP = 6.25
 
 
 def _step(vectors: int) -> float:

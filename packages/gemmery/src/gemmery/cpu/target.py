@@ -169,6 +169,23 @@ def _grants_tiles() -> bool:
     return not ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
 
 
+def without_tiles() -> str:
+    """Return why products do not run on a tile unit (AMX) here, and what to do about it; "" if they do."""
+    if host().has_tiles:
+        return ""
+    features = _cpuinfo()[1]
+    if "amx_tile" not in features:
+        return "this CPU has no tile unit (Intel AMX), or the system hides it: use packed, which runs on vectors"
+    if config.isa_limit():
+        return "GEMMERY_ISA switches the tile unit (Intel AMX) off: unset it"
+    if not _grants_tiles():
+        return (
+            "the system does not grant the registers of the tile unit (Intel AMX): Linux does from version 5.16 on, "
+            "unless a filter of system calls (seccomp) forbids arch_prctl; update the one or allow the other"
+        )
+    return "the tile unit (Intel AMX) of this CPU lacks bfloat16 or 8-bit integers: use packed"
+
+
 def _cpuinfo() -> tuple[str, frozenset[str]]:
     """Return name and features of the first processor; empty where the system has no /proc/cpuinfo."""
     name, flags = "", frozenset[str]()

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.cpu import build
+from gemmery.cpu import build, target
 from gemmery.ladder.rung import Rung, without_vector
 from gemmery.problem import Problem
 
 _FLOATS = ("f32", "f64")
+_SUMS = {"bf16": "f32", "int8": "int32", "uint8": "uint32"}  # what the tile unit multiplies, and its sums
 
 
 def _later(module: str, name: str) -> Callable[..., Any]:
@@ -75,6 +76,22 @@ def _strassen(problem: Problem) -> str:
     return _in_one_type(problem) or _packed(problem)
 
 
+def _tiles(problem: Problem) -> str:
+    """Refusals of the packed product on the tile unit."""
+    if problem.dtype not in _SUMS:
+        return f"the tile unit multiplies {', '.join(_SUMS)}, not {problem.dtype}"
+    return target.without_tiles() or _packed(problem)
+
+
+def _unpacked_tiles(problem: Problem) -> str:
+    """Refusals of the rung that reads tiles of A in place and stores those of C."""
+    if problem.out != _SUMS.get(problem.dtype, problem.out):
+        return f"it stores the sums of the tile unit, so C must be {_SUMS[problem.dtype]}, not {problem.out}"
+    if problem.a_layout != "row":
+        return "it loads tiles along the rows of A, so the elements of a row must be adjacent in memory"
+    return _tiles(problem) or _rows(problem._replace(out=problem.dtype))
+
+
 def _textbook(name: str, refuses: Callable[[Problem], str] = _rows, **fields: Any) -> Rung:
     """Return the row of a kernel that loops over C in place."""
     return Rung(name, dtypes=_FLOATS, refuses=refuses, build=build.textbook(name), source="cpu/simple.py", **fields)
@@ -88,6 +105,7 @@ _packed_rung = partial(
     bound=blocked,
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
+_TILE_SPACE = {"mc": (64, 128, 256, 512), "kc": (512, 1024, 2048, 4096), "nc": (512, 1024, 2048)}
 _direct_rung = partial(Rung, dtypes=_FLOATS, refuses=build.direct_refuses, bound=blocked)
 
 CPU = (
@@ -178,6 +196,49 @@ CPU = (
             "C is cut along m and n, never along k: no two threads add to the same element, so any number of threads "
             "gives the same bits. Each thread packs its own panels; some are packed twice, but no thread waits. "
             "Workers spin briefly, then sleep; a product too short to justify waking them runs on one thread."
+        ),
+        source="cpu/pool.py",
+    ),
+    Rung(
+        name="amx_tile",
+        idea="simd_tile on the tile unit (AMX): 2 x 2 tiles of 16 x 16 sums; A is read in place, nothing is packed",
+        parent="simd_tile",
+        dtypes=tuple(_SUMS),
+        refuses=_unpacked_tiles,
+        build=build.amx_tile,
+        lesson=(
+            "One instruction adds 16 x 16 sums of 64 bytes of k in 16 cycles: 1024 multiply-adds a cycle in int8. Two "
+            "tiles of A and two of B serve four products, one load a product, which is as fast as the unit. But the "
+            "unit wants 4 bytes of k of a column side by side. They lie in two or four rows of B, and to interleave "
+            "them again for every 32 rows of C takes several times as long as the products."
+        ),
+        source="cpu/simple.py",
+    ),
+    _packed_rung(
+        name="amx_packed",
+        idea="packed on the tile unit: B is interleaved once, A is read in place, sums stay tiles between blocks of k",
+        parent="amx_tile",
+        dtypes=tuple(_SUMS),
+        refuses=_tiles,
+        space=_TILE_SPACE,
+        lesson=(
+            "The unit is so fast that bringing and writing tiles takes the time. So a part of a panel of B stays in L1 "
+            "while A goes by, with loads that say used once; A is not copied where its rows are whole chunks of 64 "
+            "bytes; sums stay tiles in L2 until a chain of k ends, and are written while the next ones are computed."
+        ),
+        source="cpu/tile_unit.py",
+    ),
+    _packed_rung(
+        name="amx_threaded",
+        idea="amx_packed on all cores: C is cut along m and n, and each thread has a tile unit of its own",
+        parent="amx_packed",
+        dtypes=tuple(_SUMS),
+        refuses=_tiles,
+        space=_TILE_SPACE,
+        lesson=(
+            "Each core has a tile unit, so the products divide well; packing does not: with 4 x 4 parts each column of "
+            "B is packed by four threads. A thread shapes its tile registers when its part begins and releases them "
+            "when it ends, since every switch of threads would save them otherwise, 8 KiB each time."
         ),
         source="cpu/pool.py",
     ),

@@ -107,6 +107,7 @@ def test_every_kernel_of_the_folder_is_launched():
     assert set(FAULTS) == {path.stem for path in FOLDER.glob("*.cu")}
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_at_its_line(name):
     """The kind, the line, and for a race the other line; nothing else is found."""
@@ -115,6 +116,7 @@ def test_a_fault_is_found_at_its_line(name):
     assert told == {(FAULTS[name][0], line, other) for line in marked(name, "FAULT") for other in others}
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_found_in_the_repaired_kernel(name):
     """The same kernel without its fault."""

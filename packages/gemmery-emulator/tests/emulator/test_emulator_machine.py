@@ -61,6 +61,7 @@ def collatz(value):
     return count
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("block", [1, 31, 33, 96])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_loops_of_different_lengths(block, seed):
@@ -377,6 +378,7 @@ SPINS = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("spin", SPINS)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
@@ -399,6 +401,7 @@ HANDING = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("handing", HANDING)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_threads_that_wait_in_a_loop_let_others_run(handing, seed):

@@ -450,6 +450,7 @@ def test_wrong_arguments_are_named(call, error, word):
     assert np.all(whole == 1)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
 def test_the_epilogue(name, activation):

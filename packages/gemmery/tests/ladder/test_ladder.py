@@ -145,6 +145,7 @@ def test_batches(rung, name, out):
         run(rung, *matrices(shape, name, out, ("padded", "reversed", "padded"), batch=5))
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_alpha_and_beta(rung, name, out):
     if not takes(rung, name, out):

@@ -448,6 +448,7 @@ def test_factors_of_blocks_write_rows_and_a_copy_turns_them(enqueued, strides, c
     assert run.addresses[7] == (64, 128, 0)
 
 
+@pytest.mark.process
 def test_a_product_on_the_cpu_loads_nothing_for_devices():
     code = (
         "import sys, numpy as np, gemmery as gm\n"

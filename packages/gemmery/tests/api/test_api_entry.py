@@ -175,6 +175,7 @@ def test_ten_threads_through_the_entry():
         assert all(pool.map(repeat, range(10)))
 
 
+@pytest.mark.process
 def test_a_name_imported_before_the_first_product_is_fast_and_right_too():
     code = (
         "from gemmery import matmul\n"

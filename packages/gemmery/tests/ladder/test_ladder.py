@@ -263,6 +263,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_no_byte_past_an_operand_is_touched(rung):

@@ -48,6 +48,7 @@ def assert_rounded(got, exact_values, kind, mode):
     assert wrong == []
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", FORMS)
 def test_fma(kind, mode):
@@ -61,6 +62,7 @@ def test_fma(kind, mode):
         assert float(one) == nearby(values[i], kind, mode)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "sqrt"])

@@ -61,6 +61,7 @@ def collatz(value):
     return count
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("block", [1, 31, 33, 96])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_loops_of_different_lengths(block, seed):
@@ -377,6 +378,7 @@ SPINS = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("spin", SPINS)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
@@ -399,6 +401,7 @@ HANDING = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("handing", HANDING)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_threads_that_wait_in_a_loop_let_others_run(handing, seed):
@@ -536,14 +539,17 @@ def test_a_chunk_frees_its_memory_when_it_ends():
 
 
 def test_a_loop_that_counts_needs_no_copy_of_the_arrays(monkeypatch):
-    """The search for endless loops copies memory once the registers come back, or while threads are apart."""
+    """The search for endless loops copies memory once the registers come back, or while threads are apart.
+
+    It looks after 1024, 3072 and 7168 basic blocks.
+    """
     copies = []
     keep = Spinning._keep_memory
     monkeypatch.setattr(Spinning, "_keep_memory", lambda self: (copies.append(1), keep(self))[0])
-    counts = """extern "C" __global__ void f(volatile int* x) { for (int i = 0; i < 50000; i++) x[threadIdx.x] = i; }"""
+    counts = """extern "C" __global__ void f(volatile int* x) { for (int i = 0; i < 8000; i++) x[threadIdx.x] = i; }"""
     x = np.zeros(32, np.int32)
     gm.emulate(counts, "f", 1, 32, [x])
-    assert x.tolist() == [49999] * 32
+    assert x.tolist() == [7999] * 32
     assert not copies
     spins = """extern "C" __global__ void f(volatile int* x) { while (x[0] == 0); }"""
     with pytest.raises(gm.EmulationError, match=r"threads loop forever at kernel\.cu:1"):

@@ -120,6 +120,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("case", FAULTY)
 def test_what_other_lanes_write_is_not_published(case):
     code, where = FAULTY[case]
@@ -207,6 +208,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("case", RIGHT)
 def test_lanes_that_meet_publish_together(case):
     code = RIGHT[case]
@@ -271,7 +273,7 @@ ORDERS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings().max_examples // 3)
 @given(traces(("read", "write", "write", "update"), ("block",)), st.data())
 def test_nothing_is_found_that_has_been_published(steps, data):
     """Every reported race is one, whatever lanes release, with a fence or without, and whoever acquires it."""

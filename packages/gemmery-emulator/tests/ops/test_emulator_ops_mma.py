@@ -412,6 +412,7 @@ def test_every_value_of_a_type_is_read_exactly(kind):
         np.testing.assert_array_equal(d, np.repeat(wanted[:, :, None], 8, axis=2))
 
 
+@pytest.mark.many(7)
 @pytest.mark.parametrize("c_layout", ["row", "col"])
 @pytest.mark.parametrize("space", ["", ".global", ".shared", ".shared::cta"])
 @pytest.mark.parametrize("shape", [*WMMA_SHAPES, "m16n16k8", "m8n8k4"])

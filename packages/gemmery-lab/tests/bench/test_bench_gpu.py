@@ -222,6 +222,7 @@ def test_kernels_of_warpgroups_are_bounded_by_wgmma_on_hopper(dtype, capability,
     assert device_limits.unit(dtype, True, capability, warpgroups=True) == (dtype, expected)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loops_behind_the_peaks_compile_without_spills(arch):
     for row in device_limits.UNITS.values():

@@ -152,6 +152,7 @@ def test_the_fingerprint_of_this_machine_names_a_file():
     assert found.blas
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable names kernels of x86")
 def test_the_machine_runs_what_the_rival_runs_whatever_the_shell_exports():
     script = "from gemmery_lab.measure import record; print(record.cpu_machine().blas)"

@@ -183,6 +183,7 @@ def test_products_of_every_type_where_loops_over_k_begin_and_end(name):
         assert run(LIBRARY, *matrices((33, 20, k), name, OUT[name], (*next(READ), next(STORED))), config=TILE), k
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("layout", OTHERS)
 def test_products_of_any_layout(layout):
     """Of two tiles of rows and three of columns."""

@@ -103,6 +103,7 @@ def test_a_tile_in_registers_leaves_c_out_of_the_loop():
     assert panels.operands["panels and stack"].loads > 0 == tile.operands["panels and stack"].stores
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rung_is_inspected(name):
     """It multiplies in its inner loop, touches all of A, B and C, and is shown."""

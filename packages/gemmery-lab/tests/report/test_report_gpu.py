@@ -1,5 +1,6 @@
 """Reports of GPU runs, from records of a GPU: their words, units and limits."""
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def without_rival(run):
 
 
 def shown(run, width=400):  # nothing folds
-    console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=width, force_terminal=False, record=True, file=io.StringIO())
     terminal.show(run, CUDA, console)
     return console.export_text()
 

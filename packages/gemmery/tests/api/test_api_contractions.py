@@ -499,6 +499,7 @@ def test_a_batch_whose_elements_are_adjacent(expression, name, count, k):
     check(np.asarray(gm.einsum(expression, a, b)), expression, a, b)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", ["f32", "f64", "f16", "int32", "uint16", "complex64"])
 def test_rows_by_the_kernel_for_their_length(name):
     for k in (3, 15, 16, 17, 37, 100, 256):

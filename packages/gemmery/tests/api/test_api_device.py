@@ -473,6 +473,7 @@ def test_a_view_has_the_array_that_lends_its_memory():
         on_device.copy(x, view(Capsule((4, 4), (2, 0), 8192, element=(2, 16))))
 
 
+@pytest.mark.process
 def test_a_product_on_the_cpu_loads_nothing_for_devices():
     code = (
         "import sys, numpy as np, gemmery as gm\n"

@@ -51,6 +51,7 @@ def test_the_bits_are_the_same_for_every_number_of_threads(shape, name, out, lay
         assert product(shape, name, out, threads, layouts) == alone
 
 
+@pytest.mark.process
 @compiled
 def test_only_as_many_workers_start_as_a_product_uses():
     code = """
@@ -109,6 +110,7 @@ def test_more_callers_than_workspaces_take_turns():
     assert all(array.item() == 1 for array, _ in results)
 
 
+@pytest.mark.process
 @compiled
 @forks
 def test_a_child_forked_in_the_middle_of_a_product_has_workers_of_its_own():
@@ -130,6 +132,7 @@ def test_a_child_forked_in_the_middle_of_a_product_has_workers_of_its_own():
     assert (array == 1).all()
 
 
+@pytest.mark.process
 @forks
 def test_children_of_a_process_that_goes_on_multiplying_get_the_same_bits():
     code = """
@@ -153,6 +156,7 @@ busy.join()
     succeeds(code)
 
 
+@pytest.mark.process
 @compiled
 def test_a_process_ends_while_workers_wait_or_spin():
     code = """
@@ -222,6 +226,7 @@ def test_an_interrupt_comes_when_the_result_is_whole():
     assert (array == 1).all()
 
 
+@pytest.mark.process
 @compiled
 @tasks
 def test_workers_leave_signals_and_cores_as_they_were():
@@ -368,6 +373,7 @@ def test_quotas_of_groups_of_both_versions_hold(monkeypatch, files, number):
     assert target.cores() == number
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["gemmery", "threadpoolctl"])
 def test_threadpoolctl_sees_and_limits_gemmery(first):
     pytest.importorskip("threadpoolctl")

@@ -121,6 +121,7 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH):
 SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
 
 
+@pytest.mark.many(7)
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
 @pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF", "padded", "strided"])
 def test_products_on_the_model(dtype, out, step, layouts):

@@ -136,6 +136,7 @@ def offsets(number):
     return found, -(-at // 8) * 8
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("out", "type_", "number"), [("f32", "float", "f"), ("f16", "f16", "f"), ("f64", "double", "d")]
 )

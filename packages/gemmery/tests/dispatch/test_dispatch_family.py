@@ -45,6 +45,7 @@ def same(family, m, n, k):
     return family.blocks
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("threads", [1, 2, 17])
 @pytest.mark.parametrize("b_layout", ["row", "col", "any"])
 @pytest.mark.parametrize(("dtype", "out"), TYPES)

@@ -247,6 +247,7 @@ print(json.dumps([float(c.min()), float(c.max()), "/jax/compilation_cache/cache_
 """
 
 
+@pytest.mark.process
 def test_a_program_that_jax_stored_on_disk(tmp_path):
     answers = []
     for _ in range(2):

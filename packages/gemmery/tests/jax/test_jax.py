@@ -281,6 +281,7 @@ assert np.array_equal(c, a @ b), c
 """
 
 
+@pytest.mark.process
 def test_a_process_that_only_imports_the_module_runs_a_stored_program():
     """What the program does there: it calls the handler, and nothing traces `matmul`."""
     subprocess.run([sys.executable, "-c", LOADED], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})

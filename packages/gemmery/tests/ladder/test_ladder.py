@@ -152,6 +152,7 @@ def test_batches(rung, name, out):
         run(rung, *matrices(shape, name, out, ("padded", "reversed", "padded"), batch=5))
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_alpha_and_beta(rung, name, out):
     if not takes(rung, name, out):
@@ -272,6 +273,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_no_byte_past_an_operand_is_touched(rung):

@@ -138,8 +138,7 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
             at = _Lanes(machine, index, mask, members, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
                 at.reading(*(read(machine.registers) for read in reads))
-        for observer in machine.observers:
-            observer.converged(machine, mask)
+        machine.observers.converged(machine, mask)
         step(machine, mask)
 
     return run
@@ -167,8 +166,7 @@ def _complete(index: int, step: Step) -> Step:
                 what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
                 what += "outside of branches" if others.any() else "in a block of whole warps"
                 report_mismatch(machine, index, threads, what)
-        for observer in machine.observers:
-            observer.converged(machine, mask)
+        machine.observers.converged(machine, mask)
         step(machine, mask)
 
     return run
@@ -325,8 +323,8 @@ def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> Non
 
 def report_mismatch(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Report masks that do not fit, if there are any."""
-    for observer in machine.observers if len(threads) else ():
-        observer.mismatched(machine, index, threads, message)
+    if len(threads):
+        machine.observers.mismatched(machine, index, threads, message)
 
 
 def _bits(lanes: Flags) -> NDArray[np.uint32]:

@@ -17,7 +17,7 @@ from gemmery.banks import WARP
 from gemmery_emulator import specials
 from gemmery_emulator.blocks import Block
 from gemmery_emulator.lower import LoweredKernel
-from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Places, UnitState, report_misuse
+from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Observers, Places, UnitState, report_misuse
 from gemmery_emulator.memory import Global, Own
 from gemmery_emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
 from gemmery_emulator.spinning import LIMIT, Spinning
@@ -51,7 +51,8 @@ class LockStep:
         local = program.kernel.local
         self.local = Own(self.threads if local else 1, local, self.threads)  # no part for each thread if there is none
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
-        self.observers: Sequence[Observer] = tuple(observers)
+        self.observers = Observers(())
+        self._observers = tuple(observers)
         self.registers = list(program.zeros)
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
@@ -100,15 +101,15 @@ class LockStep:
 
     def run(self) -> None:
         """Run every thread to its end."""
-        for observer in self.observers:
+        for observer in self._observers:
             observer.start(self)
+        self.observers = Observers([part for observer in self._observers for part in observer.parts()])
         spinning = Spinning(self, self._waiting, self._program, *self._limits)
         while self._step():
             spinning.look(self._ran)
         for finish in self.at_end:
             finish()
-        for observer in self.observers:
-            observer.finish(self)
+        self.observers.finish(self)
         self.registers.clear()
         self.shared.release()
         self.local.release()
@@ -149,8 +150,7 @@ class LockStep:
         warps, threads = self.warps, self.threads
         if mask is not None:
             warps, threads = warps_in(mask), int(np.count_nonzero(mask))
-        for observer in self.observers:
-            observer.executed(self, block.first, block.last, warps, threads)
+        self.observers.executed(self, block.first, block.last, warps, threads)
         self.elapsed += self._ended - block.first
         for step in block.steps:
             step(self, mask)
@@ -177,8 +177,7 @@ class LockStep:
             self.places.go(mask, target)
             return
         goes = block.guard(self.registers)
-        for observer in self.observers:
-            observer.branch(self, block.last - 1, goes, mask)
+        self.observers.branch(self, block.last - 1, goes, mask)
         if not goes.ndim:
             self.places.go(mask, target if goes else at + 1)
             return

@@ -89,7 +89,7 @@ class Machine(Protocol):
     failed: Any  # the threads whose latest wait failed
     elapsed: int  # instructions executed before the current basic block, less the number of its first one
     changes: int  # of what threads sleep for; each one wakes them
-    observers: Sequence[Observer]
+    observers: Observers
     at_end: list[Callable[[], None]]  # called when all threads have ended
 
     def spread(self, value: Values) -> NDArray[Any]:
@@ -186,7 +186,7 @@ Pieces = tuple[Indices, Indices, int]
 
 
 class Observer:
-    """Receives each event before it takes effect; this base class does nothing."""
+    """Receives each event before it takes effect; this base class does nothing with it."""
 
     def start(self, machine: Machine) -> None:
         """A chunk of blocks starts."""
@@ -273,20 +273,34 @@ class Observer:
     def finish(self, machine: Machine) -> None:
         """The chunk has ended."""
 
-
-def report_access(machine: Machine, event: Access) -> None:
-    """Tell the observers of an access."""
-    for observer in machine.observers:
-        observer.access(machine, event)
+    def parts(self) -> Sequence[Observer]:
+        """After `start`: those that receive the events of the chunk, mostly this observer alone."""
+        return (self,)
 
 
-def report_transfer(machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
-    """Tell the observers what bulk copies access in global memory."""
-    for observer in machine.observers:
-        observer.transferred(machine, index, places)
+class Observers(Observer):
+    """Several observers as one: each event goes to those that do something with it. False if there are none."""
+
+    def __init__(self, each: Sequence[Observer]) -> None:
+        self._any = bool(each)
+        for name, nothing in vars(Observer).items():
+            if not name.startswith("_"):
+                takers = (getattr(one, name) for one in each if getattr(type(one), name) is not nothing)
+                setattr(self, name, _all_of(tuple(takers)))
+
+    def __bool__(self) -> bool:
+        return self._any
+
+
+def _all_of(takers: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def tell(*event: Any) -> None:
+        for take in takers:
+            take(*event)
+
+    return takers[0] if len(takers) == 1 else tell
 
 
 def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Tell the observers of threads that break a rule, if there are any."""
-    for observer in machine.observers if len(threads) else ():
-        observer.misused(machine, index, threads, message)
+    if len(threads):
+        machine.observers.misused(machine, index, threads, message)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.machine import Access, Machine, Rows, landed, report_access
+from gemmery_emulator.machine import Access, Machine, Rows, landed
 from gemmery_emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 
@@ -75,8 +75,7 @@ class Copies:
 
     def _land(self, copy: Copy) -> None:
         machine = self._machine
-        for observer in machine.observers:
-            observer.landed(machine, copy.index, copy.addresses, copy.threads)
+        machine.observers.landed(machine, copy.index, copy.addresses, copy.threads)
         machine.shared.view("u1", copy.data.shape[1])[copy.rows] = copy.data
 
 
@@ -209,7 +208,9 @@ def checked(
         some = machine.spread(addresses)[mask.argmax()] if mask.any() else memory_of(machine, space).safe
         addresses = np.where(mask, addresses, some)
     if space != "const" and (mask is None or np.count_nonzero(mask)):
-        report_access(machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
+        machine.observers.access(
+            machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values)
+        )
     if space == cluster.SPACE:
         _in_peers(machine, index, addresses, mask)
         addresses = machine.unit(cluster.Peers).relative(addresses)
@@ -239,8 +240,7 @@ def _fault(
     if mask is not None:
         threads &= mask
     event = Access(index, space.partition("::")[0], what, addresses, mask, width)
-    for observer in machine.observers:
-        observer.fault(machine, event, kind, threads)
+    machine.observers.fault(machine, event, kind, threads)
     return threads
 
 

@@ -73,8 +73,10 @@ class Unwritten:
     def report(self, index: int, bad: Any, mask: Mask, first: int) -> None:
         """Report threads that use a value from nowhere."""
         threads = np.flatnonzero(np.broadcast_to(bad if mask is None else bad & mask, (self._machine.threads,)))
-        for observer in self._machine.observers if threads.size else ():
-            observer.undefined(self._machine, first, threads, self._machine.kernel.instructions[index].line)
+        if threads.size:
+            self._machine.observers.undefined(
+                self._machine, first, threads, self._machine.kernel.instructions[index].line
+            )
 
 
 def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:

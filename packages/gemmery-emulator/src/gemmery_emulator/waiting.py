@@ -135,8 +135,7 @@ class Waiting:
         for index, mask in stuck:
             barrier = self._program.barriers.get(index)
             members = None if barrier is None or barrier.members is None else self.at_barriers.members(mask)
-            for observer in machine.observers:
-                observer.deadlock(machine, index, mask, members)
+            machine.observers.deadlock(machine, index, mask, members)
 
 
 class AtBarriers:
@@ -166,8 +165,7 @@ class AtBarriers:
         if mask is None and not number.ndim and barrier.count is None and self._are_whole(barrier):
             if barrier.reduction is not None:
                 self._reduce(barrier.reduction, None)
-            for observer in machine.observers:
-                observer.barrier(machine, index, int(number), None)
+            machine.observers.barrier(machine, index, int(number), None)
             machine.places.go(None, at + 1)
             return
         machine.places.part()
@@ -271,10 +269,9 @@ class AtBarriers:
             opcode = machine.kernel.instructions[place].opcode
             if opcode.family == "barrier" and "aligned" not in opcode.modifiers:  # which may stand at several places
                 apart &= self._at != place
-        for observer in machine.observers:
-            if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
-                observer.diverged(machine, int(self._at[apart][0]), apart)
-            observer.barrier(machine, index, number, leave)
+        if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
+            machine.observers.diverged(machine, int(self._at[apart][0]), apart)
+        machine.observers.barrier(machine, index, number, leave)
 
     def _check_count(self, index: int, barrier: LoweredBarrier, mask: Mask, numbers: Any) -> None:
         """Report a count of threads that is no multiple of 32, or another than at the instruction before."""
@@ -307,8 +304,7 @@ class AtBarriers:
             threads = active & (numbers == number)
             arrived = self._arrived.setdefault(number, np.zeros(machine.blocks, np.int64))
             arrived += threads.reshape(machine.blocks, -1).sum(axis=1)
-            for observer in machine.observers:
-                observer.barrier(machine, index, number, threads)
+            machine.observers.barrier(machine, index, number, threads)
 
     def _numbers(self, barrier: LoweredBarrier, mask: Mask) -> Any:
         """Barrier numbers: one for all threads of the mask, or one per thread."""

@@ -134,10 +134,9 @@ class Operations:
         machine = self._machine
         own = operation.threads % machine.block_threads
         for block in operation.blocks.T:
-            for observer in machine.observers:
-                observer.tensor(
-                    machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
-                )
+            machine.observers.tensor(
+                machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
+            )
 
 
 # The types of each kind, by the numbers in an instruction descriptor.

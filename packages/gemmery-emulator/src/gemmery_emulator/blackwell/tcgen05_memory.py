@@ -15,7 +15,7 @@ from gemmery.dtypes import Array
 from gemmery_emulator.blackwell.operations import Operations
 from gemmery_emulator.blackwell.tensor_memory import SHAPES, TensorMemory, fragment
 from gemmery_emulator.hopper.mbarrier import active, of
-from gemmery_emulator.machine import Access, Machine, report_access, report_misuse
+from gemmery_emulator.machine import Access, Machine, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW
 from gemmery_emulator.op import Indices, Mask
 from gemmery_emulator.ptx import Address, Immediate, Instruction, Register, Vector
@@ -60,7 +60,7 @@ def _allocate(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         lanes[threads], spread[threads] = True, offsets
         values = np.zeros(machine.threads, np.uint32)
         values[threads] = starts
-        report_access(machine, Access(index, "shared", "st", spread, lanes, 4, [values]))
+        machine.observers.access(machine, Access(index, "shared", "st", spread, lanes, 4, [values]))
         machine.shared.store(spread, [values], lanes, "u4", 4, machine.threads)
 
     return step

@@ -224,8 +224,8 @@ class TensorMemory:
 
     def report(self, index: int, threads: Indices, places: Indices, what: str) -> None:
         """Tell the observers of accesses to columns, by groups of HALF lanes: (threads, places)."""
-        for observer in self._machine.observers if len(threads) else ():
-            observer.tensor(self._machine, index, threads, places * 4, what)
+        if len(threads):
+            self._machine.observers.tensor(self._machine, index, threads, places * 4, what)
 
 
 def columns_of(first: Indices, halves: Array, count: int) -> Indices:

@@ -1,4 +1,4 @@
-"""Races in shared memory, reported as findings: accesses that nothing orders, and copies that nothing waited for.
+"""Races in shared and tensor memory, as findings: accesses that nothing orders, and copies that nothing waited for.
 
 While all blocks of a chunk do the same, one of them stands for all: `Followed`.
 """
@@ -14,7 +14,8 @@ import numpy as np
 from gemmery.banks import WARP
 from gemmery_emulator import specials
 from gemmery_emulator.blackwell.operations import Operations
-from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.blackwell.tensor_memory import COLUMNS, HALF, LANES
+from gemmery_emulator.control import BARRIERS, leaving
 from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.grid import stored
 from gemmery_emulator.findings.messages import EQUAL, Collection
@@ -24,7 +25,7 @@ from gemmery_emulator.findings.together import Contents
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.bulk import Bulk
 from gemmery_emulator.hopper.products import Products
-from gemmery_emulator.machine import Access, Machine
+from gemmery_emulator.machine import Access, Machine, Observer
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Immediate
 
@@ -117,7 +118,7 @@ class Followed:
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 
 
-class SharedRaces:
+class SharedRaces(Observer):
     """Follows the accesses of a chunk of blocks to shared memory, and what orders them."""
 
     def __init__(self, machine: Machine, orders: Orders, collection: Collection) -> None:
@@ -140,9 +141,12 @@ class SharedRaces:
                 (machine.unit(Operations), "tcgen05 operation", "at the mbarrier of its tcgen05.commit")
             )
 
-    def access(self, event: Access) -> None:
+    def access(self, machine: Machine, event: Access) -> None:
         """Threads load, store or update."""
-        machine = self._machine
+        if event.space == cluster.SPACE and event.kind != "ld":
+            self._receives(machine, event)
+        if event.space != "shared":
+            return
         if self._readers and (event.kind in STORES or event.kind in UPDATES):
             writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
             self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
@@ -158,14 +162,23 @@ class SharedRaces:
             self._history.reads(event.index, addresses, threads, event.width)
         self._hand_over(event, threads, addresses)
 
-    def finish(self) -> None:
-        """Check the accesses that were left for later, and forget all, at the end of the chunk."""
+    def finish(self, machine: Machine) -> None:
+        """Check the accesses that were left for later, and forget all."""
         self.clocks.settle()
         self._history.forget()
 
-    def receives(self, event: Access) -> None:
+    def converged(self, machine: Machine, mask: Mask) -> None:
+        if self._orders.publishes and self.clocks.publishing.matters():
+            self.clocks.converge(self.followed.lanes(mask))
+
+    def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
+        if self._orders.fence[index]:
+            self.clocks.orders(self.followed.warps(mask))
+        else:
+            self.clocks.fences(self.followed.lanes(mask))
+
+    def _receives(self, machine: Machine, event: Access) -> None:
         """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""
-        machine = self._machine
         threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
         own, number = np.divmod(threads, machine.block_threads)
         addresses = machine.spread(event.addresses)[threads]
@@ -213,15 +226,14 @@ class SharedRaces:
             # A barrier would not end the unit's reads, whatever pair of threads races beside it.
             self._collection.add(machine, "race", index, thread, 1, message, other, strength=3)
 
-    def landed(self, index: int, addresses: Words, threads: Words) -> None:
-        """The data of cp.async `index` is written."""
-        size = self._machine.kernel.instructions[index].operands[2]
+    def landed(self, machine: Machine, index: int, addresses: Words, threads: Words) -> None:
+        size = machine.kernel.instructions[index].operands[2]
         assert isinstance(size, Immediate)
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.lands(index, addresses, threads, size.bits)
 
-    def barrier(self, index: int, barrier: int, mask: Mask) -> None:
-        """These threads leave a barrier."""
+    def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        mask = leaving(machine, index, barrier, mask)
         warps = self.followed.warps(mask)
         if barrier < 0:
             self._warps_meet(mask, warps)
@@ -243,8 +255,7 @@ class SharedRaces:
         self.clocks.publishing.meet(warps, self.clocks.clock)
         self.clocks.meets_itself(warps)
 
-    def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
-        """Threads arrive at mbarriers or pass them."""
+    def ordered(self, machine: Machine, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.event = None
         inside = addresses >= 0  # the barrier of a cluster has no address
@@ -259,14 +270,12 @@ class SharedRaces:
             else:
                 self.clocks.release(warps, ("mbarrier", address))
 
-    def initialised(self, index: int, threads: Words, addresses: Words) -> None:
-        """Threads initialise mbarriers."""
+    def initialised(self, machine: Machine, index: int, threads: Words, addresses: Words) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.event = None
         self._history.writes(index, addresses, threads, 8)
 
-    def bulk(self, index: int, threads: Words, addresses: Words, what: str) -> None:
-        """Asynchronous units access 16 bytes at each of `addresses` (threads, pieces)."""
+    def bulk(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
         self._history.event = None
         if what == "begins":
             self._overwrite(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
@@ -279,8 +288,7 @@ class SharedRaces:
             stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in self._opcodes])
             self._history.reads(index, addresses, threads, 16, stores)
 
-    def warpgroup(self, threads: Words) -> None:
-        """The four warps from each of these threads on have waited together."""
+    def warpgroup(self, machine: Machine, index: int, threads: Words) -> None:
         threads, _ = self.followed.listed(threads, np.zeros_like(threads))
         self.clocks.meets(self.followed.warps_of((threads[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
 
@@ -362,3 +370,64 @@ def _in_turn(warps: Flags, updates: bool) -> Iterator[Flags]:
         return
     for warp in each.tolist():
         yield warps & (np.arange(warps.shape[1]) == warp)
+
+
+WORD = 4
+
+
+class TensorRaces(Observer):
+    """Races in tensor memory: what nothing orders with a product or a copy of another thread, or with a warp.
+
+    The clocks are those of shared memory. A word stands for one column of 16 lanes.
+    """
+
+    def __init__(self, machine: Machine, orders: Orders, followed: Followed, collection: Collection) -> None:
+        self._machine, self._followed, self._collection = machine, followed, collection
+        self._operations = orders.operations
+        if orders.tensor_memory:
+            size = LANES // HALF * COLUMNS * WORD
+            self._history = History(followed.clocks, machine.block_threads, size, self._conflict)
+            followed.histories.append(self._history)
+
+    def tensor(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
+        threads, addresses = self._followed.pieces(threads, addresses)
+        if what == "reads":
+            self._history.reads(index, addresses, threads, WORD)
+        elif what == "lands":
+            self._history.lands(index, addresses, threads, WORD, then=True)
+        else:
+            self._history.writes(index, addresses, threads, WORD, asynchronous=what == "begins")
+
+    def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
+        """Report a conflict, unless one thread's operations follow each other."""
+        instructions = others >> INDEX_AT & INDEX
+        own = threads % self._machine.block_threads == others & THREAD
+        if kind == "uninitialised":
+            bad = self._operations[np.full(threads.shape, index)]
+        else:
+            bad = ~(own & self._operations[index] & self._operations[instructions])
+        if not bad.any():
+            return
+        first, machine = int(bad.argmax()), self._machine
+        other, thread = int(instructions[first]), messages.thread(machine, int(threads[first]))
+        half, column = divmod(int(addresses[first]) // WORD, COLUMNS)
+        where = f"column {column} of tensor memory (lanes {half * HALF} to {half * HALF + HALF - 1})"
+        does = "uses" if self._operations[index] else "reads" if self._name(index) == "tcgen05.ld" else "writes"
+        at = self._collection.line(machine, other)
+        if kind == "uninitialised":
+            message = f"{thread} adds to {where}, which nothing has written: the first product must not add"
+        elif kind == "not landed" or (self._operations[other] and not own[first]):
+            way_out = "wait at the mbarrier of a tcgen05.commit that follows it"
+            message = f"{thread} {does} {where}, which the {self._name(other)} at {at} may still use: {way_out}"
+        else:
+            second = messages.thread(machine, int(others[first] & THREAD), False)
+            message = (
+                f"{thread} {does} {where}, which {second} uses at {at}; nothing orders the two: let one arrive at a "
+                "barrier where the other waits, with tcgen05.fence::before_thread_sync and ::after_thread_sync"
+            )
+        kind, pair = ("uninitialised", None) if kind == "uninitialised" else ("race", other)
+        count = int(bad.sum()) * self._followed.alike
+        self._collection.add(machine, kind, index, int(threads[first]), count, message, pair)
+
+    def _name(self, index: int) -> str:
+        return self._machine.kernel.instructions[index].opcode.name

@@ -21,7 +21,7 @@ from gemmery_emulator.hopper import cluster, tensormap
 from gemmery_emulator.hopper.descriptors import PIECE, PieceReaders
 from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery_emulator.machine import Machine, Pieces, Rows, landed, report_misuse, report_transfer
+from gemmery_emulator.machine import Machine, Pieces, Rows, landed, report_misuse
 from gemmery_emulator.memory import PARAMETER_WINDOW
 from gemmery_emulator.op import Flags, Indices, Mask
 
@@ -171,7 +171,7 @@ class Bulk:
         return ready if mask is None else ready & mask[copies.threads]
 
     def _show(self, unseen: Unseen) -> None:
-        report_transfer(self._machine, unseen.index, unseen.places)
+        self._machine.observers.transferred(self._machine, unseen.index, unseen.places)
 
     def _finish(self) -> None:
         """Complete the stores for which no thread has waited, when all threads have ended."""
@@ -222,5 +222,4 @@ class Bulk:
         """Report to the observers what a copy does to pieces of shared memory."""
         machine = self._machine
         addresses = places * PIECE - (threads // machine.block_threads * machine.shared.stride)[:, None]
-        for observer in machine.observers:
-            observer.bulk(machine, index, threads, addresses, what)
+        machine.observers.bulk(machine, index, threads, addresses, what)

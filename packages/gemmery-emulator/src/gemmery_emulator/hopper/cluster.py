@@ -117,8 +117,8 @@ def report_order(machine: Machine, index: int, threads: Indices, addresses: Indi
     """Report that threads arrived at mbarriers or passed; equal threads of a cluster's blocks count as one."""
     if acquired:
         threads, addresses = machine.unit(Peers).alike(threads, addresses)
-    for observer in machine.observers if len(threads) else ():
-        observer.ordered(machine, index, threads, addresses, acquired)
+    if len(threads):
+        machine.observers.ordered(machine, index, threads, addresses, acquired)
 
 
 def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:

@@ -123,8 +123,7 @@ def read_pieces(machine: Machine, index: int, threads: Indices, offsets: Indices
         report_misuse(machine, index, threads[bad.any(axis=(1, 2))], what)
         offsets = np.where(bad, 0, offsets)
     there = blocks * machine.block_threads + threads % machine.block_threads
-    for observer in machine.observers:
-        observer.bulk(machine, index, there, offsets.reshape(len(offsets), -1), "reads")
+    machine.observers.bulk(machine, index, there, offsets.reshape(len(offsets), -1), "reads")
     return pieces_of_chunk(machine, offsets, blocks)
 
 

@@ -124,8 +124,7 @@ class Mbarriers:
         if len(places):
             blocks, granules = np.divmod(places, self._stride)
             event = BarrierEvent(index, what, threads, blocks, granules * SIZE, amounts)
-            for observer in self._machine.observers:
-                observer.mbarrier(self._machine, event)
+            self._machine.observers.mbarrier(self._machine, event)
 
     def missing(self, thread: int) -> tuple[int, int, int, int, int]:
         """Of the mbarrier where a thread waits: its address, its phase, its arrivals, the missing ones, and bytes."""
@@ -224,8 +223,8 @@ def _init(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
             report_misuse(machine, index, threads[wrong], what)
         mbarriers.start(places, counts)
         machine.unit(Lifetimes).initialises(threads, places)
-        for observer in machine.observers if len(threads) else ():
-            observer.initialised(machine, index, threads, mbarriers.offsets(places))
+        if len(threads):
+            machine.observers.initialised(machine, index, threads, mbarriers.offsets(places))
 
     return step
 

@@ -154,8 +154,7 @@ class Products:
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             self._readers.begin(places)
-        for observer in self._machine.observers:
-            observer.multiplied(self._machine, product.index, product.groups)
+        self._machine.observers.multiplied(self._machine, product.index, product.groups)
 
     def used(self, uses: Mapping[int, int], mask: Mask, by: WarpgroupProduct | None = None) -> None:
         """Report the first use of a register, by slot, that a product under way will write; a product may add to it."""
@@ -219,8 +218,7 @@ class Products:
             self._finish(run)
         for group in np.unique(groups % self._machine.block_threads):
             some = groups[groups % self._machine.block_threads == group]
-            for observer in self._machine.observers:
-                observer.warpgroup(self._machine, index, some)
+            self._machine.observers.warpgroup(self._machine, index, some)
         self._fenced[groups] = False
 
     def _finish(self, run: list[WarpgroupProduct]) -> None:

@@ -26,9 +26,7 @@ from gemmery_emulator.machine import (
     Machine,
     Pieces,
     Rows,
-    report_access,
     report_misuse,
-    report_transfer,
 )
 from gemmery_emulator.op import NUMPY, POLICY, Flags, Indices, Mask
 from gemmery_emulator.ptx import Address, Instruction
@@ -144,7 +142,7 @@ class _Boxes(Rows):
         return self.tensor.pieces(self.coordinates, whole=True)[1]
 
     def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
-        report_transfer(machine, self.index, partial(self._touched, whole=False))
+        machine.observers.transferred(machine, self.index, partial(self._touched, whole=False))
         data, moved = self.tensor.fetch(machine.memory, self.coordinates)
         _count(machine, self.index, self.threads, self.tensor.address, moved)
         return self, data
@@ -179,7 +177,7 @@ class _Row(Rows):
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         inside, places = self._checked(machine)
-        report_transfer(machine, self.index, partial(inside._touched, places))
+        machine.observers.transferred(machine, self.index, partial(inside._touched, places))
         return inside, machine.memory.view("c16", 1).take(places)
 
     def put(self, machine: Machine, data: Chunks) -> Callable[[], Pieces]:
@@ -235,7 +233,7 @@ def _count(machine: Machine, index: int, threads: Indices, address: int, moved: 
         if len(some):
             mask = np.zeros(machine.threads, bool)
             mask[some] = True
-            report_access(machine, Access(index, "global", "bulk", np.int64(address), mask, width))
+            machine.observers.access(machine, Access(index, "global", "bulk", np.int64(address), mask, width))
 
 
 def _fault(
@@ -245,8 +243,7 @@ def _fault(
     spread[threads], mask[threads[bad]] = addresses, True
     aligned = addresses[bad] % PIECE == 0
     event = Access(index, space, "bulk", spread, mask, width if aligned.all() else PIECE)
-    for observer in machine.observers:
-        observer.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
+    machine.observers.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
 
 
 def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> Flags:
@@ -320,8 +317,7 @@ def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | No
                 own, which = marks[copies] & cluster.OFFSET, threads[copies]
                 source, box, element, where = end.described(copies)
                 event = CopyEvent(index, which, blocks, offsets, own, source, box, element, where, end.swizzle)
-                for observer in machine.observers:
-                    observer.copied(machine, event)
+                machine.observers.copied(machine, event)
                 machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
     return step

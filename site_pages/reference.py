@@ -17,7 +17,7 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",
     "gemmery_emulator.kernels.kernel": "emulator",
-    "gemmery_emulator.kernels.device_arrays": "emulator",
+    "gemmery_emulator.arguments": "emulator",
     "gemmery_emulator.hopper.tensormap": "emulator",
     "gemmery_emulator.textures": "emulator",
     "gemmery_lab.inspection.notebook": "inspect",

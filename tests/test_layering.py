@@ -33,7 +33,7 @@ OWN = {"gemmery": "__init__", "gemmery_emulator": "emulator", "gemmery_lab": "la
 # What the library takes from above, loaded when it is first used, and why.
 LAZY = {
     "gemmery_emulator.kernels.kernel.emulate": "gm.emulate runs a kernel of the user's beside its products",
-    "gemmery_emulator.kernels.device_arrays.device_memory": "an argument of gm.emulate",
+    "gemmery_emulator.arguments.device_memory": "an argument of gm.emulate",
     "gemmery_emulator.hopper.tensormap.tensor_map": "an argument of gm.emulate",
     "gemmery_emulator.textures.texture": "an argument of gm.emulate",
     "gemmery_lab.inspection.notebook.inspect": "gm.inspect shows a rung of the library's in a notebook",

@@ -69,7 +69,7 @@ class Spelled:
 def read(opcode: Opcode) -> Spelled | None:
     """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> read(opcode("ld.global.nc.v4.f32"))
     Spelled(space='global', count=4, kind='f32', policy=False)
     >>> read(opcode("ld.shared.nc.f32")) is None
@@ -135,8 +135,6 @@ def _count_loads(opcode: Opcode) -> tuple[str, int]:
 def _load(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     spelled = _spelled(instruction)
     target, source = instruction.operands[:2]
-    if not isinstance(source, Address):
-        raise refused(instruction)
     writes = [lowering.write(element, spelled.kind, instruction) for element in _elements(instruction, target, spelled)]
     address, dtype = lowering.address(source, instruction), NUMPY[spelled.kind]
     space, count, width = spelled.space, spelled.count, spelled.width
@@ -152,8 +150,6 @@ def _load(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     spelled = _spelled(instruction)
     target, source = instruction.operands[:2]
-    if not isinstance(target, Address):
-        raise refused(instruction)
     reads = [lowering.read(element, spelled.kind, instruction) for element in _elements(instruction, source, spelled)]
     address, dtype = lowering.address(target, instruction), NUMPY[spelled.kind]
     space, width = spelled.space, spelled.width
@@ -260,7 +256,7 @@ _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), 
 def _read(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> _read(opcode("cp.async.cg.shared.global.L2::128B"))
     {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
     """

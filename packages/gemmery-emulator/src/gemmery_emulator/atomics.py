@@ -17,7 +17,7 @@ from gemmery_emulator.machine import Machine
 from gemmery_emulator.memory import Space
 from gemmery_emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
 from gemmery_emulator.ops import half
-from gemmery_emulator.ptx import Address, Instruction, Opcode
+from gemmery_emulator.ptx import Instruction, Opcode
 from gemmery_emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
 Change = Callable[..., Any]  # old values and operands -> new values
@@ -83,7 +83,7 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 def _read(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of atom or red, by kind; returns None if ptxas refuses it.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> _read(opcode("red.global.add.v2.f32"))
     {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
     >>> _read(opcode("red.exch.b32")) is None
@@ -114,8 +114,6 @@ def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     count = LENGTHS.get(words.get("length", ""), 1)
     operands = list(instruction.operands[: len(instruction.operands) - ("policy" in words)])
     target = operands.pop(0) if name == "atom" else None
-    if not isinstance(operands[0], Address):
-        raise refused(instruction)
     address = lowering.address(operands[0], instruction)
     reads = [[lowering.read(element, kind, instruction) for element in lowering.flat((part,))] for part in operands[1:]]
     if any(len(part) != count for part in reads) or len(reads) != (2 if operation == "cas" else 1):

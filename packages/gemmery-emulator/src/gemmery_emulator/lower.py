@@ -18,7 +18,7 @@ from gemmery_emulator.instructions import find
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.op import Mask, Op
 from gemmery_emulator.ptx import Instruction, Label, Not, PtxKernel, Special
-from gemmery_emulator.ptx.indirect import SWITCH, case
+from gemmery_emulator.ptx.body import SWITCH, case
 from gemmery_emulator.ptx.module import without_collection
 from gemmery_emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 

@@ -15,7 +15,7 @@ from gemmery_emulator import fragments, reach
 from gemmery_emulator.fragments import Fragment, Piece
 from gemmery_emulator.machine import Machine, report_misuse
 from gemmery_emulator.op import NUMPY, Mask
-from gemmery_emulator.ptx import Address, Instruction, Opcode, Vector
+from gemmery_emulator.ptx import Instruction, Opcode, Vector
 from gemmery_emulator.steps import Handler, Lowering, Read, Step, refused
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
@@ -37,7 +37,7 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     place, registers, *strides = instruction.operands
     if loads:
         place, registers = registers, place
-    if not isinstance(place, Address) or not isinstance(registers, Vector):
+    if not isinstance(registers, Vector):
         raise refused(instruction)
     if len(registers.elements) != fragment.registers or len(strides) > (instruction.opcode.family == "wmma"):
         raise refused(instruction, f"{len(registers.elements)} registers:")

@@ -13,14 +13,13 @@ from typing import TypeVar
 import numpy as np
 
 from gemmery import display
-from gemmery_emulator import spinning
 from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
 from gemmery_emulator.findings import Finding, Findings
 from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.lockstep import LockStep
+from gemmery_emulator.lockstep import LIMIT, LockStep
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import LaunchConfig, Observer
 from gemmery_emulator.memory import Global
@@ -218,7 +217,7 @@ def emulated(
     check: bool = True,
     merge: bool = True,
     seed: int | None = None,
-    max_steps: int = spinning.LIMIT,
+    max_steps: int = LIMIT,
     seconds: float = inf,
     observers: Sequence[Observer] = (),
     ahead: int = 0,
@@ -243,7 +242,7 @@ def run(
     *,
     chunk: int = 0,
     seed: int | None = None,
-    max_steps: int = spinning.LIMIT,
+    max_steps: int = LIMIT,
     seconds: float = inf,
     ahead: int = 0,
 ) -> None:

@@ -133,8 +133,10 @@ class Lowering:
                     "function that the text defines: define it"
                 )
 
-    def address(self, memory: Address, instruction: Instruction) -> Read:
-        """Return a function that gives the address in brackets as int64."""
+    def address(self, memory: Operand, instruction: Instruction) -> Read:
+        """Return a function that gives the address in brackets as int64; refuse another operand."""
+        if not isinstance(memory, Address):
+            raise refused(instruction)
         base, offset = memory.base, np.int64(memory.offset)
         if isinstance(base, Register) and STORED.get(base.type) == "u4":  # the sum wraps at 32 bits
             narrow, distance = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))

@@ -10,10 +10,9 @@ import pytest
 import gemmery as gm
 import gemmery_emulator
 from gemmery_emulator import instructions
-from gemmery_emulator.instructions import COMPUTED, OTHERS, TABLE, UNKNOWN, find
+from gemmery_emulator.instructions import COMPUTED, OTHERS, TABLE, UNKNOWN, find, opcode
 from gemmery_emulator.op import Op
 from gemmery_emulator.ptx.module import parse
-from gemmery_emulator.ptx.opcodes import opcode
 from gemmery_emulator.steps import Handler
 
 SOURCE = Path(gemmery_emulator.__file__).parent

@@ -6,12 +6,12 @@ import pytest
 import gemmery as gm
 from gemmery_emulator.arguments import bound
 from gemmery_emulator.hopper.cluster import in_order
+from gemmery_emulator.lockstep import Spinning
 from gemmery_emulator.lower import lowered
 from gemmery_emulator.machine import LaunchConfig, Observer, Places
 from gemmery_emulator.memory import Global
 from gemmery_emulator.ptx.module import parse
 from gemmery_emulator.run import run
-from gemmery_emulator.spinning import Spinning
 
 HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<4>;"

@@ -5,7 +5,7 @@ import pytest
 
 from gemmery.cuda import driver
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ops.mma import TABLE as MMA
+from gemmery_emulator.ops.warp import TABLE as MMA
 from gemmery_emulator.ops.warp import TABLE as WARP
 from gpu_operands import functions, launch
 from test_emulator_ops_mma import ORACLES as PRODUCTS

@@ -10,9 +10,9 @@ import pytest
 
 from gemmery.errors import EmulationError
 from gemmery_emulator import fragments
+from gemmery_emulator.instructions import opcode as read
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ops.mma import TABLE as MMA
-from gemmery_emulator.ptx.opcodes import opcode as read
+from gemmery_emulator.ops.warp import TABLE as MMA
 
 WARPS = 3
 LAYOUTS = ("row.row", "row.col", "col.row", "col.col")

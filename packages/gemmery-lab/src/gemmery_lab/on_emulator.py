@@ -28,7 +28,7 @@ from gemmery_emulator.kernels.counters import source_lines
 from gemmery_emulator.kernels.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
-from gemmery_emulator.pace.multiprocessor import Paced
+from gemmery_emulator.pace import Paced
 from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select

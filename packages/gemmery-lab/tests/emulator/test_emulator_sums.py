@@ -14,7 +14,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_emulator import exact
 from gemmery_emulator.kernels.kernel import emulate
-from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ops.warp import DECODED
 from gemmery_lab import measurements
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from gemmery_lab.measure.work import Work, operands

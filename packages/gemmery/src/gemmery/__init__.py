@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
+    from gemmery_emulator.arguments import device_memory as device_memory
     from gemmery_emulator.hopper.tensormap import tensor_map as tensor_map
-    from gemmery_emulator.kernels.device_arrays import device_memory as device_memory
     from gemmery_emulator.kernels.kernel import emulate as emulate
     from gemmery_emulator.textures import texture as texture
     from gemmery_lab.inspection.notebook import inspect as inspect
@@ -93,7 +93,7 @@ _HOMES = {
     "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
-    "gemmery_emulator.kernels.device_arrays": ("device_memory",),
+    "gemmery_emulator.arguments": ("device_memory",),
     "gemmery_emulator.kernels.kernel": ("emulate",),
     "gemmery_emulator.hopper.tensormap": ("tensor_map",),
     "gemmery_emulator.textures": ("texture",),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery_emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
+from gemmery_emulator.blackwell import HALF, LANE_AT, TensorMemory
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.bulk import Bulk
@@ -25,7 +25,7 @@ from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery_emulator.hopper.products import added_whole, multiplied
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery_emulator.op import Flags, Indices
-from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ops.warp import DECODED
 
 
 class OperationWork(Rows):

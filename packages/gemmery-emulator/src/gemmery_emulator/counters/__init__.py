@@ -253,7 +253,7 @@ class Counters(Observer):
 def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
     """Return the kind of an instruction in EmulatedRun.instructions, and how many machine instructions it stands for.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> [
     ...     _kind(read, find(read))[0]
     ...     for read in map(opcode, ("ld.global.f32", "ld.param.u64", "cp.async.cg.shared.global"))

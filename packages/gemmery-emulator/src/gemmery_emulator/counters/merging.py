@@ -360,7 +360,7 @@ def predicated(kernel: PtxKernel) -> Mapping[int, int]:
 def _name(opcode: Opcode) -> str:
     """Return the name of an instruction; for a load with its first modifier, which is its space.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> [_name(opcode(text)) for text in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
     ['ld.global', 'ld.shared', 'add']
     """

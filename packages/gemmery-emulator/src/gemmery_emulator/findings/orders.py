@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gemmery.banks import WARP
 from gemmery_emulator.findings import pointers
-from gemmery_emulator.findings.publishing import Publishing
+from gemmery_emulator.findings.handover import Publishing
 from gemmery_emulator.op import Flags
 from gemmery_emulator.ptx import Opcode, PtxKernel
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from gemmery.banks import WARP
 from gemmery_emulator import specials
+from gemmery_emulator.blackwell import COLUMNS, HALF, LANES
 from gemmery_emulator.blackwell.operations import Operations
-from gemmery_emulator.blackwell.tensor_memory import COLUMNS, HALF, LANES
 from gemmery_emulator.control import BARRIERS, leaving
 from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.grid import stored

@@ -199,8 +199,6 @@ def _located(
 
     The address of an mbarrier may be generic.
     """
-    if not isinstance(operand, Address):
-        raise refused(instruction)
     where, window = lowering.address(operand, instruction), 0 if "space" in by_kind else SHARED_WINDOW
 
     def locate(machine: Machine, mask: Mask) -> tuple[Mbarriers, Indices, Indices]:

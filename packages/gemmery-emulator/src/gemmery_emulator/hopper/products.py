@@ -28,7 +28,7 @@ from gemmery_emulator.hopper.descriptors import (
 )
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery_emulator.op import Flags, Indices, Mask
-from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ops.warp import DECODED
 from gemmery_emulator.ptx import Opcode
 
 THREADS = 128  # of a warpgroup
@@ -76,7 +76,7 @@ class WgmmaShape:
 def shape_of(opcode: Opcode) -> WgmmaShape | None:
     """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> shape_of(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
     64
     """

@@ -13,15 +13,14 @@ from gemmery.cuda.device import WARP, Device
 from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
 from gemmery.errors import EmulationError
-from gemmery_emulator import spinning
 from gemmery_emulator.findings.orders import orders
-from gemmery_emulator.lockstep import LockStep
+from gemmery_emulator.lockstep import LIMIT, LockStep
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Indices
+from gemmery_emulator.pace import UNITS, Pace, Paced, shares
 from gemmery_emulator.pace.demand import KINDS
-from gemmery_emulator.pace.multiprocessor import UNITS, Pace, Paced, shares
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
 
@@ -204,7 +203,7 @@ class SampledLaunch:
     launch: LaunchConfig
     registers: int  # of a thread
     shared: int  # bytes of a block, static and dynamic
-    max_steps: int = spinning.LIMIT
+    max_steps: int = LIMIT
 
     def shape(self, device: Device, size: float) -> LaunchShape:
         """Return how the launch fills a device; `size` is the bytes of all arrays.

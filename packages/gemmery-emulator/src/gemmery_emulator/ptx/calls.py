@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmery.errors import EmulationError
+from gemmery_emulator.instructions import opcode
 from gemmery_emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
-from gemmery_emulator.ptx.body import Body
-from gemmery_emulator.ptx.indirect import NAME, SWITCH, case, reachable, signature
-from gemmery_emulator.ptx.opcodes import opcode
+from gemmery_emulator.ptx.body import NAME, SWITCH, Body, case, reachable, signature
 from gemmery_emulator.ptx.scopes import SIZES
 
 DEEPEST = 64  # nested calls

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 from gemmery.banks import BANK, BANKS
 from gemmery_emulator.pages.numerals import plural
-from gemmery_emulator.pages.pictures.drawing import (
+from gemmery_emulator.pages.pictures.wavefronts import boxes, cost, groups
+from gemmery_emulator.pages.svg import (
     EM,
     LEAST,
+    WIDTH,
+    Plot,
     cell,
     instruction,
+    key,
     label,
-    legend,
     line_of,
     spoken,
     svg,
     who,
 )
-from gemmery_emulator.pages.pictures.wavefronts import boxes, cost, groups
-from gemmery_emulator.pages.svg import WIDTH, Plot
 from gemmery_emulator.trace import TileLayout, WarpAccess
 from gemmery_emulator.trace.pipeline import CopiedTile
 
@@ -59,7 +60,7 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     for access in accesses:
         panel, top = _panel(layout, access, first[access], rows, top)
         parts += panel
-    parts.append(legend(LEFT, top + 2, MEANINGS))
+    parts.append(key(LEFT, top + 2, MEANINGS))
     caption = " ".join(f"{_verb(access).capitalize()}: {instruction(access)}; {cost(access)}." for access in accesses)
     title = f"The tile of {layout.operand} in shared memory"
     return Plot(name, title, caption, svg(f"{title}: {caption}", top + 16, parts))
@@ -185,7 +186,7 @@ def swizzled_picture(tile: CopiedTile, name: str = "swizzle") -> Plot:
     number = len(set(fills.values()))
     meanings = [(fill, f"read by product {at + 1}") for at, fill in enumerate(FILLS[:number])]
     meanings += [("rule", "read later")] if len(fills) < len(visible) else []
-    parts.append(legend(LABEL, bottom + 14, meanings))
+    parts.append(key(LABEL, bottom + 14, meanings))
     title = f"A box of {tile.array} that a tensor copy swizzles"
     return Plot(name, title, _caption(tile, pieces), svg(title, bottom + 28, parts))
 

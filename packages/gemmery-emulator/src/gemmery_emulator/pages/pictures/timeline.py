@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from gemmery.banks import WARP
 from gemmery_emulator.pages.numerals import percent, plural
-from gemmery_emulator.pages.pictures.drawing import EM, LEAST, cell, label, legend, line_of, svg, with_callers
-from gemmery_emulator.pages.svg import WIDTH, Plot
+from gemmery_emulator.pages.svg import EM, LEAST, WIDTH, Plot, cell, key, label, line_of, svg, with_callers
 from gemmery_emulator.trace import Divergence, Stretch
 from gemmery_emulator.trace.pipeline import BarrierStep, Timeline
 
@@ -79,7 +78,7 @@ def timeline_picture(timeline: Timeline, name: str = "barriers") -> Plot:
     parts.append(label(LEFT, top + 6, "time: the emulator's order of steps →", "muted", 10, "start"))
     drawn = {stretch.fill for _, stretches, _ in rows for stretch in stretches} | {"rule"}
     drawn |= {fill for *_, ticks in rows for _, fill in ticks}
-    parts.append(legend(LEFT, top + 26, [meaning for meaning in MEANINGS if meaning[0] in drawn]))
+    parts.append(key(LEFT, top + 26, [meaning for meaning in MEANINGS if meaning[0] in drawn]))
     title = "The barriers of the first block over time"
     return Plot(name, title, _caption(timeline), svg(title, top + 40, parts))
 
@@ -179,7 +178,7 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
             parts.append(label(LANES_LEFT + WARP * LANE + 14, top + height / 2, text, "ink", 11, "start", mono=True))
         top += height + LANES_GAP
     meanings = ((WAYS["taken"], "lanes that branch"), (WAYS["other"], "lanes that do not"), (WAYS["together"], "both"))
-    parts.append(legend(LANES_LEFT, top + 12, (*meanings, ("rule", "idle"))))
+    parts.append(key(LANES_LEFT, top + 12, (*meanings, ("rule", "idle"))))
     issued = sum(stretch.instructions for stretch in branch.stretches)
     worked = sum(stretch.instructions * sum(stretch.lanes) for stretch in branch.stretches)
     apart = sum(stretch.instructions for stretch in branch.stretches if _way(branch, stretch) != "together")

@@ -9,20 +9,20 @@ from itertools import groupby
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery_emulator.pages.numerals import percent, plural
-from gemmery_emulator.pages.pictures.drawing import (
+from gemmery_emulator.pages.svg import (
+    Plot,
     cell,
     filled,
     instruction,
+    key,
     label,
     lanes,
-    legend,
     line_of,
     outline,
     spoken,
     svg,
     who,
 )
-from gemmery_emulator.pages.svg import Plot
 from gemmery_emulator.trace import WarpAccess
 from gemmery_emulator.trace.selection import served
 
@@ -65,7 +65,7 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
         parts += _stack(group, stack, height, top, row)
         top += height * row + GAP
     kinds = {box.meets for stack in stacks for box in stack}
-    parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
+    parts.append(key(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
     described = f"banks of {access.opcode} at {line_of(access)}: {cost(access)}"
     caption = f"{instruction(access)}: {cost(access)}. {_turns(turns)}"
     return Plot(name, f"Banks of {access.opcode}, {line_of(access)}", caption, svg(described, top + 22, parts))
@@ -187,7 +187,7 @@ def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
                 parts.append(outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
         parts += _pieces(line, used, top)
         top += ROW + APART
-    parts.append(legend(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
+    parts.append(key(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
     requested, moved = len(used), len(sectors) * SECTOR
     ideal = -(-requested // SECTOR)
     summary = f"{plural(len(sectors), 'sector')} of {SECTOR} bytes"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -29,6 +29,7 @@ INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
 FLOATS = ("f16", "bf16", "f32", "f64")
 PAIRS = ("f16x2", "bf16x2")
 FLUSHED: dict[str, Meaning] = {"f16": half.flushed, "f32": floating.flushed}  # by .ftz
+TRUE = {"f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80}  # 1.0 in the bits of a type, or of half a pair
 
 
 def negated(meaning: Meaning) -> Meaning:
@@ -69,95 +70,48 @@ def comparisons(kind: str) -> dict[str, Meaning]:
     return FLOAT
 
 
-def read_as(convert: Meaning | None, meaning: Meaning) -> Meaning:
-    """Apply a meaning to converted operands."""
-    return meaning if convert is None else lambda a, b: meaning(convert(a), convert(b))
+def compared(compare: Meaning, read: Meaning | None, join: np.ufunc | None) -> Meaning:
+    """A comparison of what is read of two operands, combined with a third one by a Boolean operator."""
+    both = compare if read is None else lambda a, b: compare(read(a), read(b))
+    return both if join is None else lambda a, b, c: join(both(a, b), c)
 
 
-def part(which: int, kind: str) -> Meaning:
-    """Return the lower or upper value of a packed pair."""
-    return lambda x: (x >> 16 * which).astype(np.uint16).view(NUMPY[kind])
+def reads(kind: str, ftz: str) -> tuple[Meaning | None, ...]:
+    """How each value in an operand is read: of a packed pair the lower and the upper one."""
+    one = kind.removesuffix("x2")
+    convert = FLUSHED[one] if ftz else half.from_bf16 if one == "bf16" else None
+    return (convert,) if kind not in PAIRS else tuple(part(at, NUMPY[one], convert) for at in (0, 16))
 
 
-def joined(compare: Meaning, join: np.ufunc | None) -> Meaning:
-    """Combine a comparison with a third operand by a Boolean operator."""
-    return compare if join is None else lambda a, b, c: join(compare(a, b), c)
+def part(at: int, dtype: str, convert: Meaning | None) -> Meaning:
+    """Read 16 of 32 bits."""
 
+    def read(x: Values) -> Values:
+        value = (x >> at).astype(np.uint16).view(dtype)
+        return value if convert is None else convert(value)
 
-def scalar_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
-    """Yield for one type "lt.ftz" without Boolean operator, its comparison and the opposite one."""
-    for ftz in ("", ".ftz") if kind in FLUSHED else ("",):
-        convert = FLUSHED[kind] if ftz else half.from_bf16 if kind == "bf16" else None
-        for name, compare in comparisons(kind).items():
-            opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
-            yield name + ftz, read_as(convert, compare), read_as(convert, opposite)
-
-
-def spelled(compare: str, boolean: str) -> str:
-    """Insert the Boolean operator before .ftz."""
-    name, _, ftz = compare.partition(".")
-    return name + boolean + ("." + ftz if ftz else "")
-
-
-def packed_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
-    """Yield for f16x2 or bf16x2 a comparison of the lower and one of the upper values."""
-    for name, compare, _ in scalar_comparisons(kind[:-2]):
-        yield name, read_as(part(0, kind[:-2]), compare), read_as(part(1, kind[:-2]), compare)
-
-
-def combinations(kind: str) -> Iterator[tuple[str, tuple[str, ...], Meaning, Meaning]]:
-    """Yield each comparison of a type with each Boolean operator: "lt.and.ftz", the operands' types, and two functions.
-
-    The second function is the opposite comparison, or for packed pairs that of the upper values.
-    """
-    for name, first, second in (packed_comparisons if kind in PAIRS else scalar_comparisons)(kind):
-        for boolean, join in BOOLEAN.items():
-            operands = (kind, kind) if join is None else (kind, kind, "pred")
-            yield spelled(name, boolean), operands, joined(first, join), joined(second, join)
-
-
-def setp() -> dict[str, Op]:
-    """Comparisons into predicates; of packed pairs, p for the lower values and q for the upper ones."""
-    table = {}
-    for kind in (*INTEGERS, *FLOATS, *PAIRS):
-        for name, operands, first, second in combinations(kind):
-            if kind in PAIRS:
-                op = Op(("pred", "pred"), operands, pair(first, second), kind="setp")
-            else:
-                complement = None if kind in ("f16", "bf16") else second
-                op = Op(("pred",), operands, first, kind="setp", complement=complement)
-            table[f"setp.{name}.{kind}"] = op
-    return table
-
-
-def answers(kind: str) -> tuple[Values, Values]:
-    """The results of set for false and true: 0 and 1.0 for floats, 0 and all ones for integers."""
-    dtype = np.dtype(NUMPY[kind]).type
-    if kind == "bf16":
-        return dtype(0), dtype(0x3F80)
-    return dtype(0), dtype(1) if kind in FLOATS else np.invert(dtype(0))
+    return read
 
 
 def answered(compare: Meaning, kind: str) -> Meaning:
-    """Turn a comparison into one with a result of a type."""
-    false, true = answers(kind)
-    return lambda *operands: choose(compare(*operands), true, false)
+    """Turn a comparison into one with a result of a type: 0 and 1.0 for floats, 0 and all ones for integers."""
+    dtype = np.dtype(NUMPY[kind]).type
+    true = dtype(TRUE.get(kind, 1)) if kind in FLOATS else np.invert(dtype(0))
+    return lambda *operands: choose(compare(*operands), true, dtype(0))
 
 
 def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
     """Combine two comparisons, with results in the halves of 32 bits."""
-    true = np.uint32({"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(kind, 0xFFFF))
-    dtype = NUMPY[kind]
+    true, dtype = np.uint32(TRUE.get(kind, 0xFFFF)), NUMPY[kind]
 
     def meaning(*operands: Values) -> Values:
-        lower = choose(low(*operands), true, np.uint32(0))
-        upper = choose(high(*operands), true, np.uint32(0))
+        lower, upper = (choose(each(*operands), true, np.uint32(0)) for each in (low, high))
         return (upper << 16 | lower).view(dtype)
 
     return meaning
 
 
-def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
+def set_results(kind: str, ftz: str) -> tuple[str, ...]:
     """The types of results of set for operands of a type."""
     if kind in PAIRS:
         return kind, "u32", "s32"
@@ -167,14 +121,30 @@ def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
     return ("f16", *alternate, "u32", "s32", *(("u16", "s16") if kind == "f16" else ("f32",)))
 
 
-def set_() -> dict[str, Op]:
-    """Comparisons with numbers as results."""
+def _comparing() -> dict[str, Op]:
+    """setp, with predicates as results (of packed pairs p for the lower values and q for the upper ones), and set.
+
+    Each comparison comes with each Boolean operator: setp.lt.and.ftz.f32.
+    """
     table = {}
     for kind in (*INTEGERS, *FLOATS, *PAIRS):
-        for name, operands, low, high in combinations(kind):
-            for result in set_results(kind, ".ftz" in name):
-                meaning = answered_packed(low, high, result) if kind in PAIRS else answered(low, result)
-                table[f"set.{name}.{result}.{kind}"] = Op((result,), operands, meaning, kind="set")
+        flushes = ("", ".ftz") if kind.removesuffix("x2") in FLUSHED else ("",)
+        for ftz, (name, compare), (boolean, join) in product(flushes, comparisons(kind).items(), BOOLEAN.items()):
+            operands = (kind, kind) if join is None else (kind, kind, "pred")
+            first, *second = (compared(compare, read, join) for read in reads(kind, ftz))
+            setp, set_ = (f"{word}.{name}{boolean}{ftz}" for word in ("setp", "set"))
+            if second:
+                op = Op(("pred", "pred"), operands, pair(first, *second), kind="setp")
+            elif kind in ("f16", "bf16"):
+                op = Op(("pred",), operands, first, kind="setp")
+            else:
+                opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
+                complement = compared(opposite, *reads(kind, ftz), join)
+                op = Op(("pred",), operands, first, kind="setp", complement=complement)
+            table[f"{setp}.{kind}"] = op
+            for result in set_results(kind, ftz):
+                meaning = answered_packed(first, *second, result) if second else answered(first, result)
+                table[f"{set_}.{result}.{kind}"] = Op((result,), operands, meaning, kind="set")
     return table
 
 
@@ -191,8 +161,7 @@ def slct(a: Values, b: Values, c: Values) -> Values:
 SELECTED = (*INTEGERS, "f32", "f64")
 
 TABLE: dict[str, Op] = {
-    **setp(),
-    **set_(),
+    **_comparing(),
     **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
     **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},
     **{

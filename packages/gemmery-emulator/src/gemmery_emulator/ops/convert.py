@@ -5,6 +5,7 @@ Between integers and f16, bf16, f32, f64; to tf32, to pairs of 16-bit floats, to
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,8 +36,10 @@ def _of_float(of: str) -> Meaning:
     return (lambda x: x.astype(np.float32)) if of == "f16" else (lambda x: x)
 
 
-def _to_float(to: str, mode: str) -> Meaning:
-    """Convert a float32, or a float64 that is exact or rounded to odd, to another type."""
+def _to(to: str, mode: str = "rn") -> Meaning:
+    """Convert a float32, or a float64 that is exact or rounded to odd, to another type; an integer to another one."""
+    if to == "tf32":
+        return _to_tf32(mode)
     if to == "bf16":
         return lambda x: to_bf16(x, mode)
     if to == "f16":
@@ -71,16 +74,11 @@ def _between_integers() -> dict[str, Op]:
     """Truncate or extend, and with .sat clamp."""
     table = {}
     for to, of in product(INTEGERS, INTEGERS):
-        table[f"cvt.{to}.{of}"] = _op(to, of, _cast(to))
+        table[f"cvt.{to}.{of}"] = _op(to, of, _to(to))
         target, source = np.iinfo(NUMPY[to]), np.iinfo(NUMPY[of])
         if target.min > source.min or target.max < source.max:
             table[f"cvt.sat.{to}.{of}"] = _op(to, of, _clamped(to, of))
     return table
-
-
-def _cast(to: str) -> Meaning:
-    kind = np.dtype(NUMPY[to])
-    return lambda x: x.astype(kind)
 
 
 def _clamped(to: str, of: str) -> Meaning:
@@ -118,11 +116,11 @@ def _from_integers() -> dict[str, Op]:
         if to == "bf16" and of in BYTES:
             continue
         if to == "f64" and of in ("u64", "s64") and mode != "rn":
-            meaning = _wide_to_f64(mode)
+            meaning = partial(_rounded_sum, mode)
         elif to in ("f32", "f64") and mode == "rn":
-            meaning = _cast(to)
+            meaning = _to(to)
         else:
-            meaning = _chain(lambda x: exact.odd_sum(*_halves(x)), _to_float(to, mode))
+            meaning = _chain(lambda x: exact.odd_sum(*_halves(x)), _to(to, mode))
         table[f"cvt.{mode}.{to}.{of}"] = _op(to, of, meaning)
     return table
 
@@ -135,8 +133,8 @@ def _halves(x: Values) -> tuple[Values, Values]:
     return (x >> kind(32)) * np.float64(2**32), (x & kind(0xFFFFFFFF)).astype(np.float64)
 
 
-def _wide_to_f64(mode: str) -> Meaning:
-    return lambda x: exact.step(*exact.two_sum(*_halves(x)), mode)
+def _rounded_sum(mode: str, x: Values) -> Values:
+    return exact.step(*exact.two_sum(*_halves(x)), mode)
 
 
 def _to_integer(to: str, of: str, rounding: str) -> Meaning:
@@ -194,11 +192,11 @@ def _between_floats() -> dict[str, Op]:
             for rounding, whole in WHOLE.items():
                 table[f"cvt.{rounding}{modifiers}.{to}.{of}"] = _op(to, of, _chain(before, whole, after))
         elif np.dtype(NUMPY[to]).itemsize > np.dtype(NUMPY[of]).itemsize:
-            meaning = _chain(before, _of_float(of), _to_float(to, "rn"), after)
+            meaning = _chain(before, _of_float(of), _to(to, "rn"), after)
             table[f"cvt{modifiers}.{to}.{of}"] = _op(to, of, meaning)
         elif to != of:
             for mode in MODES:
-                meaning = _chain(before, _of_float(of), _to_float(to, mode), after)
+                meaning = _chain(before, _of_float(of), _to(to, mode), after)
                 table[f"cvt.{mode}{modifiers}.{to}.{of}"] = _op(to, of, meaning)
     for rounding, whole in WHOLE.items():
         table[f"cvt.{rounding}.bf16.bf16"] = _op("bf16", "bf16", _chain(from_bf16, whole, to_bf16))
@@ -216,23 +214,29 @@ def _relu(x: Values) -> Values:
     return np.maximum(x, zero) + zero
 
 
-def _paired(meaning: Meaning) -> Meaning:
-    """Pack two results of 16 bits into one register; that of the first operand is the upper one."""
-    return lambda high, low: packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
-
-
-LARGEST = {"f16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))}
+LARGEST = {
+    "f16": 65504.0,
+    "bf16": float(np.uint32(0x7F7F0000).view(np.float32)),
+    "tf32": float(np.uint32(0x7F7FE000).view(np.float32)),
+}
 
 
 def _rectified_or_limited() -> dict[str, Op]:
-    """Convert f32 to f16 and bf16, and to pairs of them with the first operand in the upper half."""
+    """Convert f32 to f16, bf16 and tf32, and to pairs of 16 bits with the first operand in the upper half."""
     table = {}
-    for to, mode, relu, finite in product(LARGEST, ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
-        before = (_relu if relu else None, _limited(LARGEST[to]) if finite else None)
-        meaning = _chain(*before, _to_float(to, mode))
-        table[f"cvt.{mode}{relu}{finite}.{to}.f32"] = _op(to, "f32", meaning)
-        table[f"cvt.{mode}{relu}{finite}.{to}x2.f32"] = _op(f"{to}x2", "f32", _paired(meaning), 2)
+    for to, mode, relu, finite in product(LARGEST, ("rn", "rz", "rna"), ("", ".relu"), ("", ".satfinite")):
+        if mode == "rna" and (relu or to != "tf32"):
+            continue
+        meaning = _chain(_relu if relu else None, _limited(LARGEST[to]) if finite else None, _to(to, mode))
+        modifiers = finite + relu if to == "tf32" else relu + finite
+        table[f"cvt.{mode}{modifiers}.{to}.f32"] = _op(to, "f32", meaning)
+        if to != "tf32":
+            table[f"cvt.{mode}{modifiers}.{to}x2.f32"] = _op(f"{to}x2", "f32", partial(_paired, meaning), 2)
     return table
+
+
+def _paired(meaning: Meaning, high: Values, low: Values) -> Values:
+    return packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
 
 
 def _to_tf32(mode: str) -> Meaning:
@@ -249,16 +253,6 @@ def _to_tf32(mode: str) -> Meaning:
         return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short & np.uint32(0xFFFFE000)))
 
     return convert
-
-
-def _tf32() -> dict[str, Op]:
-    table = {}
-    largest = float(np.uint32(0x7F7FE000).view(np.float32))
-    for mode, finite, relu in product(("rna", "rn", "rz"), ("", ".satfinite"), ("", ".relu")):
-        if not (mode == "rna" and relu):
-            meaning = _chain(_relu if relu else None, _limited(largest) if finite else None, _to_tf32(mode))
-            table[f"cvt.{mode}{finite}{relu}.tf32.f32"] = _op("tf32", "f32", meaning)
-    return table
 
 
 # 8-bit floats
@@ -292,22 +286,18 @@ def _to_8_bits(type_: str) -> Meaning:
     return encode
 
 
-def _two_codes(encode: Meaning) -> Meaning:
-    return lambda high, low: encode(low) | encode(high).astype(np.uint16) << np.uint16(8)
+def _two_codes(encode: Meaning, high: Values, low: Values) -> Values:
+    return encode(low) | encode(high).astype(np.uint16) << np.uint16(8)
 
 
-def _codes_of_pair(two: Meaning) -> Meaning:
+def _codes_of_pair(encode: Meaning, x: Values) -> Values:
     """The same for a register that holds two float16."""
-
-    def convert(x: Values) -> Values:
-        parts = unpacked(x).view(np.float16)
-        return two(parts[..., 1][()], parts[..., 0][()])
-
-    return convert
+    parts = unpacked(x).view(np.float16)
+    return _two_codes(encode, parts[..., 1][()], parts[..., 0][()])
 
 
-def _pair_of_codes(values: Any) -> Meaning:
-    return lambda x: packed(values[np.stack([x & np.uint16(0xFF), x >> np.uint16(8)], axis=-1)])
+def _pair_of_codes(values: Any, x: Values) -> Values:
+    return packed(values[np.stack([x & np.uint16(0xFF), x >> np.uint16(8)], axis=-1)])
 
 
 def _8_bits() -> dict[str, Op]:
@@ -315,10 +305,10 @@ def _8_bits() -> dict[str, Op]:
     table = {}
     for type_, relu in product(dtypes.FLOAT8, ("", ".relu")):
         codes, values = f"{type_}x2", decoded(type_)
-        two = _two_codes(_chain(_relu if relu else None, _to_8_bits(type_)))
-        table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", two, 2)
-        table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", _codes_of_pair(two))
-        wide = _pair_of_codes(_relu(values) if relu else values)
+        encode = _chain(_relu if relu else None, _to_8_bits(type_))
+        table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", partial(_two_codes, encode), 2)
+        table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", partial(_codes_of_pair, encode))
+        wide = partial(_pair_of_codes, _relu(values) if relu else values)
         table[f"cvt.rn{relu}.f16x2.{codes}"] = _op("f16x2", codes, wide)
     return table
 
@@ -330,6 +320,5 @@ TABLE: dict[str, Op] = {
     **_to_integers(),
     **_between_floats(),
     **_rectified_or_limited(),
-    **_tf32(),
     **_8_bits(),
 }

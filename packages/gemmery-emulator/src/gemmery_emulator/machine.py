@@ -300,6 +300,11 @@ def _all_of(takers: Sequence[Callable[..., None]]) -> Callable[..., None]:
     return takers[0] if len(takers) == 1 else tell
 
 
+def active(machine: Machine, mask: Mask) -> Indices:
+    """The indices of the threads in a mask."""
+    return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
+
+
 def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Tell the observers of threads that break a rule, if there are any."""
     if len(threads):

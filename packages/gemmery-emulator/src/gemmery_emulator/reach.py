@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.machine import Access, Machine, Rows, landed
+from gemmery_emulator.machine import Access, Machine, Rows, active, landed
 from gemmery_emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 
@@ -219,7 +219,7 @@ def checked(
 
 def _in_peers(machine: Machine, index: int, addresses: Values, mask: Mask) -> None:
     """Threads access the shared memory of the blocks that their addresses name."""
-    threads = np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
+    threads = active(machine, mask)
     blocks = cluster.resolved(
         machine.spread(addresses)[threads], threads // machine.block_threads, cluster.size(machine)
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gemmery.errors import ArgumentError, LayoutError
 from gemmery_emulator.hopper.tensormap import BYTES
-from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.machine import Machine, active, report_misuse
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Address, Instruction, Opcode, Vector
 from gemmery_emulator.steps import Handler, Lowering, Step, refused
@@ -271,10 +271,10 @@ def _surface(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
 def _by_object(machine: Machine, index: int, handles: NDArray[Any], mask: Mask) -> list[tuple[DecodedTexture, Indices]]:
     """The active threads of each texture object; those of no object are reported."""
-    active = np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
+    some = active(machine, mask)
     groups = []
-    for handle in np.unique(handles[active]).tolist():
-        threads, object_ = active[handles[active] == handle], decoded(machine, handle)
+    for handle in np.unique(handles[some]).tolist():
+        threads, object_ = some[handles[some] == handle], decoded(machine, handle)
         if object_ is None:
             what = f"{handle:#x} is no texture or surface: pass gemmery.texture(array)"
             report_misuse(machine, index, threads, what)

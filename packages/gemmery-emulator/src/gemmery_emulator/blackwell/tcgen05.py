@@ -19,8 +19,8 @@ from gemmery_emulator.exact import added as tensor_sums
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.cluster import Lifetimes
 from gemmery_emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk, read_pieces
-from gemmery_emulator.hopper.mbarrier import Mbarriers, active, of
-from gemmery_emulator.machine import Access, Machine, report_misuse
+from gemmery_emulator.hopper.mbarrier import Mbarriers, of
+from gemmery_emulator.machine import Access, Machine, active, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Address, Immediate, Instruction, Register, Vector

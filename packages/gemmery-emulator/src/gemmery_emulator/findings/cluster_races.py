@@ -21,7 +21,7 @@ from gemmery_emulator.findings.messages import Collection
 from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.descriptors import PIECE
-from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer
+from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
 
 READS = frozenset(("ld", "ldmatrix"))
@@ -56,7 +56,7 @@ class ClusterRaces(Observer):
     def access(self, machine: Machine, event: Access) -> None:
         if event.space != "shared" or event.kind not in READS:
             return
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         self._reads(event.index, threads, machine.spread(event.addresses)[threads])
 
     def bulk(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
@@ -93,7 +93,7 @@ class ClusterRaces(Observer):
                 there = messages.block(machine, block)
                 text = (
                     f"{messages.thread(machine, thread)} copies to {where} of {there}, which threads there read at "
-                    f"{self._collection.line(machine, other)}; nothing orders the two: let the readers "
+                    f"{messages.line_of(machine, other)}; nothing orders the two: let the readers "
                     "arrive at an mbarrier of the block that copies, too, and wait for it before the copy"
                 )
                 self._collection.add(machine, "race", event.index, thread, 1, text, other)
@@ -206,7 +206,7 @@ class PeerRaces(Observer):
         """Threads access shared memory, of their own block or of another."""
         if event.space not in ("shared", cluster.SPACE) or event.kind not in KINDS:
             return
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         addresses = machine.spread(event.addresses)[threads]
         blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
         count = max(event.width // self._granule, 1)

@@ -18,7 +18,7 @@ from gemmery_emulator.findings.messages import EQUAL, UNWRITTEN, Collection
 from gemmery_emulator.findings.orders import UPDATES, Orders, Words
 from gemmery_emulator.findings.pointers import Reach, reach
 from gemmery_emulator.findings.shared_races import Followed
-from gemmery_emulator.machine import Access, Machine, Observer, Pieces
+from gemmery_emulator.machine import Access, Machine, Observer, Pieces, active
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Opcode
 
@@ -294,7 +294,7 @@ class ReadOnlyLoads(Observer):
 
     def _places(self, machine: Machine, event: Access) -> tuple[Words, Words]:
         """The threads of an access, and the granules of each."""
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         first = machine.spread(event.addresses)[threads] // self._granule
         return threads, first[:, None] + np.arange(max(event.width // self._granule, 1))
 

@@ -8,7 +8,6 @@ does not, which PTX has not guaranteed since sm_70.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,46 +29,53 @@ COUNTS = frozenset(("add", "inc", "dec"))
 ELSEWHERE = frozenset(("proxy", "mbarrier_init"))  # fences for asynchronous units alone
 
 
-def is_atomic(opcode: Opcode) -> bool:
-    """An update, or a load or store with a memory order."""
-    ordered = opcode.name in ("ld", "st") and not ATOMICALLY.isdisjoint(opcode.modifiers)
-    return opcode.name in UPDATES or ordered
-
-
-def is_ticket(opcode: Opcode) -> bool:
-    """Whether it takes a ticket: an atomic that counts and returns the old value.
-
-    PTX asks for a fence after it as well, before what others stored is read. Last blocks that sum up after a ticket and
-    a barrier do without one, NVIDIA's threadFenceReduction sample among them: it is taken to acquire.
-    """
-    return opcode.name == "atom" and not COUNTS.isdisjoint(opcode.modifiers)
-
-
 def is_fence(opcode: Opcode) -> bool:
     """Whether it is a fence between threads, and not only for asynchronous units."""
     return opcode.name == "membar" or (opcode.name == "fence" and ELSEWHERE.isdisjoint(opcode.modifiers))
 
 
-@dataclass(frozen=True)
 class Orders:
     """Properties of a kernel's instructions, by number."""
 
-    atomic: Flags
-    volatile: Flags
-    own: Flags  # atomics and fences with the scope of one block or cluster
-    stores: Flags  # stores whose values are known
-    fence: Flags  # between threads
-    releases: Flags
-    acquires: Flags
-    tickets: Flags
-    with_fences: Flags  # atomic or volatile accesses of a kernel that has fences
-    hands_over: bool  # whether threads may synchronize by global memory
-    publishes: bool  # whether some lanes may publish what others have written: by atomics or mbarriers
-    meets: bool  # whether blocks of a cluster may order each other by more than atomics that all blocks see
-    products: bool  # whether there are products of warpgroups
-    bulk_groups: bool  # whether there are bulk copies out of shared memory
-    operations: Flags  # of tensor memory: tcgen05.mma and tcgen05.cp
-    tensor_memory: bool  # whether there is any
+    def __init__(self, kernel: PtxKernel) -> None:
+        opcodes = [instruction.opcode for instruction in kernel.instructions]
+        retried = pointers.retried(kernel)
+        ordered = (opcode.name in ("ld", "st") and not ATOMICALLY.isdisjoint(opcode.modifiers) for opcode in opcodes)
+        updates = _flags(opcode.name in UPDATES for opcode in opcodes) | _flags(ordered)
+        adds = _flags(opcode.name.startswith("cp.reduce.async.bulk") for opcode in opcodes)
+        self.atomic = updates | adds | _flags(index in retried for index in range(len(opcodes)))
+        self.volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
+        self.fence = _flags(map(is_fence, opcodes))  # between threads
+        # Atomics and fences with the scope of one block or cluster.
+        self.own = _flags(not OWN_SCOPES.isdisjoint(opcode.modifiers) for opcode in opcodes) & (updates | self.fence)
+        self.stores = _flags(opcode.name == "st" for opcode in opcodes)  # whose values are known
+        self.releases, self.acquires = (
+            _flags(not order.isdisjoint(opcode.modifiers) for opcode in opcodes) for order in (RELEASES, ACQUIRES)
+        )
+        # Tickets: atomics that count and return the old value. PTX asks for a fence after one as well, before what
+        # others stored is read. Last blocks that sum up after a ticket and a barrier do without it, NVIDIA's
+        # threadFenceReduction sample among them: a ticket is taken to acquire.
+        self.tickets = _flags(opcode.name == "atom" and not COUNTS.isdisjoint(opcode.modifiers) for opcode in opcodes)
+        # Atomic or volatile accesses of a kernel that has fences.
+        self.with_fences = (self.atomic | self.volatile) & self.fence.any()
+        reaches = _flags(pointers.reached(instruction) is not None for instruction in kernel.instructions)
+        orders = self.fence.any() | self.releases | self.acquires
+        # Whether threads may synchronize by global memory.
+        self.hands_over = bool(((updates | self.volatile) & reaches & orders).any())
+        # Whether some lanes may publish what others have written: by atomics or mbarriers.
+        published = ((updates | self.volatile) & (self.fence.any() | self.releases)).any()
+        self.publishes = bool(published) or any(opcode.family == "mbarrier" for opcode in opcodes)
+        # Whether blocks of a cluster may order each other by more than atomics that all blocks see.
+        self.meets = any(
+            opcode.family == "mapa"
+            or opcode.name.startswith("barrier.cluster")
+            or not CLUSTER.isdisjoint(opcode.modifiers)
+            for opcode in opcodes
+        )
+        self.products = any(opcode.name == "wgmma.mma_async" for opcode in opcodes)  # of warpgroups
+        self.bulk_groups = any("bulk_group" in opcode.modifiers for opcode in opcodes)  # copies out of shared memory
+        self.operations = _flags(opcode.name in ("tcgen05.mma", "tcgen05.cp") for opcode in opcodes)
+        self.tensor_memory = any(opcode.family == "tcgen05" for opcode in opcodes)
 
     def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
         """Pairs of accesses that do not race because both are atomic, or volatile and of different warps.
@@ -83,40 +89,7 @@ class Orders:
         return pairs
 
 
-@lru_cache(maxsize=64)
-def orders(kernel: PtxKernel) -> Orders:
-    """The orders of a kernel."""
-    opcodes = [instruction.opcode for instruction in kernel.instructions]
-    retried = pointers.retried(kernel)
-    updates = _flags(map(is_atomic, opcodes))
-    adds = _flags(opcode.name.startswith("cp.reduce.async.bulk") for opcode in opcodes)
-    atomic = updates | adds | _flags(index in retried for index in range(len(opcodes)))
-    volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
-    releases, acquires = (
-        _flags(not order.isdisjoint(opcode.modifiers) for opcode in opcodes) for order in (RELEASES, ACQUIRES)
-    )
-    fence = _flags(map(is_fence, opcodes))
-    reaches = _flags(pointers.reached(instruction) is not None for instruction in kernel.instructions)
-    ordered = (updates | volatile) & reaches
-    return Orders(
-        atomic,
-        volatile,
-        _flags(not OWN_SCOPES.isdisjoint(opcode.modifiers) for opcode in opcodes) & (updates | fence),
-        _flags(opcode.name == "st" for opcode in opcodes),
-        fence,
-        releases,
-        acquires,
-        _flags(map(is_ticket, opcodes)),
-        (atomic | volatile) & fence.any(),
-        bool((ordered & (fence.any() | releases | acquires)).any()),
-        bool(((updates | volatile) & (fence.any() | releases)).any()) or any(op.family == "mbarrier" for op in opcodes),
-        any(opcode.family == "mapa" or opcode.name.startswith("barrier.cluster") for opcode in opcodes)
-        or any(not CLUSTER.isdisjoint(opcode.modifiers) for opcode in opcodes),
-        any(opcode.name == "wgmma.mma_async" for opcode in opcodes),
-        any("bulk_group" in opcode.modifiers for opcode in opcodes),
-        _flags(opcode.name in ("tcgen05.mma", "tcgen05.cp") for opcode in opcodes),
-        any(opcode.family == "tcgen05" for opcode in opcodes),
-    )
+orders = lru_cache(maxsize=64)(Orders)  # of a kernel
 
 
 def _flags(values: Iterable[bool]) -> Flags:

@@ -5,7 +5,7 @@ While all blocks of a chunk do the same, one of them stands for all: `Followed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from gemmery_emulator.findings.together import Contents
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.bulk import Bulk
 from gemmery_emulator.hopper.products import Products
-from gemmery_emulator.machine import Access, Machine, Observer
+from gemmery_emulator.machine import Access, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Immediate
 
@@ -148,7 +148,7 @@ class SharedRaces(Observer):
         if event.space != "shared":
             return
         if self._readers and (event.kind in STORES or event.kind in UPDATES):
-            writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+            writers = active(machine, event.mask)
             self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
         threads, addresses = self.followed.active(event.addresses, event.mask)
         if not threads.size:
@@ -179,7 +179,7 @@ class SharedRaces(Observer):
 
     def _receives(self, machine: Machine, event: Access) -> None:
         """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         own, number = np.divmod(threads, machine.block_threads)
         addresses = machine.spread(event.addresses)[threads]
         blocks = cluster.resolved(addresses, own, cluster.size(machine))
@@ -198,7 +198,11 @@ class SharedRaces(Observer):
             self.clocks.lanes_publish(index, threads, at_fence=not releases)
         for address in np.unique(addresses).tolist():
             key = ("atomic", address)
-            for warps in _in_turn(self.followed.warps_of(threads[addresses == address]), event.kind == "atom"):
+            warps = self.followed.warps_of(threads[addresses == address])
+            turns = [warps]
+            if event.kind == "atom":  # each update sees those before it
+                turns = [warps & (np.arange(warps.shape[1]) == warp) for warp in np.flatnonzero(warps.any(axis=0))]
+            for warps in turns:
                 if acquires:
                     self.clocks.acquire(warps, key)
                 elif fences and event.kind in ("ld", "atom"):
@@ -221,7 +225,7 @@ class SharedRaces(Observer):
             thread, where = int(threads[first]), messages.address(machine, "shared", int(addresses[first]))
             message = (
                 f"{messages.thread(machine, thread)} writes {where}, which the {name} at "
-                f"{self._collection.line(machine, other)} may still read: wait {wait} first"
+                f"{messages.line_of(machine, other)} may still read: wait {wait} first"
             )
             # A barrier would not end the unit's reads, whatever pair of threads races beside it.
             self._collection.add(machine, "race", index, thread, 1, message, other, strength=3)
@@ -295,7 +299,9 @@ class SharedRaces(Observer):
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
         """Report the first conflict with each other instruction that the history found."""
         if kind in ("race", "clash"):
-            racing = ~self._atomic(index, threads, others)
+            one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
+            pairs = index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp)
+            racing = ~self._orders.pairs(*pairs)  # but for those that are both atomic
             event = self._history.event
             if event is not None and event.kind == "st" and event.index == index:
                 equal = racing & self._same(kind, threads, addresses, others)
@@ -313,13 +319,13 @@ class SharedRaces(Observer):
             strong = kind in ("race", EQUAL) and bool(apart.any())
             first = int((apart if strong else these).argmax())  # of two warps if there are any
             place = int(threads[first]), int(addresses[first])
-            self._report(kind, index, *place, other, int(others[first]), int(these.sum()), int(strong))
+            count = int(these.sum()) * self.followed.alike
+            self._report(kind, index, *place, other, int(others[first]), count, int(strong))
 
     def _report(
         self, kind: str, index: int, thread: int, address: int, other: int, stamp: int, count: int, strength: int
     ) -> None:
-        machine, collection = self._machine, self._collection
-        count *= self.followed.alike
+        machine = self._machine
         place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
         message: str | Callable[[], str]
         if kind in ("race", EQUAL):
@@ -332,21 +338,16 @@ class SharedRaces(Observer):
             way_out = "its group first (cp.async.wait_group with a smaller number)"
             if messages.in_bulk(machine, other):
                 way_out = "its mbarrier first, which has to expect all bytes of the copy"
-            line = collection.line(machine, other)
-            message = f"{place}, which the cp.async at {line} may still be writing: wait for {way_out}"
+            at = messages.line_of(machine, other)
+            message = f"{place}, which the cp.async at {at} may still be writing: wait for {way_out}"
         else:
             message = (
-                f"{place} through the async proxy, which was written at {collection.line(machine, other)} without a "
+                f"{place} through the async proxy, which was written at {messages.line_of(machine, other)} without a "
                 "fence.proxy.async since: put one after the store, before the barrier"
             )
             kind = "misuse"
         second = None if kind == "uninitialised" else other
-        collection.add(machine, kind, index, thread, count, message, second, strength)
-
-    def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
-        """Pairs of accesses of one block that do not race because both are atomic."""
-        one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
-        return self._orders.pairs(index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp))
+        self._collection.add(machine, kind, index, thread, count, message, second, strength)
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
         """Stores of the value that the other thread stored: the order does not matter."""
@@ -360,16 +361,6 @@ class SharedRaces(Observer):
             other = self._contents.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
         same: Flags = np.all(own == other, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
         return same
-
-
-def _in_turn(warps: Flags, updates: bool) -> Iterator[Flags]:
-    """Yield warps (blocks, warps) one after the other if they update, since each update sees those before it."""
-    each = np.flatnonzero(warps.any(axis=0))
-    if not updates or each.size < 2:
-        yield warps
-        return
-    for warp in each.tolist():
-        yield warps & (np.arange(warps.shape[1]) == warp)
 
 
 WORD = 4
@@ -413,7 +404,7 @@ class TensorRaces(Observer):
         half, column = divmod(int(addresses[first]) // WORD, COLUMNS)
         where = f"column {column} of tensor memory (lanes {half * HALF} to {half * HALF + HALF - 1})"
         does = "uses" if self._operations[index] else "reads" if self._name(index) == "tcgen05.ld" else "writes"
-        at = self._collection.line(machine, other)
+        at = messages.line_of(machine, other)
         if kind == "uninitialised":
             message = f"{thread} adds to {where}, which nothing has written: the first product must not add"
         elif kind == "not landed" or (self._operations[other] and not own[first]):

@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.machine import BarrierEvent, Machine, report_misuse
+from gemmery_emulator.machine import BarrierEvent, Machine, active, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW
 from gemmery_emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
 from gemmery_emulator.ptx import Address, Instruction
@@ -177,11 +177,6 @@ def _entry(
         return lower(lowering, instruction, index, by_kind)
 
     return Handler(step=step, operands=operands, kind=kind, waits=waits, orders=True)
-
-
-def active(machine: Machine, mask: Mask) -> Indices:
-    """Return the indices of the threads in a mask."""
-    return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
 
 
 def of(value: Any, threads: Indices) -> Indices:

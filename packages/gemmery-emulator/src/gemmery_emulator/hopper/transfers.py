@@ -18,7 +18,7 @@ from gemmery_emulator.hopper import cluster, tensormap
 from gemmery_emulator.hopper.bulk import Bulk, Load, Store
 from gemmery_emulator.hopper.cluster import Lifetimes
 from gemmery_emulator.hopper.descriptors import PIECE
-from gemmery_emulator.hopper.mbarrier import Mbarriers, active, of
+from gemmery_emulator.hopper.mbarrier import Mbarriers, of
 from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
 from gemmery_emulator.machine import (
     Access,
@@ -26,6 +26,7 @@ from gemmery_emulator.machine import (
     Machine,
     Pieces,
     Rows,
+    active,
     report_misuse,
 )
 from gemmery_emulator.op import NUMPY, POLICY, Flags, Indices, Mask

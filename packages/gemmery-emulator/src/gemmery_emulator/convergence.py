@@ -7,6 +7,7 @@ is one of them. Instructions of matrices, which are .aligned, take all lanes of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,15 +130,14 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     operands = lowering.flat(instruction.operands)
     read_members = lowering.read(operands[-1], "b32", instruction)
     reads = [lowering.read(operand, "b32", instruction) for operand in operands[-3:-1]] if name == "shfl" else []
-    elects = name == "elect"
 
     def run(machine: Machine, mask: Mask) -> None:
         members = read_members(machine.registers)
         machine.unit(undefined_values).pop(index, None)
         if machine.observers and (members.ndim or members != FULL or not _in_whole_warps(mask)):
-            at = _Lanes(machine, index, mask, members, elects)
-            if not (at.own() or at.missing() or at.differing()) and reads:
-                at.reading(*(read(machine.registers) for read in reads))
+            mistake = _mistake(machine, index, mask, members, [read(machine.registers) for read in reads])
+            if mistake is not None:
+                report_mismatch(machine, index, np.flatnonzero(mistake[0]), mistake[1])
         machine.observers.converged(machine, mask)
         step(machine, mask)
 
@@ -183,93 +183,69 @@ def exists(machine: Machine) -> Flags:
     return real
 
 
-class _Lanes:
-    """The lanes that execute an instruction together, with their masks: (warps, 32)."""
+def _mistake(
+    machine: Machine, index: int, mask: Mask, members: Any, operands: Sequence[Any]
+) -> tuple[Flags, str] | None:
+    """The lanes (warps, 32) that execute an instruction with a mask that does not fit, and what is wrong with it.
 
-    def __init__(self, machine: Machine, index: int, mask: Mask, members: Any, elects: bool) -> None:
-        self._machine, self._index, self._elects = machine, index, elects
-        self._active = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
-        self._members = machine.spread(members).reshape(-1, 32)
-        opcode = machine.kernel.instructions[index].opcode
-        self._name = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
+    `operands` are those that tell the lane that a shuffle reads.
+    """
+    opcode = machine.kernel.instructions[index].opcode
+    active = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
+    masks, lanes = machine.spread(members).reshape(-1, 32), LANES.astype("u4")
+    called = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
 
-    def _report(self, bad: Flags, what: str) -> bool:
-        report_mismatch(self._machine, self._index, np.flatnonzero(bad), what)
-        return True
-
-    def _at(self, bad: Flags) -> tuple[int, int, str]:
+    def first(bad: Flags) -> tuple[int, int, str]:
         """The warp and lane of the first of these lanes, and the start of its message."""
         warp, lane = divmod(int(bad.reshape(-1).argmax()), 32)
-        return warp, lane, f"executes {self._name} with mask {int(self._members[warp, lane]):#x}"
+        return warp, lane, f"executes {called} with mask {int(masks[warp, lane]):#x}"
 
-    def own(self) -> bool:
-        """Report lanes that are not in their own mask."""
-        bad = self._active & (self._members >> LANES.astype("u4") & 1 == 0)
-        if not bad.any():
-            return False
-        _, lane, does = self._at(bad)
+    bad = active & (masks >> lanes & 1 == 0)
+    if bad.any():
+        _, lane, does = first(bad)
         what = f"{does}, which leaves out its own lane {lane}: the result is undefined; add the lane to the mask"
-        return self._report(bad, f"{what}, or keep it from the call")
-
-    def missing(self) -> bool:
-        """Report lanes whose mask names existing lanes that do not execute the instruction."""
-        machine = self._machine
-        others = _others(machine, self._active)
-        if self._elects:
-            others &= machine.places.running().reshape(-1, 32)
-        bad = self._active & (self._members & _bits(others)[:, None] != 0)
-        if not bad.any():
-            return False
-        warp, lane, does = self._at(bad)
-        lanes = ranges(others[warp] & (self._members[warp, lane] >> LANES.astype("u4") & 1 == 1))
-        return self._report(bad, f"{does}, and {lanes} do not: they take another path or have ended; {WAY_OUT}")
-
-    def differing(self) -> bool:
-        """Report lanes whose mask names lanes with another mask."""
-        if (self._members == self._members[:, :1]).all():
-            return False
-        names = self._members[:, :, None] >> LANES.astype("u4") & 1 == 1
-        unlike = names & self._active[:, None, :] & (self._members[:, :, None] != self._members[:, None, :])
-        bad = self._active & unlike.any(axis=2)
-        if not bad.any():
-            return False
-        warp, lane, does = self._at(bad)
-        other = int(unlike[warp, lane].argmax())
-        what = f"{does}, and lane {other} with mask {int(self._members[warp, other]):#x}"
-        return self._report(bad, f"{what}: all lanes that a mask names pass the same")
-
-    def reading(self, b: Any, c: Any) -> bool:
-        """Report lanes that use a value from a lane which does not execute the instruction."""
-        machine = self._machine
-        opcode = machine.kernel.instructions[self._index].opcode
-        source, _ = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in (b, c)))
-        source = np.broadcast_to(source, self._active.shape)
-        outside = self._members >> source.astype("u4") & 1 == 0
-        bad = self._active & (outside | ~np.take_along_axis(self._active, source, axis=1))
-        if not bad.any():
-            return False
-        warp, lane, does = self._at(bad)
-        read = int(source[warp, lane])
-        inside = warp * 32 % machine.block_threads + read < machine.launch.block_threads
-        why = "its mask leaves out" if outside[warp, lane] else "does not execute it" if inside else "the block lacks"
-        what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
-        certain, selections = used(machine.kernel, self._index)
-        if certain:
-            return self._report(bad, what)
-        machine.unit(undefined_values)[self._index] = Undefined(bad.reshape(-1), what, selections)
-        self._spread(bad, what)
-        return False
-
-    def _spread(self, bad: Flags, message: str) -> None:
-        """Remember the warps that read undefined values, for the stores of what is computed of them."""
-        known = self._machine.unit(spread_values)
-        old = known.get(self._index)
-        warps: Flags = np.atleast_1d(bad.any(axis=1))
-        if old is None:
-            places = stores(self._machine.kernel, self._index)
-            known[self._index] = Spread(np.flatnonzero(bad), warps, message, places)
-        else:
-            known[self._index] = replace(old, warps=old.warps | warps)
+        return bad, f"{what}, or keep it from the call"
+    others = _others(machine, active)
+    if opcode.name == "elect":
+        others &= machine.places.running().reshape(-1, 32)
+    bad = active & (masks & _bits(others)[:, None] != 0)
+    if bad.any():
+        warp, lane, does = first(bad)
+        missing = ranges(others[warp] & (masks[warp, lane] >> lanes & 1 == 1))
+        return bad, f"{does}, and {missing} do not: they take another path or have ended; {WAY_OUT}"
+    if (masks != masks[:, :1]).any():
+        names = masks[:, :, None] >> lanes & 1 == 1
+        unlike = names & active[:, None, :] & (masks[:, :, None] != masks[:, None, :])
+        bad = active & unlike.any(axis=2)
+        if bad.any():
+            warp, lane, does = first(bad)
+            other = int(unlike[warp, lane].argmax())
+            what = f"{does}, and lane {other} with mask {int(masks[warp, other]):#x}"
+            return bad, f"{what}: all lanes that a mask names pass the same"
+    if not operands:
+        return None
+    source, _ = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in operands))
+    source = np.broadcast_to(source, active.shape)
+    outside = masks >> source.astype("u4") & 1 == 0
+    bad = active & (outside | ~np.take_along_axis(active, source, axis=1))
+    if not bad.any():
+        return None
+    warp, lane, does = first(bad)
+    read = int(source[warp, lane])
+    inside = warp * 32 % machine.block_threads + read < machine.launch.block_threads
+    why = "its mask leaves out" if outside[warp, lane] else "does not execute it" if inside else "the block lacks"
+    what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
+    certain, selections = used(machine.kernel, index)
+    if certain:
+        return bad, what
+    machine.unit(undefined_values)[index] = Undefined(bad.reshape(-1), what, selections)
+    # Remember the warps that read undefined values, for the stores of what is computed of them.
+    known, warps = machine.unit(spread_values), np.atleast_1d(bad.any(axis=1))
+    if index in known:
+        known[index] = replace(known[index], warps=known[index].warps | warps)
+    else:
+        known[index] = Spread(np.flatnonzero(bad), warps, what, stores(machine.kernel, index))
+    return None
 
 
 def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:

@@ -86,18 +86,15 @@ class LockStep:
         if idle.any():
             self.places.each = np.where(idle, program.stop, 0).astype(np.int32)
         if warp_order is not None:
-            self._order = self._shuffled(warp_order)
+            # Warp by warp, or by warpgroups if the kernel has instructions of warpgroups.
+            gathered = (block.gathering.threads for block in program.blocks if block.gathering is not None)
+            together, warps = max(gathered, default=WARP) // WARP, self.block_threads // WARP
+            turns = warp_order.permutation(self.blocks * -(-warps // together)).reshape(self.blocks, -1)
+            self._order = np.repeat(np.repeat(turns, together, axis=1)[:, :warps], WARP)
             self.places.part()
         elif ahead:
             self._order = (np.arange(self.threads) % self.block_threads >= ahead).astype(np.int64)
             self.places.part()
-
-    def _shuffled(self, generator: np.random.Generator) -> Indices:
-        """The turn of each thread: warp by warp, or by warpgroups if the kernel has instructions of warpgroups."""
-        gathered = (block.gathering.threads for block in self._program.blocks if block.gathering is not None)
-        together, warps = max(gathered, default=WARP) // WARP, self.block_threads // WARP
-        turns = generator.permutation(self.blocks * -(-warps // together)).reshape(self.blocks, -1)
-        return np.repeat(np.repeat(turns, together, axis=1)[:, :warps], WARP)
 
     def unit(self, kind: Callable[[Machine], UnitState]) -> UnitState:
         """The state of a unit, made when it is first asked for."""
@@ -179,7 +176,10 @@ class LockStep:
         elif block.way == "branch":
             self._branch(block, mask, at, block.targets[0])
         elif block.way == "switch":
-            self._switch(block, mask)
+            assert block.guard is not None
+            cases = np.minimum(self.spread(block.guard(self.registers)), len(block.targets) - 1)
+            targets = np.array(block.targets, np.int32)[cases]
+            self.places.each = targets if mask is None else np.where(mask, targets, self.places.part())
         elif block.way == "barrier":
             self._waiting.at_barriers.arrive(block.last - 1, mask, at)
         else:
@@ -206,12 +206,6 @@ class LockStep:
             self.places.go(mask, at + 1)
             self.places.part()[going] = target
 
-    def _switch(self, block: Block, mask: Mask) -> None:
-        assert block.guard is not None
-        cases = np.minimum(self.spread(block.guard(self.registers)), len(block.targets) - 1)
-        blocks = np.array(block.targets, np.int32)[cases]
-        self.places.each = blocks if mask is None else np.where(mask, blocks, self.places.part())
-
     def _trap(self, block: Block, mask: Mask) -> None:
         """Threads trap: a device stops the launch; here they end, and the observers are told."""
         traps = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
@@ -232,6 +226,7 @@ class Spinning:
     ) -> None:
         self._machine, self._waiting, self._program = machine, waiting, program
         self._limit, self._seconds, self._end = limit, seconds, time.thread_time() + seconds
+        self._spaces: tuple[Space, ...] = machine.shared, machine.local, machine.memory
         self._turn: set[int] = set()  # the basic blocks of the loop
         self._steps = 0
         self._next = self._gap = EVERY
@@ -248,9 +243,9 @@ class Spinning:
         """After each basic block, which these threads ran; raises EmulationError for a kernel that does not end."""
         self._steps += 1
         if self._steps > self._limit:
-            raise EmulationError(_too_many(self._line(), f"{self._limit:,} steps", "max_steps"))
+            raise self._too_many(f"{self._limit:,} steps", "max_steps")
         if self._steps & 63 == 0 and time.thread_time() > self._end:
-            raise EmulationError(_too_many(self._line(), f"{self._seconds:g} seconds", "seconds"))
+            raise self._too_many(f"{self._seconds:g} seconds", "seconds")
         if self._spins is not None:
             self._spins |= True if ran is None else ran
             self._turn.add(self._machine.places.at)
@@ -270,9 +265,13 @@ class Spinning:
             self._spins = np.zeros(self._machine.threads, bool)
             self._turn = set()
             return
-        state, waiting = self._digest(), self._waiting
+        assert self._memory is not None
+        digest = hashlib.blake2b(repr(self._at).encode() + self._spins.tobytes())
+        for part in (*self._registers, *self._memory):
+            digest.update(part if isinstance(part, bytes) else np.asarray(part).tobytes())
+        state, waiting = digest.digest(), self._waiting
         if state in self._yielded or not self._others(self._spins):
-            raise EmulationError(_endless(self._line(), self._reads()))
+            raise self._endless()
         self._yielded.add(state)
         waiting.yielding = self._spins if waiting.yielding is None else waiting.yielding | self._spins
         self._spins = self._at = None
@@ -288,15 +287,6 @@ class Spinning:
             return
         waiting.yielding = ran if waiting.yielding is None else waiting.yielding | ran
         self._gap = AGAIN
-
-    def _digest(self) -> bytes:
-        """The kept state and the threads that loop, in a few bytes."""
-        assert self._spins is not None
-        assert self._memory is not None
-        digest = hashlib.blake2b(repr(self._at).encode() + self._spins.tobytes())
-        for part in (*self._registers, *self._memory):
-            digest.update(part if isinstance(part, bytes) else np.asarray(part).tobytes())
-        return digest.digest()
 
     def _keep(self) -> None:
         self._spins = None
@@ -320,18 +310,13 @@ class Spinning:
         return self._same_memory()
 
     def _keep_memory(self) -> None:
-        self._memory = [remembered(space.data) for space in self._spaces()]
+        self._memory = [remembered(space.data) for space in self._spaces]
 
     def _same_memory(self) -> bool:
         if self._memory is None:
             self._keep_memory()
             return False
-        return all(
-            is_as_remembered(space.data, before) for space, before in zip(self._spaces(), self._memory, strict=True)
-        )
-
-    def _spaces(self) -> tuple[Space, ...]:
-        return self._machine.shared, self._machine.local, self._machine.memory
+        return all(map(is_as_remembered, (space.data for space in self._spaces), self._memory))
 
     def _others(self, spins: Flags) -> bool:
         """Whether threads other than these can run, or leave a barrier."""
@@ -351,17 +336,32 @@ class Spinning:
         ready = self._waiting.ready()
         return places.each.tobytes(), machine.changes, None if ready is None else ready.tobytes()
 
-    def _reads(self) -> bool:
-        """Whether the loop reads what another thread may write."""
-        blocks = (self._program.blocks[at] for at in self._turn if at < self._program.stop)
-        opcodes = (
-            each.opcode for block in blocks for each in self._machine.kernel.instructions[block.first : block.last]
-        )
-        return any(each.family in READING and each.space not in ("param", "const", "local") for each in opcodes)
-
     def _line(self) -> str:
         block = self._program.blocks[self._machine.places.at]
         return str(self._machine.kernel.instructions[block.first].line)
+
+    def _endless(self) -> EmulationError:
+        """An error that depends on whether the loop reads what another thread may write."""
+        blocks = (self._program.blocks[at] for at in self._turn if at < self._program.stop)
+        instructions = self._machine.kernel.instructions
+        opcodes = (each.opcode for block in blocks for each in instructions[block.first : block.last])
+        if any(each.family in READING and each.space not in ("param", "const", "local") for each in opcodes):
+            return EmulationError(
+                f"threads loop forever at {self._line()}: the value they wait for does not change. No other thread can "
+                "run: lanes of a warp wait for each other, or the thread that would change it belongs to a block that "
+                "starts when these have ended; wait with a barrier or an mbarrier, or emulate writing and waiting code "
+                "as two kernels"
+            )
+        return EmulationError(
+            f"the loop at {self._line()} does not end: nothing in it changes its condition; check the condition, and "
+            "the step"
+        )
+
+    def _too_many(self, limit: str, option: str) -> EmulationError:
+        return EmulationError(
+            f"the kernel did not end within {limit}, and is at {self._line()}: check the end condition of the loop "
+            f"there; if the kernel does end, pass a larger {option}="
+        )
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -373,22 +373,3 @@ def _equal(value: Any, other: Any) -> bool:
         return same
     bits = f"u{value.itemsize}"
     return bool((value.view(bits) == other.view(bits)).all())
-
-
-def _endless(line: str, reads: bool) -> str:
-    if not reads:
-        return (
-            f"the loop at {line} does not end: nothing in it changes its condition; check the condition, and the step"
-        )
-    return (
-        f"threads loop forever at {line}: the value they wait for does not change. No other thread can run: "
-        "lanes of a warp wait for each other, or the thread that would change it belongs to a block that starts when "
-        "these have ended; wait with a barrier or an mbarrier, or emulate writing and waiting code as two kernels"
-    )
-
-
-def _too_many(line: str, limit: str, option: str) -> str:
-    return (
-        f"the kernel did not end within {limit}, and is at {line}: check the end condition of the loop there; if the "
-        f"kernel does end, pass a larger {option}="
-    )

@@ -144,40 +144,27 @@ def destinations(
     return copies, own[copies] - own[copies] % count + rank
 
 
-def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """mapa: map an address to the shared memory of the block with a rank."""
+def _of_peers(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """mapa: map an address to the shared memory of the block with a rank; getctarank: the rank of its block."""
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
     if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
         raise refused(instruction)
-    target, source, rank = instruction.operands
-    read, its_rank = lowering.read(source, kind, instruction), lowering.read(rank, "u32", instruction)
-    write = lowering.write(target, kind, instruction)
-    window = 0 if space else SHARED_WINDOW
+    target, source, *ranks_of = instruction.operands
+    read, window = lowering.read(source, kind, instruction), 0 if space else SHARED_WINDOW
+    read_ranks = [lowering.read(rank, "u32", instruction) for rank in ranks_of]
+    write = lowering.write(target, kind if ranks_of else "u32", instruction)
 
     def mapped(address: Values, rank: Values) -> Values:
         offset = address.astype(np.int64) - window & OFFSET
         place = (rank.astype(np.int64) + 1 << RANK_AT) + offset + window
         return place.astype(np.uint32 if kind == "u32" else np.uint64)
 
-    return lane_step(mapped, [read, its_rank], [write])
-
-
-def _rank_of(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """getctarank: the rank of the block that an address belongs to."""
-    space, kind = instruction.opcode.modifiers, instruction.opcode.type
-    if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
-        raise refused(instruction)
-    target, source = instruction.operands
-    read, write = lowering.read(source, kind, instruction), lowering.write(target, "u32", instruction)
-    window = 0 if space else SHARED_WINDOW
-
-    def step(machine: Machine, mask: Mask) -> None:
-        addresses = machine.spread(read(machine.registers).astype(np.int64) - window)
-        rank = addresses >> RANK_AT
+    def rank(machine: Machine, mask: Mask) -> None:
+        named = machine.spread(read(machine.registers).astype(np.int64) - window) >> RANK_AT
         own = np.repeat(ranks(machine), machine.block_threads)
-        write(machine.registers, mask, np.where(rank > 0, rank - 1, own).astype(np.uint32))
+        write(machine.registers, mask, np.where(named > 0, named - 1, own).astype(np.uint32))
 
-    return step
+    return lane_step(mapped, [read, *read_ranks], [write]) if ranks_of else rank
 
 
 class ClusterBarrier:
@@ -223,8 +210,8 @@ def _barrier(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
 
 TABLE = {
-    "mapa": Handler(step=_map_address, effect=False),
-    "getctarank": Handler(step=_rank_of, effect=False),
+    "mapa": Handler(step=_of_peers, operands=(3,), effect=False),
+    "getctarank": Handler(step=_of_peers, operands=(2,), effect=False),
     "barrier.cluster.arrive": Handler(step=_barrier, kind="barrier.cluster", orders=True),
     "barrier.cluster.wait": Handler(step=_barrier, kind="barrier.cluster", orders=True, waits=True),
 }

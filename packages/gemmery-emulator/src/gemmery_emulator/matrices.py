@@ -46,8 +46,26 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
     def where(machine: Machine, piece: Piece) -> Any:
         if instruction.opcode.family == "wmma":
-            _check_rules(machine, index, fragment.size, address, apart)
-            return _lanes(machine, piece, fragment.size, address, apart)
+            # Report a leading dimension that is no multiple of 16 bytes, and a matrix that begins at no multiple of 32.
+            for value, rule, what in (
+                (apart(machine.registers).astype(np.int64) * fragment.size, 16, "with {} bytes from row to row"),
+                (address(machine.registers), 32, "at address {:#x}"),
+            ):
+                bad = np.flatnonzero(np.broadcast_to(value % rule != 0, (machine.threads,)))
+                if bad.size:
+                    name = machine.kernel.instructions[index].opcode.name
+                    where = what.format(int(machine.spread(value)[bad[0]]))
+                    report_misuse(
+                        machine, index, bad, f"executes {name} {where}: it must be a multiple of {rule} bytes"
+                    )
+            # The address of each lane of each warp; lanes beyond the rows of a matrix repeat the first.
+            major, minor = (
+                np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor)
+            )
+            base = machine.spread(address(machine.registers)).reshape(-1, 32)
+            step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
+            addresses: NDArray[np.int64] = (base + (major * step + minor) * fragment.size).reshape(-1)
+            return addresses
         return address(machine.registers)
 
     make = _loading if loads else _storing
@@ -103,28 +121,6 @@ def _storing(
                 reach.store(machine, index, space, lanes, mask, values, piece.dtype, piece.width)
 
     return step
-
-
-def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read) -> NDArray[np.int64]:
-    """Return the address of each lane of each warp; lanes beyond the rows of a matrix repeat the first."""
-    major, minor = (np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor))
-    base = machine.spread(address(machine.registers)).reshape(-1, 32)
-    step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
-    addresses: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
-    return addresses
-
-
-def _check_rules(machine: Machine, index: int, size: int, address: Read, apart: Read) -> None:
-    """Report a leading dimension that is no multiple of 16 bytes, and a matrix that begins at no multiple of 32."""
-    for value, rule, what in (
-        (apart(machine.registers).astype(np.int64) * size, 16, "with {} bytes from row to row"),
-        (address(machine.registers), 32, "at address {:#x}"),
-    ):
-        bad = np.flatnonzero(np.broadcast_to(value % rule != 0, (machine.threads,)))
-        if bad.size:
-            name = machine.kernel.instructions[index].opcode.name
-            where = what.format(int(machine.spread(value)[bad[0]]))
-            report_misuse(machine, index, bad, f"executes {name} {where}: it must be a multiple of {rule} bytes")
 
 
 def _some(machine: Machine, mask: Mask, piece: Piece) -> Mask:

@@ -212,18 +212,14 @@ def checked(
             machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values)
         )
     if space == cluster.SPACE:
-        _in_peers(machine, index, addresses, mask)
+        # Threads access the shared memory of the blocks that their addresses name.
+        threads = active(machine, mask)
+        blocks = cluster.resolved(
+            machine.spread(addresses)[threads], threads // machine.block_threads, cluster.size(machine)
+        )
+        machine.unit(Lifetimes).accesses(index, threads, blocks)
         addresses = machine.unit(cluster.Peers).relative(addresses)
     return addresses, mask, faulty
-
-
-def _in_peers(machine: Machine, index: int, addresses: Values, mask: Mask) -> None:
-    """Threads access the shared memory of the blocks that their addresses name."""
-    threads = active(machine, mask)
-    blocks = cluster.resolved(
-        machine.spread(addresses)[threads], threads // machine.block_threads, cluster.size(machine)
-    )
-    machine.unit(Lifetimes).accesses(index, threads, blocks)
 
 
 def memory_of(machine: Machine, space: str) -> Global | Own:

@@ -95,7 +95,9 @@ class Counters(Observer):
         elif event.space == "shared":
             cost = self._served(machine, event) if event.kind in SHARED else ()
         elif event.kind == "bulk":
-            cost = _copied(machine, event)
+            # Count a bulk copy of `width` bytes for each thread that issues one.
+            copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
+            cost = copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
         elif event.space == "local":
             cost = _interleaved(machine.spread(event.addresses), event.mask, event.width)
         else:
@@ -276,12 +278,6 @@ def _same(mask: Mask, other: Mask) -> bool:
     if mask is None or other is None:
         return mask is other
     return np.array_equal(mask, other)
-
-
-def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
-    """Count a bulk copy of `width` bytes for each thread that issues one."""
-    copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-    return copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
 
 
 def _cost(addresses: Indices, mask: Mask, space: str, kind: str, width: int) -> tuple[int, ...]:

@@ -75,7 +75,10 @@ def low_bits(kernel: PtxKernel) -> dict[str, Low]:
     carrying: list[tuple[str, Instruction]] = []
     for instruction in kernel.instructions:
         for register in written(instruction):
-            if _carries(instruction):
+            # Whether the low bits of a result depend on the low bits of the operands alone.
+            opcode = instruction.opcode
+            floats = any(kind.startswith("f") for kind in opcode.types)
+            if opcode.name in MEANINGS and "hi" not in opcode.modifiers and not floats:
                 carrying.append((register.name, instruction))
             else:
                 known[register.name] = UNKNOWN
@@ -95,13 +98,6 @@ def low_bits(kernel: PtxKernel) -> dict[str, Low]:
 def _of_variable(variable: Variable) -> Low:
     placed = variable.space == "shared" and variable.size
     return Low(MOST, variable.offset) if placed else Low(variable.align.bit_length() - 1, 0)
-
-
-def _carries(instruction: Instruction) -> bool:
-    """Whether the low bits of a result depend on the low bits of the operands alone."""
-    opcode = instruction.opcode
-    floats = any(kind.startswith("f") for kind in opcode.types)
-    return opcode.name in MEANINGS and "hi" not in opcode.modifiers and not floats
 
 
 def _result(instruction: Instruction, known: Mapping[str, Low]) -> Low | None:

@@ -241,19 +241,16 @@ class PeerRaces(Observer):
         racing &= others >> CLOCK_AT > known
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
-            self._report(index, other, these, threads, places, others)
-
-    def _report(self, index: int, other: int, these: Flags, threads: Words, places: Words, others: Words) -> None:
-        machine, first = self._machine, int(these.argmax())
-        thread, place = int(threads[first]), int(places[first])
-        second = thread - thread % self._threads + (int(others[first]) & WHO)
-        where = messages.address(machine, "shared", place % self._each * self._granule)
-        text = (
-            f"{messages.thread(machine, thread)} {messages.does(machine, index)} {where} of "
-            f"{messages.block(machine, place // self._each)}, which {messages.thread(machine, second)} "
-            f"{messages.does(machine, other)} at {messages.line_of(machine, other)}; {_WAY_OUT}"
-        )
-        self._collection.add(machine, "race", index, thread, int(these.sum()), text, other)
+            machine, first = self._machine, int(these.argmax())
+            thread, place = int(threads[first]), int(places[first])
+            second = thread - thread % self._threads + (int(others[first]) & WHO)
+            where = messages.address(machine, "shared", place % self._each * self._granule)
+            text = (
+                f"{messages.thread(machine, thread)} {messages.does(machine, index)} {where} of "
+                f"{messages.block(machine, place // self._each)}, which {messages.thread(machine, second)} "
+                f"{messages.does(machine, other)} at {messages.line_of(machine, other)}; {_WAY_OUT}"
+            )
+            self._collection.add(machine, "race", index, thread, int(these.sum()), text, other)
 
 
 def _keep_two(

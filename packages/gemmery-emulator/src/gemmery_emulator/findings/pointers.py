@@ -16,13 +16,14 @@ from gemmery_emulator.hopper import tensormap
 from gemmery_emulator.instructions import written
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import STORED
-from gemmery_emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Operand, PtxKernel, Register, Symbol, Vector
 from gemmery_emulator.ptx.scopes import SIZES
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
 Makers = dict[str, list[Instruction]]  # of each register
 ANYWHERE = "anywhere"
 LOADS = frozenset(("ld", "ldu", "ldmatrix"))
+STORES = frozenset(("st", "stmatrix", "atom", "red", "wmma.store"))
 _FOLLOWED = frozenset(("mov", "cvta", "add", "sub", "and", "or", "xor", "min", "max"))
 _NEVER = frozenset(
     ("mul", "shl", "shr", "cvt", "div", "rem", "neg", "not", "abs", "popc", "clz", "fma", "createpolicy")
@@ -68,7 +69,8 @@ def reach(kernel: PtxKernel, memory: Global, parameters: bytes) -> Reach:
         arrays[index] = names
         if null:
             nulls.add(index)
-        if _writes(kernel.instructions[index].opcode):
+        opcode = kernel.instructions[index].opcode
+        if opcode.name in STORES or (opcode.is_bulk and "bulk_group" in opcode.modifiers):
             everything |= names is None
             written |= names or set()
     followed = [False] * len(arrays)
@@ -96,11 +98,6 @@ def reached(instruction: Instruction) -> Address | None:
     if opcode.family == "cp":
         places = places[:1] if "bulk_group" in opcode.modifiers else places[1:2]
     return places[0] if places else None
-
-
-def _writes(opcode: Opcode) -> bool:
-    stores = opcode.name in ("st", "stmatrix", "atom", "red", "wmma.store")
-    return stores or (opcode.is_bulk and "bulk_group" in opcode.modifiers)
 
 
 def _of_tensors(origins: Origins, memory: Global, parameters: bytes) -> frozenset[str] | None:

@@ -111,15 +111,12 @@ class Bulk:
         self._shared[load.places] = load.data
         self._mbarriers.complete(load.barriers, load.places.shape[1] * PIECE)
         if load.swizzle or self._swizzled is not None:
-            self._mark(load)
-
-    def _mark(self, load: Load) -> None:
-        """Record the swizzle by which pieces were written, and their contents."""
-        if self._swizzled is None:
-            self._swizzled = np.zeros(self._shared.size, np.int64), np.empty_like(self._shared)
-        marks, brought = self._swizzled
-        marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
-        brought[load.places] = load.data
+            # Record the swizzle by which pieces were written, and their contents.
+            if self._swizzled is None:
+                self._swizzled = np.zeros(self._shared.size, np.int64), np.empty_like(self._shared)
+            marks, brought = self._swizzled
+            marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
+            brought[load.places] = load.data
 
     def compare(self, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
         """Report tiles whose pieces (threads, ...) were copied with another swizzle, and not overwritten since.

@@ -33,11 +33,6 @@ def _bits(lanes: Array) -> Array:
     return np.packbits(lanes, axis=-1, bitorder="little").view("u4")
 
 
-def _once(x: Array) -> Array:
-    """One row for all warps if the array repeats one value."""
-    return x[:1] if x.strides[0] == 0 else x
-
-
 # ---- shfl ----
 
 
@@ -54,7 +49,8 @@ def sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
     """The lane that each lane reads in a shfl.sync.up, .down, .bfly or .idx, itself if the source is out of range, and
     whether it is in range: (warps, 32), or one row for all warps.
     """
-    b, c = (_once(x).astype("i4") for x in (b, c))
+    # One row for all warps if the array repeats one value.
+    b, c = ((x[:1] if x.strides[0] == 0 else x).astype("i4") for x in (b, c))
     segment = c >> 8 & 31
     limit = LANES & segment | c & 31 & ~segment
     source = _SHUFFLES[mode](LANES, b & 31, segment)

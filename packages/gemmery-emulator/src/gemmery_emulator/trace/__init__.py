@@ -127,19 +127,16 @@ class Trace(Observer):
         if block.active.any():  # perhaps only lanes of other blocks are active
             self.accesses[key] = block.warps(machine.kernel.instructions[event.index])
             if event.space == "shared" and event.kind in ("st", "cp.async"):
-                self._stored(machine, event, block)
-
-    def _stored(self, machine: Machine, event: Access, block: _Block) -> None:
-        """Record the global addresses of the values that a store puts into shared memory."""
-        pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
-        size = event.width // max(1, len(pieces))
-        for place, (load, offset) in enumerate(pieces):
-            if load in self._fetched:
-                fetched = _Block(machine, self._fetched[load])
-                both = block.active & fetched.active
-                to, of = block.addresses[both] + place * size, fetched.addresses[both] + offset
-                places = ((self._launch, at) for at in to.tolist())
-                self.sources.update(zip(places, of.tolist(), strict=True))
+                # Record the global addresses of the values that a store puts into shared memory.
+                pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
+                size = event.width // max(1, len(pieces))
+                for place, (load, offset) in enumerate(pieces):
+                    if load in self._fetched:
+                        fetched = _Block(machine, self._fetched[load])
+                        both = block.active & fetched.active
+                        to, of = block.addresses[both] + place * size, fetched.addresses[both] + offset
+                        places = ((self._launch, at) for at in to.tolist())
+                        self.sources.update(zip(places, of.tolist(), strict=True))
 
     def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         key = self._launch, index

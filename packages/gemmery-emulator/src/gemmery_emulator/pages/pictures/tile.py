@@ -55,7 +55,12 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     """
     accesses = [access for access in (layout.store, layout.load) if access is not None]
     first = {access: groups(access)[0] for access in accesses}
-    rows = _rows([access.addresses[lane] for access in accesses for lane in first[access]], layout)
+    # The rows that are shown: those touched, and as many after them as show the pattern.
+    addresses = (access.addresses[lane] for access in accesses for lane in first[access])
+    touched = sorted({address // BANK_ROW for address in addresses if address is not None})
+    filled = sorted({offset // BANK_ROW for offset in layout.held})
+    after = [row for row in filled if touched and row > touched[0] and row not in touched]
+    rows = sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
     parts, top = [], 8.0
     for access in accesses:
         panel, top = _panel(layout, access, first[access], rows, top)
@@ -64,14 +69,6 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     caption = " ".join(f"{_verb(access).capitalize()}: {instruction(access)}; {cost(access)}." for access in accesses)
     title = f"The tile of {layout.operand} in shared memory"
     return Plot(name, title, caption, svg(f"{title}: {caption}", top + 16, parts))
-
-
-def _rows(addresses: Sequence[int | None], layout: TileLayout) -> list[int]:
-    """The rows that are shown: those touched, and as many after them as show the pattern."""
-    touched = sorted({address // BANK_ROW for address in addresses if address is not None})
-    filled = sorted({offset // BANK_ROW for offset in layout.held})
-    after = [row for row in filled if touched and row > touched[0] and row not in touched]
-    return sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
 
 
 def _panel(

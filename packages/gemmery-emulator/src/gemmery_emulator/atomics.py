@@ -16,7 +16,7 @@ from gemmery_emulator import reach
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.memory import Space
 from gemmery_emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
-from gemmery_emulator.ops import half
+from gemmery_emulator.ops import floating
 from gemmery_emulator.ptx import Instruction, Opcode
 from gemmery_emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
@@ -62,8 +62,11 @@ def _changes() -> dict[tuple[str, str], Change]:
     table["dec", "u32"] = lambda old, last: np.where((old == 0) | (old > last), last, old - 1)
     for kind in HALVES:
         rounding = "rn." if kind.startswith("b") else ""
-        table["add", kind] = half.TABLE[f"add.{rounding}{kind}"].meaning
-        table["min", kind], table["max", kind] = half.TABLE[f"min.{kind}"].meaning, half.TABLE[f"max.{kind}"].meaning
+        table["add", kind] = floating.TABLE[f"add.{rounding}{kind}"].meaning
+        table["min", kind], table["max", kind] = (
+            floating.TABLE[f"min.{kind}"].meaning,
+            floating.TABLE[f"max.{kind}"].meaning,
+        )
     return table
 
 

@@ -163,6 +163,43 @@ def step(nearest: Reals, residual: Reals, mode: str) -> Reals:
     return where(beyond, np.nextafter(nearest, end), nearest)
 
 
+BF16_NAN = np.uint16(0x7FFF)
+
+
+def from_bf16(bits: Reals) -> Reals:
+    """Convert the bits of bf16 to float32."""
+    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)[()]
+
+
+def to_bf16(x: Reals, mode: str = "rn") -> Reals:
+    """Round float32 or float64 to the bits of bf16: to nearest ("rn"), toward zero ("rz"), down ("rm") or up ("rp")."""
+    x = np.asarray(x)
+    bits = np.asarray(odd_float32(x) if x.dtype == np.float64 else x).view(np.uint32)
+    short, rest = bits >> np.uint32(16), bits & np.uint32(0xFFFF)
+    if mode == "rn":
+        # More than half, or half and odd.
+        short = short + ((rest + (short & np.uint32(1))) > 0x8000)
+    elif mode != "rz":
+        short = short + ((rest > 0) & (np.signbit(x) == (mode == "rm")))
+    return where(np.isnan(x), BF16_NAN, short.astype(np.uint16))
+
+
+def to_f16(x: Reals, mode: str = "rn") -> Reals:
+    """Round float32 or float64 to float16, once."""
+    nearest = np.asarray(x).astype(np.float16)[()]
+    return nearest if mode == "rn" else step(nearest, x - nearest.astype(np.float64), mode)
+
+
+def unpacked(bits: Reals) -> Reals:
+    """Split 32 bits into two 16-bit parts along a last axis of 2, the low one first."""
+    return np.ascontiguousarray(bits).reshape(*np.shape(bits), 1).view(np.uint16)
+
+
+def packed(parts: Reals) -> Reals:
+    """Join two 16-bit parts along a last axis of 2 to 32 bits."""
+    return np.ascontiguousarray(parts).view(np.uint32)[..., 0][()]
+
+
 def directed_fma(mode: str) -> Callable[[Reals, Reals, Reals], Reals]:
     """Return x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
 

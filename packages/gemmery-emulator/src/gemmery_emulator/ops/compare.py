@@ -9,8 +9,9 @@ from itertools import product
 
 import numpy as np
 
+from gemmery_emulator.exact import from_bf16
 from gemmery_emulator.op import NUMPY, Meaning, Op, Values, pair
-from gemmery_emulator.ops import floating, half
+from gemmery_emulator.ops.floating import flushed, flushed_f16
 from gemmery_emulator.ops.integer import choose
 
 EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
@@ -28,7 +29,7 @@ BOOLEAN: dict[str, np.ufunc | None] = {"": None, ".and": np.bitwise_and, ".or": 
 INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
 FLOATS = ("f16", "bf16", "f32", "f64")
 PAIRS = ("f16x2", "bf16x2")
-FLUSHED: dict[str, Meaning] = {"f16": half.flushed, "f32": floating.flushed}  # by .ftz
+FLUSHED: dict[str, Meaning] = {"f16": flushed_f16, "f32": flushed}  # by .ftz
 TRUE = {"f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80}  # 1.0 in the bits of a type, or of half a pair
 
 
@@ -79,7 +80,7 @@ def compared(compare: Meaning, read: Meaning | None, join: np.ufunc | None) -> M
 def reads(kind: str, ftz: str) -> tuple[Meaning | None, ...]:
     """How each value in an operand is read: of a packed pair the lower and the upper one."""
     one = kind.removesuffix("x2")
-    convert = FLUSHED[one] if ftz else half.from_bf16 if one == "bf16" else None
+    convert = FLUSHED[one] if ftz else from_bf16 if one == "bf16" else None
     return (convert,) if kind not in PAIRS else tuple(part(at, NUMPY[one], convert) for at in (0, 16))
 
 
@@ -165,7 +166,7 @@ TABLE: dict[str, Op] = {
     **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
     **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},
     **{
-        f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), lambda a, b, c: slct(a, b, floating.flushed(c)), kind="slct")
+        f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), lambda a, b, c: slct(a, b, flushed(c)), kind="slct")
         for t in SELECTED
     },
 }

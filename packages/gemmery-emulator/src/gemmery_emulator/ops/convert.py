@@ -13,10 +13,9 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery_emulator import exact
-from gemmery_emulator.exact import where
+from gemmery_emulator.exact import from_bf16, packed, to_bf16, to_f16, unpacked, where
 from gemmery_emulator.op import NUMPY, Meaning, Op, Values
 from gemmery_emulator.ops.floating import SAT, flushed, saturated
-from gemmery_emulator.ops.half import from_bf16, packed, to_bf16, to_f16, unpacked
 
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 BYTES = ("u8", "s8")  # which are not converted to and from bf16

@@ -22,7 +22,7 @@ from gemmery_emulator.blackwell import tcgen05
 from gemmery_emulator.control import BARRIERS
 from gemmery_emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery_emulator.op import SPACES, Op, Traits
-from gemmery_emulator.ops import compare, convert, floating, integer, logic, warp
+from gemmery_emulator.ops import convert, floating, integer, logic, warp
 from gemmery_emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
 
 Form = TypeVar("Form")
@@ -41,7 +41,7 @@ def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
 
 
 # Instructions that only compute, by their full opcodes.
-COMPUTED: dict[str, Op] = merged(*(file.TABLE for file in (integer, logic, compare, floating, convert, warp)))
+COMPUTED: dict[str, Op] = merged(*(file.TABLE for file in (integer, logic, floating, convert, warp)))
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
     *(file.TABLE for file in (access, matrices, atomics, printing, textures, control)),

@@ -53,33 +53,23 @@ def magnitude(x: Values) -> Values:
     return unsigned(np.abs(x)) if x.dtype.kind == "i" else x
 
 
-def div(a: Values, b: Values) -> Values:
-    """Divide, rounding towards zero; all ones if `b` is zero, which the ISA leaves open."""
-    quotient = (magnitude(a) // np.maximum(magnitude(b), 1)).view(a.dtype)
-    if a.dtype.kind == "i":
-        quotient = choose((a ^ b) < 0, np.negative(quotient), quotient)
-    return choose(b == 0, np.invert(a.dtype.type(0)), quotient)
+def divided(operation: np.ufunc, sign: Meaning) -> Meaning:
+    """Divide, rounding towards zero, with the sign of what `sign` gives; all ones for a divisor of zero, which the ISA
+    leaves open.
+    """
 
+    def meaning(a: Values, b: Values) -> Values:
+        result = operation(magnitude(a), np.maximum(magnitude(b), 1)).view(a.dtype)
+        if a.dtype.kind == "i":
+            result = choose(sign(a, b) < 0, np.negative(result), result)
+        return choose(b == 0, np.invert(a.dtype.type(0)), result)
 
-def rem(a: Values, b: Values) -> Values:
-    """Return the remainder with the sign of `a`; all ones if `b` is zero, which the ISA leaves open."""
-    rest = (magnitude(a) % np.maximum(magnitude(b), 1)).view(a.dtype)
-    if a.dtype.kind == "i":
-        rest = choose(a < 0, np.negative(rest), rest)
-    return choose(b == 0, np.invert(a.dtype.type(0)), rest)
+    return meaning
 
 
 def sad(a: Values, b: Values, c: Values) -> Values:
     """Return c + |a - b| without overflow of the difference."""
     return c + (np.maximum(a, b) - np.minimum(a, b))
-
-
-def mul_hi(kind: str) -> Meaning:
-    """Return the upper half of the product."""
-    if kind in WIDE:
-        narrow, wide, width = NUMPY[kind], NUMPY[WIDE[kind]], bits(kind)
-        return lambda a, b: (np.multiply(a, b, dtype=wide) >> width).astype(narrow)
-    return mul_hi_u64 if kind == "u64" else mul_hi_s64
 
 
 def mul_hi_u64(a: Values, b: Values) -> Values:
@@ -107,7 +97,12 @@ def mul(kind: str, part: str) -> Meaning:
     """Return the lower half ("lo"), the upper half ("hi") or all ("wide") of a product."""
     if part == "lo":
         return np.multiply
-    return mul_hi(kind) if part == "hi" else partial(np.multiply, dtype=NUMPY[WIDE[kind]])
+    if kind not in WIDE:
+        return mul_hi_u64 if kind == "u64" else mul_hi_s64
+    narrow, wide, width = NUMPY[kind], NUMPY[WIDE[kind]], bits(kind)
+    if part == "wide":
+        return partial(np.multiply, dtype=wide)
+    return lambda a, b: (np.multiply(a, b, dtype=wide) >> width).astype(narrow)
 
 
 def then_add(product: Meaning) -> Meaning:
@@ -144,14 +139,11 @@ def dot(a_kind: str, b_kind: str, fields: tuple[tuple[int, int], ...], width: in
 def dots() -> dict[str, Op]:
     """dp4a and dp2a: signed unless both factors are unsigned."""
     table = {}
-    for a in ("u32", "s32"):
-        for b in ("u32", "s32"):
-            c = "u32" if a == b == "u32" else "s32"
-            bytes_ = tuple((at, at) for at in (0, 8, 16, 24))
-            table[f"dp4a.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, bytes_, 8), kind="dp")
-            for part, other in (("lo", 0), ("hi", 16)):
-                fields = ((0, other), (16, other + 8))
-                table[f"dp2a.{part}.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, fields, 16), kind="dp")
+    bytes_, low, high = tuple((at, at) for at in (0, 8, 16, 24)), ((0, 0), (16, 8)), ((0, 16), (16, 24))
+    for a, b in product(("u32", "s32"), repeat=2):
+        c = "u32" if a == b == "u32" else "s32"
+        for name, fields, width in (("dp4a", bytes_, 8), ("dp2a.lo", low, 16), ("dp2a.hi", high, 16)):
+            table[f"{name}.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, fields, width), kind="dp")
     return table
 
 
@@ -182,10 +174,8 @@ def with_carry() -> dict[str, Op]:
     forms = (("{}{}.cc", "out"), ("{}c{}", "in"), ("{}c{}.cc", "in out"))
     for kind, (form, carry) in product(WORDS, forms):
         sums = (("add", "", add_carry), ("sub", "", sub_borrow))
-        for base, part, meaning in (
-            *sums,
-            *(("mad", f".{part}", product_carry(mul(kind, part))) for part in ("lo", "hi")),
-        ):
+        products = (("mad", f".{part}", product_carry(mul(kind, part))) for part in ("lo", "hi"))
+        for base, part, meaning in (*sums, *products):
             operands, unit = ((kind,) * 3, "imad") if part else ((kind,) * 2, "int")
             opcode = f"{form.format(base, part)}.{kind}"
             table[opcode] = Op((kind,), operands, flagged(meaning, carry), kind=unit, carry=carry)
@@ -204,8 +194,8 @@ def arithmetic() -> dict[str, Op]:
         **same("sub", TYPES, 2, np.subtract, "int"),
         **same("min", TYPES, 2, np.minimum, "int"),
         **same("max", TYPES, 2, np.maximum, "int"),
-        **same("div", TYPES, 2, div, "int"),
-        **same("rem", TYPES, 2, rem, "int"),
+        **same("div", TYPES, 2, divided(np.floor_divide, np.bitwise_xor), "int"),
+        **same("rem", TYPES, 2, divided(np.remainder, lambda a, b: a), "int"),
         **same("sad", TYPES, 3, sad, "int"),
         **same("neg", SIGNED, 1, np.negative, "int"),
         **same("abs", SIGNED, 1, np.abs, "int"),
@@ -228,19 +218,15 @@ def arithmetic() -> dict[str, Op]:
 def products() -> dict[str, Op]:
     """mul, mad and their 24-bit forms."""
     table = {}
-    for kind in TYPES:
-        for part in ("lo", "hi", "wide"):
-            if part == "wide" and kind not in WIDE:
-                continue
-            result = WIDE[kind] if part == "wide" else kind
-            whole = mul(kind, part)
+    for kind, part in product(TYPES, ("lo", "hi", "wide")):
+        if part != "wide" or kind in WIDE:
+            result, whole = WIDE[kind] if part == "wide" else kind, mul(kind, part)
             table[f"mul.{part}.{kind}"] = Op((result,), (kind, kind), whole, kind="imad")
             table[f"mad.{part}.{kind}"] = Op((result,), (kind, kind, result), then_add(whole), kind="imad")
-    for kind in ("u32", "s32"):
-        for part in ("lo", "hi"):
-            whole = product24(kind, part)
-            table |= same(f"mul24.{part}", (kind,), 2, whole, "imad")
-            table |= same(f"mad24.{part}", (kind,), 3, then_add(whole), "imad")
+    for kind, part in product(("u32", "s32"), ("lo", "hi")):
+        whole = product24(kind, part)
+        table |= same(f"mul24.{part}", (kind,), 2, whole, "imad")
+        table |= same(f"mad24.{part}", (kind,), 3, then_add(whole), "imad")
     table |= same("mad.hi.sat", ("s32",), 3, then_add_clamped(mul("s32", "hi")), "imad")
     table |= same("mad24.hi.sat", ("s32",), 3, then_add_clamped(product24("s32", "hi")), "imad")
     return table

@@ -16,7 +16,7 @@ from gemmery_emulator import reach
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery_emulator.op import FETCHES, LENGTHS, NUMPY, POLICY, SCOPES, SPACES, STORED, Kinds, Mask, sort_by_kind
-from gemmery_emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register, Vector
 from gemmery_emulator.reach import Copies
 from gemmery_emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
 
@@ -111,55 +111,31 @@ def _narrow(words: Mapping[str, str], spelled: Spelled) -> bool:
     return wide or (spelled.width <= 16 and "L2" not in words)
 
 
-def _spelled(instruction: Instruction) -> Spelled:
-    """Read the opcode of a load or store, and check the number of operands."""
-    spelled = read(instruction.opcode)
+def _access(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """ld, ldu and st."""
+    spelled, loads = read(instruction.opcode), instruction.opcode.name != "st"
     if spelled is None or len(instruction.operands) != 2 + spelled.policy:
         raise refused(instruction)
-    return spelled
-
-
-def _elements(instruction: Instruction, operand: Operand, spelled: Spelled) -> tuple[Operand, ...]:
-    """Return the registers of a vector, or the single one of a scalar."""
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
+    data, place = instruction.operands[:2] if loads else instruction.operands[1::-1]
+    elements = lowering.flat((data,))
     if len(elements) != spelled.count:
         raise refused(instruction, f"{len(elements)} registers:")
-    return elements
-
-
-def _count_loads(opcode: Opcode) -> tuple[str, int]:
-    """Parameters and constants do not count as loads: the hardware reads them from their own cache."""
-    return f"ld.{opcode.space}" if opcode.space in ("param", "const") else "ld", 1
-
-
-def _load(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    spelled = _spelled(instruction)
-    target, source = instruction.operands[:2]
-    writes = [lowering.write(element, spelled.kind, instruction) for element in _elements(instruction, target, spelled)]
-    address, dtype = lowering.address(source, instruction), NUMPY[spelled.kind]
+    writes = [lowering.write(element, spelled.kind, instruction) for element in elements if loads]
+    reads = [lowering.read(element, spelled.kind, instruction) for element in elements if not loads]
+    address, dtype = lowering.address(place, instruction), NUMPY[spelled.kind]
     space, count, width = spelled.space, spelled.count, spelled.width
 
-    def step(machine: Machine, mask: Mask) -> None:
+    def load(machine: Machine, mask: Mask) -> None:
         values = reach.load(machine, index, space, address(machine.registers), mask, dtype, count, width)
         for write, value in zip(writes, values, strict=True):
             write(machine.registers, mask, value)
 
-    return step
-
-
-def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    spelled = _spelled(instruction)
-    target, source = instruction.operands[:2]
-    reads = [lowering.read(element, spelled.kind, instruction) for element in _elements(instruction, source, spelled)]
-    address, dtype = lowering.address(target, instruction), NUMPY[spelled.kind]
-    space, width = spelled.space, spelled.width
-
-    def step(machine: Machine, mask: Mask) -> None:
+    def store(machine: Machine, mask: Mask) -> None:
         registers = machine.registers
         values = [read(registers) for read in reads]
         reach.store(machine, index, space, address(registers), mask, values, dtype, width)
 
-    return step
+    return load if loads else store
 
 
 def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -314,9 +290,10 @@ _GROUPS = (
     ("cp.async.wait_all", 0, on_unit(Copies, Copies.wait_all)),
 )
 TABLE = {
-    "ld": Handler(step=_load, count=_count_loads),
-    "ldu": Handler(step=_load),
-    "st": Handler(step=_store),
+    # Parameters and constants do not count as loads: the hardware reads them from their own cache.
+    "ld": Handler(step=_access, count=lambda op: (f"ld.{op.space}" if op.space in ("param", "const") else "ld", 1)),
+    "ldu": Handler(step=_access),
+    "st": Handler(step=_access),
     "mov": Handler(step=_move, operands=(2,), effect=False),
     "cvta": Handler(step=_convert_address, effect=False),
     "isspacep": Handler(step=_is_in_space, effect=False),

@@ -200,39 +200,32 @@ def packed(parts: Reals) -> Reals:
     return np.ascontiguousarray(parts).view(np.uint32)[..., 0][()]
 
 
-def directed_fma(mode: str) -> Callable[[Reals, Reals, Reals], Reals]:
+def directed_fma(mode: str, x: Reals, y: Reals, z: Reals) -> Reals:
     """Return x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
-
-    def fused(x: Reals, y: Reals, z: Reals) -> Reals:
-        core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
-        nearest, residual = core(x, y, z)
-        result = step(nearest, residual, mode)
-        if mode != "rm":
-            return result
-        # Rounded down, an exactly zero sum of opposite signs is -0.
-        opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
-        return where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)
-
-    return fused
+    core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
+    nearest, residual = core(x, y, z)
+    result = step(nearest, residual, mode)
+    if mode != "rm":
+        return result
+    # Rounded down, an exactly zero sum of opposite signs is -0.
+    opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
+    return where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)
 
 
-def directed_add(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_add(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x + y rounded toward zero, down or up."""
-    fused = directed_fma(mode)
-    return lambda x, y: fused(x, np.asarray(x).dtype.type(1), y)
+    return directed_fma(mode, x, np.asarray(x).dtype.type(1), y)
 
 
-def directed_sub(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_sub(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x - y rounded toward zero, down or up."""
-    add = directed_add(mode)
-    return lambda x, y: add(x, -y)
+    return directed_add(mode, x, -y)
 
 
-def directed_mul(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_mul(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x * y rounded toward zero, down or up."""
-    fused = directed_fma(mode)
     # Only a zero with the sign of the product can be added without an effect.
-    return lambda x, y: fused(x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
+    return directed_fma(mode, x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
 
 
 def _sign(x: Reals) -> Reals:
@@ -246,24 +239,16 @@ def _remainder(quotient: Reals, y: Reals, x: Reals) -> Reals:
     return np.where(nearest == 0, residual, nearest)
 
 
-def directed_div(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_div(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x / y rounded toward zero, down or up."""
-
-    def divide(x: Reals, y: Reals) -> Reals:
-        nearest = x / y
-        return step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
-
-    return divide
+    nearest = x / y
+    return step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
 
 
-def directed_sqrt(mode: str) -> Callable[[Reals], Reals]:
+def directed_sqrt(mode: str, x: Reals) -> Reals:
     """Return the square root rounded toward zero, down or up."""
-
-    def root(x: Reals) -> Reals:
-        nearest = np.sqrt(x)
-        return step(nearest, _remainder(nearest, nearest, x), mode)
-
-    return root
+    nearest = np.sqrt(x)
+    return step(nearest, _remainder(nearest, nearest, x), mode)
 
 
 Added = Callable[[Array, Array, Array, "SumRule"], Array]

@@ -38,7 +38,7 @@ def _of_float(of: str) -> Meaning:
 def _to(to: str, mode: str = "rn") -> Meaning:
     """Convert a float32, or a float64 that is exact or rounded to odd, to another type; an integer to another one."""
     if to == "tf32":
-        return _to_tf32(mode)
+        return partial(_to_tf32, mode)
     if to == "bf16":
         return lambda x: to_bf16(x, mode)
     if to == "f16":
@@ -86,24 +86,20 @@ def _clamped(to: str, of: str) -> Meaning:
     return lambda x: np.clip(x, low, high).astype(target.dtype)
 
 
-def _packing(to: str) -> Meaning:
+def _packed_integers(to: str, a: Values, b: Values, *c: Values) -> Values:
     """Pack a above b; with 8 bits each, the low half of c goes above both."""
-    clamp, bits = _clamped(to, "s32"), np.uint32(to[1:])
+    bits = np.uint32(to[1:])
     mask = (np.uint32(1) << bits) - np.uint32(1)
-
-    def pack(a: Values, b: Values, *c: Values) -> Values:
-        high, low = (clamp(x).astype(np.uint32) & mask for x in (a, b))
-        pair = low | high << bits
-        return pair | c[0] << np.uint32(16) if c else pair
-
-    return pack
+    high, low = (_clamped(to, "s32")(x).astype(np.uint32) & mask for x in (a, b))
+    pair = low | high << bits
+    return pair | c[0] << np.uint32(16) if c else pair
 
 
 def _pack() -> dict[str, Op]:
     """cvt.pack.sat of 8 and of 16 bits."""
     forms = [(to, ("s32", "b32")) for to in ("u8", "s8")] + [(to, ("s32",)) for to in ("u16", "s16")]
     return {
-        f"cvt.pack.sat.{to}.{'.'.join(types)}": Op(("b32",), ("s32", *types), _packing(to), kind="cvt")
+        f"cvt.pack.sat.{to}.{'.'.join(types)}": Op(("b32",), ("s32", *types), partial(_packed_integers, to), kind="cvt")
         for to, types in forms
     }
 
@@ -238,20 +234,12 @@ def _paired(meaning: Meaning, high: Values, low: Values) -> Values:
     return packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
 
 
-def _to_tf32(mode: str) -> Meaning:
+def _to_tf32(mode: str, x: Values) -> Values:
     """Return the bits of a float32 rounded to 10 bits: ties to even ("rn") or away from zero ("rna"), or truncated."""
-
-    def convert(x: Values) -> Values:
-        bits = np.asarray(x).view(np.uint32)
-        if mode == "rna":
-            short = bits + np.uint32(0x1000)
-        elif mode == "rn":
-            short = bits + (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)
-        else:
-            short = bits
-        return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short & np.uint32(0xFFFFE000)))
-
-    return convert
+    bits = np.asarray(x).view(np.uint32)
+    half = {"rna": np.uint32(0x1000), "rn": (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)}
+    short = (bits + half.get(mode, np.uint32(0))) & np.uint32(0xFFFFE000)
+    return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short))
 
 
 # 8-bit floats

@@ -14,7 +14,7 @@ is rounded to odd first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -55,7 +55,7 @@ def modified(meaning: Meaning, modifiers: str, flush: Meaning = flushed) -> Mean
 
 # add, sub, mul, fma, mad
 
-NEAREST: dict[str, tuple[Meaning, Callable[[str], Meaning], str, int]] = {  # in other roundings, kind, operands
+NEAREST: dict[str, tuple[Meaning, Meaning, str, int]] = {  # in other roundings, kind, operands
     "add": (np.add, exact.directed_add, "fadd", 2),
     "sub": (np.subtract, exact.directed_sub, "fadd", 2),
     "mul": (np.multiply, exact.directed_mul, "fmul", 2),
@@ -69,17 +69,13 @@ def _halves(x: Values) -> tuple[Values, Values]:
     return low.view(np.float32)[()], high.view(np.float32)[()]
 
 
-def _pairwise(meaning: Meaning) -> Meaning:
+def _pairwise(meaning: Meaning, *operands: Values) -> Values:
     """Apply a meaning for float32 to both halves of 64 bits."""
-
-    def both(*operands: Values) -> Values:
-        low, high = (
-            np.asarray(meaning(*half)).view(np.uint32).astype(np.uint64)
-            for half in zip(*map(_halves, operands), strict=True)
-        )
-        return (low | high << np.uint64(32))[()]
-
-    return both
+    low, high = (
+        np.asarray(meaning(*half)).view(np.uint32).astype(np.uint64)
+        for half in zip(*map(_halves, operands), strict=True)
+    )
+    return (low | high << np.uint64(32))[()]
 
 
 def _arithmetic() -> dict[str, Op]:
@@ -88,7 +84,7 @@ def _arithmetic() -> dict[str, Op]:
     for name, (nearest, directed, kind, count) in NEAREST.items():
         flops = 2 if name == "fma" else 1
         for mode in ("", "rn", *DIRECTED) if name != "fma" else ("rn", *DIRECTED):
-            base = directed(mode) if mode in DIRECTED else nearest
+            base = partial(directed, mode) if mode in DIRECTED else nearest
             opcode = f"{name}.{mode}" if mode else name
             for type_ in ("f32", "f64"):
                 for modifiers in SAT if type_ == "f32" else ("",):
@@ -97,7 +93,7 @@ def _arithmetic() -> dict[str, Op]:
                     if name == "fma":
                         table[f"mad.{mode}{modifiers}.{type_}"] = op
             for ftz in FTZ:
-                both = _pairwise(modified(base, ftz))
+                both = partial(_pairwise, modified(base, ftz))
                 table[f"{opcode}{ftz}.f32x2"] = Op(("b64",), ("b64",) * count, both, kind=kind, flops=2 * flops)
     return table
 
@@ -110,26 +106,25 @@ def _through_float64(function: Meaning) -> Meaning:
     return lambda *operands: function(*(np.float64(1) * x for x in operands)).astype(np.float32)
 
 
-def _upper_half(function: Meaning) -> Meaning:
+def _upper_half(function: Meaning, x: Values) -> Values:
     """A function of float64 whose operand and result have 32 bits of zeros at the end, without subnormals."""
-    bits, least = np.uint64(0xFFFFFFFF00000000), 2.0**-1022
+    return _cut(function(_cut(x)))
 
-    def cut(x: Values) -> Values:
-        short = (np.asarray(x, np.float64).view(np.uint64) & bits).view(np.float64)
-        return where(np.isnan(x), x, where(np.abs(short) < least, np.copysign(0.0, x), short))
 
-    return lambda x: cut(function(cut(x)))
+def _cut(x: Values) -> Values:
+    short = (np.asarray(x, np.float64).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
+    return where(np.isnan(x), x, where(np.abs(short) < 2.0**-1022, np.copysign(0.0, x), short))
 
 
 def _rounded_functions() -> dict[str, Op]:
     """div, rcp and sqrt in all roundings."""
     table = {}
     for mode, type_ in product(("rn", *DIRECTED), ("f32", "f64")):
-        divide = np.divide if mode == "rn" else exact.directed_div(mode)
+        divide: Meaning = np.divide if mode == "rn" else partial(exact.directed_div, mode)
         meanings: dict[str, Meaning] = {
             "div": divide,
-            "rcp": _reciprocal(divide),
-            "sqrt": np.sqrt if mode == "rn" else exact.directed_sqrt(mode),
+            "rcp": partial(_reciprocal, divide),
+            "sqrt": np.sqrt if mode == "rn" else partial(exact.directed_sqrt, mode),
         }
         for name, meaning in meanings.items():
             for ftz in FTZ if type_ == "f32" else ("",):
@@ -138,8 +133,8 @@ def _rounded_functions() -> dict[str, Op]:
     return table
 
 
-def _reciprocal(divide: Meaning) -> Meaning:
-    return lambda x: divide(np.asarray(x).dtype.type(1), x)
+def _reciprocal(divide: Meaning, x: Values) -> Values:
+    return divide(np.asarray(x).dtype.type(1), x)
 
 
 def _inverse_root(x: Values) -> Values:
@@ -172,7 +167,7 @@ def _approximations() -> dict[str, Op]:
     table["rsqrt.approx.f64"] = Op(("f64",), ("f64",), _inverse_root, kind="mufu")
     coarse: dict[str, Meaning] = {"rcp": np.reciprocal, "rsqrt": _inverse_root}
     for name, meaning in coarse.items():
-        table[f"{name}.approx.ftz.f64"] = Op(("f64",), ("f64",), _upper_half(meaning), kind="mufu")
+        table[f"{name}.approx.ftz.f64"] = Op(("f64",), ("f64",), partial(_upper_half, meaning), kind="mufu")
     divisions: dict[str, Meaning] = {"approx": _divided_approximately, "full": np.divide}
     for (name, meaning), ftz in product(divisions.items(), FTZ):
         table[f"div.{name}{ftz}.f32"] = Op(("f32",), ("f32", "f32"), modified(meaning, ftz), kind="div")
@@ -201,14 +196,10 @@ def _ordered(choose: Meaning) -> Meaning:
     return extreme
 
 
-def _by_size(choose: Meaning) -> Meaning:
+def _by_size(choose: Meaning, x: Values, y: Values) -> Values:
     """.xorsign.abs: compare the absolute values, and return the sign of the product."""
-
-    def extreme(x: Values, y: Values) -> Values:
-        size = choose(np.abs(x), np.abs(y))
-        return where(np.signbit(x) ^ np.signbit(y), -size, size)
-
-    return extreme
+    size = choose(np.abs(x), np.abs(y))
+    return where(np.signbit(x) ^ np.signbit(y), -size, size)
 
 
 _MINIMUM, _MAXIMUM = _of_numbers(np.minimum), _of_numbers(np.maximum)
@@ -218,10 +209,10 @@ EXTREMES: dict[str, Meaning] = {
     "max": _ordered(_MAXIMUM),
     "min.NaN": _ordered(np.minimum),
     "max.NaN": _ordered(np.maximum),
-    "min.xorsign.abs": _by_size(_MINIMUM),
-    "max.xorsign.abs": _by_size(_MAXIMUM),
-    "min.NaN.xorsign.abs": _by_size(np.minimum),
-    "max.NaN.xorsign.abs": _by_size(np.maximum),
+    "min.xorsign.abs": partial(_by_size, _MINIMUM),
+    "max.xorsign.abs": partial(_by_size, _MAXIMUM),
+    "min.NaN.xorsign.abs": partial(_by_size, np.minimum),
+    "max.NaN.xorsign.abs": partial(_by_size, np.maximum),
 }
 
 

@@ -37,15 +37,11 @@ def clamped(wide: Values) -> Values:
     return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
 
 
-def halves(kind: str, meaning: Meaning) -> Meaning:
+def halves(kind: str, meaning: Meaning, *operands: Values) -> Values:
     """Apply a meaning for 16-bit integers to both halves of 32 bits."""
-
-    def packed(*operands: Values) -> Values:
-        low = unsigned(meaning(*(x.astype(np.uint16).view(kind) for x in operands)))
-        high = unsigned(meaning(*((x >> 16).astype(np.uint16).view(kind) for x in operands)))
-        return high.astype(np.uint32) << 16 | low
-
-    return packed
+    low = unsigned(meaning(*(x.astype(np.uint16).view(kind) for x in operands)))
+    high = unsigned(meaning(*((x >> 16).astype(np.uint16).view(kind) for x in operands)))
+    return high.astype(np.uint32) << 16 | low
 
 
 def magnitude(x: Values) -> Values:
@@ -53,18 +49,14 @@ def magnitude(x: Values) -> Values:
     return unsigned(np.abs(x)) if x.dtype.kind == "i" else x
 
 
-def divided(operation: np.ufunc, sign: Meaning) -> Meaning:
-    """Divide, rounding towards zero, with the sign of what `sign` gives; all ones for a divisor of zero, which the ISA
+def divided(operation: np.ufunc, sign: Meaning, a: Values, b: Values) -> Values:
+    """Divide, rounding towards zero, with the sign of what `sign` gives; all ones where `b` is zero, which the ISA
     leaves open.
     """
-
-    def meaning(a: Values, b: Values) -> Values:
-        result = operation(magnitude(a), np.maximum(magnitude(b), 1)).view(a.dtype)
-        if a.dtype.kind == "i":
-            result = choose(sign(a, b) < 0, np.negative(result), result)
-        return choose(b == 0, np.invert(a.dtype.type(0)), result)
-
-    return meaning
+    result = operation(magnitude(a), np.maximum(magnitude(b), 1)).view(a.dtype)
+    if a.dtype.kind == "i":
+        result = choose(sign(a, b) < 0, np.negative(result), result)
+    return choose(b == 0, np.invert(a.dtype.type(0)), result)
 
 
 def sad(a: Values, b: Values, c: Values) -> Values:
@@ -194,8 +186,8 @@ def arithmetic() -> dict[str, Op]:
         **same("sub", TYPES, 2, np.subtract, "int"),
         **same("min", TYPES, 2, np.minimum, "int"),
         **same("max", TYPES, 2, np.maximum, "int"),
-        **same("div", TYPES, 2, divided(np.floor_divide, np.bitwise_xor), "int"),
-        **same("rem", TYPES, 2, divided(np.remainder, lambda a, b: a), "int"),
+        **same("div", TYPES, 2, partial(divided, np.floor_divide, np.bitwise_xor), "int"),
+        **same("rem", TYPES, 2, partial(divided, np.remainder, lambda a, b: a), "int"),
         **same("sad", TYPES, 3, sad, "int"),
         **same("neg", SIGNED, 1, np.negative, "int"),
         **same("abs", SIGNED, 1, np.abs, "int"),
@@ -207,11 +199,11 @@ def arithmetic() -> dict[str, Op]:
         for spelled in ("relu.{}", "{}.relu"):  # as in the ISA, and as in CUDA's headers
             opcode = f"{name}.{spelled}"
             table[opcode.format("s32")] = Op(("s32",), ("s32",) * 2, relu(meaning), kind="int")
-            table[opcode.format("s16x2")] = Op(("b32",), ("b32",) * 2, halves("i2", relu(meaning)), kind="int")
+            table[opcode.format("s16x2")] = Op(("b32",), ("b32",) * 2, partial(halves, "i2", relu(meaning)), kind="int")
     for kind in ("u16x2", "s16x2"):
         pairs: tuple[tuple[str, Meaning], ...] = (("add", np.add), *extremes)
         for name, meaning in pairs:
-            table[f"{name}.{kind}"] = Op(("b32",), ("b32",) * 2, halves(NUMPY[kind[:3]], meaning), kind="int")
+            table[f"{name}.{kind}"] = Op(("b32",), ("b32",) * 2, partial(halves, NUMPY[kind[:3]], meaning), kind="int")
     return table
 
 

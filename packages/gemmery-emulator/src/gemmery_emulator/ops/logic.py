@@ -105,15 +105,11 @@ def answered(compare: Meaning, kind: str) -> Meaning:
     return lambda *operands: choose(compare(*operands), true, dtype(0))
 
 
-def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
+def answered_packed(low: Meaning, high: Meaning, kind: str, *operands: Values) -> Values:
     """Combine two comparisons, with results in the halves of 32 bits."""
-    true, dtype = np.uint32(TRUE.get(kind, 0xFFFF)), NUMPY[kind]
-
-    def meaning(*operands: Values) -> Values:
-        lower, upper = (choose(each(*operands), true, np.uint32(0)) for each in (low, high))
-        return (upper << 16 | lower).view(dtype)
-
-    return meaning
+    true = np.uint32(TRUE.get(kind, 0xFFFF))
+    lower, upper = (choose(each(*operands), true, np.uint32(0)) for each in (low, high))
+    return (upper << 16 | lower).view(NUMPY[kind])
 
 
 def set_results(kind: str, ftz: str) -> tuple[str, ...]:
@@ -148,7 +144,7 @@ def _comparing() -> dict[str, Op]:
                 op = Op(("pred",), operands, first, kind="setp", complement=complement)
             table[f"{setp}.{kind}"] = op
             for result in set_results(kind, ftz):
-                meaning = answered_packed(first, *second, result) if second else answered(first, result)
+                meaning = partial(answered_packed, first, *second, result) if second else answered(first, result)
                 table[f"{set_}.{result}.{kind}"] = Op((result,), operands, meaning, kind="set")
     return table
 

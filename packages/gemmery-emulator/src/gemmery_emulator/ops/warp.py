@@ -192,80 +192,63 @@ def _elements(a: Side, b: Side, operands: Sequence[Array], transposed: bool) -> 
     return (columns, rows) if transposed else (rows, columns)
 
 
-def _whole(a: Side, b: Side, saturates: bool, transposed: bool) -> Meaning:
+def _whole(a: Side, b: Side, saturates: bool, transposed: bool, _active: Array, *operands: Array) -> tuple[Array, ...]:
     """Compute D = A B + C in s32; `transposed` if patterns of C and D hold columns."""
     limits = np.iinfo("i4")
-
-    def meaning(_active: Array, *operands: Array) -> tuple[Array, ...]:
-        rows, columns = _elements(a, b, operands, transposed)
-        warps, n, k = columns.shape
-        # One product for each 8 columns: BLAS takes 0.25 us for 16 x 8 x 16, a loop over k 1 us.
-        products = rows[:, None] @ columns.reshape(warps, n // 8, 8, k).transpose(0, 1, 3, 2)
-        parts = products.reshape(warps, -1, 32, 2).astype("i8" if saturates else "i4")
-        c = operands[a.registers + b.registers :]
-        totals = (parts[:, i // 2, :, i % 2] + before for i, before in enumerate(c))
-        return tuple(np.clip(total, limits.min, limits.max).astype("i4") if saturates else total for total in totals)
-
-    return meaning
+    rows, columns = _elements(a, b, operands, transposed)
+    warps, n, k = columns.shape
+    # One product for each 8 columns: BLAS takes 0.25 us for 16 x 8 x 16, a loop over k 1 us.
+    products = rows[:, None] @ columns.reshape(warps, n // 8, 8, k).transpose(0, 1, 3, 2)
+    parts = products.reshape(warps, -1, 32, 2).astype("i8" if saturates else "i4")
+    c = operands[a.registers + b.registers :]
+    totals = (parts[:, i // 2, :, i % 2] + before for i, before in enumerate(c))
+    return tuple(np.clip(total, limits.min, limits.max).astype("i4") if saturates else total for total in totals)
 
 
-def _rounded(a: Side, b: Side, c_type: str, d_type: str, rule: SumRule, transposed: bool) -> Meaning:
-    """Compute D = A B + C in f32 or f16; `transposed` if patterns of C and D hold columns."""
+def _rounded(
+    a: Side,
+    b: Side,
+    types: tuple[str, str],
+    rule: SumRule,
+    transposed: bool,
+    _active: Array,
+    *operands: Array,
+    core: Added = exact.added,
+) -> tuple[Array, ...]:
+    """Compute D = A B + C in f32 or f16, the types of C and D; `transposed` if their patterns hold columns."""
     # Hopper has 8-bit floats only in wgmma. For mma.sync ptxas converts to f16, makes two HMMA of it, one of the lower
     # halves of all registers and one of the upper, and adds C last.
     by_halves = a.type in FLOAT8
-    order = np.argsort(np.arange(a.depth) % 4 // 2, kind="stable")
-
-    def meaning(_active: Array, *operands: Array, core: Added = exact.added) -> tuple[Array, ...]:
-        rows, columns = _elements(a, b, operands, transposed)
-        if by_halves:
-            rows, columns = rows[:, :, order], columns[:, :, order]
-        warps, n, k = columns.shape
-        pairs = _to_pairs(operands[a.registers + b.registers :], c_type)
-        patterns = np.empty((warps, len(pairs), 32, 2), np.float32)
-        for pattern, pair in enumerate(pairs):
-            patterns[:, pattern, :, 0], patterns[:, pattern, :, 1] = pair
-        c: Array = patterns.reshape(-1, rows.shape[1], 8)
-        rows = rows if n == 8 else np.repeat(rows, n // 8, axis=0)
-        total = exact.chained(core, np.zeros_like(c) if by_halves else c, rows, columns.reshape(-1, 8, k), rule)
-        if by_halves:
-            total = exact.usual(total + c)
-        parts = total.reshape(warps, -1, 32, 2)
-        if d_type == "f16":
-            packed = parts.astype("f2").view("u4")
-            return tuple(np.ascontiguousarray(packed[:, pattern, :, 0]) for pattern in range(len(pairs)))
-        return tuple(np.ascontiguousarray(parts[:, i // 2, :, i % 2]) for i in range(2 * len(pairs)))
-
-    return meaning
+    rows, columns = _elements(a, b, operands, transposed)
+    if by_halves:
+        order = np.argsort(np.arange(a.depth) % 4 // 2, kind="stable")
+        rows, columns = rows[:, :, order], columns[:, :, order]
+    warps, n, k = columns.shape
+    pairs = _to_pairs(operands[a.registers + b.registers :], types[0])
+    patterns = np.empty((warps, len(pairs), 32, 2), np.float32)
+    for pattern, pair in enumerate(pairs):
+        patterns[:, pattern, :, 0], patterns[:, pattern, :, 1] = pair
+    c: Array = patterns.reshape(-1, rows.shape[1], 8)
+    rows = rows if n == 8 else np.repeat(rows, n // 8, axis=0)
+    total = exact.chained(core, np.zeros_like(c) if by_halves else c, rows, columns.reshape(-1, 8, k), rule)
+    if by_halves:
+        total = exact.usual(total + c)
+    parts = total.reshape(warps, -1, 32, 2)
+    if types[1] == "f16":
+        packed = parts.astype("f2").view("u4")
+        return tuple(np.ascontiguousarray(packed[:, pattern, :, 0]) for pattern in range(len(pairs)))
+    return tuple(np.ascontiguousarray(parts[:, i // 2, :, i % 2]) for i in range(2 * len(pairs)))
 
 
-def _chained(a: Side, b: Side) -> Meaning:
+def _chained(a: Side, b: Side, _active: Array, *operands: Array, core: Chain = exact.chain) -> tuple[Array, ...]:
     """Compute D = A B + C in f64, four words along k after the other, on registers of 8 rows by 4 words."""
-
-    def meaning(_active: Array, *operands: Array, core: Chain = exact.chain) -> tuple[Array, ...]:
-        totals = list(operands[a.registers + b.registers :])
-        for chunk in range(a.chunks):
-            for place, (pair, block) in enumerate(product(range(b.blocks), range(a.blocks))):
-                rows, columns = operands[a.register(block, chunk)], operands[a.registers + b.register(pair, chunk)]
-                both = slice(2 * place, 2 * place + 2)
-                totals[both] = core(rows, columns, *totals[both])
-        return tuple(totals)
-
-    return meaning
-
-
-def _meaning(
-    a: Side, b: Side, c: str, d: str, transposed: bool, depth: int
-) -> tuple[Meaning, Callable[..., Any] | None]:
-    """Return the function of an instruction, and the one that it takes as `core`."""
-    if a.type == "f64":
-        return _chained(a, b), exact.chain
-    if d.startswith("s32"):
-        return _whole(a, b, d == "s32.satfinite", transposed), None
-    by_halves = a.type in FLOAT8
-    normal = NORMAL["f16" if by_halves else a.type]
-    rule = SumRule(depth or (a.depth // 2 if by_halves else a.depth), normal, normal, halves=c == d == "f16")
-    return _rounded(a, b, c, d, rule, transposed), exact.added
+    totals = list(operands[a.registers + b.registers :])
+    for chunk in range(a.chunks):
+        for place, (pair, block) in enumerate(product(range(b.blocks), range(a.blocks))):
+            rows, columns = operands[a.register(block, chunk)], operands[a.registers + b.register(pair, chunk)]
+            both = slice(2 * place, 2 * place + 2)
+            totals[both] = core(rows, columns, *totals[both])
+    return tuple(totals)
 
 
 def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = False, depth: int = 0) -> Op:
@@ -274,7 +257,17 @@ def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = Fa
     word = "f64" if a.type == "f64" else "b32"
     count = {name: patterns if name == "f16" else 2 * patterns for name in (c, d)}
     types = {"f16": "b32", "s32.satfinite": "s32"}
-    meaning, core = _meaning(a, b, c, d, transposed, depth)
+    meaning: Meaning
+    core: Callable[..., Any] | None = None  # the function that `meaning` takes as `core`
+    if a.type == "f64":
+        meaning, core = partial(_chained, a, b), exact.chain
+    elif d.startswith("s32"):
+        meaning = partial(_whole, a, b, d == "s32.satfinite", transposed)
+    else:
+        by_halves = a.type in FLOAT8
+        normal = NORMAL["f16" if by_halves else a.type]
+        rule = SumRule(depth or (a.depth // 2 if by_halves else a.depth), normal, normal, halves=c == d == "f16")
+        meaning, core = partial(_rounded, a, b, (c, d), rule, transposed), exact.added
     return Op(
         results=(types.get(d, d),) * count[d],
         operands=(word,) * (a.registers + b.registers) + (types.get(c, c),) * count[c],

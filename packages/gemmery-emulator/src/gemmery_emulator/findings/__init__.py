@@ -18,10 +18,10 @@ from gemmery_emulator.findings.messages import LATE, SKIPPED, Collection, Findin
 from gemmery_emulator.findings.orders import UPDATES, orders
 from gemmery_emulator.findings.shared_races import SharedRaces, TensorRaces
 from gemmery_emulator.hopper.mbarrier import Mbarriers
+from gemmery_emulator.lower import Unwritten
 from gemmery_emulator.machine import Access, Machine, Observer
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Line, PtxKernel
-from gemmery_emulator.unwritten import Unwritten
 
 __all__ = ["Finding", "Findings"]
 

@@ -19,8 +19,7 @@ from gemmery.dtypes import Array
 from gemmery_emulator.blackwell import HALF, LANE_AT, TensorMemory
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.hopper.bulk import Bulk
-from gemmery_emulator.hopper.descriptors import DEPTH, PieceReaders, SharedTile, pieces_of_chunk
+from gemmery_emulator.hopper.bulk import DEPTH, Bulk, PieceReaders, SharedTile, pieces_of_chunk
 from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery_emulator.hopper.products import added_whole, multiplied
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse

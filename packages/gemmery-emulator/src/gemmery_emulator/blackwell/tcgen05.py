@@ -17,8 +17,8 @@ from gemmery_emulator.blackwell import LANE_AT, SHAPES, TensorMemory, columns_of
 from gemmery_emulator.blackwell.operations import Commit, Operation, Operations, OperationWork, TensorProduct, shape_of
 from gemmery_emulator.exact import added as tensor_sums
 from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.bulk import DEPTH, SharedTile, pieces_of_chunk, read_pieces
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.hopper.descriptors import DEPTH, SharedTile, pieces_of_chunk, read_pieces
 from gemmery_emulator.hopper.mbarrier import Mbarriers, of
 from gemmery_emulator.machine import Access, Machine, active, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW

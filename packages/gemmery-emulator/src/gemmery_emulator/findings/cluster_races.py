@@ -20,7 +20,7 @@ from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.messages import Collection
 from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.hopper.descriptors import PIECE
+from gemmery_emulator.hopper.bulk import PIECE
 from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
 

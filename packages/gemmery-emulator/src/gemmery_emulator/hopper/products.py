@@ -16,10 +16,10 @@ import numpy as np
 from gemmery.dtypes import FLOAT8, Array
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.fragments import BITS
-from gemmery_emulator.hopper.bulk import Bulk
-from gemmery_emulator.hopper.descriptors import (
+from gemmery_emulator.hopper.bulk import (
     DEPTH,
     ROWS,
+    Bulk,
     PieceReaders,
     RegisterMatrix,
     SharedTile,

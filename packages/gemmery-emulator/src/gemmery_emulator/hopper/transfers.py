@@ -15,9 +15,8 @@ import numpy as np
 
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import cluster, tensormap
-from gemmery_emulator.hopper.bulk import Bulk, Load, Store
+from gemmery_emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.hopper.descriptors import PIECE
 from gemmery_emulator.hopper.mbarrier import Mbarriers, of
 from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
 from gemmery_emulator.machine import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from gemmery_emulator.exact import added as tensor_sums
-from gemmery_emulator.hopper.descriptors import ROWS, RegisterMatrix, SharedTile
+from gemmery_emulator.hopper.bulk import ROWS, RegisterMatrix, SharedTile
 from gemmery_emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery_emulator.machine import Machine, report_misuse
 from gemmery_emulator.op import Indices, Mask

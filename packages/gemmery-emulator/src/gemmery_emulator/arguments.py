@@ -92,15 +92,14 @@ def bound(
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {**(resident or {})}
-    names = {
-        place: _name(f"argument {place}", value if isinstance(value, np.ndarray) else _spanned(value.array), arrays)
-        for place, value in enumerate(args)
-        if isinstance(value, np.ndarray | TensorMap | Texture)
+    parts = [part for place, value in enumerate(args) for part in inside_of(value, f"argument {place}")]
+    parts.sort(key=lambda part: not part[0].removeprefix("argument ").isdecimal())  # the arguments first
+    named = {
+        name: _name(name, part if isinstance(part, np.ndarray) else _spanned(part.array), arrays)
+        for name, part in parts
+        if isinstance(part, np.ndarray | TensorMap | Texture)
     }
-    structs = [(f"argument {place}", value) for place, value in enumerate(args) if isinstance(value, tuple | list)]
-    members = [member for name, value in structs for member in inside_of(value, name)]
-    inside = {name: _name(name, array, arrays) for name, array in members if isinstance(array, np.ndarray)}
-    lists = {name: part for name, part in members if isinstance(part, list)}
+    lists = {name: part for name, part in parts if isinstance(part, list)}
     maps = {
         f"descriptor of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
@@ -111,23 +110,22 @@ def bound(
     memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
     def address_of(name: str) -> int:
-        return memory.address(inside.get(name, name))
+        return memory.address(named.get(name, name))
 
     for name, elements in lists.items():
         memory.bytes(name)[:] = np.frombuffer(content(elements, name, address_of), np.uint8)
     parameters = bytearray(max((parameter.offset + parameter.size for parameter in declared), default=0))
     for place, (value, parameter) in enumerate(zip(args, declared, strict=True)):
-        argument, address = value, memory.address(names[place]) if place in names else None
+        name, argument, address = f"argument {place}", value, None
         if isinstance(value, tuple):
-            argument = struct(value, f"argument {place}", address_of)[0]
-        elif isinstance(value, list):
-            address = memory.address(f"argument {place}")
-        if isinstance(value, TensorMap | Texture) and address is not None:
-            argument, address = value.encoded(address), None
-            name = f"descriptor of argument {place}"
-            if name in maps:
-                memory.bytes(name)[:] = np.frombuffer(argument, np.uint8)
-                argument, address = None, memory.address(name)
+            argument = struct(value, name, address_of)[0]
+        elif isinstance(value, TensorMap | Texture):
+            argument = value.encoded(address_of(name))
+            if f"descriptor of {name}" in maps:
+                memory.bytes(f"descriptor of {name}")[:] = np.frombuffer(argument, np.uint8)
+                argument, address = None, memory.address(f"descriptor of {name}")
+        elif isinstance(value, np.ndarray | list):
+            address = address_of(name)
         parameters[parameter.offset : parameter.offset + parameter.size] = _packed(place, argument, parameter, address)
     for name, array in (variables or {}).items():
         memory.bytes(name)[:] = _bytes(_variable(kernel, name, array))
@@ -137,8 +135,8 @@ def bound(
 def _workspace(kernel: PtxKernel) -> dict[str, int]:
     """The name and bytes of the workspace that a cooperative launch has, for a kernel that asks for its address."""
     operands = (operand for each in kernel.instructions if each.opcode.name == "mov" for operand in each.operands[1:])
-    asks = any(isinstance(operand, Special) and operand.name in specials.WORKSPACE_AT for operand in operands)
-    return {specials.WORKSPACE: 8} if asks else {}
+    asks = Special(specials.WORKSPACE_AT[0]), Special(specials.WORKSPACE_AT[1])
+    return {specials.WORKSPACE: 8} if any(operand in asks for operand in operands) else {}
 
 
 def _variable(kernel: PtxKernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -261,9 +259,7 @@ def _way_out(kind: np.dtype[Any], size: int) -> str:
     if size != kind.itemsize:
         return f"pass {size} bytes, or a NumPy scalar of that size"
     whole = "a whole number, or " if kind.kind in "iu" else ""
-    return f"pass {whole}a numpy.{kind.name}" + (
-        ", or an array for an address" if size == 8 and kind.kind != "f" else ""
-    )
+    return f"pass {whole}a numpy.{kind.name}{', or an array for an address' * (size == 8 and kind.kind != 'f')}"
 
 
 def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str) -> ArgumentError:
@@ -272,8 +268,7 @@ def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str) 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the memory of a contiguous array as bytes, in its order."""
-    flat = array.reshape(-1, order="C" if array.flags.c_contiguous else "F")
-    return flat.view(np.uint8)
+    return array.reshape(-1, order="C" if array.flags.c_contiguous else "F").view(np.uint8)
 
 
 AddressOf = Callable[[str], int]  # of a name
@@ -282,11 +277,10 @@ POINTER = 8  # bytes
 
 def as_array(value: Any) -> Any:
     """Return an object that shares its memory through `__array_interface__` as an array, and others unchanged."""
-    if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array_interface__"):
-        if isinstance(value, tuple | list):
-            return type(value)(map(as_array, value)) if type(value) in (tuple, list) else value
-        return value
-    return np.asarray(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(as_array, value))
+    shares = hasattr(value, "__array_interface__") and not isinstance(value, np.ndarray | np.generic)
+    return np.asarray(value) if shares else value
 
 
 def inside_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -348,11 +342,11 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[Any]] = []
-        self._ended = False
+        self.ended = False
 
     def array(self, values: ArrayLike, dtype: Any = None) -> NDArray[Any]:
         """Return a copy of an array that lies in this memory; a launch reads and writes it in place."""
-        if self._ended:
+        if self.ended:
             raise ArgumentError("array(): this device memory has ended: make its arrays inside the with block")
         try:
             copied = np.array(values, dtype, order="C")
@@ -390,10 +384,6 @@ class DeviceMemory:
         """The arrays by name, in the order of their addresses."""
         return {f"device array {place}": array for place, array in enumerate(self._arrays)}
 
-    def end(self) -> None:
-        """Take no more arrays."""
-        self._ended = True
-
 
 _CURRENT: ContextVar[DeviceMemory | None] = ContextVar("device memory", default=None)
 
@@ -422,7 +412,7 @@ def device_memory() -> Iterator[DeviceMemory]:
     try:
         yield memory
     finally:
-        memory.end()
+        memory.ended = True
         _CURRENT.reset(token)
 
 

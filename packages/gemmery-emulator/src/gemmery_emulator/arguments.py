@@ -105,7 +105,7 @@ def bound(
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
         if isinstance(value, TensorMap | Texture) and _is_pointer(parameter)
     }
-    _check_elements(kernel, args)
+    symbols.check_elements(kernel.name, args)
     tables = {name: len(content(elements, name, lambda _: 0)) for name, elements in lists.items()}
     memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
@@ -195,20 +195,6 @@ def _checked(name: str, array: NDArray[Any]) -> None:
         raise LayoutError(f"{name} has the non-native byte order {array.dtype.str}: convert it with astype")
 
 
-def _check_elements(kernel: PtxKernel, args: Sequence[Any]) -> None:
-    """Compare the types of arrays with those of the pointers in a mangled symbol; raises ArgumentError."""
-    types = symbols.pointees(kernel.name)
-    if len(types) != len(args):
-        return
-    for place, (value, pointee) in enumerate(zip(args, types, strict=True)):
-        expected = symbols.mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
-        if expected:
-            raise ArgumentError(
-                f"argument {place} is an array of {value.dtype}, but the kernel's parameter points to {pointee}: "
-                f"pass an array of {expected}, or view its bytes as {expected}"
-            )
-
-
 def _is_pointer(parameter: Parameter) -> bool:
     return parameter.size == 8 and parameter.type in ("u64", "s64", "b64")
 
@@ -237,12 +223,12 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         if not _is_pointer(parameter):
             kind_of = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
             described = "None" if value is None else f"{kind_of}, which is passed as its address"
-            raise _mismatch(place, described, parameter, _way_out(kind, size))
+            raise _mismatch(place, described, parameter)
         return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
         alike = size != kind.itemsize or (kind.kind == "f") == (value.dtype.kind == "f")
         if value.dtype.itemsize != size or value.dtype.hasobject or not alike:
-            raise _mismatch(place, f"{value} of type {value.dtype}", parameter, _way_out(kind, size))
+            raise _mismatch(place, f"{value} of type {value.dtype}", parameter)
         return value.tobytes()
     if size == kind.itemsize:
         if isinstance(value, bool | int) and kind.kind in "iu":
@@ -252,17 +238,15 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         if isinstance(value, float | int) and kind.kind == "f":
             return np.array(value, kind).tobytes()
     described = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
-    raise _mismatch(place, f"{described}{type(value).__name__}", parameter, _way_out(kind, size))
+    raise _mismatch(place, f"{described}{type(value).__name__}", parameter)
 
 
-def _way_out(kind: np.dtype[Any], size: int) -> str:
-    if size != kind.itemsize:
-        return f"pass {size} bytes, or a NumPy scalar of that size"
-    whole = "a whole number, or " if kind.kind in "iu" else ""
-    return f"pass {whole}a numpy.{kind.name}{', or an array for an address' * (size == 8 and kind.kind != 'f')}"
-
-
-def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str) -> ArgumentError:
+def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str = "") -> ArgumentError:
+    kind, size = np.dtype(NUMPY.get(parameter.type, "u1")), parameter.size
+    whole, pointer = "a whole number, or " * (kind.kind in "iu"), ", or an array for an address"
+    by_type = f"pass {whole}a numpy.{kind.name}{pointer * (size == 8 and kind.kind != 'f')}"
+    by_size = f"pass {size} bytes, or a NumPy scalar of that size"
+    way_out = way_out or (by_type if size == kind.itemsize else by_size)
     return ArgumentError(f"argument {place} is {argument}, but the kernel reads {_described(parameter)}: {way_out}")
 
 

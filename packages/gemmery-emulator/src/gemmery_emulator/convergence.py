@@ -88,17 +88,14 @@ def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
     lanes = [find(instruction.opcode).lanes for instruction in inside]
     if "warpgroup" in lanes:
         return Gathering(128, None)
-    if "warp" in lanes or any(kind and _names_all(inside[place]) for place, kind in enumerate(lanes)):
-        return Gathering(32, None)
+    for kind, instruction in zip(lanes, inside, strict=True):
+        mask = instruction.operands[-1] if kind == "mask" else None
+        every = isinstance(mask, Immediate) and mask.bits & FULL == FULL and instruction.guard is None
+        if kind == "warp" or every:
+            return Gathering(32, None)
     if lanes[0] and names_lanes(inside[0]) and inside[0].guard is None:
         return Gathering(32, lowering.read(inside[0].operands[-1], "b32", inside[0]))
     return None
-
-
-def _names_all(instruction: Instruction) -> bool:
-    """Whether an instruction with a member mask names all lanes of a warp."""
-    mask = instruction.operands[-1] if instruction.operands else None
-    return isinstance(mask, Immediate) and mask.bits & FULL == FULL and instruction.guard is None
 
 
 def absent(machine: Machine, gathering: Gathering, mask: Flags) -> Flags:
@@ -134,7 +131,9 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     def run(machine: Machine, mask: Mask) -> None:
         members = read_members(machine.registers)
         machine.unit(undefined_values).pop(index, None)
-        if machine.observers and (members.ndim or members != FULL or not _in_whole_warps(mask)):
+        rows = None if mask is None else mask.reshape(-1, 32)
+        partly = rows is not None and np.count_nonzero(rows.any(axis=1) != rows.all(axis=1))
+        if machine.observers and (partly or members.ndim or members != FULL):
             mistake = _mistake(machine, index, mask, members, [read(machine.registers) for read in reads])
             if mistake is not None:
                 report_mismatch(machine, index, np.flatnonzero(mistake[0]), mistake[1])
@@ -142,14 +141,6 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
         step(machine, mask)
 
     return run
-
-
-def _in_whole_warps(mask: Mask) -> bool:
-    """Whether all lanes of each warp are active, or none."""
-    if mask is None:
-        return True
-    active = mask.reshape(-1, 32)
-    return np.array_equal(np.any(active, axis=1), np.all(active, axis=1))
 
 
 def _complete(index: int, step: Step) -> Step:

@@ -34,7 +34,7 @@ class GlobalRaces(Observer):
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
         self._checked = _checked(self.reach, self._atomic)
         accesses = tuple(index for index, checked in enumerate(self._checked) if checked)
-        fields = StampFields.of(accesses, machine.block_threads, machine.launch.blocks)
+        fields = StampFields(accesses, machine.block_threads, machine.launch.blocks)
         self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
         self._ids: list[Indices | range] = []  # the block numbers of each chunk so far

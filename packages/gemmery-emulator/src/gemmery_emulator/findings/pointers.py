@@ -29,15 +29,8 @@ _NEVER = frozenset(
     ("mul", "shl", "shr", "cvt", "div", "rem", "neg", "not", "abs", "popc", "clz", "fma", "createpolicy")
 )
 _UPDATES = {
-    "add": "atomicAdd()",
-    "sub": "atomicSub()",
-    "fma": "atomicAdd()",
-    "mad": "atomicAdd()",
-    "min": "atomicMin()",
-    "max": "atomicMax()",
-    "and": "atomicAnd()",
-    "or": "atomicOr()",
-    "xor": "atomicXor()",
+    **{name: f"atomic{name.title()}()" for name in ("add", "sub", "min", "max", "and", "or", "xor")},
+    **dict.fromkeys(("fma", "mad"), "atomicAdd()"),
 }
 _MOST = 4096  # bytes of parameters, as far as an address is followed: a loop that moves it ends there
 _FAR = 64  # registers between a store and the load that it depends on
@@ -157,19 +150,14 @@ def _origins(kernel: PtxKernel) -> Mapping[str, Origins]:
             if not result:
                 continue
             for place, register in enumerate(written(instruction)):
-                element = _next(result, place)
+                element = result
+                if place:  # in a later element of a vector parameters advance by 8 bytes
+                    element = frozenset((o[0], o[1] + 8 * place) if isinstance(o, tuple) else o for o in result)
                 known = origins.get(register.name, frozenset())
                 if not element <= known:
                     origins[register.name] = known | element
                     grown = True
     return origins
-
-
-def _next(origins: Origins, place: int) -> Origins:
-    """The origins of a later element of a vector: parameters advance by 8 bytes per element."""
-    if not place:
-        return origins
-    return frozenset((origin[0], origin[1] + 8 * place) if isinstance(origin, tuple) else origin for origin in origins)
 
 
 def _result(instruction: Instruction, known: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
@@ -223,18 +211,11 @@ def retried(kernel: PtxKernel) -> frozenset[int]:
     """Loads from the address of an atom.cas of the same size: a stale value only costs another turn."""
     if not any("cas" in instruction.opcode.modifiers for instruction in kernel.instructions):
         return frozenset()
-    makers = _makers(kernel)
-    swapped = {
-        (_place(instruction.operands[1], makers), SIZES[instruction.opcode.type])
-        for instruction in kernel.instructions
-        if instruction.opcode.name == "atom" and "cas" in instruction.opcode.modifiers
-    }
-    return frozenset(
-        index
-        for index, instruction in enumerate(kernel.instructions)
-        if instruction.opcode.name == "ld"
-        and (_place(instruction.operands[1], makers), SIZES[instruction.opcode.type]) in swapped
-    )
+    makers, every = _makers(kernel), kernel.instructions
+    atomics = (each for each in every if each.opcode.name == "atom" and "cas" in each.opcode.modifiers)
+    swapped = {(_place(each.operands[1], makers), SIZES[each.opcode.type]) for each in atomics}
+    loads = ((index, each) for index, each in enumerate(every) if each.opcode.name == "ld")
+    return frozenset(at for at, ld in loads if (_place(ld.operands[1], makers), SIZES[ld.opcode.type]) in swapped)
 
 
 def update(kernel: PtxKernel, index: int, other: int) -> str:

@@ -74,15 +74,7 @@ class Stamps:
         self.low, self.high = min(self.low, low), max(self.high, high)
         if self._packs:
             if self._since > self._interval:
-                # Pack the rows that have a pattern: full ones, and those that nobody wrote to since the last search.
-                examined = np.flatnonzero(self._used | self._open)
-                packed = sum(self._pack(rows, self._used[rows]) for rows in _batches(examined))
-                self._used[:] = False
-                # Search less often where it helps little, or where what was packed is needed at once.
-                if 2 * packed < len(examined) or 2 * self._unpacked > packed:
-                    self._interval *= 2
-                self._since = self._unpacked = 0
-                self._searches += 1
+                self._search()
             self._use(self._rows_of(places, low, high))
             self._write_out(places, low, high)
         return self._data
@@ -154,6 +146,17 @@ class Stamps:
         used = self._used[rows]
         self._since += self._row * int(used.size - np.count_nonzero(used))
         self._used[rows] = True
+
+    def _search(self) -> None:
+        """Pack the rows that have a pattern: full ones, and those that nobody wrote to since the last search."""
+        examined = np.flatnonzero(self._used | self._open)
+        packed = sum(self._pack(rows, self._used[rows]) for rows in _batches(examined))
+        self._used[:] = False
+        # Search less often where it helps little, or where what was packed is needed at once.
+        if 2 * packed < len(examined) or 2 * self._unpacked > packed:
+            self._interval *= 2
+        self._since = self._unpacked = 0
+        self._searches += 1
 
     def _pack(self, rows: Words, filling: Flags | bool = False) -> int:
         """Pack rows, except those with empty places that are being filled; returns how many."""

@@ -64,6 +64,16 @@ def written(instruction: Instruction) -> tuple[Register, ...]:
     return tuple(part for part in parts if isinstance(part, Register))
 
 
+@lru_cache(maxsize=64)
+def makers(kernel: PtxKernel) -> Mapping[str, list[int]]:
+    """Return the instructions that write each register."""
+    found: dict[str, list[int]] = {}
+    for index, instruction in enumerate(kernel.instructions):
+        for register in written(instruction):
+            found.setdefault(register.name, []).append(index)
+    return found
+
+
 def used(kernel: PtxKernel, index: int) -> tuple[bool, dict[int, bool]]:
     """Whether every way through the kernel uses the first result of an instruction, and the selections that may not.
 

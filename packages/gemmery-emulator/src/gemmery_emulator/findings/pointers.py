@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import tensormap
-from gemmery_emulator.instructions import written
+from gemmery_emulator.instructions import makers, written
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import STORED
 from gemmery_emulator.ptx import Address, Immediate, Instruction, Operand, PtxKernel, Register, Symbol, Vector
@@ -231,12 +231,8 @@ def update(kernel: PtxKernel, index: int, other: int) -> str:
 
 
 def _makers(kernel: PtxKernel) -> Makers:
-    """The instructions that write each register."""
-    makers: Makers = {}
-    for instruction in kernel.instructions:
-        for register in written(instruction):
-            makers.setdefault(register.name, []).append(instruction)
-    return makers
+    every = makers(kernel).items()
+    return {name: [kernel.instructions[index] for index in indices] for name, indices in every}
 
 
 def _place(operand: Operand, makers: Makers) -> Operand:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery_emulator.instructions import written
+from gemmery_emulator.instructions import makers
 from gemmery_emulator.machine import Access, Machine, Observer
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Instruction, Line, PtxKernel, names_of
@@ -242,14 +242,10 @@ def origins(kernel: PtxKernel) -> Mapping[int, tuple[tuple[int, int], ...]]:
     are traced through moves and conversions; stores of other values are left out.
     """
     instructions = kernel.instructions
-    writers: dict[str, list[int]] = {}
-    for index, instruction in enumerate(instructions):
-        for register in written(instruction):
-            writers.setdefault(register.name, []).append(index)
     sources = {}
     for index, instruction in enumerate(instructions):
         if instruction.opcode.name == "st" and instruction.opcode.space in ("shared", "shared::cluster", ""):
-            pieces = [_origin(instructions, writers, name) for name in names_of(instruction.operands[1:])]
+            pieces = [_origin(instructions, makers(kernel), name) for name in names_of(instruction.operands[1:])]
             if pieces and all(piece is not None for piece in pieces):
                 sources[index] = tuple(piece for piece in pieces if piece is not None)
     return sources

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,11 +118,12 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     """The step of a warp instruction, with a report of masks that do not fit."""
     name, lanes = instruction.opcode.name, find(instruction.opcode).lanes
     if lanes == "warp":
-        return _complete(index, step)
+        return partial(_complete, index, step)
     if name == "selp" and lowering.shuffles:
-        return _selecting(lowering, instruction, index, step)
+        return partial(_select, lowering.read(instruction.operands[3], "pred", instruction), index, step)
     if name == "st" and lowering.shuffles and instruction.opcode.type in ("f32", "f64"):
-        return _storing(lowering, instruction, index, step)
+        kind, values = instruction.opcode.type, lowering.flat(instruction.operands[1:])
+        return partial(_store, [lowering.read(value, kind, instruction) for value in values], index, step)
     if lanes != "mask":
         return step
     operands = lowering.flat(instruction.operands)
@@ -143,24 +145,20 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     return run
 
 
-def _complete(index: int, step: Step) -> Step:
-    """The step of an instruction that requires all lanes."""
-
-    def run(machine: Machine, mask: Mask) -> None:
-        if mask is not None and machine.observers:
-            active = mask.reshape(-1, 32)
-            threads = np.flatnonzero(active & ~active.all(axis=1, keepdims=True))
-            if threads.size:
-                name = machine.kernel.instructions[index].opcode.family
-                warp = threads[0] // 32
-                others = _others(machine, active)[warp]
-                what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
-                what += "outside of branches" if others.any() else "in a block of whole warps"
-                report_mismatch(machine, index, threads, what)
-        machine.observers.converged(machine, mask)
-        step(machine, mask)
-
-    return run
+def _complete(index: int, step: Step, machine: Machine, mask: Mask) -> None:
+    """Execute an instruction that requires all lanes."""
+    if mask is not None and machine.observers:
+        active = mask.reshape(-1, 32)
+        threads = np.flatnonzero(active & ~active.all(axis=1, keepdims=True))
+        if threads.size:
+            name = machine.kernel.instructions[index].opcode.family
+            warp = threads[0] // 32
+            others = _others(machine, active)[warp]
+            what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
+            what += "outside of branches" if others.any() else "in a block of whole warps"
+            report_mismatch(machine, index, threads, what)
+    machine.observers.converged(machine, mask)
+    step(machine, mask)
 
 
 def _others(machine: Machine, active: Flags) -> Flags:
@@ -239,39 +237,28 @@ def _mistake(
     return None
 
 
-def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
-    """The step of a selection, with a report of lanes that select an undefined value."""
-    predicate = lowering.read(instruction.operands[3], "pred", instruction)
-
-    def run(machine: Machine, mask: Mask) -> None:
-        for shuffle, undefined in machine.unit(undefined_values).items():
-            if index in undefined.selections:
-                bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
-                threads = np.flatnonzero(bad if mask is None else bad & mask)
-                report_mismatch(machine, shuffle, threads, undefined.message)
-        step(machine, mask)
-
-    return run
+def _select(predicate: Read, index: int, step: Step, machine: Machine, mask: Mask) -> None:
+    """Execute a selection, and report lanes that select an undefined value."""
+    for shuffle, undefined in machine.unit(undefined_values).items():
+        if index in undefined.selections:
+            bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
+            threads = np.flatnonzero(bad if mask is None else bad & mask)
+            report_mismatch(machine, shuffle, threads, undefined.message)
+    step(machine, mask)
 
 
-def _storing(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
-    """The step of a store of floats, with a report of warps that store a NaN after reading undefined values."""
-    kind = instruction.opcode.type
-    reads = [lowering.read(operand, kind, instruction) for operand in lowering.flat(instruction.operands[1:])]
-
-    def run(machine: Machine, mask: Mask) -> None:
-        spread = machine.unit(spread_values)
-        for shuffle in [place for place, values in spread.items() if index in values.stores]:
-            nan = np.zeros(machine.threads, bool)
-            for read in reads:
-                nan |= np.isnan(machine.spread(read(machine.registers)))
-            bad = np.repeat(spread[shuffle].warps, 32) & nan
-            if (bad if mask is None else bad & mask).any():
-                values = spread.pop(shuffle)
-                report_mismatch(machine, shuffle, values.threads, values.message)
-        step(machine, mask)
-
-    return run
+def _store(reads: Sequence[Read], index: int, step: Step, machine: Machine, mask: Mask) -> None:
+    """Execute a store of floats, and report warps that store a NaN after reading undefined values."""
+    spread = machine.unit(spread_values)
+    for shuffle in [place for place, values in spread.items() if index in values.stores]:
+        nan = np.zeros(machine.threads, bool)
+        for read in reads:
+            nan |= np.isnan(machine.spread(read(machine.registers)))
+        bad = np.repeat(spread[shuffle].warps, 32) & nan
+        if (bad if mask is None else bad & mask).any():
+            values = spread.pop(shuffle)
+            report_mismatch(machine, shuffle, values.threads, values.message)
+    step(machine, mask)
 
 
 def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> None:

@@ -8,9 +8,9 @@ store, an address or a branch uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -145,41 +145,34 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
             raise refused(instruction)
     for operand in instruction.operands:
         if isinstance(operand, Special) and operand.name in specials.CLOCKS:
-            step = _timed(step, index, lowering.provided[operand.name], specials.CLOCKS[operand.name])
+            kind = np.dtype(specials.CLOCKS[operand.name]).type
+            step = partial(_timed, index, lowering.provided[operand.name], kind, step)
     step = convergence.checked(lowering, instruction, index, step)
     if lowering.followed or lowering.kernel.local:
         step = checked(lowering, instruction, index, step)
     if instruction.guard is None:
         return step
-    return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)
+    return partial(_guarded, step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)
 
 
-def _timed(step: Step, index: int, slot: int, stored: str) -> Step:
+def _timed(index: int, slot: int, kind: Callable[..., Any], step: Step, machine: Machine, mask: Mask) -> None:
     """Set a clock's slot to the number of instructions before this one, then execute the step."""
-    kind = np.dtype(stored).type
-
-    def run(machine: Machine, mask: Mask) -> None:
-        machine.registers[slot] = kind((machine.elapsed + index) % (1 << 8 * kind().itemsize))
-        step(machine, mask)
-
-    return run
+    machine.registers[slot] = kind((machine.elapsed + index) % (1 << 8 * kind().itemsize))
+    step(machine, mask)
 
 
-def _guarded(step: Step, read: Read, negated: bool) -> Step:
-    def run(machine: Machine, mask: Mask) -> None:
-        active = read(machine.registers)
-        if negated:
-            active = np.logical_not(active)
-        if active.ndim == 0:
-            if active:
-                step(machine, mask)
-            return
-        if mask is not None:
-            active = active & mask
-        if active.any():
-            step(machine, None if mask is None and active.all() else active)
-
-    return run
+def _guarded(step: Step, read: Read, negated: bool, machine: Machine, mask: Mask) -> None:
+    active = read(machine.registers)
+    if negated:
+        active = np.logical_not(active)
+    if active.ndim == 0:
+        if active:
+            step(machine, mask)
+        return
+    if mask is not None:
+        active = active & mask
+    if active.any():
+        step(machine, None if mask is None and active.all() else active)
 
 
 WGMMA = "wgmma.mma_async"

@@ -1,13 +1,12 @@
 """Races in shared and tensor memory, as findings: accesses that nothing orders, and copies that nothing waited for.
 
-While all blocks of a chunk do the same, one of them stands for all: `Followed`.
+While all blocks of a chunk do the same, one of them stands for all: `Followed` of orders.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from gemmery_emulator.control import BARRIERS, leaving
 from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.grid import stored
 from gemmery_emulator.findings.messages import EQUAL, Collection
-from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words
+from gemmery_emulator.findings.orders import UPDATES, Clocks, Followed, Orders, Words
 from gemmery_emulator.findings.races import ATOMIC, CLOCK_AT, INDEX, INDEX_AT, THREAD, History
 from gemmery_emulator.findings.together import Contents
 from gemmery_emulator.hopper import cluster
@@ -28,92 +27,6 @@ from gemmery_emulator.hopper.products import Products
 from gemmery_emulator.machine import Access, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Immediate
-
-
-class Followed:
-    """The blocks of a chunk that are followed; `alike` is the number of blocks that each of them stands for."""
-
-    def __init__(self, machine: Machine, clocks: Clocks, *histories: History) -> None:
-        self.alike = machine.blocks
-        self.clocks, self.histories = clocks, list(histories)
-        self._every = np.arange(machine.threads)
-        self._threads, self._block_threads = machine.threads, machine.block_threads
-
-    def warps(self, mask: Mask) -> Flags:
-        """The warps of a mask: (blocks, warps)."""
-        if mask is None:
-            return np.ones(self.clocks.clock.shape, np.bool_)
-        warps: Flags = np.any(self.lanes(mask), axis=2)
-        return warps
-
-    def lanes(self, mask: Mask) -> Flags:
-        """The lanes of a mask: (blocks, warps, 32)."""
-        if mask is not None and self.alike > 1:
-            rows = mask.reshape(self.alike, -1)
-            if (rows == rows[0]).all():
-                mask = rows[0]
-            else:
-                self._spread()
-        shape = (*self.clocks.clock.shape, WARP)
-        return np.ones(shape, np.bool_) if mask is None else mask.reshape(shape)
-
-    def warps_of(self, threads: Words) -> Flags:
-        """The warps of these threads, numbered through the blocks that are followed."""
-        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
-        warps.reshape(-1)[threads // WARP] = True
-        return warps
-
-    def active(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
-        """The active threads and their addresses; those of the followed block alone while all blocks do the same."""
-        block_threads = self._block_threads
-        if self.alike > 1:
-            rows = addresses.reshape(-1, block_threads) if addresses.ndim else addresses
-            masks = None if mask is None else mask.reshape(-1, block_threads)
-            same: Any = rows == rows[0] if addresses.ndim else np.True_
-            if masks is not None:
-                same = (same | ~masks) if (masks == masks[0]).all() else np.False_
-            if same.all():
-                mask = None if masks is None else masks[0]
-                addresses = rows[0] if addresses.ndim else rows
-            else:
-                self._spread()
-        threads = self._every[: self.clocks.blocks * block_threads] if mask is None else mask.nonzero()[0]
-        if not addresses.ndim:
-            return threads, np.full(threads.shape, addresses, np.int64)
-        return threads, addresses if mask is None else addresses[mask]
-
-    def listed(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
-        """The same for threads listed by number; each is listed once while one block stands for all."""
-        if self.alike > 1:
-            mask = np.zeros(self._threads, bool)
-            spread = np.zeros(self._threads, np.int64)
-            mask[threads], spread[threads] = True, addresses
-            if np.count_nonzero(mask) == len(threads):
-                return self.active(spread, mask)
-            self._spread()
-        return threads, addresses
-
-    def pieces(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
-        """The same for threads of which each has several addresses: (threads, addresses)."""
-        count = addresses.shape[1]
-        if self.alike > 1:
-            rows = np.column_stack([threads, addresses])
-            blocks = rows.reshape(self.alike, -1, count + 1) if len(rows) % self.alike == 0 else rows[None, :0]
-            blocks[..., 0] -= np.arange(len(blocks))[:, None] * self._block_threads
-            if blocks.size and (blocks == blocks[0]).all():
-                threads, addresses = blocks[0, :, 0], blocks[0, :, 1:]
-            else:
-                self._spread()
-        return np.repeat(threads, count), addresses.ravel()
-
-    def _spread(self) -> None:
-        """Follow each block from now on."""
-        if self.alike > 1:
-            for history in self.histories:
-                history.spread(self.alike)
-            self.clocks.spread(self.alike)
-            self.alike = 1
-
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 
@@ -128,7 +41,7 @@ class SharedRaces(Observer):
         zeroed = specials.GROUPS if size > machine.kernel.shared + machine.launch.shared else 0
         self._contents = Contents(machine)
         self._history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed, self._contents)
-        self.followed = Followed(machine, self.clocks, self._history)
+        self.followed = Followed(machine, self.clocks, self._history.spread)
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
         # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
         self._readers: list[tuple[Products | Bulk | Operations, str, str]] = []
@@ -378,7 +291,7 @@ class TensorRaces(Observer):
         if orders.tensor_memory:
             size = LANES // HALF * COLUMNS * WORD
             self._history = History(followed.clocks, machine.block_threads, size, self._conflict)
-            followed.histories.append(self._history)
+            followed.spreads.append(self._history.spread)
 
     def tensor(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
         threads, addresses = self._followed.pieces(threads, addresses)

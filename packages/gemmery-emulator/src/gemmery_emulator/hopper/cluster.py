@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from gemmery.errors import EmulationError
-from gemmery_emulator.machine import LaunchConfig, Machine, report_misuse
+from gemmery_emulator.machine import LaunchConfig, Machine, active, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW
 from gemmery_emulator.op import Flags, Indices, Kinds, Mask, Values, sort_by_kind
 from gemmery_emulator.ptx import Instruction
@@ -178,7 +178,7 @@ class ClusterBarrier:
     def arrive(self, index: int, mask: Mask) -> None:
         """Count the arrival of these threads, which do not wait here."""
         machine = self._machine
-        self._report(index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
+        self._report(index, active(machine, mask), acquired=False)
         self.arrived[slice(None) if mask is None else mask] += 1
         machine.changes += 1
 
@@ -192,10 +192,9 @@ class ClusterBarrier:
         self.waited[passes] += 1
         machine.failed = ~passes if mask is None else mask & ~passes
         if passes.any():
-            self._report(index, passes, acquired=True)
+            self._report(index, np.flatnonzero(passes), acquired=True)
 
-    def _report(self, index: int, passing: Flags, acquired: bool) -> None:
-        threads = np.flatnonzero(passing)
+    def _report(self, index: int, threads: Indices, acquired: bool) -> None:
         report_order(self._machine, index, threads, np.full(threads.shape, BARRIER), acquired)
 
 
@@ -204,9 +203,8 @@ def _barrier(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     opcode = instruction.opcode
     if opcode.types or sort_by_kind(opcode.modifiers, _BARRIERS[opcode.name]) is None:
         raise refused(instruction)
-    if opcode.name == "barrier.cluster.arrive":
-        return lambda machine, mask: machine.unit(ClusterBarrier).arrive(index, mask)
-    return lambda machine, mask: machine.unit(ClusterBarrier).wait(index, mask)
+    does = ClusterBarrier.arrive if opcode.name == "barrier.cluster.arrive" else ClusterBarrier.wait
+    return lambda machine, mask: does(machine.unit(ClusterBarrier), index, mask)
 
 
 TABLE = {

@@ -123,14 +123,6 @@ class Products:
         """wgmma.fence."""
         self._fenced[groups] = True
 
-    def fenced(self, product: WarpgroupProduct) -> None:
-        """Report registers that were written since the last fence."""
-        bad = ~self._fenced[product.groups]
-        if bad.any() and self._rewritten(product)[bad].any():
-            what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
-            report_misuse(self._machine, product.index, product.groups[bad], what)
-            self._fenced[product.groups] = True
-
     def _rewritten(self, product: WarpgroupProduct) -> Flags:
         """The warpgroups that may have written the registers of a product since they last waited for them."""
         if any(earlier.slots == product.slots for earlier in self._under_way):
@@ -148,7 +140,11 @@ class Products:
 
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
-        self.fenced(product)
+        bad = ~self._fenced[product.groups]
+        if bad.any() and self._rewritten(product)[bad].any():
+            what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
+            report_misuse(self._machine, product.index, product.groups[bad], what)
+            self._fenced[product.groups] = True
         of_a = product.a.slots if isinstance(product.a, RegisterMatrix) else ()
         self.used(dict.fromkeys((*product.slots, *of_a), product.index), None, product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))

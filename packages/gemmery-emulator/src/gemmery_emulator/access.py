@@ -151,11 +151,7 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     if isinstance(source, Vector):
         return _pack(lowering, instruction, kind, source)
     read, write = lowering.read(source, kind, instruction), lowering.write(target, kind, instruction)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        write(machine.registers, mask, read(machine.registers))
-
-    return LaneStep(step, None, ((source, kind),), ((target, kind),))
+    return LaneStep(lane_step(lambda value: value, [read], [write]), None, ((source, kind),), ((target, kind),))
 
 
 def _parts(instruction: Instruction, kind: str, parts: Vector) -> tuple[str, list[Any]]:
@@ -173,13 +169,7 @@ def _unpack(lowering: Lowering, instruction: Instruction, kind: str, targets: Ve
     part, shifts = _parts(instruction, kind, targets)
     read = lowering.read(instruction.operands[1], kind, instruction)
     writes = [lowering.write(target, part, instruction) for target in targets.elements]
-
-    def step(machine: Machine, mask: Mask) -> None:
-        whole = read(machine.registers)
-        for write, shift in zip(writes, shifts, strict=True):
-            write(machine.registers, mask, (whole >> shift).astype(NUMPY[part]))
-
-    return step
+    return lane_step(lambda whole: [(whole >> at).astype(NUMPY[part]) for at in shifts], [read], writes, several=True)
 
 
 def _pack(lowering: Lowering, instruction: Instruction, kind: str, sources: Vector) -> Step:
@@ -187,14 +177,13 @@ def _pack(lowering: Lowering, instruction: Instruction, kind: str, sources: Vect
     reads = [lowering.read(source, part, instruction) for source in sources.elements]
     write = lowering.write(instruction.operands[0], kind, instruction)
 
-    def step(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        whole = reads[0](registers).astype(NUMPY[kind])
-        for read, shift in zip(reads[1:], shifts[1:], strict=True):
-            whole = whole | (read(registers).astype(NUMPY[kind]) << shift)
-        write(registers, mask, whole)
+    def packed(first: Any, *others: Any) -> Any:
+        whole = first.astype(NUMPY[kind])
+        for value, shift in zip(others, shifts[1:], strict=True):
+            whole = whole | (value.astype(NUMPY[kind]) << shift)
+        return whole
 
-    return step
+    return lane_step(packed, reads, [write])
 
 
 def _convert_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:

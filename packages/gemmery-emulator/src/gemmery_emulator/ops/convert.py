@@ -44,14 +44,12 @@ def _to(to: str, mode: str = "rn") -> Meaning:
     if to == "f16":
         return lambda x: to_f16(x, mode)
     kind = np.dtype(NUMPY[to])
-    if mode == "rn":
-        return lambda x: x.astype(kind)
+    return (lambda x: x.astype(kind)) if mode == "rn" else partial(_directed, kind, mode)
 
-    def convert(x: Values) -> Values:
-        nearest = x.astype(kind)
-        return exact.step(nearest, x - nearest, mode)
 
-    return convert
+def _directed(kind: np.dtype[Any], mode: str, x: Values) -> Values:
+    nearest = x.astype(kind)
+    return exact.step(nearest, x - nearest, mode)
 
 
 def _chain(*steps: Meaning | None) -> Meaning:

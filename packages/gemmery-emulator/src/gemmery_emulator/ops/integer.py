@@ -112,20 +112,12 @@ def relu(meaning: Meaning) -> Meaning:
     return lambda a, b: np.maximum(meaning(a, b), a.dtype.type(0))
 
 
-def dot(a_kind: str, b_kind: str, fields: tuple[tuple[int, int], ...], width: int) -> Meaning:
+def dot(kind: str, fields: tuple[tuple[int, int], ...], width: int, a: Values, b: Values, c: Values) -> Values:
     """Return c plus the products of fields: of `width` bits in a and of 8 in b, at the bits in `fields`."""
-
-    def field(x: Values, at: int, size: int) -> Values:
-        return x << (32 - size - at) >> (32 - size)  # arithmetic where x is signed
-
-    wide = NUMPY["u32" if (a_kind, b_kind) == ("u32", "u32") else "s32"]
-
-    def meaning(a: Values, b: Values, c: Values) -> Values:
-        for at, other in fields:
-            c = c + field(a, at, width).astype(wide) * field(b, other, 8).astype(wide)
-        return c
-
-    return meaning
+    for at, other in fields:  # the second shift is arithmetic where x is signed
+        of_a, of_b = a << (32 - width - at) >> (32 - width), b << (24 - other) >> 24
+        c = c + of_a.astype(NUMPY[kind]) * of_b.astype(NUMPY[kind])
+    return c
 
 
 def dots() -> dict[str, Op]:
@@ -135,7 +127,7 @@ def dots() -> dict[str, Op]:
     for a, b in product(("u32", "s32"), repeat=2):
         c = "u32" if a == b == "u32" else "s32"
         for name, fields, width in (("dp4a", bytes_, 8), ("dp2a.lo", low, 16), ("dp2a.hi", high, 16)):
-            table[f"{name}.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, fields, width), kind="dp")
+            table[f"{name}.{a}.{b}"] = Op((c,), (a, b, c), partial(dot, c, fields, width), kind="dp")
     return table
 
 

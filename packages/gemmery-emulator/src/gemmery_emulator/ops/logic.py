@@ -85,17 +85,13 @@ def reads(kind: str, ftz: str) -> tuple[Meaning | None, ...]:
     """How each value in an operand is read: of a packed pair the lower and the upper one."""
     one = kind.removesuffix("x2")
     convert = FLUSHED[one] if ftz else from_bf16 if one == "bf16" else None
-    return (convert,) if kind not in PAIRS else tuple(part(at, NUMPY[one], convert) for at in (0, 16))
+    return (convert,) if kind not in PAIRS else tuple(partial(part, at, NUMPY[one], convert) for at in (0, 16))
 
 
-def part(at: int, dtype: str, convert: Meaning | None) -> Meaning:
+def part(at: int, dtype: str, convert: Meaning | None, x: Values) -> Values:
     """Read 16 of 32 bits."""
-
-    def read(x: Values) -> Values:
-        value = (x >> at).astype(np.uint16).view(dtype)
-        return value if convert is None else convert(value)
-
-    return read
+    value = (x >> at).astype(np.uint16).view(dtype)
+    return value if convert is None else convert(value)
 
 
 def answered(compare: Meaning, kind: str) -> Meaning:
@@ -297,35 +293,25 @@ def byte_of(x: Values, width: int) -> Values:
     return x & 255 if width == 32 else x
 
 
-def bfe(kind: str) -> Meaning:
+def bfe(kind: str, a: Values, start: Values, length: Values) -> Values:
     """Return `length` bits from `start`; the bits above are zeros, or the sign, which is the last bit of the field."""
     width = bits(kind)
     word = np.dtype(NUMPY[f"u{width}"]).type
-
-    def meaning(a: Values, start: Values, length: Values) -> Values:
-        start, length = byte_of(start, width), byte_of(length, width)
-        field = unsigned(a >> start.astype(a.dtype))
-        inside = ones(word, length)
-        if kind[0] == "u":
-            return field & inside
-        last = (np.minimum(start, width) + length - 1).astype(a.dtype)
-        sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
-        return (field & inside | sign & ~inside).view(a.dtype)
-
-    return meaning
+    start, length = byte_of(start, width), byte_of(length, width)
+    field, inside = unsigned(a >> start.astype(a.dtype)), ones(word, length)
+    if kind[0] == "u":
+        return field & inside
+    last = (np.minimum(start, width) + length - 1).astype(a.dtype)
+    sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
+    return (field & inside | sign & ~inside).view(a.dtype)
 
 
-def bfi(kind: str) -> Meaning:
+def bfi(kind: str, a: Values, b: Values, start: Values, length: Values) -> Values:
     """Insert the lower `length` bits of a into b at bit `start`."""
-    width = bits(kind)
-    word = np.dtype(NUMPY[kind]).type
-
-    def meaning(a: Values, b: Values, start: Values, length: Values) -> Values:
-        start = byte_of(start, width).astype(word)
-        field = ones(word, byte_of(length, width)) << start
-        return (a << start & field) | (b & ~field)
-
-    return meaning
+    width, word = bits(kind), np.dtype(NUMPY[kind]).type
+    start = byte_of(start, width).astype(word)
+    field = ones(word, byte_of(length, width)) << start
+    return (a << start & field) | (b & ~field)
 
 
 def limited(count: Values, mode: str) -> Values:
@@ -389,8 +375,8 @@ TABLE: dict[str, Op] = {
     **{f"bfind.shiftamt.{t}": op("u32", (t,), bfind_shiftamt) for t in WORDS},
     **{f"brev.{t}": op(t, (t,), brev) for t in ("b32", "b64")},
     "fns.b32": op("b32", ("b32", "b32", "s32"), fns),
-    **{f"bfe.{t}": op(t, (t, "u32", "u32"), bfe(t)) for t in WORDS},
-    **{f"bfi.{t}": op(t, (t, t, "u32", "u32"), bfi(t)) for t in ("b32", "b64")},
+    **{f"bfe.{t}": op(t, (t, "u32", "u32"), partial(bfe, t)) for t in WORDS},
+    **{f"bfi.{t}": op(t, (t, t, "u32", "u32"), partial(bfi, t)) for t in ("b32", "b64")},
     **{
         f"szext.{mode}.{t}": op(t, (t, "u32"), partial(szext, mode))
         for mode in ("clamp", "wrap")

@@ -85,7 +85,6 @@ def bound(
     parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError for an array with
     gaps.
     """
-    args = [as_array(value) for value in args]
     declared = kernel.parameters
     if len(args) != len(declared):
         listed = ", ".join(_described(parameter) for parameter in declared)
@@ -257,14 +256,6 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 AddressOf = Callable[[str], int]  # of a name
 POINTER = 8  # bytes
-
-
-def as_array(value: Any) -> Any:
-    """Return an object that shares its memory through `__array_interface__` as an array, and others unchanged."""
-    if type(value) in (tuple, list):
-        return type(value)(map(as_array, value))
-    shares = hasattr(value, "__array_interface__") and not isinstance(value, np.ndarray | np.generic)
-    return np.asarray(value) if shares else value
 
 
 def inside_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -67,6 +67,17 @@ class LaunchConfig:
         """Blocks of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
+    @property
+    def together(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+def unravelled(index: Any, shape: Dims) -> tuple[Any, Any, Any]:
+    """The coordinates of numbers of blocks or threads, as (x, y, z)."""
+    x, y, z = shape
+    return index % x, index // x % y, index // (x * y) % max(z, 1)
+
 
 class Machine(Protocol):
     """A chunk of blocks that runs in lock step. Threads are numbered through its blocks, each padded to whole warps."""

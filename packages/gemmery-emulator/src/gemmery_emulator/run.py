@@ -250,10 +250,8 @@ def run(
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
-    together = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-    if not chunk:
-        chunk = _chunk(program.kernel, launch.blocks * padded, seed is not None)
-    step = max(chunk // padded // together, 1) * together
+    chunk = chunk or _chunk(program.kernel, launch.blocks * padded, seed is not None)
+    step = max(chunk // padded // launch.together, 1) * launch.together
     np.empty(KEPT, np.uint8)
     announce = progress.get()
     with np.errstate(all="ignore"):

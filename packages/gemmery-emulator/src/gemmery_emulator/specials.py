@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery_emulator.machine import Dims, Machine
+from gemmery_emulator.machine import Machine, unravelled
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far
@@ -61,14 +61,8 @@ def _thread(machine: Machine) -> Any:
     return np.arange(machine.threads) % machine.block_threads
 
 
-def _along(place: Any, sides: Dims, axis: int) -> Any:
-    """The coordinate of a place along an axis."""
-    x, y, z = sides
-    return (place % x, place // x % y, place // (x * y) % max(z, 1))[axis]
-
-
 def _ctaid(machine: Machine, axis: int) -> Any:
-    return np.repeat(_along(machine.block_ids, machine.launch.grid, axis), machine.block_threads)
+    return np.repeat(unravelled(machine.block_ids, machine.launch.grid)[axis], machine.block_threads)
 
 
 def _workspace(machine: Machine, half: int) -> int:
@@ -82,7 +76,7 @@ def _lane(machine: Machine) -> Any:
 
 
 _BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
-    "%tid": lambda machine, axis: _along(_thread(machine), machine.launch.block, axis),
+    "%tid": lambda machine, axis: unravelled(_thread(machine), machine.launch.block)[axis],
     "%ctaid": _ctaid,
     "%ntid": lambda machine, axis: machine.launch.block[axis],
     "%nctaid": lambda machine, axis: machine.launch.grid[axis],
@@ -104,9 +98,9 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     WORKSPACE_AT[0]: lambda machine: _workspace(machine, 0),
     WORKSPACE_AT[1]: lambda machine: _workspace(machine, 1),
     "%cluster_ctarank": lambda machine: np.repeat(
-        np.arange(machine.blocks) % np.prod(machine.launch.cluster), machine.block_threads
+        np.arange(machine.blocks) % machine.launch.together, machine.block_threads
     ),
-    "%cluster_nctarank": lambda machine: int(np.prod(machine.launch.cluster)),
+    "%cluster_nctarank": lambda machine: machine.launch.together,
     "%lanemask_eq": lambda machine: _ONE << _lane(machine),
     "%lanemask_lt": lambda machine: (_ONE << _lane(machine)) - _ONE,
     "%lanemask_le": lambda machine: (_ONE << _lane(machine)) * np.uint32(2) - _ONE,

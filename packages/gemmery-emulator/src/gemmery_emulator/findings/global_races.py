@@ -45,8 +45,7 @@ class GlobalRaces(Observer):
 
     def start(self, machine: Machine) -> None:
         self._machine, clocks = machine, self._clocks
-        x, y, z = machine.launch.cluster
-        mates = x * y * z if self._orders.meets else 1
+        mates = machine.launch.together if self._orders.meets else 1
         self._grid.start(machine.blocks, machine.block_threads, clocks, self._handover, mates)
         self._handover.start()
         ids = machine.block_ids  # in order they are kept as a range: 2 billion blocks would take 16 GB

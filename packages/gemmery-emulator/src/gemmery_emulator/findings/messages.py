@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gemmery_emulator.findings import pointers
-from gemmery_emulator.machine import Dims, Machine
+from gemmery_emulator.machine import Dims, Machine, unravelled
 from gemmery_emulator.memory import PAGE
 from gemmery_emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
@@ -48,7 +48,7 @@ def line_of(machine: Machine, index: int) -> str:
 def indices(machine: Machine, thread: int) -> tuple[Dims, Dims]:
     """blockIdx and threadIdx of a thread of the chunk."""
     number, own = divmod(thread, machine.block_threads)
-    return _unravel(int(machine.block_ids[number]), machine.launch.grid), _unravel(own, machine.launch.block)
+    return unravelled(int(machine.block_ids[number]), machine.launch.grid), unravelled(own, machine.launch.block)
 
 
 def thread(machine: Machine, number: int, with_block: bool = True) -> str:
@@ -242,14 +242,9 @@ def _plain(symbol: str) -> str:
     return symbol
 
 
-def _unravel(index: int, shape: Dims) -> Dims:
-    x, y, _ = shape
-    return index % x, index // x % y, index // (x * y)
-
-
 def _short(index: int, shape: Dims) -> str:
     """A place as a number if the shape has one dimension, else as (x, y, z)."""
-    return str(index % shape[0] if shape[1] == shape[2] == 1 else _unravel(index, shape))
+    return str(index % shape[0] if shape[1] == shape[2] == 1 else unravelled(index, shape))
 
 
 EQUAL, SKIPPED, UNWRITTEN = WARNINGS = ("equal stores", "skipped barrier", "unwritten")

@@ -42,8 +42,7 @@ def in_order(launch: LaunchConfig, step: int, shuffled: np.random.Generator | No
 
     Raises EmulationError for more clusters than can be put in random order.
     """
-    (gx, gy, _), (x, y, z) = launch.grid, launch.cluster
-    each = x * y * z
+    (gx, gy, _), (x, y, z), each = launch.grid, launch.cluster, launch.together
     clusters = launch.blocks // each
     if shuffled is not None and clusters > SHUFFLED:
         raise EmulationError(
@@ -64,8 +63,7 @@ def in_order(launch: LaunchConfig, step: int, shuffled: np.random.Generator | No
 
 def size(machine: Machine) -> int:
     """Blocks of a cluster."""
-    x, y, z = machine.launch.cluster
-    return x * y * z
+    return machine.launch.together
 
 
 def ranks(machine: Machine) -> Indices:

@@ -149,8 +149,7 @@ class Pace(Observer):
             if merge.first != index:  # one access moves the data of both
                 demands[index] = replace(demands[index], amounts=())
         self._demands = demands
-        x, y, z = machine.launch.cluster
-        self._apart = x * y * z  # the blocks of a cluster are on as many multiprocessors
+        self._apart = machine.launch.together  # the blocks of a cluster are on as many multiprocessors
         self._amounts = np.zeros((len(demands), len(KINDS)))
         self._recent = np.zeros(len(KINDS))  # since the latest barrier
         sectors = machine.memory.data.size // banks.SECTOR + 1

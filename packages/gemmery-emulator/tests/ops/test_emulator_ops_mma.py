@@ -12,7 +12,7 @@ from gemmery.errors import EmulationError
 from gemmery_emulator import fragments
 from gemmery_emulator.instructions import opcode as read
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ops.warp import TABLE as MMA
+from gemmery_emulator.ops.warp import MATRICES as MMA
 
 WARPS = 3
 LAYOUTS = ("row.row", "row.col", "col.row", "col.col")

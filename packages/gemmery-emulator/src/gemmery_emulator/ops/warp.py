@@ -326,7 +326,7 @@ def _wmma() -> dict[str, Op]:
     return table
 
 
-TABLE: dict[str, Op] = {
+EXCHANGES: dict[str, Op] = {
     **{
         f"shfl.sync.{mode}.b32": _exchange(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "shfl")
         for mode in _SHUFFLES
@@ -346,9 +346,9 @@ TABLE: dict[str, Op] = {
         for kind in ("b32", "b64")
     },
     **_reductions(),
-    **_mma(),
-    **_wmma(),
     "movmatrix.sync.aligned.m8n8.trans.b16": Op(
         *(("b32",), ("b32",), lambda active, a: transposed(a), "warp"), kind="movmatrix", lanes="warp", effect=True
     ),
 }
+MATRICES: dict[str, Op] = _mma() | _wmma()
+TABLE = EXCHANGES | MATRICES

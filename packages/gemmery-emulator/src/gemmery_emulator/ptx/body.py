@@ -134,7 +134,17 @@ class Body:
                 else:
                     depth += self._brace(match["brace"])
                 self.at = match.end()
-            self._resolve()
+            # Replace the labels of branches by their unique names.
+            for index, scope in self._branches:
+                instruction = self.instructions[index]
+                *first, label = instruction.operands
+                assert isinstance(label, Label)
+                target: Operand
+                if instruction.opcode.name == "brx":
+                    target = Vector(tuple(Label(scope.label(name)) for name in scope.table(label.name)))
+                else:
+                    target = Label(scope.label(label.name))
+                self.instructions[index] = replace(instruction, operands=(*first, target))
         except EmulationError as error:
             raise EmulationError(f"{place(text, self.at)}: {error}") from None
         return self.at
@@ -252,19 +262,6 @@ class Body:
         if self.scope is not self.function and self.scope.outer is not None:
             self.scope = self.scope.outer
         return -1
-
-    def _resolve(self) -> None:
-        """Replace the labels of branches by their unique names."""
-        for index, scope in self._branches:
-            instruction = self.instructions[index]
-            *first, label = instruction.operands
-            assert isinstance(label, Label)
-            target: Operand
-            if instruction.opcode.name == "brx":
-                target = Vector(tuple(Label(scope.label(name)) for name in scope.table(label.name)))
-            else:
-                target = Label(scope.label(label.name))
-            self.instructions[index] = replace(instruction, operands=(*first, target))
 
 
 def _single(constant: Immediate) -> Immediate:

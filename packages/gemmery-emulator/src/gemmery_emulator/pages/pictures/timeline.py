@@ -170,7 +170,8 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     parts += [label(LANES_LEFT + (lane + 0.5) * LANE, 9, str(lane), "muted", 10) for lane in (0, 8, 16, 24, 31)]
     top = float(TOP)
     for stretch in branch.stretches:
-        height = _height(stretch.instructions)
+        # Grows with the logarithm of the instructions, so that a few and some hundred both stay legible.
+        height = 24 + 7 * math.log2(max(stretch.instructions, 1))
         parts += _band(branch, stretch, top, height)
         code = source.get(str(stretch.busiest or stretch.first), "").strip()
         if code:
@@ -190,11 +191,6 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     )
     described = f"lanes over time at the branch of {line_of(branch)}: {branching} of {active} lanes branch"
     return Plot(name, f"Lanes at the branch of {line_of(branch)}", caption, svg(described, top + 24, parts))
-
-
-def _height(instructions: int) -> float:
-    """Grows with the logarithm of the instructions, so that a few and some hundred both stay legible."""
-    return 24 + 7 * math.log2(max(instructions, 1))
 
 
 def _way(branch: Divergence, stretch: Stretch) -> str:

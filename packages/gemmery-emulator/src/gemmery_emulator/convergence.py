@@ -68,14 +68,12 @@ class Spread:
     stores: frozenset[int]
 
 
-def spread_values(machine: Machine) -> dict[int, Spread]:
-    """The shuffles of undefined values, by their instruction, to the end of the launch."""
-    return {}
+class Shuffled:
+    """Undefined values that shuffles gave, and to the end of the launch the shuffles of them, by their instruction."""
 
-
-def undefined_values(machine: Machine) -> dict[int, Undefined]:
-    """The undefined values that shuffles gave, by their instruction."""
-    return {}
+    def __init__(self, machine: Machine) -> None:
+        self.undefined: dict[int, Undefined] = {}
+        self.spread: dict[int, Spread] = {}
 
 
 def names_lanes(instruction: Instruction) -> bool:
@@ -132,7 +130,7 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
 
     def run(machine: Machine, mask: Mask) -> None:
         members = read_members(machine.registers)
-        machine.unit(undefined_values).pop(index, None)
+        machine.unit(Shuffled).undefined.pop(index, None)
         rows = None if mask is None else mask.reshape(-1, 32)
         partly = rows is not None and np.count_nonzero(rows.any(axis=1) != rows.all(axis=1))
         if machine.observers and (partly or members.ndim or members != FULL):
@@ -227,9 +225,9 @@ def _mistake(
     certain, selections = used(machine.kernel, index)
     if certain:
         return bad, what
-    machine.unit(undefined_values)[index] = Undefined(bad.reshape(-1), what, selections)
+    machine.unit(Shuffled).undefined[index] = Undefined(bad.reshape(-1), what, selections)
     # Remember the warps that read undefined values, for the stores of what is computed of them.
-    known, warps = machine.unit(spread_values), np.atleast_1d(bad.any(axis=1))
+    known, warps = machine.unit(Shuffled).spread, np.atleast_1d(bad.any(axis=1))
     if index in known:
         known[index] = replace(known[index], warps=known[index].warps | warps)
     else:
@@ -239,7 +237,7 @@ def _mistake(
 
 def _select(predicate: Read, index: int, step: Step, machine: Machine, mask: Mask) -> None:
     """Execute a selection, and report lanes that select an undefined value."""
-    for shuffle, undefined in machine.unit(undefined_values).items():
+    for shuffle, undefined in machine.unit(Shuffled).undefined.items():
         if index in undefined.selections:
             bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
             threads = np.flatnonzero(bad if mask is None else bad & mask)
@@ -249,7 +247,7 @@ def _select(predicate: Read, index: int, step: Step, machine: Machine, mask: Mas
 
 def _store(reads: Sequence[Read], index: int, step: Step, machine: Machine, mask: Mask) -> None:
     """Execute a store of floats, and report warps that store a NaN after reading undefined values."""
-    spread = machine.unit(spread_values)
+    spread = machine.unit(Shuffled).spread
     for shuffle in [place for place, values in spread.items() if index in values.stores]:
         nan = np.zeros(machine.threads, bool)
         for read in reads:

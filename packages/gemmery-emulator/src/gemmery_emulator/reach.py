@@ -95,7 +95,12 @@ def load(
 ) -> list[Any]:
     """Load `count` values per thread; threads that fault get zeros."""
     if space == "":
-        return _load_generic(machine, index, addresses, mask, kind, count, width)
+        values: list[Any] = []
+        for name, part, some in placed(machine, "", addresses, mask):
+            loaded, lanes = load(machine, index, name, part, some, kind, count, width), np.ones(1, bool)
+            lanes = lanes if some is None else some
+            values = [np.where(lanes, *pair) for pair in zip(loaded, values, strict=True)] if values else loaded
+        return values
     if space == "param":
         return _parameter(machine, addresses, kind, count)
     memory = memory_of(machine, space)
@@ -257,17 +262,6 @@ def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[
         if threads.any():
             parts.append((name, addresses - np.int64(zero), threads))
     return parts
-
-
-def _load_generic(
-    machine: Machine, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int
-) -> list[Any]:
-    values: list[Any] = []
-    for name, part, some in placed(machine, "", addresses, mask):
-        loaded = load(machine, index, name, part, some, kind, count, width)
-        lanes = np.ones(1, bool) if some is None else some
-        values = [np.where(lanes, *pair) for pair in zip(loaded, values, strict=True)] if values else loaded
-    return values
 
 
 def _parameter(machine: Machine, addresses: Values, kind: str, count: int) -> list[Any]:

@@ -88,19 +88,15 @@ class TensorMemory:
 
     def allocate(self, index: int, threads: Indices, counts: Indices) -> Indices:
         """Allocate columns for the blocks of these threads, and return the first of each; 0 where it is refused."""
-        starts = np.zeros(len(threads), np.int64)
-        for place, (thread, count) in enumerate(zip(threads.tolist(), counts.tolist(), strict=True)):
-            start = self._allocated(index, thread, count)
-            if start is not None:
-                starts[place] = start
-        return starts
+        each = zip(threads.tolist(), counts.tolist(), strict=True)
+        return np.array([self._allocated(index, thread, count) for thread, count in each], np.int64)
 
-    def _allocated(self, index: int, thread: int, count: int) -> int | None:
+    def _allocated(self, index: int, thread: int, count: int) -> int:
         block, report = thread // self._machine.block_threads, np.array([thread])
         if count not in COUNTS:
             what = f"allocates {count} columns of tensor memory: 32, 64, 128, 256 or 512"
             report_misuse(self._machine, index, report, what)
-            return None
+            return 0
         if self._relinquished[block]:
             what = "allocates tensor memory after its block gave up the permit (tcgen05.relinquish_alloc_permit)"
             report_misuse(self._machine, index, report, what)
@@ -109,7 +105,7 @@ class TensorMemory:
         if not fits.any():
             what = f"waits forever for {count} columns of tensor memory: its block leaves {int(free.sum())} of 512 free"
             report_misuse(self._machine, index, report, what)
-            return None
+            return 0
         start = 32 * int(fits.argmax())
         own = block, slice(start, start + count)
         self._index[own], self._thread[own], self._start[own] = index, thread, start

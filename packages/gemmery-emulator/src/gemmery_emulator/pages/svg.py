@@ -213,12 +213,11 @@ def cell(x: float, y: float, width: float, height: float, fill: str, tooltip: st
     )
 
 
-def outline(x: float, y: float, width: float, height: float, stroke: str, dashed: bool = False) -> str:
+def outline(x: float, y: float, width: float, height: float, stroke: str) -> str:
     """The border of a cell."""
-    dashes = ' stroke-dasharray="3 3"' if dashed else ""
     return (
         f'<rect x="{x + 0.5:g}" y="{y + 0.5:g}" width="{width - 1:g}" height="{height - 1:g}" rx="2" '
-        f'fill="none" stroke="var(--{stroke})"{dashes}/>'
+        f'fill="none" stroke="var(--{stroke})"/>'
     )
 
 

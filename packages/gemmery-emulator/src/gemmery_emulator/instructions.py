@@ -1,4 +1,4 @@
-"""All instructions that are modelled: each file of instructions has a table, and stands here once. And their opcodes.
+"""All instructions that are modelled: each file of them has a table, and stands here once; and how opcodes are read.
 
 Also whether a program uses their results, or may throw them away: a shuffle at the end of a tree reads lanes outside
 its mask, and a condition after it drops what they return, as in

@@ -93,7 +93,7 @@ def bound(
     arrays: dict[str, NDArray[Any]] = {**(resident or {})}
     parts = [part for place, value in enumerate(args) for part in inside_of(value, f"argument {place}")]
     parts.sort(key=lambda part: not part[0].removeprefix("argument ").isdecimal())  # the arguments first
-    named = {
+    names = {
         name: _name(name, part if isinstance(part, np.ndarray) else _spanned(part.array), arrays)
         for name, part in parts
         if isinstance(part, np.ndarray | TensorMap | Texture)
@@ -109,7 +109,7 @@ def bound(
     memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
     def address_of(name: str) -> int:
-        return memory.address(named.get(name, name))
+        return memory.address(names.get(name, name))
 
     for name, elements in lists.items():
         memory.bytes(name)[:] = np.frombuffer(content(elements, name, address_of), np.uint8)

@@ -67,11 +67,11 @@ def written(instruction: Instruction) -> tuple[Register, ...]:
 @lru_cache(maxsize=64)
 def makers(kernel: PtxKernel) -> Mapping[str, list[int]]:
     """Return the instructions that write each register."""
-    found: dict[str, list[int]] = {}
+    writers: dict[str, list[int]] = {}
     for index, instruction in enumerate(kernel.instructions):
         for register in written(instruction):
-            found.setdefault(register.name, []).append(index)
-    return found
+            writers.setdefault(register.name, []).append(index)
+    return writers
 
 
 def used(kernel: PtxKernel, index: int) -> tuple[bool, dict[int, bool]]:

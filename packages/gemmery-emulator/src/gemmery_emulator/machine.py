@@ -296,7 +296,7 @@ class Observers(Observer):
         self._any = bool(each)
         for name, nothing in vars(Observer).items():
             if not name.startswith("_"):
-                takers = (getattr(one, name) for one in each if getattr(type(one), name) is not nothing)
+                takers = (getattr(taker, name) for taker in each if getattr(type(taker), name) is not nothing)
                 setattr(self, name, _all_of(tuple(takers)))
 
     def __bool__(self) -> bool:

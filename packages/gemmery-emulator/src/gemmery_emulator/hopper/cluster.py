@@ -158,9 +158,9 @@ def _of_peers(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         return place.astype(np.uint32 if kind == "u32" else np.uint64)
 
     def rank(machine: Machine, mask: Mask) -> None:
-        named = machine.spread(read(machine.registers).astype(np.int64) - window) >> RANK_AT
+        ranked = machine.spread(read(machine.registers).astype(np.int64) - window) >> RANK_AT
         own = np.repeat(ranks(machine), machine.block_threads)
-        write(machine.registers, mask, np.where(named > 0, named - 1, own).astype(np.uint32))
+        write(machine.registers, mask, np.where(ranked > 0, ranked - 1, own).astype(np.uint32))
 
     return lane_step(mapped, [read, *read_ranks], [write]) if ranks_of else rank
 

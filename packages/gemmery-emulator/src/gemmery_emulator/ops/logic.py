@@ -83,9 +83,9 @@ def compared(compare: Meaning, read: Meaning | None, join: np.ufunc | None) -> M
 
 def reads(kind: str, ftz: str) -> tuple[Meaning | None, ...]:
     """How each value in an operand is read: of a packed pair the lower and the upper one."""
-    one = kind.removesuffix("x2")
-    convert = FLUSHED[one] if ftz else from_bf16 if one == "bf16" else None
-    return (convert,) if kind not in PAIRS else tuple(partial(part, at, NUMPY[one], convert) for at in (0, 16))
+    scalar = kind.removesuffix("x2")
+    convert = FLUSHED[scalar] if ftz else from_bf16 if scalar == "bf16" else None
+    return (convert,) if kind not in PAIRS else tuple(partial(part, at, NUMPY[scalar], convert) for at in (0, 16))
 
 
 def part(at: int, dtype: str, convert: Meaning | None, x: Values) -> Values:

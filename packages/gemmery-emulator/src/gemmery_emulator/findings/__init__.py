@@ -56,8 +56,9 @@ class Findings(Observer):
         self._global.follow(self._shared.followed)
         self._global.start(machine)
         self._cluster = ClusterRaces(machine, self._collection) if may_copy(machine, self._orders) else None
-        peers = self._cluster is not None and may_access(machine, self._orders)
-        self._peers = PeerRaces(machine, self._cluster.clocks, self._collection) if peers else None
+        self._peers: PeerRaces | None = None
+        if self._cluster is not None and may_access(machine, self._orders):
+            self._peers = PeerRaces(machine, self._cluster.clocks, self._collection)
         self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
 
     def parts(self) -> Sequence[Observer]:
@@ -72,7 +73,7 @@ class Findings(Observer):
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         every = leaving(machine, index, barrier, mask)
-        if mask is not None and every is not mask:
+        if mask is not None and every is not None and every is not mask:
             threads = np.flatnonzero(every & ~mask & exists(machine))
             if threads.size:
                 self._broken(SKIPPED, index, threads, messages.SKIPS)

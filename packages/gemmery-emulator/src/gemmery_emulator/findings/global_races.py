@@ -15,9 +15,8 @@ from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery_emulator.findings.handover import Handover
 from gemmery_emulator.findings.messages import EQUAL, UNWRITTEN, Collection
-from gemmery_emulator.findings.orders import UPDATES, Orders, Words
+from gemmery_emulator.findings.orders import UPDATES, Followed, Orders, Words
 from gemmery_emulator.findings.pointers import Reach, reach
-from gemmery_emulator.findings.shared_races import Followed
 from gemmery_emulator.machine import Access, Machine, Observer, Pieces, active
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Opcode

@@ -62,7 +62,11 @@ class History:
         self._new = 0  # every warp has seen every access below it
         self.event: Access | None = None  # the access being checked, for reports; set before it is passed
         self._contents = contents
-        self._check = {READ: self._read_now, WRITE: self._write_now, UPDATE: self._update_now}
+        self._check: dict[int, Callable[..., None]] = {
+            READ: self._read_now,
+            WRITE: self._write_now,
+            UPDATE: self._update_now,
+        }
         self._later: list[Later] = []  # accesses that are not checked yet
         self._of_later = 0  # their threads
         self._barriers = 0  # of all threads, since the first of them

@@ -109,7 +109,7 @@ def _from_integers() -> dict[str, Op]:
         if to == "bf16" and of in BYTES:
             continue
         if to == "f64" and of in ("u64", "s64") and mode != "rn":
-            meaning = partial(_rounded_sum, mode)
+            meaning: Meaning = partial(_rounded_sum, mode)
         elif to in ("f32", "f64") and mode == "rn":
             meaning = _to(to)
         else:
@@ -235,7 +235,7 @@ def _paired(meaning: Meaning, high: Values, low: Values) -> Values:
 def _to_tf32(mode: str, x: Values) -> Values:
     """Return the bits of a float32 rounded to 10 bits: ties to even ("rn") or away from zero ("rna"), or truncated."""
     bits = np.asarray(x).view(np.uint32)
-    half = {"rna": np.uint32(0x1000), "rn": (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)}
+    half: dict[str, Any] = {"rna": np.uint32(0x1000), "rn": (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)}
     short = (bits + half.get(mode, np.uint32(0))) & np.uint32(0xFFFFE000)
     return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short))
 

@@ -77,7 +77,7 @@ def comparisons(kind: str) -> dict[str, Meaning]:
 
 def compared(compare: Meaning, read: Meaning | None, join: np.ufunc | None) -> Meaning:
     """A comparison of what is read of two operands, combined with a third one by a Boolean operator."""
-    both = compare if read is None else lambda a, b: compare(read(a), read(b))
+    both: Meaning = compare if read is None else lambda a, b: compare(read(a), read(b))
     return both if join is None else lambda a, b, c: join(both(a, b), c)
 
 
@@ -131,16 +131,16 @@ def _comparing() -> dict[str, Op]:
             first, *second = (compared(compare, read, join) for read in reads(kind, ftz))
             setp, set_ = (f"{word}.{name}{boolean}{ftz}" for word in ("setp", "set"))
             if second:
-                op = Op(("pred", "pred"), operands, pair(first, *second), kind="setp")
+                op = Op(("pred", "pred"), operands, pair(first, second[0]), kind="setp")
             elif kind in ("f16", "bf16"):
                 op = Op(("pred",), operands, first, kind="setp")
             else:
                 opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
-                complement = compared(opposite, *reads(kind, ftz), join)
+                complement = compared(opposite, reads(kind, ftz)[0], join)
                 op = Op(("pred",), operands, first, kind="setp", complement=complement)
             table[f"{setp}.{kind}"] = op
             for result in set_results(kind, ftz):
-                meaning = partial(answered_packed, first, *second, result) if second else answered(first, result)
+                meaning = partial(answered_packed, first, second[0], result) if second else answered(first, result)
                 table[f"{set_}.{result}.{kind}"] = Op((result,), operands, meaning, kind="set")
     return table
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,13 +157,11 @@ class CopyEvent:
 
 @dataclass(frozen=True)
 class Rows:
-    """Arrays with one row for each thread, copy or arrival, in the fields that `row_fields` names."""
-
-    row_fields: ClassVar[tuple[str, ...]]
+    """Arrays with one row for each thread, copy or arrival, beside what all rows share."""
 
     def only(self, some: Flags) -> Self:
         """Return the selected rows."""
-        return replace(self, **{name: _selected(getattr(self, name), some) for name in self.row_fields})
+        return replace(self, **{each.name: _selected(getattr(self, each.name), some) for each in fields(self)})
 
 
 SomeRows = TypeVar("SomeRows", bound=Rows)
@@ -184,12 +182,10 @@ def landed(
 
 
 def _selected(rows: Any, some: Flags) -> Any:
-    """The rows of an array, of several, or of what has rows itself; a number stands for all rows."""
+    """The rows of an array, of several, or of what has rows itself; anything else stands for all rows."""
     if isinstance(rows, tuple):
         return tuple(_selected(each, some) for each in rows)
-    if isinstance(rows, int):
-        return rows
-    return rows.only(some) if isinstance(rows, Rows) else rows[some]
+    return rows.only(some) if isinstance(rows, Rows) else rows[some] if isinstance(rows, np.ndarray) else rows
 
 
 # What bulk copies access in global memory: their threads, an address for each, and the bytes at each address.

@@ -24,7 +24,6 @@ from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 class Copy(Rows):
     """The copies of one instruction, for the threads that executed it."""
 
-    row_fields = ("rows", "addresses", "data", "threads", "group")
     index: int  # of the instruction
     rows: NDArray[np.int64]  # places in the chunk's shared memory, in rows of `data`
     addresses: NDArray[np.int64]  # the same as byte offsets in the block's part

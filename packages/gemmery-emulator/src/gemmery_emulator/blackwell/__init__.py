@@ -64,7 +64,6 @@ def fragment(shape: str, repeats: int, split: int = 0, packs: bool = False) -> R
 class Unwaited(Rows):
     """Loads or stores of warps that have not waited for them: the columns first ... last - 1 of their blocks."""
 
-    row_fields = ("threads", "first", "last")
     kind: str  # "ld" or "st"
     index: int
     threads: Indices  # the first of each warp

@@ -38,7 +38,6 @@ class OperationWork(Rows):
 class Operation(Rows):
     """An operation under way."""
 
-    row_fields = ("threads", "work", "pieces", "blocks", "places")
     index: int
     threads: Indices
     work: OperationWork
@@ -52,7 +51,6 @@ class Operation(Rows):
 class Commit(Rows):
     """Arrivals at mbarriers that wait for the operations before a number."""
 
-    row_fields = ("threads", "there", "barriers")
     index: int
     threads: Indices  # that committed
     there: Indices  # threads in the mbarriers' blocks
@@ -231,7 +229,6 @@ def shape_of(kind: str, pair: bool, bits: int) -> TensorShape | str:
 class TensorProduct(OperationWork):
     """A product that threads have started, each for its block or pair of blocks."""
 
-    row_fields = ("threads", "blocks", "a", "b", "sums", "adds")
     index: int
     threads: Indices
     blocks: Indices  # (threads, 1 or 2)

@@ -265,7 +265,6 @@ def _start(machine: Machine, product: TensorProduct) -> None:
 class _TileCopy(OperationWork):
     """Copies of tiles from shared to tensor memory."""
 
-    row_fields = ("blocks", "tile", "addresses")
     blocks: Indices
     tile: SharedTile
     addresses: Indices

@@ -59,7 +59,6 @@ def _pattern(descriptor: int, rows: int, size: int, by_rows: bool, depth: int) -
 class SharedTile(Rows):
     """A matrix in shared memory, by a descriptor for each warpgroup or block."""
 
-    row_fields = ("descriptors",)
     descriptors: Indices
     rows: int  # m or n
     size: int = 2  # bytes of an element
@@ -105,7 +104,6 @@ class SharedTile(Rows):
 class RegisterMatrix(Rows):
     """A of wgmma in registers, for all warpgroups that execute an instruction together."""
 
-    row_fields = ("registers",)
     registers: tuple[Array, ...]  # four, each (warpgroups, 128)
     slots: tuple[int, ...]  # where the machine has them
 
@@ -168,7 +166,6 @@ class PieceReaders:
 class Load(Rows):
     """The loads of one instruction, one row for each copy; under way until the phase of their mbarrier needs them."""
 
-    row_fields = ("threads", "places", "data", "barriers")
     index: int  # of the instruction
     threads: Indices  # threads in the destination block with the numbers of the issuing threads
     places: Indices  # (copies, pieces) in the chunk's shared memory
@@ -181,7 +178,6 @@ class Load(Rows):
 class Store(Rows):
     """The stores of one instruction to global memory, which happen when its thread waits."""
 
-    row_fields = ("threads", "places", "write", "groups")
     index: int
     threads: Indices
     places: Indices  # (copies, pieces) in the chunk's shared memory

@@ -94,7 +94,6 @@ def shape_of(opcode: Opcode) -> WgmmaShape | None:
 class WarpgroupProduct(Rows):
     """One wgmma.mma_async, for the warpgroups that executed it together."""
 
-    row_fields = ("groups", "a", "b", "adds", "batch")
     index: int
     shape: WgmmaShape
     slots: tuple[int, ...]  # of the registers of its sums

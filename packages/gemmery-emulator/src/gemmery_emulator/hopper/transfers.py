@@ -160,7 +160,6 @@ class _Ends:
 class _Boxes(Rows):
     """Boxes of a tensor in global memory, one for each copy."""
 
-    row_fields = ("threads", "coordinates")
     index: int
     threads: Indices
     tensor: DecodedMap
@@ -207,7 +206,6 @@ class _Boxes(Rows):
 class _Row(Rows):
     """Contiguous bytes in global memory, one row for each copy."""
 
-    row_fields = ("threads", "addresses")
     index: int
     threads: Indices
     addresses: Indices

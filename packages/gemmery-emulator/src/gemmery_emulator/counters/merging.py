@@ -28,7 +28,6 @@ from gemmery_emulator.ptx import (
     PtxKernel,
     Register,
     Symbol,
-    Variable,
     Vector,
 )
 
@@ -71,7 +70,10 @@ UNKNOWN = Low(0, 0)
 
 def low_bits(kernel: PtxKernel) -> dict[str, Low]:
     """Return the low bits of each register and shared variable on every path."""
-    known = {name: _of_variable(variable) for name, variable in kernel.variables.items()}
+    known = {
+        name: Low(MOST, each.offset) if each.space == "shared" and each.size else Low(each.align.bit_length() - 1, 0)
+        for name, each in kernel.variables.items()
+    }
     carrying: list[tuple[str, Instruction]] = []
     for instruction in kernel.instructions:
         for register in written(instruction):
@@ -93,11 +95,6 @@ def low_bits(kernel: PtxKernel) -> dict[str, Low]:
             if result is not None and (now := result if before is None else before.either(result)) != before:
                 known[name], changed = now, True
     return known
-
-
-def _of_variable(variable: Variable) -> Low:
-    placed = variable.space == "shared" and variable.size
-    return Low(MOST, variable.offset) if placed else Low(variable.align.bit_length() - 1, 0)
 
 
 def _result(instruction: Instruction, known: Mapping[str, Low]) -> Low | None:

@@ -18,18 +18,7 @@ from dataclasses import dataclass
 from gemmery_emulator.control import End
 from gemmery_emulator.instructions import find, written
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ptx import (
-    Address,
-    Immediate,
-    Instruction,
-    Label,
-    Opcode,
-    Operand,
-    PtxKernel,
-    Register,
-    Symbol,
-    Vector,
-)
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Label, Operand, PtxKernel, Register, Symbol, Vector
 
 MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
 
@@ -343,18 +332,10 @@ def predicated(kernel: PtxKernel) -> Mapping[int, int]:
         if instruction.opcode.name != "bra" or instruction.guard is None or not isinstance(target, Label):
             continue
         body = range(index + 1, kernel.labels[target.name])
-        names = [_name(kernel.instructions[at].opcode) for at in body]
+        opcodes = (kernel.instructions[at].opcode for at in body)
+        # A load is named with its first modifier, which is its space.
+        names = [".".join((each.family, *each.modifiers[: each.name == "ld"])) for each in opcodes]
         short = len(names) - names.count("mov") <= LONGEST and labels.isdisjoint(body)
         if short and LOAD in names and all(name in PLAIN for name in names):
             skipped |= dict.fromkeys(body, index)
     return skipped
-
-
-def _name(opcode: Opcode) -> str:
-    """Return the name of an instruction; for a load with its first modifier, which is its space.
-
-    >>> from gemmery_emulator.instructions import opcode
-    >>> [_name(opcode(text)) for text in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
-    ['ld.global', 'ld.shared', 'add']
-    """
-    return ".".join(("ld", *opcode.modifiers[:1])) if opcode.name == "ld" else opcode.family

@@ -19,15 +19,7 @@ from gemmery_emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery_emulator.hopper.cluster import Lifetimes
 from gemmery_emulator.hopper.mbarrier import Mbarriers, of
 from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
-from gemmery_emulator.machine import (
-    Access,
-    CopyEvent,
-    Machine,
-    Pieces,
-    Rows,
-    active,
-    report_misuse,
-)
+from gemmery_emulator.machine import Access, CopyEvent, Machine, Pieces, Rows, active, report_misuse
 from gemmery_emulator.op import NUMPY, POLICY, Flags, Indices, Mask
 from gemmery_emulator.ptx import Address, Instruction, Opcode
 from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, on_unit, only_constant, refused

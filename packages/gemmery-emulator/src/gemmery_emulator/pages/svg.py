@@ -213,14 +213,6 @@ def cell(x: float, y: float, width: float, height: float, fill: str, tooltip: st
     )
 
 
-def outline(x: float, y: float, width: float, height: float, stroke: str) -> str:
-    """The border of a cell."""
-    return (
-        f'<rect x="{x + 0.5:g}" y="{y + 0.5:g}" width="{width - 1:g}" height="{height - 1:g}" rx="2" '
-        f'fill="none" stroke="var(--{stroke})"/>'
-    )
-
-
 def label(
     x: float, y: float, text: str, fill: str = "ink", size: float = 11, anchor: str = "middle", mono: bool = False
 ) -> str:

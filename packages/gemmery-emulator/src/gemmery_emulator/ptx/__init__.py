@@ -85,7 +85,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Opcode:
-    """What an instruction does; `opcodes.opcode` takes the text apart, once.
+    """What an instruction does; `instructions.opcode` takes the text apart, once.
 
     >>> from gemmery_emulator.instructions import opcode
     >>> read = opcode("ld.global.nc.v4.f32")

@@ -7,20 +7,7 @@ from collections.abc import Sequence
 from gemmery.banks import BANK, BANKS
 from gemmery_emulator.pages.numerals import plural
 from gemmery_emulator.pages.pictures.wavefronts import boxes, cost, groups
-from gemmery_emulator.pages.svg import (
-    EM,
-    LEAST,
-    WIDTH,
-    Plot,
-    cell,
-    instruction,
-    key,
-    label,
-    line_of,
-    spoken,
-    svg,
-    who,
-)
+from gemmery_emulator.pages.svg import EM, LEAST, WIDTH, Plot, cell, instruction, key, label, line_of, spoken, svg, who
 from gemmery_emulator.trace import TileLayout, WarpAccess
 from gemmery_emulator.trace.pipeline import CopiedTile
 

@@ -9,20 +9,7 @@ from itertools import groupby
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery_emulator.pages.numerals import percent, plural
-from gemmery_emulator.pages.svg import (
-    Plot,
-    cell,
-    filled,
-    instruction,
-    key,
-    label,
-    lanes,
-    line_of,
-    outline,
-    spoken,
-    svg,
-    who,
-)
+from gemmery_emulator.pages.svg import Plot, cell, filled, instruction, key, label, lanes, line_of, spoken, svg, who
 from gemmery_emulator.trace import WarpAccess
 from gemmery_emulator.trace.selection import served
 
@@ -184,7 +171,7 @@ def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
             if sector in sectors:
                 parts.append(cell(x + 1, top, SECTOR * BYTE - 2, ROW, "soft", f"sector {sector * SECTOR - origin:+,}"))
             else:
-                parts.append(outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
+                parts.append(_outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
         parts += _pieces(line, used, top)
         top += ROW + APART
     parts.append(key(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
@@ -197,6 +184,14 @@ def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
     )
     described = f"sectors of {access.opcode} at {line_of(access)}: {summary}, {requested} of {moved} bytes used"
     return Plot(name, f"Sectors of {access.opcode}, {line_of(access)}", caption, svg(described, top + 22, parts))
+
+
+def _outline(x: float, y: float, width: float, height: float, stroke: str) -> str:
+    """The border of a cell."""
+    return (
+        f'<rect x="{x + 0.5:g}" y="{y + 0.5:g}" width="{width - 1:g}" height="{height - 1:g}" rx="2" '
+        f'fill="none" stroke="var(--{stroke})"/>'
+    )
 
 
 def _used(access: WarpAccess) -> Mapping[int, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from gemmery.dtypes import Array
 from gemmery_emulator.blackwell import HALF, LANE_AT, TensorMemory
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.hopper.bulk import DEPTH, Bulk, PieceReaders, SharedTile, pieces_of_chunk
+from gemmery_emulator.hopper.bulk import DEPTH, Bulk, PieceReaders, SharedTile
 from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery_emulator.hopper.products import added_whole, multiplied
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
@@ -260,9 +260,9 @@ class TensorProduct(OperationWork):
 
     def _shared(self, machine: Machine, tile: SharedTile, kind: str, blocks: Indices) -> Array:
         """The elements of a tile of these blocks: (threads, rows, k)."""
-        places = pieces_of_chunk(machine, tile.pieces(), blocks)
+        places = tile.places(machine, blocks)
         machine.unit(Bulk).compare(self.index, self.threads, places, tile.swizzles())
-        return DECODED[kind](tile.words(machine.shared.view("c16", 1).take(places)))
+        return DECODED[kind](tile.words(machine, places))
 
     def _added(self, before: Array, a: Array, b: Array) -> Array:
         """The words of the sums after adding A (threads, rows, k) times the transpose of B (threads, n, k)."""

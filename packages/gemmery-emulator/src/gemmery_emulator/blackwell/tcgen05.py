@@ -17,7 +17,7 @@ from gemmery_emulator.blackwell import LANE_AT, SHAPES, TensorMemory, columns_of
 from gemmery_emulator.blackwell.operations import Commit, Operation, Operations, OperationWork, TensorProduct, shape_of
 from gemmery_emulator.exact import added as tensor_sums
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.hopper.bulk import DEPTH, SharedTile, pieces_of_chunk, read_pieces
+from gemmery_emulator.hopper.bulk import DEPTH, SharedTile
 from gemmery_emulator.hopper.cluster import Lifetimes
 from gemmery_emulator.hopper.mbarrier import Mbarriers, of
 from gemmery_emulator.machine import Access, Machine, active, report_misuse
@@ -252,7 +252,7 @@ def _start(machine: Machine, product: TensorProduct) -> None:
             memory.report(index, there[product.adds], places[product.adds], "reads")
         for tile in (product.a, product.b):
             if isinstance(tile, SharedTile):
-                pieces.append(read_pieces(machine, index, threads, tile.pieces(), block))
+                pieces.append(tile.read(machine, index, threads, block))
             else:
                 columns = tile & 0xFFFF
                 memory.meets(index, threads, block, columns, columns + DEPTH // 4)
@@ -273,8 +273,7 @@ class _TileCopy(OperationWork):
     def run(self, machine: Machine) -> None:
         lanes, columns = np.arange(128)[:, None], np.arange(self.tile.depth // 4)
         for block in self.blocks.T:
-            places = pieces_of_chunk(machine, self.tile.pieces(), block)
-            words = self.tile.words(machine.shared.view("c16", 1).take(places))
+            words = self.tile.words(machine, self.tile.places(machine, block))
             first = (self.addresses & 0xFFFF)[:, None, None]
             machine.unit(TensorMemory).data[block[:, None, None], lanes, first + columns] = np.tile(
                 words, (1, self.times, 1)
@@ -304,7 +303,7 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         pieces = []
         for block in blocks.T:
             memory.meets(index, threads, block, first, first + depth // 4)
-            pieces.append(read_pieces(machine, index, threads, work.tile.pieces(), block))
+            pieces.append(work.tile.read(machine, index, threads, block))
         places = columns_of(first, np.arange(8), depth // 4)
         machine.unit(Operations).start(Operation(index, threads, work, tuple(pieces), blocks, places))
 

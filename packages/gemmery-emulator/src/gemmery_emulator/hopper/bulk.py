@@ -81,7 +81,7 @@ class SharedTile(Rows):
         swizzles: Indices = np.array(SWIZZLES)[self.descriptors >> 62 & 3]
         return swizzles
 
-    def pieces(self) -> Indices:
+    def _pieces(self) -> Indices:
         """Return the offsets in shared memory of the 16-byte pieces: (descriptors, ...)."""
         rough = self.descriptors & START & ~FINE
         kinds, which = np.unique(self.descriptors - rough, return_inverse=True)
@@ -90,8 +90,29 @@ class SharedTile(Rows):
         pieces: Indices = every + (rough << 4)[:, None, None]
         return pieces
 
-    def words(self, bytes_: Array) -> Array:
-        """Return the bytes of its pieces by rows, as words: (descriptors, rows, words)."""
+    def places(self, machine: Machine, blocks: Indices, offsets: Indices | None = None) -> Indices:
+        """Return its pieces in the chunk's shared memory, (blocks, ...); the first takes the place of those beyond."""
+        offsets = self._pieces() if offsets is None else offsets
+        inside = np.where(offsets + PIECE > machine.shared.size, 0, offsets)
+        places: Indices = (inside + (blocks * machine.shared.stride)[:, None, None]) // PIECE
+        return places
+
+    def read(self, machine: Machine, index: int, threads: Indices, blocks: Indices) -> Indices:
+        """Report that threads' products read its pieces in their blocks, and those outside; return their places."""
+        offsets = self._pieces()
+        bad = offsets + PIECE > machine.shared.size
+        if bad.any():
+            far = int(offsets.max()) + PIECE
+            what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
+            report_misuse(machine, index, threads[bad.any(axis=(1, 2))], what)
+            offsets = np.where(bad, 0, offsets)
+        there = blocks * machine.block_threads + threads % machine.block_threads
+        machine.observers.bulk(machine, index, there, offsets.reshape(len(offsets), -1), "reads")
+        return self.places(machine, blocks, offsets)
+
+    def words(self, machine: Machine, places: Indices) -> Array:
+        """Return the bytes at its places by rows, as words: (descriptors, rows, words)."""
+        bytes_: Array = machine.shared.view("c16", 1).take(places)
         if not self.by_rows:
             return bytes_.view("u4")
         count, pieces, k = bytes_.shape
@@ -113,29 +134,6 @@ class RegisterMatrix(Rows):
         """
         words = np.stack(self.registers).reshape(2, 2, -1, 4, 8, 4)  # bytes, rows, warpgroup, warp, row, word
         return np.ascontiguousarray(words.transpose(2, 3, 1, 4, 0, 5)).reshape(-1, ROWS, 8)
-
-
-def pieces_of_chunk(machine: Machine, offsets: Indices, blocks: Indices) -> Indices:
-    """Return pieces of blocks (blocks, ...) in the chunk's shared memory; the first takes the place of those beyond."""
-    inside = np.where(offsets + PIECE > machine.shared.size, 0, offsets)
-    places: Indices = (inside + (blocks * machine.shared.stride)[:, None, None]) // PIECE
-    return places
-
-
-def read_pieces(machine: Machine, index: int, threads: Indices, offsets: Indices, blocks: Indices) -> Indices:
-    """Report that threads' products read pieces of their blocks' shared memory, and return these in the chunk's.
-
-    Pieces outside of shared memory are reported, and the first one takes their place.
-    """
-    bad = offsets + PIECE > machine.shared.size
-    if bad.any():
-        far = int(offsets.max()) + PIECE
-        what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
-        report_misuse(machine, index, threads[bad.any(axis=(1, 2))], what)
-        offsets = np.where(bad, 0, offsets)
-    there = blocks * machine.block_threads + threads % machine.block_threads
-    machine.observers.bulk(machine, index, there, offsets.reshape(len(offsets), -1), "reads")
-    return pieces_of_chunk(machine, offsets, blocks)
 
 
 class PieceReaders:

@@ -16,16 +16,7 @@ import numpy as np
 from gemmery.dtypes import FLOAT8, Array
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.fragments import BITS
-from gemmery_emulator.hopper.bulk import (
-    DEPTH,
-    ROWS,
-    Bulk,
-    PieceReaders,
-    RegisterMatrix,
-    SharedTile,
-    pieces_of_chunk,
-    read_pieces,
-)
+from gemmery_emulator.hopper.bulk import DEPTH, ROWS, Bulk, PieceReaders, RegisterMatrix, SharedTile
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ops.warp import DECODED
@@ -190,7 +181,7 @@ class Products:
         """Return the pieces of the chunk's shared memory that a product reads, for each operand in shared memory."""
         machine, sides = self._machine, (product.a, product.b)
         blocks = product.groups // machine.block_threads
-        return [pieces_of_chunk(machine, side.pieces(), blocks) for side in sides if isinstance(side, SharedTile)]
+        return [side.places(machine, blocks) for side in sides if isinstance(side, SharedTile)]
 
     def commit(self, groups: Indices) -> None:
         """wgmma.commit_group."""
@@ -250,9 +241,9 @@ class Products:
         if isinstance(side, RegisterMatrix):
             return side.words()
         machine, groups = self._machine, product.groups
-        places = read_pieces(machine, product.index, groups, side.pieces(), groups // machine.block_threads)
+        places = side.read(machine, product.index, groups, groups // machine.block_threads)
         machine.unit(Bulk).compare(product.index, groups, places, side.swizzles())
-        return side.words(machine.shared.view("c16", 1).take(places))
+        return side.words(machine, places)
 
     def _rounded(self, product: WarpgroupProduct, a: Array, b: Array) -> Array:
         """Return the registers' sums after one or several instructions that add to them."""

@@ -128,7 +128,7 @@ _OF_LINE = attrgetter(
 
 
 def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCounts:
-    return LineCounts(line, code, sum(counts.instructions.values()), *_OF_LINE(counts), depth)
+    return LineCounts(line, code, sum(counts.instructions.values()), *_OF_LINE(counts), depth=depth)
 
 
 def source_lines(drawn: Selection, texts: Mapping[str, str] | None = None) -> Mapping[str, str]:

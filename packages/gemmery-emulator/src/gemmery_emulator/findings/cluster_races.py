@@ -127,15 +127,15 @@ class ClusterRaces(Observer):
         if self._opcodes[index].name == "cp.async.mbarrier.arrive":
             self._release(threads, threads // machine.block_threads, addresses)
         elif addresses[0] == cluster.BARRIER and acquired:
-            self.clocks.acquire(self._of(threads), cluster.BARRIER)
+            self.clocks.acquire(self.clocks.warps_of(threads), cluster.BARRIER)
         elif addresses[0] == cluster.BARRIER and "relaxed" not in self._opcodes[index].modifiers:
-            self.clocks.release(self._of(threads), cluster.BARRIER)
+            self.clocks.release(self.clocks.warps_of(threads), cluster.BARRIER)
 
     def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
         """Threads arrive at mbarriers of any block of the cluster, or pass those of their own."""
         if event.what == "passes":
             for key, some in self._each(event.blocks, event.addresses):
-                self.clocks.acquire(self._of(event.threads[some]), key)
+                self.clocks.acquire(self.clocks.warps_of(event.threads[some]), key)
         elif event.what in ("arrives", "expects") and "relaxed" not in self._opcodes[event.index].modifiers:
             self._release(event.threads, event.blocks, event.addresses)
 
@@ -143,11 +143,11 @@ class ClusterRaces(Observer):
         each = self._size * machine.block_threads  # threads of a cluster
         for first in np.unique(threads % each):
             some = threads[threads % each == first]
-            self.clocks.meets(self._of((some[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
+            self.clocks.meets(self.clocks.warps_of((some[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
 
     def _release(self, threads: Words, blocks: Words, addresses: Words) -> None:
         for key, some in self._each(blocks, addresses):
-            self.clocks.release(self._of(threads[some]), key)
+            self.clocks.release(self.clocks.warps_of(threads[some]), key)
 
     def _each(self, blocks: Words, addresses: Words) -> list[tuple[tuple[str, int, int], Flags]]:
         """The mbarriers, by the rank of their block and their address, and which of the rows are theirs."""
@@ -156,12 +156,6 @@ class ClusterRaces(Observer):
             (("mbarrier", rank, address), (ranks == rank) & (addresses == address))
             for rank, address in np.unique(np.stack([ranks, addresses]), axis=1).T.tolist()
         ]
-
-    def _of(self, threads: Words) -> Flags:
-        """The warps of these threads: (clusters, warps of a cluster)."""
-        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
-        warps.reshape(-1)[threads // WARP] = True
-        return warps
 
 
 WRITES = UPDATES | {"st", "stmatrix"}

@@ -123,6 +123,12 @@ class Clocks:
         # For each warp: the clocks known at its last fence, and those that its atomics have received since.
         self._at_fence, self._received = np.zeros((2, blocks, warps, warps), np.int64)
 
+    def warps_of(self, threads: Words) -> Flags:
+        """The warps of these threads, numbered through the blocks: (blocks, warps)."""
+        warps: Flags = np.zeros(self.clock.shape, np.bool_)
+        warps.reshape(-1)[threads // WARP] = True
+        return warps
+
     def settle(self) -> None:
         """Let the histories check what they have left for later."""
         for check in self.before:
@@ -298,12 +304,6 @@ class Followed:
                 self._spread()
         shape = (*self.clocks.clock.shape, WARP)
         return np.ones(shape, np.bool_) if mask is None else mask.reshape(shape)
-
-    def warps_of(self, threads: Words) -> Flags:
-        """The warps of these threads, numbered through the blocks that are followed."""
-        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
-        warps.reshape(-1)[threads // WARP] = True
-        return warps
 
     def active(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
         """The active threads and their addresses; those of the followed block alone while all blocks do the same."""

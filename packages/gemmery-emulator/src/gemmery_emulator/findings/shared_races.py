@@ -111,7 +111,7 @@ class SharedRaces(Observer):
             self.clocks.lanes_publish(index, threads, at_fence=not releases)
         for address in np.unique(addresses).tolist():
             key = ("atomic", address)
-            warps = self.followed.warps_of(threads[addresses == address])
+            warps = self.clocks.warps_of(threads[addresses == address])
             turns = [warps]
             if event.kind == "atom":  # each update sees those before it
                 turns = [warps & (np.arange(warps.shape[1]) == warp) for warp in np.flatnonzero(warps.any(axis=0))]
@@ -181,7 +181,7 @@ class SharedRaces(Observer):
         if not acquired:
             self.clocks.lanes_publish(index, threads)
         for address in np.unique(addresses).tolist():
-            warps = self.followed.warps_of(threads[addresses == address])
+            warps = self.clocks.warps_of(threads[addresses == address])
             if acquired:
                 self.clocks.acquire(warps, ("mbarrier", address))
             else:
@@ -207,7 +207,7 @@ class SharedRaces(Observer):
 
     def warpgroup(self, machine: Machine, index: int, threads: Words) -> None:
         threads, _ = self.followed.listed(threads, np.zeros_like(threads))
-        self.clocks.meets(self.followed.warps_of((threads[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
+        self.clocks.meets(self.clocks.warps_of((threads[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
 
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
         """Report the first conflict with each other instruction that the history found."""

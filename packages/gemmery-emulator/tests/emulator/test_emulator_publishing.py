@@ -199,6 +199,10 @@ RIGHT = {
     "a ticket of this warp": TICKET.replace("THREAD", "0"),
     "a ticket of another warp": TICKET.replace("THREAD", "32"),
     "a warp that publishes what another has before": between_blocks(TWICE).replace("if (lane >= 32) return;", ""),
+    "a warp that publishes after a barrier what one lane has before": between_blocks(
+        f"if (lane < 32) {{ {WRITE} {FENCED.replace('flag', 'flag + 1')} }} __syncthreads();",
+        "if (lane == 32) { __threadfence(); atomicExch(flag, 1); }",
+    ).replace("if (lane >= 32) return;", ""),
     "grid.sync()": GRID,
 }
 

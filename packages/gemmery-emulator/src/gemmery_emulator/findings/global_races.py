@@ -135,7 +135,6 @@ class GlobalRaces(Observer):
         each = self._fence.shape[1]
         until = np.zeros((2, self._machine.blocks * each), np.int64)
         for (block, warp, scope), clocks in covered.items():
-            self._clocks.publishing.pass_on(block, clocks)
             until[int(scope < 0), block * each + warp] = clocks[warp]
         for clocks in until:
             self._clocks.publishing.publish(index, threads, clocks)

@@ -95,12 +95,6 @@ class Publishing:
             if late[row].any():
                 self.releases.partial[key] = index, np.where(late[row], covered[row], until[row])
 
-    def pass_on(self, block: int, clocks: Indices) -> None:
-        """A warp releases what those of its block did up to these clocks: all of it where the lanes have met since."""
-        waited = self.waited[block % len(self.waited)].min(axis=1) >= clocks if self.releases.partial else ()
-        for warp in np.flatnonzero(waited).tolist():
-            self.releases.partial.pop((self.first + block * len(clocks) + warp, int(clocks[warp])), None)
-
     def lanes(self, threads: Indices, instructions: Indices) -> Indices:
         """The lanes of earlier accesses; -1 of reads, which may come before a meeting where no clock has advanced."""
         return np.where(np.isin(instructions, list(self._writes)), threads & 31, -1)

@@ -134,7 +134,7 @@ def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[st
 # An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
 _CLEARED = (*libraries.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
 ROUNDS, LEAST = 9, 3  # rounds, and the least number of those with new shapes, however long they take
-_PASSES = "import sys; sys.path[:0] = {!r}; from gemmery_lab.measure.processes import main; main({!r}, {!r}, {!r})"
+_PASSES = "import sys; sys.path[:0] = {!r}; from gemmery_lab.passes import main; main({!r}, {!r}, {!r})"
 Times = Mapping[str, list[float]]
 _OPERANDS = """
 import json, sys, time, numpy as np

@@ -7,7 +7,7 @@ import pytest
 import gemmery_lab as lab
 import records
 from gemmery.errors import GemmeryError
-from gemmery_lab import measurements, suites
+from gemmery_lab import measurements, passes, suites
 from gemmery_lab.measure import processes as shapes
 from gemmery_lab.measure.processes import EMPTY, FIRST, MET, REST, WARM, WORST
 from gemmery_lab.measure.record import Run
@@ -41,19 +41,19 @@ def test_operands_have_the_shapes_and_the_type(dtype):
 
 def test_a_pass_sums_its_calls_and_knows_the_longest(monkeypatch):
     ticks = iter([0, 3, 10, 17, 20, 22])
-    monkeypatch.setattr(shapes.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(passes.time, "perf_counter_ns", lambda: next(ticks))
     waited = []
-    total, worst = shapes.one_pass(lambda a, b: None, [(1, 2)] * 3, lambda: waited.append(1))
+    total, worst = passes.one_pass(lambda a, b: None, [(1, 2)] * 3, lambda: waited.append(1))
     assert total == 12e-9
     assert worst == 7e-9
     assert len(waited) == 3
 
 
 def test_a_process_reports_each_pass(capsys):
-    shapes.main(WORK.__dict__, "cpu", 0.0)
+    passes.main(WORK.__dict__, "cpu", 0.0)
     found = json.loads(capsys.readouterr().out)
     assert {name for name, value in found.items() if not isinstance(value, list)} == {"first", "new", "worst"}
-    assert len(found["again"]) == len(found["rival"]) == shapes.PASSES
+    assert len(found["again"]) == len(found["rival"]) == passes.PASSES
     assert 0 < found["worst"] <= found["new"]
 
 

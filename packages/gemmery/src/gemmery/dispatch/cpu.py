@@ -73,15 +73,15 @@ def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
     if problem.invariant:  # some add in another order
         return None
-    p, found = problem.by_rows(), list[Candidate]()
+    p, special = problem.by_rows(), list[Candidate]()
     batched, direct = _RUNGS["batched"], _RUNGS["direct"]
     if p.batch >= _MANY and not p.interleaved:
         reason = f"{p.batch} products of one small shape: the loop over them is compiled with it"
-        found.append(Candidate(batched, batched.default, reason))
+        special.append(Candidate(batched, batched.default, reason))
     tiny = p.batch * p.m * p.n * p.k <= _TINY and p.k <= k_block(host()) and 1 not in (p.m, p.n)
     if tiny and not p.interleaved:
-        found.append(Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time"))
-    return next((candidate for candidate in found if not refusal(problem, candidate)), None)
+        special.append(Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time"))
+    return next((candidate for candidate in special if not refusal(problem, candidate)), None)
 
 
 def row_columns(dtype: str) -> int:

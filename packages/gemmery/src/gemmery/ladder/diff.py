@@ -225,15 +225,15 @@ def _included(folder: str, text: str) -> list[str]:
 @lru_cache
 def of_header(header: str) -> tuple[Definition, ...]:
     """All definitions of a header, whole lines with the comment above them."""
-    text, found = contents(header), []
+    text, definitions = contents(header), []
     for each in Split(text).declarations:
         lines = text[: each.start].splitlines()
         above = list(takewhile(lambda line: line.startswith("//"), reversed(lines)))
         match = _TYPE.search(text[each.start : each.stop].partition("{")[0])
         name = match[1] if match else each.title.removesuffix("()")
         rest = text[each.start :].splitlines()[: each.last - each.first + 1]
-        found.append(Definition(header, name, "\n".join([*above[::-1], *rest])))
-    return tuple(found)
+        definitions.append(Definition(header, name, "\n".join([*above[::-1], *rest])))
+    return tuple(definitions)
 
 
 def _words(text: str) -> set[str]:

@@ -47,7 +47,7 @@ class Instance(NamedTuple):
 
 SizeClass = tuple[int, int, str, int, int, int, bool]  # by `choose.size_class`
 Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
-Kinds = Mapping[tuple[int, int, bool], str]  # of products: layouts by the rest of a size class without sides
+ProductKinds = Mapping[tuple[int, int, bool], str]  # of products: layouts by the rest of a size class without sides
 
 
 class CardLimits(NamedTuple):
@@ -233,7 +233,7 @@ RESIDUES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
 GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))
 
 
-def by_size(rows: Iterable[tuple[Winner, Kinds, Sequence[tuple[int, int, int]]]]) -> dict[SizeClass, Winner]:
+def by_size(rows: Iterable[tuple[Winner, ProductKinds, Sequence[tuple[int, int, int]]]]) -> dict[SizeClass, Winner]:
     """Return the winner of each size class."""
     return {
         (size, out, layout, *sides, straddles): winner

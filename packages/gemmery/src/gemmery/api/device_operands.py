@@ -155,6 +155,9 @@ def check_capability(dtype: str, has_factors: bool, device: str) -> None:
         )
 
 
+_OF_FLOAT64 = "f64_normwise"
+_ON_HOPPER = {"f32_plus": "take 'f32_strict', or float64 operands", _OF_FLOAT64: "leave it out for float64 itself"}
+_CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"
 _UNSET = "unset"  # the environment has not been asked
 _default: str | None = _UNSET
 
@@ -228,11 +231,6 @@ def checked(precision: Any, common: str, result: str) -> str | None:
             "out for others"
         )
     return str(precision)
-
-
-_OF_FLOAT64 = "f64_normwise"
-_ON_HOPPER = {"f32_plus": "take 'f32_strict', or float64 operands", _OF_FLOAT64: "leave it out for float64 itself"}
-_CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"
 
 
 def scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:

@@ -1,9 +1,9 @@
-"""A contraction of two arrays as one batch of products, by reordering and merging their dimensions, and what is none.
+"""A contraction of two arrays as one batch of products, and the parts of contractions that are no product of matrices.
 
 Dimensions are named by labels: the letters of `einsum`, or integers. A label in both operands and in the result is a
 batch, one in both operands alone is summed, and one in a single operand is of the rows or of the columns. No dimension
 is copied where strides allow it: rows and columns that one stride does not walk become a batch in which the other
-operand is repeated. No products of matrices are diagonals, sums of one operand, and products by elements.
+operand is repeated. The other parts are diagonals, sums of one operand, and products by elements.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     step = _step(register.mr * register.nv) * types.parts / types.group
     unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc, read=_read(dtype))
     if types.on_tiles:
-        unit = Unit(TILE_ROWS, TILE_ROWS, _TILE_STEP / types.unit, _PACK, sizes.nc, read=_read(dtype))
+        unit = unit._replace(rows=TILE_ROWS, columns=TILE_ROWS, step=_TILE_STEP / types.unit)
     entry = load(target, problem, packed_image(target, types))["packed"]
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 

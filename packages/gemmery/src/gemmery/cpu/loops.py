@@ -123,14 +123,12 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
         f.store(f.const(product.scalar, number), at)
         f.store(f.zero(product.scalar), at + SIZES[product.scalar])
     a_size, b_size = buffers(product, register, mc, kc, nc)
-    on_stack = (a_size + b_size <= STACK) & (k <= kc)
-    if product.on_tiles:
-        on_stack = on_stack & (k <= depth(product, register))
+    part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
+    on_stack = (a_size + b_size <= STACK) & (k <= part)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
-    spare, spare_row = to_b + b_size, nc * SIZES[product.scalar]
-    if product.on_tiles:
-        tiled, spare = spare, spare + tiled_bytes(product, register, mc, nc)
+    tiled, spare_row = to_b + b_size, nc * SIZES[product.scalar]
+    spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled
     run = kc * fan(product) if product.rounds else f.max(k, 1)
     several = k > run
     below = f.select(args.below > 0, args.below - 1, args.n)
@@ -153,14 +151,14 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
                 if product.on_tiles:
-                    # Sums that are kept apart from C fit in L2 if each block of rows has the same.
-                    row = f.select(k <= kc, f.index(0), i) if product.sums_apart else i
+                    # Sums that are kept apart from C stay in L2 if all blocks of rows use the same memory for them.
                     tile_unit.block(
                         f, product, register, (tall, wide, deep, i + below - j),
                         (a + i * a_row + p * a_col, a_row, a_col), (to_a, to_b, b_panel, tiled),
-                        (to + i * to_row, to_row, partial + row * partial_row, partial_row, factor, scale, tile_bias,
-                         bias_step, first, last),
-                        j.equals(0) | (m > mc) | (k > f.min(kc, depth(product, register))), unity,
+                        (to + i * to_row, to_row,
+                         partial + (f.select(k <= kc, f.index(0), i) if product.sums_apart else i) * partial_row,
+                         partial_row, factor, scale, tile_bias, bias_step, first, last),
+                        j.equals(0) | (m > mc) | (k > part), unity,
                     )  # fmt: skip
                 else:
                     f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)

@@ -10,7 +10,7 @@ import pytest
 from gemmery import dispatch
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
-from gemmery.cpu.split import WORTH
+from gemmery.cpu.tuned import constants
 from gemmery.dispatch.family import families
 from gemmery.problem import Problem
 from operands import place, problem, random
@@ -68,7 +68,9 @@ def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layou
         words = np.frombuffer(bytes(at) + fields, np.int64)
         unit = plan.kernel.unit
         loads = batch * k * (m + n) * unit.read if unit else 0
-        if loads < 2 * WORTH:  # else they are worth threads, which a plan gives to a product that is met often
+        if (
+            loads < 2 * constants().worth
+        ):  # else they are worth threads, which a plan gives to a product that is met often
             assert words[JOB_AT["threads"] // 8] == words[JOB_AT["parts"] // 8] == 1, shape
         own = plan.kernel.blocks(m, n, k)
         assert own.kc == family.blocks.kc or family.rung.name == "packed", shape  # which cuts k itself

@@ -16,6 +16,7 @@ from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, k_block
+from gemmery.cpu.tuned import constants
 from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
@@ -139,6 +140,12 @@ def packed_kc(target: Target, types: Product) -> int:
     return min(kc, 384) if types.is_complex and types.accumulator == "double" else kc
 
 
+def block_sides(target: Target, types: Product) -> tuple[int, int]:
+    """Return (mc, nc) of panels of these types."""
+    sizes = sizes_of(target, types) if types.on_tiles else constants(target)
+    return sizes.mc, sizes.nc
+
+
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     p, kc = problem.by_rows(), chain(problem)
@@ -150,8 +157,8 @@ def packed(problem: Problem, config: Config) -> Launch:
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     types = product(target, problem)
-    sizes, register = sizes_of(target, types), register_tile(target, types)
-    mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc
+    (tall, wide), register = block_sides(target, types), register_tile(target, types)
+    mc, kc, nc = mc or tall, kc or packed_kc(target, types), nc or wide
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * types.parts, kc, types.unit * types.parts)
@@ -161,7 +168,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
         step = _TILES_STEP / types.unit
-    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc, read=_read(dtype))
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, nc, read=_read(dtype))
     entry = load(target, problem, packed_image(target, types))["packed"]
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
@@ -202,8 +209,8 @@ def _step(vectors: int) -> float:
 
 
 def _read(dtype: str) -> float:
-    """Return the ns in which one core loads an element from L3 or memory: 10 to 25 bytes per ns, by the CPU."""
-    return dtypes.get(dtype).size / 16
+    """Return the ns in which one core loads an element from L3 or memory."""
+    return dtypes.get(dtype).size / constants().read
 
 
 def even(total: int, block: int, unit: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gemmery import dtypes
 from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
+from gemmery.cpu.tuned import constants
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
@@ -34,22 +35,11 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
     return rung.refuses(problem) if problem.dtype in rung.dtypes else f"it does not support {problem.dtype}"
 
 
-# From this many times L2 on, reading an unpacked B is slow: a tile that runs down k jumps one row per step. Few rows of
-# A read B once and tolerate a larger one; many rows read it again and again.
-_DIRECT_FEW = 2.0
-_DIRECT_MANY = 1.0
-# Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
-# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
-_DIRECT_MANY_INTEL = 0.375
 # Up to so many rows a tile has too few multiply-adds to hide that: from 1/4 of L2 on, streams are as fast where B
 # is in a cache (4 x 512 x 512, f32, Zen 5: 160 GFLOP/s, direct 136), and twice as fast where it is not (21 against 14).
 FEWEST_ROWS = 5
 _DIRECT_FEWEST = 0.25
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
-# Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
-# streamed, 98 packed; see docs/findings/few_rows_on_a_cpu.md.
-STREAMED_ROWS = 160
-LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
 # Elements of C up to which products that interleave are computed in place; packing larger ones takes a small part.
@@ -95,9 +85,9 @@ def row_columns(dtype: str) -> int:
 
 def direct_b(target: Target, m: int, n: int) -> float:
     """Return the bytes of B below which reading it in place is fastest, for m rows of A and n columns of C."""
-    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
-    few = _DIRECT_FEWEST if m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS else _DIRECT_FEW
-    return (few if m <= STREAMED_ROWS else many) * (target.l2 or 1 << 20)
+    usual = constants(target)
+    few = _DIRECT_FEWEST if m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS else usual.direct_few
+    return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
 
 
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
@@ -115,7 +105,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
-    if c_bytes > LARGE_C * l2 and p.k <= SHALLOW:
+    if c_bytes > constants(target).large_c * l2 and p.k <= SHALLOW:
         choices.append(
             (
                 "packed",
@@ -126,7 +116,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )
-    elif p.m <= STREAMED_ROWS:
+    elif p.m <= constants(target).streamed_rows:
         choices.append(("streamed", f"A has {p.m} rows and B is {_size(b_bytes)}: B is read once instead of packed"))
     choices.append(
         (

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.build import SMALL_C, chain, direct_columns, packed_kc, product
+from gemmery.cpu.build import SMALL_C, block_sides, chain, direct_columns, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
 from gemmery.cpu.target import FAN, SHALLOW, deepest, host
-from gemmery.cpu.ukernel import SHORT, sizes_of
+from gemmery.cpu.tuned import constants
+from gemmery.cpu.ukernel import SHORT
 from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -98,13 +99,14 @@ def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
 def _direct(sample: Problem, threads: int) -> Iterator[Family]:
     """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
     size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-    c_elements = int(cpu.LARGE_C * l2) // size
+    rows_of_streams, c_elements = constants().streamed_rows, int(constants().large_c * l2) // size
     starts = direct_columns(sample.dtype) if threads > 1 else [2, host().lanes(size) + 1]
     for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
         built = _built("direct", sample._replace(m=2, n=n[0], k=2))
         if not built:
             return
-        rows = [(2, cpu.FEWEST_ROWS), (cpu.FEWEST_ROWS + 1, cpu.STREAMED_ROWS), (cpu.STREAMED_ROWS + 1, UNLIMITED)]
+        few = cpu.FEWEST_ROWS
+        rows = [(2, few), (few + 1, rows_of_streams), (rows_of_streams + 1, UNLIMITED)]
         for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
             b_elements = (int(min(cpu.direct_b(host(), least, n[1]) for least in m)) - 1) // size
             limits = {"b_elements": b_elements, "c_elements": c_elements}
@@ -117,9 +119,9 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     if not built:
         return
     types, launch = product(host(), sample), built[1]
-    sizes = sizes_of(host(), types)
     kc = packed_kc(host(), types) // types.parts
-    blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
+    mc, nc = block_sides(host(), types)
+    blocks = launch.blocks(mc, nc // types.parts, kc)
     most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if _built("direct", sample._replace(m=2, n=2, k=2)):
@@ -127,9 +129,9 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
         # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
         if threads == 1:
             size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-            rows, columns = (cpu.STREAMED_ROWS + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
+            rows, columns = (constants().streamed_rows + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
             yield _family(built, rows, (2, UNLIMITED), 1, blocks, k=min(kc, SHALLOW))
-            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(cpu.LARGE_C * l2) // size)
+            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(constants().large_c * l2) // size)
         return
     starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
     # Small products need no workspace, so that their calls take 30 ns less.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
 from gemmery_emulator.pages.writing import HtmlToo, check_page, check_writable, console, place, write_page
 from gemmery_lab.cli.app import Action, As, Json, app, ladder_app, names, settings
-from gemmery_lab.cli.showing import print_records
+from gemmery_lab.cli.showing import bar, print_records
 
 if TYPE_CHECKING:
     from gemmery_lab.inspection.records import AnyInspection
@@ -245,7 +244,7 @@ def _verify(device: str, products: int, types: list[str], seed: int, json: bool)
     import gemmery_lab as lab
     from gemmery_emulator.pages.writing import as_json
 
-    with _bar(products) as progress:
+    with bar(products) as progress:
         verified = lab.verify(products, device, types, seed, progress)
     sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")
     return 0 if verified.ok else 1
@@ -323,20 +322,7 @@ def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
     import gemmery
     from gemmery_emulator.pages.writing import as_json
 
-    with _bar() as progress:
+    with bar() as progress:
         warmed = gemmery.warm(types or None, device, threads=threads or None, progress=progress)
     sys.stdout.write(f"{as_json(warmed) if json else warmed}\n")
     return 0
-
-
-@contextmanager
-def _bar(total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Show progress on a terminal; yield what shows how many are done, of how many, and what comes next."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done, total, name="": bar.update(task, completed=done, total=total, description=name)

@@ -370,3 +370,9 @@ def streamed_image(target: Target, shape: Streams) -> Image:
         return streams.streamed(target, shape)
 
     return shape.name, generate
+
+
+def forget() -> None:
+    """Drop the kernels that are kept with the constants under which they were built."""
+    for kept in (_packed, general, _gemv):
+        kept.cache_clear()

@@ -1,0 +1,85 @@
+"""The command that measures the constants of the CPU's model: tune."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from gemmery.errors import ArgumentError
+from gemmery_lab.cli.app import Action, Json, app
+from gemmery_lab.cli.showing import INTERRUPTED, bar
+
+if TYPE_CHECKING:
+    from gemmery_lab.tuning import Finding, Tuning
+
+
+@app.command(
+    short_help="Measure block sizes and limits for this CPU, and keep them.",
+    epilog="""\b
+    Examples:
+      gemmery tune
+      gemmery tune --minutes 30 --fresh
+      gemmery tune --minutes 0.2
+
+    \b
+    The table is a file in your data folder, which `gemmery doctor` shows. It
+    serves machines with the same model of CPU, cores and caches, so you can
+    copy it to others. Remove it, or set GEMMERY_TABLE=off, to go back.""",
+)
+def tune(
+    minutes: Annotated[float, Option(metavar="M", help="The time that it may take.")] = 10.0,
+    fresh: Annotated[bool, Option("--fresh", help="Start anew instead of going on after an interrupt.")] = False,
+    json: Json = False,
+) -> Action:
+    """Measure what gemmery otherwise takes from a model of the caches, and write a table that products then use.
+
+    Sizes of blocks, the limits between rungs, and the work that is worth another thread. No bit of a result depends on
+    the table. Run it while nothing else runs. After Ctrl-C the next run goes on where this one was.
+    """
+    if not 0 < minutes <= _MOST:
+        raise ArgumentError(f"--minutes {minutes:g}: it must be above 0 and at most {_MOST}")
+    return partial(_tune, minutes, fresh, json)
+
+
+_MOST = 24 * 60
+
+
+def _tune(minutes: float, fresh: bool, json: bool) -> int:
+    import gemmery_lab as lab
+    from gemmery_emulator.pages.writing import as_json
+
+    try:
+        with bar() as progress:
+            tuning = lab.tune(minutes, fresh, lambda what, done, total: progress(done, total, what))
+    except KeyboardInterrupt:
+        sys.stderr.write("gemmery: interrupted; `gemmery tune` goes on where it was\n")
+        return INTERRUPTED
+    sys.stdout.write(f"{as_json(tuning) if json else in_words(tuning)}\n")
+    return 0
+
+
+def in_words(tuning: Tuning) -> str:
+    """Return a line for each question, what makes them doubtful, and where the table is."""
+    from gemmery import load
+    from gemmery.cpu import target
+
+    lines = [f"{finding.question:30}{_constants(finding):34}{_outcome(finding)}" for finding in tuning.findings]
+    cores = target.cores()
+    if tuning.busy > load.limit(cores):
+        lines.append(f"other processes used {tuning.busy:.1f} of {cores} cores: measure again on a quiet machine")
+    return "\n".join([*lines, f"{tuning.seconds:.0f} s; table: {tuning.path}"])
+
+
+def _constants(finding: Finding) -> str:
+    pairs = ((key, value, finding.after[key]) for key, value in finding.before.items())
+    return ", ".join(f"{key} {old:g}" + (f" -> {new:g}" if new != old else "") for key, old, new in pairs)
+
+
+def _outcome(finding: Finding) -> str:
+    if not finding.measured:
+        return "not measured: give it more --minutes"
+    ratio = f"{finding.time:.3f} ± {finding.spread:.3f} of the time"
+    return ratio if finding.before != finding.after else f"kept; the best other one takes {ratio}"

@@ -1,0 +1,400 @@
+"""tune(): measures the constants of the CPU's model on this machine, and writes the table that replaces them.
+
+A question is a few constants, values for them, and products for which those values mean different plans. Successive
+halving answers it: all candidates are timed for a short while, the better half for longer, until one is left, which is
+then timed against the constants so far. All contestants of a round take turns, and what counts is the ratio to the
+constants so far, over all products of the question. Candidates with the same plan of a product share its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemmery import arrays, dispatch, load
+from gemmery.cpu import build, target, tuned
+from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.launch import Launch
+from gemmery.cpu.target import Target
+from gemmery.cpu.tuned import Constants
+from gemmery.errors import ArgumentError, CheckError
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import find
+from gemmery_lab.measure import record, timing
+from gemmery_lab.measure.timing import Contestant, Sample
+from gemmery_lab.measure.work import Work, operands
+
+MINUTES = 10.0
+SCHEMA = "1.1.0"  # of Kernel Tuner's caches
+LEAST_GAIN = 0.01  # of the time: less is no reason for another constant
+IDLE = 0.003  # s after which workers sleep
+_IDLE_CALLS = 8  # of a sample
+_TURNS = 6  # a comparison takes each contestant at least so often, calibration included
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A product that tells candidates apart; `idle`: its workers sleep before, `cold`: its operands are beyond L2."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    threads: int = 1
+    idle: bool = False
+    cold: bool = False
+
+    @property
+    def work(self) -> Work:
+        """The product as the lab knows it."""
+        return Work(self.m, self.n, self.k, self.dtype, self.dtype)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Values of constants, and the products that show which are best."""
+
+    name: str
+    values: dict[str, tuple[float, ...]]
+    probes: tuple[Probe, ...]
+
+    def candidates(self, base: Constants) -> list[Constants]:
+        """Return `base` with every combination of the values, the closest to it first, without `base` itself."""
+        changes = [dict(zip(self.values, each, strict=True)) for each in itertools.product(*self.values.values())]
+
+        def distance(candidate: Constants) -> float:
+            return sum(abs(math.log(getattr(candidate, key) / getattr(base, key))) for key in self.values)
+
+        return sorted({base._replace(**change) for change in changes} - {base}, key=lambda c: (distance(c), c))
+
+
+def questions(host: Target, threads: int) -> tuple[Question, ...]:
+    """Return what is measured on a CPU: those of threads only if there are several."""
+    l2, packed = host.l2 or 1 << 20, find(CPU, "packed").space
+
+    def squares(multiples: Sequence[float], rows: int = 0) -> tuple[Probe, ...]:
+        """Products with a B of so many times L2, and this many rows of A or as many as B has."""
+        sides = [(math.isqrt(int(x * l2 / size)), dtype) for x in multiples for dtype, size in (("f32", 4), ("f64", 8))]
+        return tuple(Probe(rows or max(side, 200), side, side, dtype) for side, dtype in sides)
+
+    rows = tuple(Probe(m, 1536, 1536, "f32") for m in (48, 96, 128, 192, 256, 384))
+    wide = tuple(
+        Probe(side, side, k, "f32") for side in (math.isqrt(x * l2 // 4) for x in (2, 3, 6, 12, 24)) for k in (16, 64)
+    )
+    large = Probe(768, 4096, 1536, "f32", threads), Probe(768, 4096, 768, "f64")
+    alone = (
+        Question("rungs: B in place, many rows", {"direct_many": (0.12, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.5)},
+                 squares((0.18, 0.31, 0.43, 0.62, 0.87, 1.25, 2.0))),
+        Question("rungs: B in place, few rows", {"direct_few": (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)},
+                 squares((0.75, 1.25, 1.75, 2.5, 4.0, 6.5), 16)),
+        Question("rungs: rows of streams", {"streamed_rows": (32, 64, 112, 160, 224, 320, 512)}, rows),
+        Question("rungs: a large C", {"large_c": (1.0, 2.5, 4.0, 8.0, 16.0, 64.0)}, wide),
+        Question("blocks", {"mc": packed["mc"], "nc": packed["nc"]}, large),
+    )  # fmt: skip
+    if threads == 1:
+        return alone
+    small = tuple(Probe(n, n, n, "f32", threads) for n in (48, 64, 80, 96, 112, 128, 160, 192))
+    slept = tuple(Probe(n, n, n, "f32", threads, idle=True) for n in (96, 128, 160, 208, 256, 320))
+    narrow = tuple(Probe(n, n, k, "f32", threads, cold=True) for n in (8, 16) for k in (512, 1024, 2048, 4096, 8192))
+    shared = (
+        Question("threads: worth waking", {"worth": (2000, 4000, 8000, 16_000, 32_000, 64_000)}, small),
+        Question("threads: waking sleepers", {"wakes": (25_000, 50_000, 100_000, 200_000, 400_000, 800_000)}, slept),
+        Question("threads: loads", {"read": (4.0, 8.0, 16.0, 32.0, 64.0)}, narrow),
+    )
+    return (*shared, *alone)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The time of a candidate divided by that of the constants so far, and the spread of that ratio."""
+
+    time: float
+    spread: float
+
+
+Race = Callable[[Question, Constants, Sequence[Constants], float], list[Score]]
+"""(question, the constants so far, candidates, seconds) -> a score for each candidate."""
+
+
+@contextmanager
+def _in_force(constants: Constants) -> Iterator[None]:
+    """Plan products by these constants within a `with` block."""
+    before, tuned.override = tuned.override, constants
+    build.forget()
+    try:
+        yield
+    finally:
+        tuned.override = before
+        build.forget()
+
+
+def _planned(probe: Probe, constants: Constants) -> tuple[Launch, tuple[object, ...]]:
+    """Return the kernel of a product under these constants, and its plan: equal plans are the same work."""
+    problem = probe.work.problem
+    with _in_force(constants):
+        rung, config, _ = dispatch.choice(problem)
+        launch = rung.build(problem, config)
+        assert isinstance(launch, Launch)
+        return launch, (rung.name, launch.plan(1, probe.m, probe.n, probe.k, probe.threads))
+
+
+def least(question: Question, base: Constants) -> float:
+    """Return about how many seconds a question takes at least."""
+    total = 0.0
+    every = [base, *question.candidates(base)]
+    for probe in question.probes:
+        launch, _ = _planned(probe, base)
+        ns = launch.unit.work(probe.m, probe.n, probe.k) if launch.unit else 0.0
+        turn = _IDLE_CALLS * (IDLE * 1e9 + ns) if probe.idle else max(ns, timing.SAMPLE_NS)
+        variants = len({_planned(probe, each)[1] for each in every})
+        total += (variants > 1) * 2 * variants * _TURNS * turn / 1e9  # two rounds
+    return total
+
+
+def race(question: Question, base: Constants, candidates: Sequence[Constants], seconds: float) -> list[Score]:
+    """Time candidates in turn with `base` on each product of a question.
+
+    Raises CheckError for a candidate that gives other bits.
+    """
+    logs = [0.0] * len(candidates)
+    spreads = [0.0] * len(candidates)
+    plans = [[_planned(probe, each) for each in (base, *candidates)] for probe in question.probes]
+    apart = [len({plan for _, plan in each}) > 1 for each in plans]
+    for probe, planned in itertools.compress(zip(question.probes, plans, strict=True), apart):
+        names: dict[object, str] = {}
+        contestants = []
+        sets = _operands(probe)
+        bits = b""
+        for constants, (launch, plan) in zip((base, *candidates), planned, strict=True):
+            if plan in names:
+                continue
+            names[plan] = str(len(names))
+            with _in_force(constants):
+                jobs = [launch.job(*views, 1, 0, None, probe.threads) for _, views in sets]
+            c = sets[0][0][2]
+            c.fill(np.nan)
+            launch.run(jobs[0], *sets[0][1][:2])
+            bits = bits or c.tobytes()
+            if c.tobytes() != bits:
+                raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
+            contestants.append(Contestant(names[plan], _sampler(launch, jobs, sets, probe.idle)))
+        versus = timing.compare(contestants, seconds / sum(apart)).versus
+        for index, (_, plan) in enumerate(planned[1:]):
+            if names[plan] != "0":
+                ratio = versus[names[plan]]
+                logs[index] += math.log(ratio.median)
+                spreads[index] += ratio.spread
+    count = len(question.probes)
+    return [Score(math.exp(log / count), spread / count) for log, spread in zip(logs, spreads, strict=True)]
+
+
+def _operands(probe: Probe) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Return arrays A, B, C and their views; of a cold product so many that four times L2 lie between two uses."""
+    first = operands(probe.work)
+    size = sum(each.nbytes for each in first)
+    count = 1 + 4 * (target.host().l2 or 1 << 20) // size if probe.cold else 1
+    copies = [first, *(tuple(each.copy() for each in first) for _ in range(count - 1))]
+    return [(each, tuple(arrays.view(array[None]) for array in each)) for each in copies]
+
+
+def _sampler(launch: Launch, jobs: list[bytes], sets: list[Any], idle: bool) -> Sample:
+    turns = itertools.cycle([(job, *views[:2]) for job, (_, views) in zip(jobs, sets, strict=True)])
+    if not idle:
+        return timing.calls(lambda: launch.run(*next(turns)))
+
+    def after_idling(inner: int, warm: int) -> int:
+        count, total = min(inner, _IDLE_CALLS), 0
+        for _ in range(count):
+            time.sleep(IDLE)
+            start = time.perf_counter_ns()
+            launch.run(*next(turns))
+            total += time.perf_counter_ns() - start
+        return total * inner // count
+
+    return after_idling
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to a question: each constant before and after, and the time after divided by that before."""
+
+    question: str
+    before: dict[str, float]
+    after: dict[str, float]
+    time: float = 1.0
+    spread: float = 0.0
+    measured: bool = True
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of `tune`: the table's path, and a finding for each question."""
+
+    path: str
+    findings: tuple[Finding, ...]
+    seconds: float
+    busy: float  # cores that other processes used at the start
+
+
+class _Journal:
+    """The rounds so far, kept in a file beside the table: what a run measured before an interrupt is not lost."""
+
+    def __init__(self, path: Path, host: Target, asked: Sequence[Question], fresh: bool) -> None:
+        self.path, self._asked, self._host = path, asked, host
+        self.rounds: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = path.read_text("utf-8")
+            tuned.read(text, host)  # raises ValueError for another version or machine
+            self.rounds = {} if fresh else json.loads(text)["cache"]
+
+    def scores(self, candidates: Sequence[Constants], at: int) -> list[Score] | None:
+        """Return the scores of a round, None if it was not measured."""
+        rows = [self.rounds.get(_key(each), {}) for each in candidates]
+        if any(len(row.get("times", ())) <= at for row in rows):
+            return None
+        return [Score(row["times"][at], row["spreads"][at]) for row in rows]
+
+    def add(self, candidates: Sequence[Constants], scores: Sequence[Score], at: int) -> None:
+        """Keep the scores of a round."""
+        for each, score in zip(candidates, scores, strict=True):
+            old = self.rounds.get(_key(each), {})
+            times = [*old.get("times", ())[:at], score.time]
+            spreads = [*old.get("spreads", ())[:at], score.spread]
+            zeros = dict.fromkeys(
+                ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"), 0
+            )
+            row = {"time": score.time, "times": times, "spreads": spreads, **zeros, "timestamp": record.now()}
+            self.rounds[_key(each)] = {**each._asdict(), **row}
+        self.write(self.path, {})
+
+    def write(self, path: Path, constants: dict[str, float]) -> None:
+        """Write a table."""
+        values: dict[str, list[float]] = {}
+        for row in [tuned.model(self._host)._asdict(), *self.rounds.values()]:
+            for key in Constants._fields:
+                values[key] = sorted({*values.get(key, ()), row[key]})
+        table = {
+            "schema_version": SCHEMA,
+            "device_name": self._host.cpu,
+            "kernel_name": "gemmery.matmul",
+            "problem_size": "those of gemmery.products",
+            "tune_params_keys": list(Constants._fields),
+            "tune_params": values,
+            "objective": "time",
+            "gemmery": {
+                "machine": tuned.machine(self._host),
+                "constants": constants,
+                "written": record.now(),
+                "products": {each.name: [_text(probe) for probe in each.probes] for each in self._asked},
+            },
+            "cache": self.rounds,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        new.write_text(f"{json.dumps(table, indent=1, allow_nan=False)}\n", "utf-8")
+        new.replace(path)
+
+
+def _text(probe: Probe) -> str:
+    on_threads = f" on {probe.threads} threads" if probe.threads > 1 else ""
+    return f"{probe.work}{on_threads}{' after a pause' * probe.idle}{' from beyond L2' * probe.cold}"
+
+
+def _key(constants: Constants) -> str:
+    return ",".join(map(str, constants))
+
+
+OnStep = Callable[[str, int, int], None]
+
+
+def tune(
+    minutes: float = MINUTES,
+    fresh: bool = False,
+    on_step: OnStep = lambda what, done, total: None,
+    *,
+    race: Race = race,
+    clock: Callable[[], float] = time.monotonic,
+    asked: Sequence[Question] | None = None,
+) -> Tuning:
+    """Measure the constants of this machine for at most about so many minutes, and write its table.
+
+    Questions that take least come first; one for which the time is too short keeps the model's constants. A run that
+    was interrupted goes on where it was, unless `fresh`. `on_step` hears what begins, and how many questions are
+    answered, of how many.
+
+    >>> tune(0.2).path  # doctest: +SKIP
+    '/home/user/.local/share/gemmery/tables/amd-epyc-avx512-2c.json'
+
+    Raises ArgumentError for minutes that are not above 0, and where there is no home folder.
+    """
+    if not 0 < minutes < math.inf:
+        raise ArgumentError(f"minutes={minutes}: the time to tune must be above 0; give 10 for a whole table")
+    started, host = clock(), target.host()
+    path = Path(tuned.place(host))
+    base, threads = tuned.model(host), cpu_threads.get()
+    busy = load.watch()
+    needed = [(least(each, base), at, each) for at, each in enumerate(asked or questions(host, threads))]
+    ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
+    unfinished = path.with_suffix(".unfinished.json")
+    journal = _Journal(unfinished, host, [each for _, each in ordered], fresh)
+    end, findings, settled = started + 60 * minutes, list[Finding](), dict[str, float]()
+    for done, (seconds, question) in enumerate(ordered):
+        on_step(question.name, done, len(ordered))
+        share = (end - clock()) / (len(ordered) - done)
+
+        def left(seconds: float = seconds) -> bool:
+            return clock() + seconds / 2 < end
+
+        rounds = max(2, int(share / max(seconds, 1e-9)))
+        answer = _answer(question, base, race, share, rounds, journal, left)
+        before, after = ({key: getattr(each, key) for key in question.values} for each in (base, answer[0]))
+        findings.append(Finding(question.name, before, after, *answer[1:]))
+        base = answer[0]
+        settled |= after if answer[3] else {}
+    journal.write(path, settled)
+    unfinished.unlink(missing_ok=True)
+    on_step("", len(ordered), len(ordered))
+    return Tuning(str(path), tuple(findings), clock() - started, busy)
+
+
+def _answer(
+    question: Question,
+    base: Constants,
+    race: Race,
+    seconds: float,
+    most: int,
+    journal: _Journal,
+    left: Callable[[], bool],
+) -> tuple[Constants, float, float, bool]:
+    """Return the constants with the answer to a question, their time and its spread, and whether it was measured."""
+    running = question.candidates(base)
+    rounds = min(most, math.ceil(math.log2(len(running))) + 1) if running else 0
+    best: tuple[Constants, Score] | None = None
+    for at in range(rounds):
+        scores = journal.scores(running, at)
+        if scores is None:
+            if not left():
+                break
+            scores = race(question, base, running, seconds / rounds)
+            journal.add(running, scores, at)
+        order = sorted(range(len(running)), key=[score.time for score in scores].__getitem__)
+        best = running[order[0]], scores[order[0]]
+        kept = 1 if at + 2 >= rounds else -(-len(order) // 2)
+        running = [running[each] for each in order[:kept]]
+    if best is None:
+        return base, 1.0, 0.0, not rounds
+    found, score = best
+    if not score.time < 1 - max(score.spread, LEAST_GAIN):
+        return base, score.time, score.spread, True
+    return found, score.time, score.spread, True

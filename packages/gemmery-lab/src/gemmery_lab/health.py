@@ -15,7 +15,7 @@ import gemmery
 from gemmery import cache, config, dispatch, load, tiers
 from gemmery.api import compute
 from gemmery.api.device_call import table
-from gemmery.cpu import entry, jit, target
+from gemmery.cpu import entry, jit, target, tuned
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
@@ -82,6 +82,18 @@ def _cores() -> Result:
     if used < there:
         return f"{used} of {there}, limited by the affinity mask or the cgroup"
     return str(used)
+
+
+def _table() -> Result:
+    """Tell which table of `gemmery tune` is in use."""
+    host = target.host()
+    found, usual = tuned.table(host), tuned.model(host)
+    changed = {key: value for key, value in found.constants._asdict().items() if value != getattr(usual, key)}
+    listed = ", ".join(f"{key}={value:g}" for key, value in changed.items()) or "nothing but the model's constants"
+    value = f"{found.path}: {listed}" if found.path else "none: a model of the caches chooses blocks and rungs"
+    if found.ignored:
+        return value, False, found.ignored
+    return value if found.path else (value, True, "`gemmery tune` measures one for this machine")
 
 
 def _load() -> Result:
@@ -281,6 +293,7 @@ _EXAMINED: dict[str, Callable[[], Result]] = {
     "features": lambda: ", ".join(sorted(set(_NEWER) & target.host().features)) or "none of the optional ones",
     "caches": _caches,
     "cores": _cores,
+    "table": _table,
     "threads": _threads,
     "load": _load,
     "numpy blas": _numpy_blas,

@@ -70,8 +70,9 @@ class Question:
     probes: tuple[Probe, ...]
 
     def candidates(self, base: Constants) -> list[Constants]:
-        """Return `base` with every combination of the values, the closest to it first, without `base` itself."""
-        changes = [dict(zip(self.values, each, strict=True)) for each in itertools.product(*self.values.values())]
+        """Return `base` with every combination of the values and its own, the closest first, without `base` itself."""
+        values = [{*each, getattr(base, key)} for key, each in self.values.items()]
+        changes = [dict(zip(self.values, each, strict=True)) for each in itertools.product(*values)]
 
         def distance(candidate: Constants) -> float:
             return sum(abs(math.log(getattr(candidate, key) / getattr(base, key))) for key in self.values)
@@ -380,21 +381,18 @@ def _answer(
     """Return the constants with the answer to a question, their time and its spread, and whether it was measured."""
     running = question.candidates(base)
     rounds = min(most, math.ceil(math.log2(len(running))) + 1) if running else 0
-    best: tuple[Constants, Score] | None = None
     for at in range(rounds):
         scores = journal.scores(running, at)
         if scores is None:
             if not left():
-                break
+                return base, 1.0, 0.0, False
             scores = race(question, base, running, seconds / rounds)
             journal.add(running, scores, at)
         order = sorted(range(len(running)), key=[score.time for score in scores].__getitem__)
-        best = running[order[0]], scores[order[0]]
         kept = 1 if at + 2 >= rounds else -(-len(order) // 2)
         running = [running[each] for each in order[:kept]]
-    if best is None:
-        return base, 1.0, 0.0, not rounds
-    found, score = best
-    if not score.time < 1 - max(score.spread, LEAST_GAIN):
-        return base, score.time, score.spread, True
-    return found, score.time, score.spread, True
+    if not rounds:
+        return base, 1.0, 0.0, True
+    (found,), (score,) = running, scores  # the last round was between the best and `base`
+    better = score.time < 1 - max(score.spread, LEAST_GAIN)
+    return (found if better else base), score.time, score.spread, True

@@ -86,7 +86,8 @@ def row_columns(dtype: str) -> int:
 def direct_b(target: Target, m: int, n: int) -> float:
     """Return the bytes of B below which reading it in place is fastest, for m rows of A and n columns of C."""
     usual = constants(target)
-    few = _DIRECT_FEWEST if m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS else usual.direct_few
+    fewest = m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS
+    few = min(_DIRECT_FEWEST, usual.direct_few) if fewest else usual.direct_few
     return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
 
 

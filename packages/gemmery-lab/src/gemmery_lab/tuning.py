@@ -35,12 +35,12 @@ from gemmery_lab.measure import record, timing
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.work import Work, operands
 
-MINUTES = 10.0
-SCHEMA = "1.1.0"  # of Kernel Tuner's caches
 LEAST_GAIN = 0.01  # of the time: less is no reason for another constant
 IDLE = 0.003  # s after which workers sleep
 _IDLE_CALLS = 8  # of a sample
 _TURNS = 6  # a comparison takes each contestant at least so often, calibration included
+# Fields that a cache of Kernel Tuner must have.
+_UNTIMED = dict.fromkeys(("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"), 0)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,10 @@ class Probe:
     def work(self) -> Work:
         """The product as the lab knows it."""
         return Work(self.m, self.n, self.k, self.dtype, self.dtype)
+
+    def __str__(self) -> str:
+        on_threads = f" on {self.threads} threads" if self.threads > 1 else ""
+        return f"{self.work}{on_threads}{' after a pause' * self.idle}{' from beyond L2' * self.cold}"
 
 
 @dataclass(frozen=True)
@@ -168,21 +172,18 @@ def race(question: Question, base: Constants, candidates: Sequence[Constants], s
 
     Raises CheckError for a candidate that gives other bits.
     """
-    logs = [0.0] * len(candidates)
-    spreads = [0.0] * len(candidates)
+    logs, spreads = [0.0] * len(candidates), [0.0] * len(candidates)
     plans = [[_planned(probe, each) for each in (base, *candidates)] for probe in question.probes]
     apart = [len({plan for _, plan in each}) > 1 for each in plans]
     for probe, planned in itertools.compress(zip(question.probes, plans, strict=True), apart):
         names: dict[object, str] = {}
-        contestants = []
-        sets = _operands(probe)
-        bits = b""
+        contestants, sets, bits = [], _operands(probe), b""
         for constants, (launch, plan) in zip((base, *candidates), planned, strict=True):
             if plan in names:
                 continue
             names[plan] = str(len(names))
             with _in_force(constants):
-                jobs = [launch.job(*views, 1, 0, None, probe.threads) for _, views in sets]
+                jobs = [launch.job(a, b, c, 1, 0, None, probe.threads) for _, (a, b, c) in sets]
             c = sets[0][0][2]
             c.fill(np.nan)
             launch.run(jobs[0], *sets[0][1][:2])
@@ -254,10 +255,11 @@ class _Journal:
     def __init__(self, path: Path, host: Target, asked: Sequence[Question], fresh: bool) -> None:
         self.path, self._asked, self._host = path, asked, host
         self.rounds: dict[str, dict[str, Any]] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing, or damaged
             text = path.read_text("utf-8")
             tuned.read(text, host)  # raises ValueError for another version or machine
-            self.rounds = {} if fresh else json.loads(text)["cache"]
+            rows = json.loads(text)["cache"].items()
+            self.rounds = {} if fresh else {key: row for key, row in rows if len(row["times"]) == len(row["spreads"])}
 
     def scores(self, candidates: Sequence[Constants], at: int) -> list[Score] | None:
         """Return the scores of a round, None if it was not measured."""
@@ -269,47 +271,32 @@ class _Journal:
     def add(self, candidates: Sequence[Constants], scores: Sequence[Score], at: int) -> None:
         """Keep the scores of a round."""
         for each, score in zip(candidates, scores, strict=True):
-            old = self.rounds.get(_key(each), {})
-            times = [*old.get("times", ())[:at], score.time]
-            spreads = [*old.get("spreads", ())[:at], score.spread]
-            zeros = dict.fromkeys(
-                ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"), 0
-            )
-            row = {"time": score.time, "times": times, "spreads": spreads, **zeros, "timestamp": record.now()}
+            old = self.rounds.get(_key(each), {"times": [], "spreads": []})
+            times, spreads = [*old["times"][:at], score.time], [*old["spreads"][:at], score.spread]
+            row = {"time": score.time, "times": times, "spreads": spreads, **_UNTIMED, "timestamp": record.now()}
             self.rounds[_key(each)] = {**each._asdict(), **row}
         self.write(self.path, {})
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
         """Write a table."""
-        values: dict[str, list[float]] = {}
-        for row in [tuned.model(self._host)._asdict(), *self.rounds.values()]:
-            for key in Constants._fields:
-                values[key] = sorted({*values.get(key, ()), row[key]})
+        keys, rows = Constants._fields, [tuned.model(self._host)._asdict(), *self.rounds.values()]
+        products = {each.name: [str(probe) for probe in each.probes] for each in self._asked}
+        own = {"machine": tuned.machine(self._host), "constants": constants, "written": record.now()}
         table = {
-            "schema_version": SCHEMA,
+            "schema_version": "1.1.0",
             "device_name": self._host.cpu,
             "kernel_name": "gemmery.matmul",
             "problem_size": "those of gemmery.products",
-            "tune_params_keys": list(Constants._fields),
-            "tune_params": values,
+            "tune_params_keys": keys,
+            "tune_params": {key: sorted({row[key] for row in rows}) for key in keys},
             "objective": "time",
-            "gemmery": {
-                "machine": tuned.machine(self._host),
-                "constants": constants,
-                "written": record.now(),
-                "products": {each.name: [_text(probe) for probe in each.probes] for each in self._asked},
-            },
+            "gemmery": {**own, "products": products},
             "cache": self.rounds,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.{os.getpid()}")
         new.write_text(f"{json.dumps(table, indent=1, allow_nan=False)}\n", "utf-8")
         new.replace(path)
-
-
-def _text(probe: Probe) -> str:
-    on_threads = f" on {probe.threads} threads" if probe.threads > 1 else ""
-    return f"{probe.work}{on_threads}{' after a pause' * probe.idle}{' from beyond L2' * probe.cold}"
 
 
 def _key(constants: Constants) -> str:
@@ -320,7 +307,7 @@ OnStep = Callable[[str, int, int], None]
 
 
 def tune(
-    minutes: float = MINUTES,
+    minutes: float = 10.0,
     fresh: bool = False,
     on_step: OnStep = lambda what, done, total: None,
     *,
@@ -379,20 +366,20 @@ def _answer(
     left: Callable[[], bool],
 ) -> tuple[Constants, float, float, bool]:
     """Return the constants with the answer to a question, their time and its spread, and whether it was measured."""
-    running = question.candidates(base)
+    running, scores = question.candidates(base), list[Score]()
     rounds = min(most, math.ceil(math.log2(len(running))) + 1) if running else 0
     for at in range(rounds):
-        scores = journal.scores(running, at)
-        if scores is None:
+        known = journal.scores(running, at)
+        if known is None:
             if not left():
                 return base, 1.0, 0.0, False
-            scores = race(question, base, running, seconds / rounds)
-            journal.add(running, scores, at)
-        order = sorted(range(len(running)), key=[score.time for score in scores].__getitem__)
-        kept = 1 if at + 2 >= rounds else -(-len(order) // 2)
-        running = [running[each] for each in order[:kept]]
+            known = race(question, base, running, seconds / rounds)
+            journal.add(running, known, at)
+        ranked = sorted(zip(running, known, strict=True), key=lambda each: each[1].time)
+        kept = ranked[: 1 if at + 2 >= rounds else -(-len(ranked) // 2)]
+        running, scores = [each for each, _ in kept], [score for _, score in kept]
     if not rounds:
         return base, 1.0, 0.0, True
-    (found,), (score,) = running, scores  # the last round was between the best and `base`
-    better = score.time < 1 - max(score.spread, LEAST_GAIN)
-    return (found if better else base), score.time, score.spread, True
+    # The last round was between the best and `base`.
+    better = scores[0].time < 1 - max(scores[0].spread, LEAST_GAIN)
+    return (running[0] if better else base), scores[0].time, scores[0].spread, True

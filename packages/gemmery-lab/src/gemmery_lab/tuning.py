@@ -191,7 +191,8 @@ def race(question: Question, base: Constants, candidates: Sequence[Constants], s
             if c.tobytes() != bits:
                 raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
             contestants.append(Contestant(names[plan], _sampler(launch, jobs, sets, probe.idle)))
-        versus = timing.compare(contestants, seconds / sum(apart)).versus
+        rest = probe.idle * _IDLE_CALLS * IDLE  # which the sampler itself makes
+        versus = timing.compare(contestants, seconds / sum(apart), rest, pause=lambda _: None).versus
         for index, (_, plan) in enumerate(planned[1:]):
             if names[plan] != "0":
                 ratio = versus[names[plan]]

@@ -36,6 +36,8 @@ from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.work import Work, operands
 
 LEAST_GAIN = 0.01  # of the time: less is no reason for another constant
+FILLED = 0.8  # of the time is planned for: the shortest races of slow products take longer than their share
+BUSY = 3  # times the spread that a gain must be on a machine that others use
 IDLE = 0.003  # s after which workers sleep
 _IDLE_CALLS = 8  # of a sample
 _TURNS = 6  # a comparison takes each contestant at least so often, calibration included
@@ -128,8 +130,8 @@ class Score:
     spread: float
 
 
-Race = Callable[[Question, Constants, Sequence[Constants], float], list[Score]]
-"""(question, the constants so far, candidates, seconds) -> a score for each candidate."""
+Race = Callable[[Question, Constants, Sequence[Constants], float, float], list[Score]]
+"""(question, the constants so far, candidates, seconds, the most seconds) -> a score for each candidate."""
 
 
 @contextmanager
@@ -167,11 +169,14 @@ def least(question: Question, base: Constants) -> float:
     return total
 
 
-def race(question: Question, base: Constants, candidates: Sequence[Constants], seconds: float) -> list[Score]:
-    """Time candidates in turn with `base` on each product of a question.
+def race(
+    question: Question, base: Constants, candidates: Sequence[Constants], seconds: float, most: float
+) -> list[Score]:
+    """Time candidates in turn with `base` on each product of a question, for about so many seconds.
 
-    Raises CheckError for a candidate that gives other bits.
+    Raises CheckError for a candidate that gives other bits, and TimeoutError after the most seconds.
     """
+    stop = time.monotonic() + most
     logs, spreads = [0.0] * len(candidates), [0.0] * len(candidates)
     plans = [[_planned(probe, each) for each in (base, *candidates)] for probe in question.probes]
     apart = [len({plan for _, plan in each}) > 1 for each in plans]
@@ -190,7 +195,7 @@ def race(question: Question, base: Constants, candidates: Sequence[Constants], s
             bits = bits or c.tobytes()
             if c.tobytes() != bits:
                 raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
-            contestants.append(Contestant(names[plan], _sampler(launch, jobs, sets, probe.idle)))
+            contestants.append(Contestant(names[plan], _sampler(launch, jobs, sets, probe.idle, stop)))
         rest = probe.idle * _IDLE_CALLS * IDLE  # which the sampler itself makes
         versus = timing.compare(contestants, seconds / sum(apart), rest, pause=lambda _: None).versus
         for index, (_, plan) in enumerate(planned[1:]):
@@ -211,21 +216,23 @@ def _operands(probe: Probe) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
     return [(each, tuple(arrays.view(array[None]) for array in each)) for each in copies]
 
 
-def _sampler(launch: Launch, jobs: list[bytes], sets: list[Any], idle: bool) -> Sample:
+def _sampler(launch: Launch, jobs: list[bytes], sets: list[Any], idle: bool, stop: float) -> Sample:
+    """Return a sampler of a plan, which raises TimeoutError from `stop` on."""
     turns = itertools.cycle([(job, *views[:2]) for job, (_, views) in zip(jobs, sets, strict=True)])
-    if not idle:
-        return timing.calls(lambda: launch.run(*next(turns)))
+    one_by_one = timing.calls(lambda: launch.run(*next(turns)))
 
-    def after_idling(inner: int, warm: int) -> int:
+    def sample(inner: int, warm: int) -> int:
+        if time.monotonic() >= stop:
+            raise TimeoutError
+        if not idle:
+            return one_by_one(inner, warm)
         count, total = min(inner, _IDLE_CALLS), 0
         for _ in range(count):
             time.sleep(IDLE)
-            start = time.perf_counter_ns()
-            launch.run(*next(turns))
-            total += time.perf_counter_ns() - start
+            total += one_by_one(1, 0)
         return total * inner // count
 
-    return after_idling
+    return sample
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,8 @@ class Finding:
     after: dict[str, float]
     time: float = 1.0
     spread: float = 0.0
-    measured: bool = True
+    measured: bool = False
+    busy: float = 0.0  # cores that other processes used meanwhile
 
 
 @dataclass(frozen=True)
@@ -247,7 +255,6 @@ class Tuning:
     path: str
     findings: tuple[Finding, ...]
     seconds: float
-    busy: float  # cores that other processes used at the start
 
 
 class _Journal:
@@ -332,55 +339,62 @@ def tune(
     started, host = clock(), target.host()
     path = Path(tuned.place(host))
     base, threads = tuned.model(host), cpu_threads.get()
-    busy = load.watch()
     needed = [(least(each, base), at, each) for at, each in enumerate(asked or questions(host, threads))]
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
     unfinished = path.with_suffix(".unfinished.json")
     journal = _Journal(unfinished, host, [each for _, each in ordered], fresh)
-    end, findings, settled = started + 60 * minutes, list[Finding](), dict[str, float]()
-    for done, (seconds, question) in enumerate(ordered):
+    findings, settled, meter = list[Finding](), dict[str, float](), load.Meter()
+
+    def left() -> float:
+        return started + 60 * minutes - clock()
+
+    for done, (needs, question) in enumerate(ordered):
         on_step(question.name, done, len(ordered))
-        share = (end - clock()) / (len(ordered) - done)
-
-        def left(seconds: float = seconds) -> bool:
-            return clock() + seconds / 2 < end
-
-        rounds = max(2, int(share / max(seconds, 1e-9)))
-        answer = _answer(question, base, race, share, rounds, journal, left)
-        before, after = ({key: getattr(each, key) for key in question.values} for each in (base, answer[0]))
-        findings.append(Finding(question.name, before, after, *answer[1:]))
-        base = answer[0]
-        settled |= after if answer[3] else {}
+        share = FILLED * left() / (len(ordered) - done)
+        answer = _answer(question, base, race, journal, share, needs, left)
+        busy = meter.load()
+        before = {key: getattr(base, key) for key in question.values}
+        findings.append(Finding(question.name, before, before, busy=busy))
+        if answer:
+            found, score = answer
+            doubt = 1 if busy <= load.limit(target.cores()) else BUSY
+            if score.time < 1 - max(doubt * score.spread, LEAST_GAIN):
+                base = found
+            after = {key: getattr(base, key) for key in before}
+            findings[-1] = Finding(question.name, before, after, score.time, score.spread, True, busy)
+            settled |= after
     journal.write(path, settled)
     unfinished.unlink(missing_ok=True)
     on_step("", len(ordered), len(ordered))
-    return Tuning(str(path), tuple(findings), clock() - started, busy)
+    return Tuning(str(path), tuple(findings), clock() - started)
 
 
 def _answer(
     question: Question,
     base: Constants,
     race: Race,
-    seconds: float,
-    most: int,
     journal: _Journal,
-    left: Callable[[], bool],
-) -> tuple[Constants, float, float, bool]:
-    """Return the constants with the answer to a question, their time and its spread, and whether it was measured."""
+    share: float,
+    needs: float,
+    left: Callable[[], float],
+) -> tuple[Constants, Score] | None:
+    """Return the best candidate and its score next to `base`, or None if there is no time for all rounds.
+
+    The rounds share `share` seconds; two take at least `needs`, and the run ends in `left()`.
+    """
     running, scores = question.candidates(base), list[Score]()
-    rounds = min(most, math.ceil(math.log2(len(running))) + 1) if running else 0
+    rounds = min(max(2, int(share / needs)), math.ceil(math.log2(len(running))) + 1)
     for at in range(rounds):
         known = journal.scores(running, at)
         if known is None:
-            if not left():
-                return base, 1.0, 0.0, False
-            known = race(question, base, running, seconds / rounds)
+            if left() < needs / 2:
+                return None
+            try:
+                known = race(question, base, running, share / rounds, left())
+            except TimeoutError:
+                return None
             journal.add(running, known, at)
         ranked = sorted(zip(running, known, strict=True), key=lambda each: each[1].time)
         kept = ranked[: 1 if at + 2 >= rounds else -(-len(ranked) // 2)]
         running, scores = [each for each, _ in kept], [score for _, score in kept]
-    if not rounds:
-        return base, 1.0, 0.0, True
-    # The last round was between the best and `base`.
-    better = scores[0].time < 1 - max(scores[0].spread, LEAST_GAIN)
-    return (running[0] if better else base), scores[0].time, scores[0].spread, True
+    return running[0], scores[0]

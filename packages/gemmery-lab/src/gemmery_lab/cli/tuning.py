@@ -67,9 +67,9 @@ def in_words(tuning: Tuning) -> str:
     from gemmery.cpu import target
 
     lines = [f"{finding.question:30}{_constants(finding):34}{_outcome(finding)}" for finding in tuning.findings]
-    cores = target.cores()
-    if tuning.busy > load.limit(cores):
-        lines.append(f"other processes used {tuning.busy:.1f} of {cores} cores: measure again on a quiet machine")
+    cores, busy = target.cores(), max(finding.busy for finding in tuning.findings)
+    if busy > load.limit(cores):
+        lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
     return "\n".join([*lines, f"{tuning.seconds:.0f} s; table: {tuning.path}"])
 
 

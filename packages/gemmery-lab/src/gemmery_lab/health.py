@@ -87,7 +87,7 @@ def _cores() -> Result:
 def _table() -> Result:
     """Tell which table of `gemmery tune` is in use."""
     host = target.host()
-    found, usual = tuned.table(host), tuned.model(host)
+    found, usual = tuned.table(host), target.modelled(host)
     changed = {key: value for key, value in found.constants._asdict().items() if value != getattr(usual, key)}
     listed = ", ".join(f"{key}={value:g}" for key, value in changed.items()) or "nothing but the model's constants"
     value = f"{found.path}: {listed}" if found.path else "none: a model of the caches chooses blocks and rungs"

@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, dispatch, load
+from gemmery import arrays, config, dispatch, load
 from gemmery.cpu import build, target, tuned
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
-from gemmery.cpu.target import Target
-from gemmery.cpu.tuned import Constants
+from gemmery.cpu.target import Constants, Target
 from gemmery.errors import ArgumentError, CheckError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import find
@@ -137,12 +136,12 @@ Race = Callable[[Question, Constants, Sequence[Constants], float, float], list[S
 @contextmanager
 def _in_force(constants: Constants) -> Iterator[None]:
     """Plan products by these constants within a `with` block."""
-    before, tuned.override = tuned.override, constants
+    before, target.override = target.override, constants
     build.forget()
     try:
         yield
     finally:
-        tuned.override = before
+        target.override = before
         build.forget()
 
 
@@ -204,7 +203,8 @@ def race(
                 logs[index] += math.log(ratio.median)
                 spreads[index] += ratio.spread
     count = len(question.probes)
-    return [Score(math.exp(log / count), spread / count) for log, spread in zip(logs, spreads, strict=True)]
+    scores = zip(logs, spreads, strict=True)
+    return [Score(round(math.exp(log / count), 4), round(spread / count, 4)) for log, spread in scores]
 
 
 def _operands(probe: Probe) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -287,7 +287,7 @@ class _Journal:
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
         """Write a table."""
-        keys, rows = Constants._fields, [tuned.model(self._host)._asdict(), *self.rounds.values()]
+        keys, rows = Constants._fields, [target.modelled(self._host)._asdict(), *self.rounds.values()]
         products = {each.name: [str(probe) for probe in each.probes] for each in self._asked}
         own = {"machine": tuned.machine(self._host), "constants": constants, "written": record.now()}
         table = {
@@ -337,8 +337,8 @@ def tune(
     if not 0 < minutes < math.inf:
         raise ArgumentError(f"minutes={minutes}: the time to tune must be above 0; give 10 for a whole table")
     started, host = clock(), target.host()
-    path = Path(tuned.place(host))
-    base, threads = tuned.model(host), cpu_threads.get()
+    path = Path(config.data_dir(), "tables", tuned.name(host))
+    base, threads = target.modelled(host), cpu_threads.get()
     needed = [(least(each, base), at, each) for at, each in enumerate(asked or questions(host, threads))]
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
     unfinished = path.with_suffix(".unfinished.json")

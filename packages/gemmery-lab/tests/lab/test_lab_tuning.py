@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import gemmery_lab as lab
-from gemmery import dispatch
-from gemmery.cpu import tuned
+from gemmery import config, dispatch
+from gemmery.cpu import target, tuned
 from gemmery.cpu.target import host
 from gemmery.errors import ArgumentError, CheckError
 from gemmery.ladder.cpu import CPU
@@ -19,7 +19,7 @@ from gemmery_lab import cli, health, tuning
 from gemmery_lab.tuning import Probe, Question, Score
 
 PROBE = Probe(8, 8, 8, "f32")
-MODEL = tuned.model(host())
+MODEL = target.modelled(host())
 BLOCKS = Question("blocks", {"mc": (24, 48, 192, 384), "nc": (1024, 4096)}, (PROBE,))
 STREAMS = Question("streams", {"streamed_rows": (32, 64, 128, 256)}, (PROBE,))
 THREADS = Question("threads", {"worth": (2000, 4000, 16_000)}, (PROBE,))
@@ -49,22 +49,30 @@ class Machine:
         return tuning.tune(minutes, race=self.race, clock=lambda: self.now, asked=asked, **options)
 
 
+def forget():
+    """Let the next look for constants read the table."""
+    tuned.table.cache_clear()
+    target._constants.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     """An empty data folder; no question needs long, and nobody else uses the machine."""
-    monkeypatch.setattr(tuned, "place", lambda target: str(tmp_path / "tables" / "this.json"))
+    monkeypatch.setattr(config, "data_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(config, "table_folders", lambda: [str(tmp_path / "tables")])
+    monkeypatch.setattr(tuned, "name", lambda target: "this.json")
     monkeypatch.setattr(tuning, "least", lambda question, base: 1.0)
     monkeypatch.setattr(tuning.load.Meter, "load", lambda meter: 0.0)
     monkeypatch.delenv("GEMMERY_TABLE", raising=False)
-    tuned.table.cache_clear()
+    forget()
     yield tmp_path / "tables"
-    tuned.table.cache_clear()
+    forget()
 
 
 def test_halving_finds_the_best_and_the_table_has_it():
     machine = Machine({"mc": 192, "nc": 1024, "streamed_rows": 64, "worth": 16_000})
     result = machine.tune()
-    assert tuned.constants() == MODEL._replace(mc=192, nc=1024, streamed_rows=64, worth=16_000)
+    assert target.constants() == MODEL._replace(mc=192, nc=1024, streamed_rows=64, worth=16_000)
     assert tuned.table(host()).path == result.path
     assert [finding.after for finding in result.findings] == [
         {"mc": 192, "nc": 1024},
@@ -94,14 +102,14 @@ def test_constants_stay_where_nothing_is_faster_by_more_than_the_spread(best, sp
     result = Machine(best, spread).tune(asked=(Question("rows", {"mc": (48, 192)}, (PROBE,)),))
     assert result.findings[0].before == result.findings[0].after == {"mc": MODEL.mc}
     assert result.findings[0].measured
-    assert tuned.constants() == MODEL
+    assert target.constants() == MODEL
 
 
 @pytest.mark.parametrize(("busy", "spread", "mc"), [(0.2, 0.4, 192), (1.9, 0.4, MODEL.mc), (1.9, 0.1, 192)])
 def test_on_a_busy_machine_a_gain_must_be_three_times_the_spread(busy, spread, mc, monkeypatch):
     monkeypatch.setattr(tuning.load.Meter, "load", lambda meter: busy)
     result = Machine({"mc": 192}, spread).tune(asked=(Question("rows", {"mc": (48, 192)}, (PROBE,)),))
-    assert tuned.constants().mc == mc
+    assert target.constants().mc == mc
     assert result.findings[0].busy == busy
 
 
@@ -133,7 +141,7 @@ def test_a_fresh_run_uses_nothing_of_an_interrupted_one():
     with pytest.raises(KeyboardInterrupt):
         first.tune()
     second.tune(fresh=True)
-    assert tuned.constants().mc == 48
+    assert target.constants().mc == 48
     assert len(second.races) == 11
 
 
@@ -150,7 +158,7 @@ def test_a_damaged_or_stale_journal_is_measured_anew(damage, folder):
     second = Machine({"mc": 192})
     second.tune()
     assert len(second.races) == 11
-    assert tuned.constants().mc == 192
+    assert target.constants().mc == 192
 
 
 @pytest.mark.parametrize("cost", [0.5, 1.0, 1.5])
@@ -167,7 +175,7 @@ def test_what_there_is_no_time_for_keeps_the_model(monkeypatch):
     result = Machine({"mc": 192, "worth": 16_000}).tune(0.2)
     assert [finding.question for finding in result.findings] == ["streams", "threads", "blocks"]  # the shortest first
     assert [finding.measured for finding in result.findings] == [True, True, False]
-    assert tuned.constants() == MODEL._replace(worth=16_000)
+    assert target.constants() == MODEL._replace(worth=16_000)
     table = json.loads(Path(result.path).read_text())
     assert set(table["gemmery"]["constants"]) == {"streamed_rows", "worth"}
 
@@ -175,7 +183,7 @@ def test_what_there_is_no_time_for_keeps_the_model(monkeypatch):
 def test_the_file_has_the_format_of_kernel_tuners_caches():
     path = Machine({"mc": 192}).tune().path
     table = json.loads(Path(path).read_text())
-    keys = list(tuned.Constants._fields)
+    keys = list(target.Constants._fields)
     assert table["schema_version"] == "1.1.0"
     assert table["tune_params_keys"] == keys
     assert {table[key].__class__ for key in ("device_name", "kernel_name", "problem_size", "objective")} == {str}
@@ -201,7 +209,7 @@ def test_every_question_is_about_constants_that_a_table_may_have():
         asked = tuning.questions(host(), threads)
         keys = [key for question in asked for key in question.values]
         assert len(keys) == len({*keys})
-        assert set(keys) == set(tuned.Constants._fields) - ({"worth", "wakes", "read"} if threads == 1 else set())
+        assert set(keys) == set(target.Constants._fields) - ({"worth", "wakes", "read"} if threads == 1 else set())
         for question in asked:
             for key, values in question.values.items():
                 least, most = tuned.LIMITS[key]
@@ -214,7 +222,7 @@ def test_each_question_has_products_that_its_candidates_plan_differently():
         every = [MODEL, *question.candidates(MODEL)]
         plans = {tuple(tuning._planned(probe, each)[1] for probe in question.probes) for each in every}
         assert len(plans) > 2, question.name
-        assert tuned.constants() == MODEL  # planning leaves nothing behind
+        assert target.constants() == MODEL  # planning leaves nothing behind
 
 
 def test_a_race_has_a_score_for_each_candidate():
@@ -239,7 +247,7 @@ def test_a_race_takes_cold_operands_and_sleeping_workers(probe):
 
 def test_a_candidate_with_other_bits_is_an_error(monkeypatch):
     packed = find(CPU, "packed")
-    monkeypatch.setattr(dispatch, "choice", lambda problem: (packed, {"kc": tuned.constants().mc}, ""))
+    monkeypatch.setattr(dispatch, "choice", lambda problem: (packed, {"kc": target.constants().mc}, ""))
     question = Question("depth", {"mc": (16,)}, (Probe(50, 50, 900, "f32"),))
     with pytest.raises(CheckError, match="the bits of C depend on mc"):
         tuning.race(question, MODEL, [MODEL._replace(mc=16)], 0.01, 60)
@@ -254,7 +262,7 @@ def test_the_command_says_what_it_found(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "mc 96 -> 192" in out
     assert "kept; the best other one takes" in out
-    assert f"table: {tuned.place(host())}" in out
+    assert "this.json" in out
     machine.stop_at = 0
     machine.races.clear()
     assert cli.run(["tune", "--json"]) == 130
@@ -264,10 +272,10 @@ def test_the_command_says_what_it_found(monkeypatch, capsys):
 def test_doctor_names_the_table():
     assert health._table()[0].startswith("none: ")
     result = Machine({"mc": 192}).tune()
-    tuned.table.cache_clear()
+    forget()
     assert health._table() == f"{result.path}: mc=192"
     Path(result.path).write_text("{")
-    tuned.table.cache_clear()
+    forget()
     with pytest.warns(RuntimeWarning, match="is ignored: it is damaged"):
         value, ok, advice = health._table()
     assert (value.startswith("none: "), ok) == (True, False)

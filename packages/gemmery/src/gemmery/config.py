@@ -70,6 +70,12 @@ def table() -> str:
     return "off" if text.lower() in _OFF else os.path.expanduser(text)
 
 
+def table_folders() -> list[str]:
+    """Return the folders of tables that products may use: the user's, if there is a home folder, and the package's."""
+    own, shipped = _users("data"), os.path.dirname(__file__)
+    return [os.path.join(folder, "tables") for folder in (own, shipped) if folder]
+
+
 def float32_precision() -> str | None:
     """Return the value of GEMMERY_FLOAT32_PRECISION, or None if it is not set."""
     return _one_of("GEMMERY_FLOAT32_PRECISION", FLOAT32_PRECISIONS, "plain float32")

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery import dispatch, verify
-from gemmery.cpu import build, tuned
-from gemmery.cpu.target import host
-from gemmery.cpu.tuned import Constants
+from gemmery import config, dispatch, verify
+from gemmery.cpu import build, target, tuned
+from gemmery.cpu.target import Constants, host
 from operands import place, problem, random
 
 OTHER = Constants(
@@ -29,18 +28,24 @@ TABLES = [  # what each constant may be, far from the model
 ]
 
 
+def forget():
+    """Let the next look for constants read a table."""
+    tuned.table.cache_clear()
+    target._constants.cache_clear()
+
+
 @pytest.fixture
 def place_of_table(monkeypatch, tmp_path):
     """The file in which this machine's table is looked for; none is there yet."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("GEMMERY_TABLE", raising=False)
-    tuned.table.cache_clear()
-    file = tmp_path / "gemmery" / "tables" / f"{tuned.name(host())}.json"
+    forget()
+    file = tmp_path / "gemmery" / "tables" / tuned.name(host())
     if sys.platform != "linux":
-        monkeypatch.setattr(tuned, "place", lambda target: str(file))
+        monkeypatch.setattr(config, "table_folders", lambda: [str(file.parent)])
     file.parent.mkdir(parents=True)
     yield file
-    tuned.table.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def in_force(monkeypatch):
     """A function that puts constants in force for new plans."""
 
     def put(constants):
-        monkeypatch.setattr(tuned, "override", constants)
+        monkeypatch.setattr(target, "override", constants)
         for kept in (build.forget, dispatch.plan.cache_clear, dispatch.specialised.cache_clear):
             kept()
 
@@ -63,15 +68,15 @@ def text(machine=None, **constants):
 def test_without_a_table_the_model_serves(place_of_table):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tuned.table(host()) == (tuned.model(host()), "", "")
-    assert tuned.constants() == tuned.model(host())
+        assert tuned.table(host()) == (target.modelled(host()), "", "")
+    assert target.constants() == target.modelled(host())
 
 
 def test_a_table_replaces_the_constants_that_it_has(place_of_table):
     place_of_table.write_text(text(mc=48, direct_few=3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tuned.constants() == tuned.model(host())._replace(mc=48, direct_few=3)
+        assert target.constants() == target.modelled(host())._replace(mc=48, direct_few=3)
     assert tuned.table(host()).path == str(place_of_table)
 
 
@@ -100,25 +105,25 @@ BAD = {
 def test_a_table_that_does_not_fit_is_named_once_and_ignored(place_of_table, content, why):
     place_of_table.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(RuntimeWarning) as warned:
-        assert {tuned.constants() for _ in range(3)} == {tuned.model(host())}
+        assert {target.constants() for _ in range(3)} == {target.modelled(host())}
     (message,) = (str(each.message) for each in warned)
     assert str(place_of_table) in message
     assert why in message
     assert "`gemmery tune` measures a new table" in message
-    assert tuned.table(host()) == (tuned.model(host()), "", message)
+    assert tuned.table(host()) == (target.modelled(host()), "", message)
 
 
 def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp_path):
     place_of_table.write_text(text(mc=48))
-    for value, mc in (("off", tuned.model(host()).mc), (str(tmp_path / "mine.json"), 60)):
+    for value, mc in (("off", target.modelled(host()).mc), (str(tmp_path / "mine.json"), 60)):
         (tmp_path / "mine.json").write_text(text(mc=60))
         monkeypatch.setenv("GEMMERY_TABLE", value)
-        tuned.table.cache_clear()
-        assert tuned.constants().mc == mc
+        forget()
+        assert target.constants().mc == mc
     (tmp_path / "mine.json").unlink()
-    tuned.table.cache_clear()
+    forget()
     with pytest.warns(RuntimeWarning, match=r"mine\.json is ignored: there is no such file"):
-        assert tuned.constants() == tuned.model(host())
+        assert target.constants() == target.modelled(host())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_DATA_HOME is Linux's")

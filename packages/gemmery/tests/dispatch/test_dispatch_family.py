@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gemmery import dispatch
-from gemmery.cpu import build, tuned
+from gemmery.cpu import build, target
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
-from gemmery.cpu.tuned import constants
+from gemmery.cpu.target import constants
 from gemmery.dispatch.family import families
 from gemmery.problem import Problem
 from operands import place, problem, random
@@ -93,7 +93,7 @@ def test_so_they_are_with_a_table(dtype, out, changed, threads, monkeypatch):
         for kept in (build.forget, dispatch.plan.cache_clear):
             kept()
 
-    monkeypatch.setattr(tuned, "override", tuned.constants()._replace(**changed))
+    monkeypatch.setattr(target, "override", target.constants()._replace(**changed))
     forget()
     test_members_are_planned_with_the_kernel_of_their_family(dtype, out, "row", threads)
     monkeypatch.undo()

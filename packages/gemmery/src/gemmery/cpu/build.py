@@ -15,8 +15,7 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, direct_tile, host, k_block
-from gemmery.cpu.tuned import constants
+from gemmery.cpu.target import Target, constants, direct_tile, host, k_block
 from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from gemmery.cpu.tuned import constants
+from gemmery.cpu.target import constants
 from gemmery.tuples import NamedTuple
 
 PART = 300.0  # ns to take a part and set it up

@@ -1,8 +1,7 @@
-"""The constants by which products are cut into blocks and for threads and rungs are chosen: a model's, or a table's.
+"""Tables of `gemmery tune`: the constants that were measured on a machine, which replace those of the model.
 
-`gemmery tune` measures them and writes a table, in the format of Kernel Tuner's caches with an object "gemmery" added:
-the machine, and the constants that replace the model's. No constant changes the order of a sum, so no bit of a result
-depends on a table: kc and the register tile are not in it.
+A table is a file in the format of Kernel Tuner's caches with an object "gemmery" added: the machine, and the constants.
+This module is imported where there is one.
 """
 
 from __future__ import annotations
@@ -14,50 +13,17 @@ from functools import cache
 from typing import Any
 
 from gemmery import config
-from gemmery.cpu.target import Target, cores, host, tile
-from gemmery.errors import GemmeryError, brief
+from gemmery.cpu.target import Constants, Target, cores, modelled
+from gemmery.errors import brief
 from gemmery.tuples import NamedTuple
 
 LAYOUT = 1  # of a table: another number where a field means something else
 _MOST = 1 << 20  # bytes of a table that are read
-_SHIPPED = os.path.join(os.path.dirname(__file__), "tables")
-
-
-class Constants(NamedTuple):
-    """The constants, with the defaults of the model."""
-
-    mc: int  # rows and columns of the blocks of the packed product, without the tile unit
-    nc: int
-    # Times L2, from which on reading an unpacked B is slow: a tile that runs down k jumps one row per step. Few rows of
-    # A read B once and tolerate a larger one; many rows read it again and again.
-    direct_few: float = 2.0
-    direct_many: float = 1.0
-    # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109
-    # GFLOP/s streamed, 98 packed; see docs/findings/few_rows_on_a_cpu.md.
-    streamed_rows: int = 160
-    large_c: float = 4.0  # times L2, from which writing C takes longest in a product with small k
-    # ns of work for which a thread is worth waking: a futex wake and scheduling take 5 to 50 us. If a thread comes
-    # late, the others have done its parts.
-    worth: int = 8_000
-    wakes: int = 100_000  # total ns of work for which a single product wakes sleepers
-    read: float = 16.0  # bytes that one core loads in a ns from L3 or memory: 10 to 25, by the CPU
-
-
 LIMITS = {  # the least and the largest value of each that a table may have
     "mc": (4, 1 << 14), "nc": (64, 1 << 20), "direct_few": (0.01, 1000), "direct_many": (0.01, 1000),
     "streamed_rows": (8, 1 << 14), "large_c": (0.01, 10_000), "worth": (100, 1e9), "wakes": (0, 1e9),
     "read": (0.1, 10_000),
 }  # fmt: skip
-# Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
-# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
-_DIRECT_MANY_INTEL = 0.375
-
-
-def model(target: Target) -> Constants:
-    """Return the constants that serve without a table."""
-    sizes = tile(target)
-    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else 1.0
-    return Constants(sizes.mc, sizes.nc, direct_many=many)
 
 
 class Table(NamedTuple):
@@ -66,14 +32,6 @@ class Table(NamedTuple):
     constants: Constants
     path: str = ""  # "" for the model
     ignored: str = ""
-
-
-override: Constants | None = None  # those in force while `gemmery tune` plans products
-
-
-def constants(target: Target | None = None) -> Constants:
-    """Return the constants of a CPU, by default of this one."""
-    return override or table(target or host()).constants
 
 
 @cache
@@ -97,7 +55,7 @@ def table(target: Target) -> Table:
         import warnings
 
         warnings.warn(ignored, RuntimeWarning, stacklevel=2)
-    return Table(model(target), "", ignored)
+    return Table(modelled(target), "", ignored)
 
 
 def _places(target: Target) -> list[str]:
@@ -105,27 +63,17 @@ def _places(target: Target) -> list[str]:
     chosen = config.table()
     if chosen:
         return [] if chosen == "off" else [chosen]
-    try:
-        own = [place(target)]
-    except GemmeryError:  # there is no home folder
-        own = []
-    return [*own, os.path.join(_SHIPPED, f"{name(target)}.json")]
-
-
-def place(target: Target) -> str:
-    """Return the file of a CPU in the user's data folder. Raises ArgumentError where there is no home folder."""
-    return os.path.join(config.data_dir(), "tables", f"{name(target)}.json")
+    return [os.path.join(folder, name(target)) for folder in config.table_folders()]
 
 
 def name(target: Target) -> str:
-    """Return the name of a table: one for each model of CPU, instruction set and number of cores.
+    """Return the name of the file of a table: one for each model of CPU, instruction set and number of cores.
 
-    >>> name(Target("avx2", frozenset(), "Intel(R) Core(TM) i7-8700 CPU")).startswith(
-    ...     "intel-r-core-tm-i7-8700-cpu-avx2"
-    ... )
-    True
+    >>> name(Target("avx2", frozenset(), "Intel(R) Core(TM) i7-8700 CPU")).partition("-avx2-")[0]
+    'intel-r-core-tm-i7-8700-cpu'
     """
-    return re.sub(r"[^a-z0-9]+", "-", f"{target.cpu or target.machine} {target.isa} {cores()}c".lower()).strip("-")
+    words = f"{target.cpu or target.machine} {target.isa} {cores()}c"
+    return f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
 
 
 def machine(target: Target) -> dict[str, Any]:
@@ -140,7 +88,7 @@ def read(text: str, target: Target) -> Constants:
 
     Raises ValueError, with the reason, for a table that is damaged, or for another version or machine.
     """
-    import json  # 1 ms, so not without a table
+    import json
 
     try:
         own = json.loads(text)["gemmery"]
@@ -150,7 +98,7 @@ def read(text: str, target: Target) -> Constants:
         raise ValueError(f"it is damaged ({type(error).__name__}: {brief(str(error))})") from None
     if other:
         raise ValueError(f"it is for {'; '.join(other)}")
-    usual = model(target)
+    usual = modelled(target)
     for key, value in changed.items():
         least, most = LIMITS.get(key, (1, 0))
         whole = isinstance(getattr(usual, key, 0.0), int) and not isinstance(value, int)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
-from gemmery.cpu.tuned import constants
+from gemmery.cpu.target import SHALLOW, Target, constants, deepest, direct_tile, host, k_block
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem

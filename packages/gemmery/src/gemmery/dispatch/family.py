@@ -12,8 +12,7 @@ from gemmery import dtypes
 from gemmery.cpu.build import SMALL_C, block_sides, chain, direct_columns, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
-from gemmery.cpu.target import FAN, SHALLOW, deepest, host
-from gemmery.cpu.tuned import constants
+from gemmery.cpu.target import FAN, SHALLOW, constants, deepest, host
 from gemmery.cpu.ukernel import SHORT
 from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU

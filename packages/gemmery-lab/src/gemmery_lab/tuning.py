@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ _UNTIMED = dict.fromkeys(("compile_time", "verification_time", "benchmark_time",
 
 @dataclass(frozen=True)
 class Probe:
-    """A product that tells candidates apart; `idle`: its workers sleep before, `cold`: its operands are beyond L2."""
+    """A product that tells candidates apart; `idle`: its workers sleep before."""
 
     m: int
     n: int
@@ -54,7 +55,6 @@ class Probe:
     dtype: str
     threads: int = 1
     idle: bool = False
-    cold: bool = False
 
     @property
     def work(self) -> Work:
@@ -63,7 +63,7 @@ class Probe:
 
     def __str__(self) -> str:
         on_threads = f" on {self.threads} threads" if self.threads > 1 else ""
-        return f"{self.work}{on_threads}{' after a pause' * self.idle}{' from beyond L2' * self.cold}"
+        return f"{self.work}{on_threads}{' after a pause' * self.idle}"
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,9 @@ def questions(host: Target, threads: int) -> tuple[Question, ...]:
         return alone
     small = tuple(Probe(n, n, n, "f32", threads) for n in (48, 64, 80, 96, 112, 128, 160, 192))
     slept = tuple(Probe(n, n, n, "f32", threads, idle=True) for n in (96, 128, 160, 208, 256, 320))
-    narrow = tuple(Probe(n, n, k, "f32", threads, cold=True) for n in (8, 16) for k in (512, 1024, 2048, 4096, 8192))
     shared = (
         Question("threads: worth waking", {"worth": (2000, 4000, 8000, 16_000, 32_000, 64_000)}, small),
         Question("threads: waking sleepers", {"wakes": (25_000, 50_000, 100_000, 200_000, 400_000, 800_000)}, slept),
-        Question("threads: loads", {"read": (4.0, 8.0, 16.0, 32.0, 64.0)}, narrow),
     )
     return (*shared, *alone)
 
@@ -165,7 +163,7 @@ def least(question: Question, base: Constants) -> float:
         turn = _IDLE_CALLS * (IDLE * 1e9 + ns) if probe.idle else max(ns, timing.SAMPLE_NS)
         variants = len({_planned(probe, each)[1] for each in every})
         total += (variants > 1) * 2 * variants * _TURNS * turn / 1e9  # two rounds
-    return total
+    return max(total, 1e-3)
 
 
 def race(
@@ -175,51 +173,40 @@ def race(
 
     Raises CheckError for a candidate that gives other bits, and TimeoutError after the most seconds.
     """
-    stop = time.monotonic() + most
-    logs, spreads = [0.0] * len(candidates), [0.0] * len(candidates)
+    logs, spreads, stop = [0.0] * len(candidates), [0.0] * len(candidates), time.monotonic() + most
     plans = [[_planned(probe, each) for each in (base, *candidates)] for probe in question.probes]
     apart = [len({plan for _, plan in each}) > 1 for each in plans]
     for probe, planned in itertools.compress(zip(question.probes, plans, strict=True), apart):
-        names: dict[object, str] = {}
-        contestants, sets, bits = [], _operands(probe), b""
+        operands_of = operands(probe.work)
+        a, b, c = (arrays.view(array[None]) for array in operands_of)
+        runs: dict[object, Callable[[], None]] = {}
+        bits = set()
         for constants, (launch, plan) in zip((base, *candidates), planned, strict=True):
-            if plan in names:
+            if plan in runs:
                 continue
-            names[plan] = str(len(names))
             with _in_force(constants):
-                jobs = [launch.job(a, b, c, 1, 0, None, probe.threads) for _, (a, b, c) in sets]
-            c = sets[0][0][2]
-            c.fill(np.nan)
-            launch.run(jobs[0], *sets[0][1][:2])
-            bits = bits or c.tobytes()
-            if c.tobytes() != bits:
-                raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
-            contestants.append(Contestant(names[plan], _sampler(launch, jobs, sets, probe.idle, stop)))
+                runs[plan] = partial(launch.run, launch.job(a, b, c, 1, 0, None, probe.threads), a, b)
+            operands_of[2].fill(np.nan)
+            runs[plan]()
+            bits.add(operands_of[2].tobytes())
+        if len(bits) > 1:
+            raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
+        names = {plan: str(at) for at, plan in enumerate(runs)}
+        contestants = [Contestant(names[plan], _sampler(run, probe.idle, stop)) for plan, run in runs.items()]
         rest = probe.idle * _IDLE_CALLS * IDLE  # which the sampler itself makes
-        versus = timing.compare(contestants, seconds / sum(apart), rest, pause=lambda _: None).versus
+        comparison = timing.compare(contestants, seconds / sum(apart), rest, pause=lambda _: None)
         for index, (_, plan) in enumerate(planned[1:]):
-            if names[plan] != "0":
-                ratio = versus[names[plan]]
-                logs[index] += math.log(ratio.median)
-                spreads[index] += ratio.spread
+            ratio = comparison.versus.get(names[plan])  # none for the plan of `base`
+            logs[index] += math.log(ratio.median) if ratio else 0
+            spreads[index] += ratio.spread if ratio else 0
     count = len(question.probes)
     scores = zip(logs, spreads, strict=True)
     return [Score(round(math.exp(log / count), 4), round(spread / count, 4)) for log, spread in scores]
 
 
-def _operands(probe: Probe) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Return arrays A, B, C and their views; of a cold product so many that four times L2 lie between two uses."""
-    first = operands(probe.work)
-    size = sum(each.nbytes for each in first)
-    count = 1 + 4 * (target.host().l2 or 1 << 20) // size if probe.cold else 1
-    copies = [first, *(tuple(each.copy() for each in first) for _ in range(count - 1))]
-    return [(each, tuple(arrays.view(array[None]) for array in each)) for each in copies]
-
-
-def _sampler(launch: Launch, jobs: list[bytes], sets: list[Any], idle: bool, stop: float) -> Sample:
-    """Return a sampler of a plan, which raises TimeoutError from `stop` on."""
-    turns = itertools.cycle([(job, *views[:2]) for job, (_, views) in zip(jobs, sets, strict=True)])
-    one_by_one = timing.calls(lambda: launch.run(*next(turns)))
+def _sampler(run: Callable[[], None], idle: bool, stop: float) -> Sample:
+    """Return a sampler of a product, each after a pause if `idle`; it raises TimeoutError from `stop` on."""
+    one_by_one = timing.calls(run)
 
     def sample(inner: int, warm: int) -> int:
         if time.monotonic() >= stop:

@@ -17,9 +17,7 @@ from gemmery.cpu import build, target, tuned
 from gemmery.cpu.target import Constants, host
 from operands import place, problem, random
 
-OTHER = Constants(
-    mc=36, nc=512, direct_few=0.02, direct_many=0.02, streamed_rows=20, large_c=0.02, worth=100, wakes=0, read=2.0
-)
+OTHER = Constants(mc=36, nc=512, direct_few=0.02, direct_many=0.02, streamed_rows=20, large_c=0.02, worth=100, wakes=0)
 TABLES = [  # what each constant may be, far from the model
     OTHER,
     OTHER._replace(mc=500, nc=100_000, direct_few=100.0, direct_many=100.0, large_c=1000.0),
@@ -90,7 +88,7 @@ BAD = {
     "text for a number": (text(mc="96"), "damaged: 'mc' is '96'"),
     "a fraction of a row": (text(mc=96.5), "damaged: 'mc' is 96.5"),
     "true": (text(mc=True), "damaged: 'mc' is True"),
-    "not a number": (text(read=float("nan")), "damaged: 'read' is nan"),
+    "not a number": (text(large_c=float("nan")), "damaged: 'large_c' is nan"),
     "no work at all": (text(worth=0), "damaged: 'worth' is 0"),
     "more than memory": (text(nc=1 << 40), "damaged: 'nc' is"),
     "of another version": (text({"version": "9.9"}, mc=48), f"for version 9.9, not {gm.__version__}"),

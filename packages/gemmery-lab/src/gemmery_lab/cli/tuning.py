@@ -13,7 +13,7 @@ from gemmery_lab.cli.app import Action, Json, app
 from gemmery_lab.cli.showing import INTERRUPTED, bar
 
 if TYPE_CHECKING:
-    from gemmery_lab.tuning import Finding, Tuning
+    from gemmery_lab.tuning import Tuning
 
 
 @app.command(
@@ -66,20 +66,19 @@ def in_words(tuning: Tuning) -> str:
     from gemmery import load
     from gemmery.cpu import target
 
-    lines = [f"{finding.question:30}{_constants(finding):34}{_outcome(finding)}" for finding in tuning.findings]
-    cores, busy = target.cores(), max(finding.busy for finding in tuning.findings)
+    lines = []
+    for found in tuning.findings:
+        changes = [
+            f"{key} {old:g}" + f" -> {found.after[key]:g}" * (old != found.after[key])
+            for key, old in found.before.items()
+        ]
+        outcome = f"{found.time:.3f} ± {found.spread:.3f} of the time"
+        if not found.measured:
+            outcome = "not measured: give it more --minutes"
+        elif found.before == found.after:
+            outcome = f"kept; the best other one takes {outcome}"
+        lines.append(f"{found.question:30}{', '.join(changes):34}{outcome}")
+    cores, busy = target.cores(), max(found.busy for found in tuning.findings)
     if busy > load.limit(cores):
         lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
     return "\n".join([*lines, f"{tuning.seconds:.0f} s; table: {tuning.path}"])
-
-
-def _constants(finding: Finding) -> str:
-    pairs = ((key, value, finding.after[key]) for key, value in finding.before.items())
-    return ", ".join(f"{key} {old:g}" + (f" -> {new:g}" if new != old else "") for key, old, new in pairs)
-
-
-def _outcome(finding: Finding) -> str:
-    if not finding.measured:
-        return "not measured: give it more --minutes"
-    ratio = f"{finding.time:.3f} ± {finding.spread:.3f} of the time"
-    return ratio if finding.before != finding.after else f"kept; the best other one takes {ratio}"

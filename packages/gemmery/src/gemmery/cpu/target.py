@@ -130,7 +130,6 @@ class Constants(NamedTuple):
     # late, the others have done its parts.
     worth: int = 8_000
     wakes: int = 100_000  # total ns of work for which a single product wakes sleepers
-    read: float = 16.0  # bytes that one core loads in a ns from L3 or memory: 10 to 25, by the CPU
 
 
 # Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:

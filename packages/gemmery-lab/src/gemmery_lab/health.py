@@ -86,14 +86,12 @@ def _cores() -> Result:
 
 def _table() -> Result:
     """Tell which table of `gemmery tune` is in use."""
-    host = target.host()
-    found, usual = tuned.table(host), target.modelled(host)
-    changed = {key: value for key, value in found.constants._asdict().items() if value != getattr(usual, key)}
-    listed = ", ".join(f"{key}={value:g}" for key, value in changed.items()) or "nothing but the model's constants"
-    value = f"{found.path}: {listed}" if found.path else "none: a model of the caches chooses blocks and rungs"
-    if found.ignored:
-        return value, False, found.ignored
-    return value if found.path else (value, True, "`gemmery tune` measures one for this machine")
+    found, usual = tuned.table(target.host()), target.modelled(target.host())._asdict()
+    if not found.path:
+        advice = found.ignored or "`gemmery tune` measures one for this machine"
+        return "none: a model of the caches chooses blocks and rungs", not found.ignored, advice
+    changed = (f"{key}={value:g}" for key, value in found.constants._asdict().items() if value != usual[key])
+    return f"{found.path}: {', '.join(changed) or 'as the model'}", not found.ignored, found.ignored
 
 
 def _load() -> Result:

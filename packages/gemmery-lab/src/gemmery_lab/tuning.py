@@ -13,12 +13,12 @@ import itertools
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -127,10 +127,6 @@ class Score:
     spread: float
 
 
-Race = Callable[[Question, Constants, Sequence[Constants], float, float], list[Score]]
-"""(question, the constants so far, candidates, seconds, the most seconds) -> a score for each candidate."""
-
-
 @contextmanager
 def _in_force(constants: Constants) -> Iterator[None]:
     """Plan products by these constants within a `with` block."""
@@ -167,13 +163,13 @@ def least(question: Question, base: Constants) -> float:
 
 
 def race(
-    question: Question, base: Constants, candidates: Sequence[Constants], seconds: float, most: float
+    question: Question, base: Constants, candidates: Sequence[Constants], seconds: float, end: float
 ) -> list[Score]:
     """Time candidates in turn with `base` on each product of a question, for about so many seconds.
 
-    Raises CheckError for a candidate that gives other bits, and TimeoutError after the most seconds.
+    Raises CheckError for a candidate that gives other bits, and TimeoutError when the clock is at `end`.
     """
-    logs, spreads, stop = [0.0] * len(candidates), [0.0] * len(candidates), time.monotonic() + most
+    logs, spreads = [0.0] * len(candidates), [0.0] * len(candidates)
     plans = [[_planned(probe, each) for each in (base, *candidates)] for probe in question.probes]
     apart = [len({plan for _, plan in each}) > 1 for each in plans]
     for probe, planned in itertools.compress(zip(question.probes, plans, strict=True), apart):
@@ -192,7 +188,7 @@ def race(
         if len(bits) > 1:
             raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
         names = {plan: str(at) for at, plan in enumerate(runs)}
-        contestants = [Contestant(names[plan], _sampler(run, probe.idle, stop)) for plan, run in runs.items()]
+        contestants = [Contestant(names[plan], _sampler(run, probe.idle, end)) for plan, run in runs.items()]
         rest = probe.idle * _IDLE_CALLS * IDLE  # which the sampler itself makes
         comparison = timing.compare(contestants, seconds / sum(apart), rest, pause=lambda _: None)
         for index, (_, plan) in enumerate(planned[1:]):
@@ -204,18 +200,18 @@ def race(
     return [Score(round(math.exp(log / count), 4), round(spread / count, 4)) for log, spread in scores]
 
 
-def _sampler(run: Callable[[], None], idle: bool, stop: float) -> Sample:
-    """Return a sampler of a product, each after a pause if `idle`; it raises TimeoutError from `stop` on."""
+def _sampler(run: Callable[[], None], idle: bool, end: float) -> Sample:
+    """Return a sampler of a product, each after a pause if `idle`; it raises TimeoutError from `end` on."""
     one_by_one = timing.calls(run)
 
     def sample(inner: int, warm: int) -> int:
-        if time.monotonic() >= stop:
+        if monotonic() >= end:
             raise TimeoutError
         if not idle:
             return one_by_one(inner, warm)
         count, total = min(inner, _IDLE_CALLS), 0
         for _ in range(count):
-            time.sleep(IDLE)
+            sleep(IDLE)
             total += one_by_one(1, 0)
         return total * inner // count
 
@@ -224,15 +220,13 @@ def _sampler(run: Callable[[], None], idle: bool, stop: float) -> Sample:
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to a question: each constant before and after, and the time after divided by that before."""
+    """The answer to a question: constants before and after, and the score of the best other ones."""
 
     question: str
     before: dict[str, float]
     after: dict[str, float]
-    time: float = 1.0
-    spread: float = 0.0
-    measured: bool = False
-    busy: float = 0.0  # cores that other processes used meanwhile
+    score: Score | None  # None: not measured
+    busy: float  # cores that other processes used meanwhile
 
 
 @dataclass(frozen=True)
@@ -258,18 +252,19 @@ class _Journal:
 
     def scores(self, candidates: Sequence[Constants], at: int) -> list[Score] | None:
         """Return the scores of a round, None if it was not measured."""
-        rows = [self.rounds.get(_key(each), {}) for each in candidates]
-        if any(len(row.get("times", ())) <= at for row in rows):
+        rows = [self.rounds.get(",".join(map(str, each)), {"times": []}) for each in candidates]
+        if any(len(row["times"]) <= at for row in rows):
             return None
         return [Score(row["times"][at], row["spreads"][at]) for row in rows]
 
     def add(self, candidates: Sequence[Constants], scores: Sequence[Score], at: int) -> None:
         """Keep the scores of a round."""
         for each, score in zip(candidates, scores, strict=True):
-            old = self.rounds.get(_key(each), {"times": [], "spreads": []})
+            key = ",".join(map(str, each))
+            old = self.rounds.get(key, {"times": [], "spreads": []})
             times, spreads = [*old["times"][:at], score.time], [*old["spreads"][:at], score.spread]
             row = {"time": score.time, "times": times, "spreads": spreads, **_UNTIMED, "timestamp": record.now()}
-            self.rounds[_key(each)] = {**each._asdict(), **row}
+            self.rounds[key] = {**each._asdict(), **row}
         self.write(self.path, {})
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
@@ -294,21 +289,10 @@ class _Journal:
         new.replace(path)
 
 
-def _key(constants: Constants) -> str:
-    return ",".join(map(str, constants))
-
-
-OnStep = Callable[[str, int, int], None]
-
-
 def tune(
     minutes: float = 10.0,
     fresh: bool = False,
-    on_step: OnStep = lambda what, done, total: None,
-    *,
-    race: Race = race,
-    clock: Callable[[], float] = time.monotonic,
-    asked: Sequence[Question] | None = None,
+    on_step: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Tuning:
     """Measure the constants of this machine for at most about so many minutes, and write its table.
 
@@ -323,61 +307,47 @@ def tune(
     """
     if not 0 < minutes < math.inf:
         raise ArgumentError(f"minutes={minutes}: the time to tune must be above 0; give 10 for a whole table")
-    started, host = clock(), target.host()
-    path = Path(config.data_dir(), "tables", tuned.name(host))
+    started, host = monotonic(), target.host()
+    end, path = started + 60 * minutes, Path(config.data_dir(), "tables", tuned.name(host))
     base, threads = target.modelled(host), cpu_threads.get()
-    needed = [(least(each, base), at, each) for at, each in enumerate(asked or questions(host, threads))]
+    needed = [(least(each, base), at, each) for at, each in enumerate(questions(host, threads))]
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
     unfinished = path.with_suffix(".unfinished.json")
     journal = _Journal(unfinished, host, [each for _, each in ordered], fresh)
     findings, settled, meter = list[Finding](), dict[str, float](), load.Meter()
-
-    def left() -> float:
-        return started + 60 * minutes - clock()
-
     for done, (needs, question) in enumerate(ordered):
         on_step(question.name, done, len(ordered))
-        share = FILLED * left() / (len(ordered) - done)
-        answer = _answer(question, base, race, journal, share, needs, left)
-        busy = meter.load()
-        before = {key: getattr(base, key) for key in question.values}
-        findings.append(Finding(question.name, before, before, busy=busy))
-        if answer:
-            found, score = answer
-            doubt = 1 if busy <= load.limit(target.cores()) else BUSY
-            if score.time < 1 - max(doubt * score.spread, LEAST_GAIN):
-                base = found
-            after = {key: getattr(base, key) for key in before}
-            findings[-1] = Finding(question.name, before, after, score.time, score.spread, True, busy)
-            settled |= after
+        share = FILLED * (end - monotonic()) / (len(ordered) - done)
+        found, score = _answer(question, base, journal, share, needs, end) or (base, None)
+        busy, before = meter.load(), {key: getattr(base, key) for key in question.values}
+        doubt = 1 if busy <= load.limit(target.cores()) else BUSY
+        if score and score.time < 1 - max(doubt * score.spread, LEAST_GAIN):
+            base = found
+        after = {key: getattr(base, key) for key in before}
+        settled |= after if score else {}
+        findings.append(Finding(question.name, before, after, score, busy))
     journal.write(path, settled)
     unfinished.unlink(missing_ok=True)
     on_step("", len(ordered), len(ordered))
-    return Tuning(str(path), tuple(findings), clock() - started)
+    return Tuning(str(path), tuple(findings), monotonic() - started)
 
 
 def _answer(
-    question: Question,
-    base: Constants,
-    race: Race,
-    journal: _Journal,
-    share: float,
-    needs: float,
-    left: Callable[[], float],
+    question: Question, base: Constants, journal: _Journal, share: float, needs: float, end: float
 ) -> tuple[Constants, Score] | None:
-    """Return the best candidate and its score next to `base`, or None if there is no time for all rounds.
+    """Return the best candidate and its score next to `base`, or None if not all rounds end before `end`.
 
-    The rounds share `share` seconds; two take at least `needs`, and the run ends in `left()`.
+    The rounds share `share` seconds; two take at least `needs`.
     """
     running, scores = question.candidates(base), list[Score]()
     rounds = min(max(2, int(share / needs)), math.ceil(math.log2(len(running))) + 1)
     for at in range(rounds):
         known = journal.scores(running, at)
         if known is None:
-            if left() < needs / 2:
+            if monotonic() + needs / 2 > end:
                 return None
             try:
-                known = race(question, base, running, share / rounds, left())
+                known = race(question, base, running, share / rounds, end)
             except TimeoutError:
                 return None
             journal.add(running, known, at)

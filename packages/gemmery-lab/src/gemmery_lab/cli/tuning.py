@@ -72,11 +72,10 @@ def in_words(tuning: Tuning) -> str:
             f"{key} {old:g}" + f" -> {found.after[key]:g}" * (old != found.after[key])
             for key, old in found.before.items()
         ]
-        outcome = f"{found.time:.3f} ± {found.spread:.3f} of the time"
-        if not found.measured:
-            outcome = "not measured: give it more --minutes"
-        elif found.before == found.after:
-            outcome = f"kept; the best other one takes {outcome}"
+        outcome = "not measured: give it more --minutes"
+        if found.score:
+            kept = "kept; the best other one takes " * (found.before == found.after)
+            outcome = f"{kept}{found.score.time:.3f} ± {found.score.spread:.3f} of the time"
         lines.append(f"{found.question:30}{', '.join(changes):34}{outcome}")
     cores, busy = target.cores(), max(found.busy for found in tuning.findings)
     if busy > load.limit(cores):

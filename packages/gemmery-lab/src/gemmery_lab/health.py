@@ -86,12 +86,13 @@ def _cores() -> Result:
 
 def _table() -> Result:
     """Tell which table of `gemmery tune` is in use."""
-    found, usual = tuned.table(target.host()), target.modelled(target.host())._asdict()
-    if not found.path:
-        advice = found.ignored or "`gemmery tune` measures one for this machine"
-        return "none: a model of the caches chooses blocks and rungs", not found.ignored, advice
-    changed = (f"{key}={value:g}" for key, value in found.constants._asdict().items() if value != usual[key])
-    return f"{found.path}: {', '.join(changed) or 'as the model'}", not found.ignored, found.ignored
+    usual = target.modelled(target.host())._asdict()
+    own = tuned.table(target.described(target.host()), usual)
+    if not own.path:
+        advice = own.ignored or "`gemmery tune` measures one for this machine"
+        return "none: a model of the caches chooses blocks and rungs", not own.ignored, advice
+    changed = (f"{key}={value:g}" for key, value in own.constants.items() if value != usual[key])
+    return f"{own.path}: {', '.join(changed) or 'as the model'}", not own.ignored, own.ignored
 
 
 def _load() -> Result:

@@ -56,7 +56,6 @@ class Machine:
 
 def forget():
     """Let the next look for constants read the table."""
-    tuned.table.cache_clear()
     target._constants.cache_clear()
 
 
@@ -65,7 +64,7 @@ def folder(monkeypatch, tmp_path):
     """An empty data folder; no question needs long, and nobody else uses the machine."""
     monkeypatch.setattr(config, "data_dir", lambda: str(tmp_path))
     monkeypatch.setattr(config, "table_folders", lambda: [str(tmp_path / "tables")])
-    monkeypatch.setattr(tuned, "name", lambda target: "this.json")
+    monkeypatch.setattr(tuned, "name", lambda machine: "this.json")
     monkeypatch.setattr(tuning, "least", lambda question, base: 1.0)
     monkeypatch.setattr(tuning.load.Meter, "load", lambda meter: 0.0)
     monkeypatch.delenv("GEMMERY_TABLE", raising=False)
@@ -78,13 +77,13 @@ def test_halving_finds_the_best_and_the_table_has_it():
     machine = Machine({"mc": 192, "nc": 1024, "streamed_rows": 64, "worth": 16_000})
     result = machine.tune()
     assert target.constants() == MODEL._replace(mc=192, nc=1024, streamed_rows=64, worth=16_000)
-    assert tuned.table(host()).path == result.path
-    assert [finding.after for finding in result.findings] == [
+    assert health._table() == (f"{result.path}: mc=192, nc=1024, streamed_rows=64, worth=16000", True, "")
+    assert [outcome.after for outcome in result.outcomes] == [
         {"mc": 192, "nc": 1024},
         {"streamed_rows": 64},
         {"worth": 16_000},
     ]
-    assert all(finding.score.time < 1 for finding in result.findings)
+    assert all(outcome.score.time < 1 for outcome in result.outcomes)
     blocks = [count for name, count in machine.races if name == "blocks"]
     assert blocks == [14, 7, 4, 2, 1]  # the last one next to the constants so far
 
@@ -105,8 +104,8 @@ def test_later_questions_start_from_the_answers_so_far(monkeypatch):
 @pytest.mark.parametrize(("best", "spread"), [({"mc": MODEL.mc}, 0.0), ({"mc": 192}, 0.6)])
 def test_constants_stay_where_nothing_is_faster_by_more_than_the_spread(best, spread):
     result = Machine(best, spread).tune(asked=(Question("rows", {"mc": (48, 192)}, (PROBE,)),))
-    assert result.findings[0].before == result.findings[0].after == {"mc": MODEL.mc}
-    assert result.findings[0].score
+    assert result.outcomes[0].before == result.outcomes[0].after == {"mc": MODEL.mc}
+    assert result.outcomes[0].score
     assert target.constants() == MODEL
 
 
@@ -115,7 +114,7 @@ def test_on_a_busy_machine_a_gain_must_be_three_times_the_spread(busy, spread, m
     monkeypatch.setattr(tuning.load.Meter, "load", lambda meter: busy)
     result = Machine({"mc": 192}, spread).tune(asked=(Question("rows", {"mc": (48, 192)}, (PROBE,)),))
     assert target.constants().mc == mc
-    assert result.findings[0].busy == busy
+    assert result.outcomes[0].busy == busy
 
 
 @pytest.mark.parametrize("stop_at", range(11))
@@ -133,7 +132,7 @@ def test_an_interrupted_run_goes_on_where_it_was(stop_at, folder):
     second = Machine(best)
     result = second.tune()
     assert first.races + second.races == whole.races
-    assert result.findings == expected.findings
+    assert result.outcomes == expected.outcomes
     assert [file.name for file in folder.iterdir()] == ["this.json"]
     third = Machine(best)
     third.tune()  # one that ended is measured anew
@@ -172,14 +171,14 @@ def test_it_ends_within_its_time(minutes, cost):
     machine = Machine({"mc": 192, "worth": 16_000}, cost=cost)
     result = machine.tune(minutes)
     assert 0 < result.seconds <= 60 * minutes
-    assert any(finding.score for finding in result.findings)
+    assert any(outcome.score for outcome in result.outcomes)
 
 
 def test_what_there_is_no_time_for_keeps_the_model(monkeypatch):
     monkeypatch.setattr(tuning, "least", lambda question, base: 100.0 if question is BLOCKS else 1.0)
     result = Machine({"mc": 192, "worth": 16_000}).tune(0.2)
-    assert [finding.question for finding in result.findings] == ["streams", "threads", "blocks"]  # the shortest first
-    assert [bool(finding.score) for finding in result.findings] == [True, True, False]
+    assert [outcome.question for outcome in result.outcomes] == ["streams", "threads", "blocks"]  # the shortest first
+    assert [bool(outcome.score) for outcome in result.outcomes] == [True, True, False]
     assert target.constants() == MODEL._replace(worth=16_000)
     table = json.loads(Path(result.path).read_text())
     assert set(table["gemmery"]["constants"]) == {"streamed_rows", "worth"}
@@ -283,7 +282,6 @@ def test_doctor_names_the_table():
     assert health._table() == (f"{result.path}: mc=192", True, "")
     Path(result.path).write_text("{")
     forget()
-    with pytest.warns(RuntimeWarning, match="is ignored: it is damaged"):
-        value, ok, advice = health._table()
+    value, ok, advice = health._table()
     assert (value.startswith("none: "), ok) == (True, False)
     assert f"{result.path} is ignored" in advice

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:
     from gemmery_lab.cli.plain import main, run
 else:
-    from gemmery_lab.cli import measuring, tuning, exhibiting, looking  # noqa: F401, I001 - they add their commands to the app, in this order
+    from gemmery_lab.cli import measuring, tune, exhibiting, looking  # noqa: F401, I001 - they add their commands to the app, in this order
     from gemmery_lab.cli.app import app as app
     from gemmery_lab.cli.app import main, run
 

@@ -373,5 +373,5 @@ def streamed_image(target: Target, shape: Streams) -> Image:
 
 def forget() -> None:
     """Drop the kernels that are kept with the constants under which they were built."""
-    for kept in (_packed, general, _gemv):  # with the cuts for threads that each has made
-        kept.cache_clear()
+    for builder in (_packed, general, _gemv):  # with the cuts for threads that each has made
+        builder.cache_clear()

@@ -154,12 +154,23 @@ def constants(target: Target | None = None) -> Constants:
 
 @functools.cache
 def _constants(target: Target) -> Constants:
-    chosen = config.table()
-    if chosen == "off" or not (chosen or any(map(os.path.isdir, config.table_folders()))):
-        return modelled(target)
+    choice, usual = config.table(), modelled(target)
+    if choice == "off" or not (choice or any(map(os.path.isdir, config.table_folders()))):
+        return usual
     from gemmery.cpu import tuned  # 1 ms with what it imports
 
-    return tuned.table(target).constants
+    table = tuned.table(described(target), usual._asdict())
+    if table.ignored:
+        import warnings
+
+        warnings.warn(table.ignored, RuntimeWarning, stacklevel=2)
+    return usual._replace(**table.constants)
+
+
+def described(target: Target) -> dict[str, str | int]:
+    """Return what a table of constants depends on."""
+    cpu, sizes = target.cpu or target.machine, {"l1d": target.l1d, "l2": target.l2, "l3": target.l3}
+    return {"cpu": cpu, "isa": target.isa, "cores": cores(), **sizes}
 
 
 def k_block(target: Target, parts: int = 1) -> int:

@@ -6,14 +6,14 @@ This module is imported where there is one.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 from gemmery import config
-from gemmery.cpu.target import Constants, Target, cores, modelled
 from gemmery.errors import brief
 from gemmery.tuples import NamedTuple
 
@@ -25,25 +25,24 @@ LIMITS = {  # the least and the largest value of each that a table may have
 }  # fmt: skip
 
 
-class Table(NamedTuple):
-    """The constants of a CPU, and the file that they are from; a file that is not used, and what to do about it."""
+class TunedTable(NamedTuple):
+    """What a file says: constants, and its path; `ignored` names a file that is not used, why, and what to do."""
 
-    constants: Constants
+    constants: dict[str, Any]  # numbers
     path: str = ""  # "" for the model
     ignored: str = ""
 
 
-@cache
-def table(target: Target) -> Table:
-    """Return the table of a CPU, read once: the user's, else one of the package, else the model.
+def table(machine: Mapping[str, Any], usual: Mapping[str, float]) -> TunedTable:
+    """Return the table of a machine, the user's or else one of the package; without one there are no constants.
 
-    A table that cannot be used gives a warning and is ignored.
+    `usual` are those of the model.
     """
     ignored = ""
-    for path in _places(target):
+    for path in _places(machine):
         try:
             with open(path, encoding="utf-8") as file:
-                return Table(read(file.read(_MOST), target), path, ignored)
+                return TunedTable(read(file.read(_MOST), machine, usual), path, ignored)
         except FileNotFoundError:
             if path != config.table():
                 continue
@@ -51,56 +50,48 @@ def table(target: Target) -> Table:
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         ignored = f"{path} is ignored: {why}. `gemmery tune` measures a new table; GEMMERY_TABLE=off needs none"
-        import warnings
-
-        warnings.warn(ignored, RuntimeWarning, stacklevel=2)
-    return Table(modelled(target), "", ignored)
+    return TunedTable({}, "", ignored)
 
 
-def _places(target: Target) -> list[str]:
-    """Return the files in which the table of a CPU may be, in the order in which they are tried."""
-    chosen = config.table()
-    if chosen:
-        return [] if chosen == "off" else [chosen]
-    return [os.path.join(folder, name(target)) for folder in config.table_folders()]
+def _places(machine: Mapping[str, Any]) -> list[str]:
+    """Return the files in which the table of a machine may be, in the order in which they are tried."""
+    choice = config.table()
+    if choice:
+        return [] if choice == "off" else [choice]
+    return [os.path.join(folder, name(machine)) for folder in config.table_folders()]
 
 
-def name(target: Target) -> str:
+def name(machine: Mapping[str, Any]) -> str:
     """Return the name of the file of a table: one for each model of CPU, instruction set and number of cores.
 
-    >>> name(Target("avx2", frozenset(), "Intel(R) Core(TM) i7-8700 CPU")).partition("-avx2-")[0]
-    'intel-r-core-tm-i7-8700-cpu'
+    >>> name({"cpu": "Intel(R) Core(TM) i7-8700 CPU", "isa": "avx2", "cores": 6})
+    'intel-r-core-tm-i7-8700-cpu-avx2-6c.json'
     """
-    words = f"{target.cpu or target.machine} {target.isa} {cores()}c"
+    words = f"{machine['cpu']} {machine['isa']} {machine['cores']}c"
     return f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
 
 
-def machine(target: Target) -> dict[str, Any]:
+def versioned(machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a table is for: it serves where all of this is equal."""
-    version = sys.modules["gemmery"].__version__
-    own = {"cpu": target.cpu, "isa": target.isa, "cores": cores(), "l1d": target.l1d, "l2": target.l2, "l3": target.l3}
-    return {"layout": LAYOUT, "version": version, **own}
+    return {"layout": LAYOUT, "version": sys.modules["gemmery"].__version__, **machine}
 
 
-def read(text: str, target: Target) -> Constants:
-    """Return the model's constants with those of a table's text in their place.
+def read(text: str, machine: Mapping[str, Any], usual: Mapping[str, float]) -> dict[str, Any]:
+    """Return the constants of a table's text.
 
     Raises ValueError, with the reason, for a table that is damaged, or for another version or machine.
     """
-    import json
-
     try:
         own = json.loads(text)["gemmery"]
-        found, changed = own["machine"], dict(own["constants"])
-        other = [f"{key} {found[key]}, not {value}" for key, value in machine(target).items() if found[key] != value]
+        of, constants = own["machine"], dict[str, Any](own["constants"])
+        other = [f"{key} {of[key]}, not {value}" for key, value in versioned(machine).items() if of[key] != value]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is damaged ({type(error).__name__}: {brief(str(error))})") from None
     if other:
         raise ValueError(f"it is for {'; '.join(other)}")
-    usual = modelled(target)
-    for key, value in changed.items():
+    for key, value in constants.items():
         least, most = LIMITS.get(key, (1, 0))
-        whole = isinstance(getattr(usual, key, 0.0), int) and not isinstance(value, int)
+        whole = isinstance(usual.get(key), int) and not isinstance(value, int)
         if isinstance(value, bool) or not isinstance(value, int | float) or whole or not least <= value <= most:
             raise ValueError(f"it is damaged: {brief(key)} is {brief(value)}")
-    return usual._replace(**changed)
+    return constants

@@ -67,17 +67,16 @@ def in_words(tuning: Tuning) -> str:
     from gemmery.cpu import target
 
     lines = []
-    for found in tuning.findings:
-        changes = [
-            f"{key} {old:g}" + f" -> {found.after[key]:g}" * (old != found.after[key])
-            for key, old in found.before.items()
-        ]
-        outcome = "not measured: give it more --minutes"
-        if found.score:
-            kept = "kept; the best other one takes " * (found.before == found.after)
-            outcome = f"{kept}{found.score.time:.3f} ± {found.score.spread:.3f} of the time"
-        lines.append(f"{found.question:30}{', '.join(changes):34}{outcome}")
-    cores, busy = target.cores(), max(found.busy for found in tuning.findings)
+    for each in tuning.outcomes:
+        changes = (
+            f"{key} {old:g}" + f" -> {each.after[key]:g}" * (old != each.after[key]) for key, old in each.before.items()
+        )
+        result = "not measured: give it more --minutes"
+        if each.score:
+            as_before = "kept; the best other one takes " * (each.before == each.after)
+            result = f"{as_before}{each.score.time:.3f} ± {each.score.spread:.3f} of the time"
+        lines.append(f"{each.question:30}{', '.join(changes):34}{result}")
+    cores, busy = target.cores(), max(each.busy for each in tuning.outcomes)
     if busy > load.limit(cores):
         lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
     return "\n".join([*lines, f"{tuning.seconds:.0f} s; table: {tuning.path}"])

@@ -345,19 +345,24 @@ def _answer(
 
     The rounds share `share` seconds; two take at least `needs`.
     """
-    running, scores = question.candidates(base), list[Score]()
+    running = question.candidates(base)
     rounds = min(max(2, int(share / needs)), math.ceil(math.log2(len(running))) + 1)
-    for at in range(rounds):
-        known = journal.scores(running, at)
-        if known is None:
-            if monotonic() + needs / 2 > end:
+    at = 0
+    while True:
+        start = monotonic()
+        scores = journal.scores(running, at)
+        if scores is None:
+            if start + needs / 2 > end:
                 return None
             try:
-                known = race(question, base, running, share / rounds, end)
+                scores = race(question, base, running, share / rounds, end)
             except TimeoutError:
                 return None
-            journal.add(running, known, at)
-        ranked = sorted(zip(running, known, strict=True), key=lambda each: each[1].time)
-        better = ranked[: 1 if at + 2 >= rounds else -(-len(ranked) // 2)]
-        running, scores = [each for each, _ in better], [score for _, score in better]
-    return running[0], scores[0]
+            journal.add(running, scores, at)
+        if len(running) == 1:
+            return running[0], scores[0]
+        ranked = sorted(zip(running, scores, strict=True), key=lambda each: each[1].time)
+        now = monotonic()
+        last = at + 2 >= rounds or end - now < 2 * (now - start)  # a busy machine takes longer than planned
+        running = [candidate for candidate, _ in ranked[: 1 if last else -(-len(ranked) // 2)]]
+        at += 1

@@ -174,6 +174,13 @@ def test_it_ends_within_its_time(minutes, cost):
     assert any(outcome.score for outcome in result.outcomes)
 
 
+def test_a_machine_that_takes_longer_than_planned_still_has_a_last_round():
+    machine = Machine({"mc": 192}, cost=2.5)
+    result = machine.tune(asked=(BLOCKS,))
+    assert [count for _, count in machine.races] == [14, 1]
+    assert result.outcomes[0].after["mc"] == 192
+
+
 def test_what_there_is_no_time_for_keeps_the_model(monkeypatch):
     monkeypatch.setattr(tuning, "least", lambda question, base: 100.0 if question is BLOCKS else 1.0)
     result = Machine({"mc": 192, "worth": 16_000}).tune(0.2)

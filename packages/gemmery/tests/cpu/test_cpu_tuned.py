@@ -172,6 +172,35 @@ def test_no_bit_depends_on_the_table(name, in_force):
     assert name not in ("f32", "f64") or rungs == {"packed", "direct", "streamed", "gemv"}
 
 
+DIGESTS = """
+import hashlib, numpy as np, gemmery as gm
+from gemmery.cpu import target
+draw = np.random.default_rng(5)
+digest = hashlib.sha256()
+for _ in range(60):
+    m, n, k = (int(x) for x in 2 ** draw.uniform(0, [9.5, 9.5, 10.5]))
+    dtype = draw.choice(["f4", "f8", "c8", "f2"])
+    a, b = draw.standard_normal((m, k)).astype(dtype), draw.standard_normal((k, n)).astype(dtype)
+    for _ in range(3):  # the third is planned for threads
+        digest.update(gm.matmul(a, b).tobytes())
+    digest.update(gm.matmul(np.asfortranarray(a), np.asfortranarray(b)).tobytes())
+print(target.constants().mc, digest.hexdigest())
+"""
+
+
+def test_products_of_processes_with_different_tables_are_equal(tmp_path):
+    printed = set()
+    for at, constants in enumerate([None, *TABLES]):
+        file = tmp_path / f"{at}.json"
+        file.write_text(text(**(constants or target.modelled(host()))._asdict()))
+        environment = {**os.environ, "GEMMERY_TABLE": str(file) if constants else "off", "GEMMERY_NUM_THREADS": "2"}
+        code = [sys.executable, "-W", "error", "-c", DIGESTS]
+        mc, digest = subprocess.run(code, env=environment, capture_output=True, text=True, check=True).stdout.split()
+        assert int(mc) == (constants or target.modelled(host())).mc
+        printed.add(digest)
+    assert len(printed) == 1
+
+
 @pytest.mark.parametrize("constants", TABLES)
 @pytest.mark.parametrize("name", ["f32", "f64"])
 def test_products_with_a_table_are_right(name, constants, in_force):

@@ -41,6 +41,8 @@ BUSY = 3  # times the spread that a gain must be on a machine that others use
 IDLE = 0.003  # s after which workers sleep
 _IDLE_CALLS = 8  # of a sample
 _TURNS = 6  # a comparison takes each contestant at least so often, calibration included
+_LISTS = "times", "spreads", "busy"  # of a row of the cache: the scores of its rounds
+_NOTHING: dict[str, list[float]] = {key: [] for key in _LISTS}
 # Fields that a cache of Kernel Tuner must have.
 _UNTIMED = dict.fromkeys(("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"), 0)
 
@@ -121,10 +123,11 @@ def questions(host: Target, threads: int) -> tuple[Question, ...]:
 
 @dataclass(frozen=True)
 class Score:
-    """The time of a candidate divided by that of the constants so far, and the spread of that ratio."""
+    """The time of a candidate divided by that of the constants so far, the spread of that ratio, and the load then."""
 
     time: float
     spread: float
+    busy: float  # cores that other processes used
 
 
 @contextmanager
@@ -169,7 +172,7 @@ def race(
 
     Raises CheckError for a candidate that gives other bits, and TimeoutError when the clock is at `end`.
     """
-    logs, spreads = [0.0] * len(candidates), [0.0] * len(candidates)
+    logs, spreads, meter = [0.0] * len(candidates), [0.0] * len(candidates), load.Meter()
     plans = [[_planned(probe, each) for each in (base, *candidates)] for probe in question.probes]
     apart = [len({plan for _, plan in each}) > 1 for each in plans]
     for probe, planned in itertools.compress(zip(question.probes, plans, strict=True), apart):
@@ -183,7 +186,7 @@ def race(
             with _in_force(constants):
                 runs[plan] = partial(launch.run, launch.job(a, b, c, 1, 0, None, probe.threads), a, b)
             operands_of[2].fill(np.nan)
-            runs[plan]()
+            _sampler(runs[plan], False, end)(1, 0)
             bits.add(operands_of[2].tobytes())
         if len(bits) > 1:
             raise CheckError(f"{probe.work}: the bits of C depend on {', '.join(question.values)}; report it")
@@ -195,9 +198,8 @@ def race(
             ratio = comparison.versus.get(names[plan])  # none for the plan of `base`
             logs[index] += math.log(ratio.median) if ratio else 0
             spreads[index] += ratio.spread if ratio else 0
-    count = len(question.probes)
-    scores = zip(logs, spreads, strict=True)
-    return [Score(round(math.exp(log / count), 4), round(spread / count, 4)) for log, spread in scores]
+    count, busy, sums = len(question.probes), meter.load(), zip(logs, spreads, strict=True)
+    return [Score(round(math.exp(log / count), 4), round(spread / count, 4), busy) for log, spread in sums]
 
 
 def _sampler(run: Callable[[], None], idle: bool, end: float) -> Sample:
@@ -226,7 +228,6 @@ class Outcome:
     before: dict[str, float]
     after: dict[str, float]
     score: Score | None  # None: not measured
-    busy: float  # cores that other processes used meanwhile
 
 
 @dataclass(frozen=True)
@@ -250,22 +251,22 @@ class _Journal:
                 text, target.described(host), target.modelled(host)._asdict()
             )  # raises ValueError for another version or machine
             rows = json.loads(text)["cache"].items()
-            self.rounds = {} if fresh else {key: row for key, row in rows if len(row["times"]) == len(row["spreads"])}
+            self.rounds = {} if fresh else {key: row for key, row in rows if all(len(row[name]) for name in _LISTS)}
 
     def scores(self, candidates: Sequence[Constants], at: int) -> list[Score] | None:
         """Return the scores of a round, None if it was not measured."""
-        rows = [self.rounds.get(",".join(map(str, each)), {"times": []}) for each in candidates]
-        if any(len(row["times"]) <= at for row in rows):
+        rows = [self.rounds.get(",".join(map(str, each)), _NOTHING) for each in candidates]
+        if any(len(row[name]) <= at for row in rows for name in _LISTS):
             return None
-        return [Score(row["times"][at], row["spreads"][at]) for row in rows]
+        return [Score(*(row[name][at] for name in _LISTS)) for row in rows]
 
     def add(self, candidates: Sequence[Constants], scores: Sequence[Score], at: int) -> None:
         """Keep the scores of a round."""
         for each, score in zip(candidates, scores, strict=True):
             key = ",".join(map(str, each))
-            old = self.rounds.get(key, {"times": [], "spreads": []})
-            times, spreads = [*old["times"][:at], score.time], [*old["spreads"][:at], score.spread]
-            row = {"time": score.time, "times": times, "spreads": spreads, **_UNTIMED, "timestamp": record.now()}
+            old, new = self.rounds.get(key, _NOTHING), zip(_LISTS, (score.time, score.spread, score.busy), strict=True)
+            lists = {name: [*old[name][:at], value] for name, value in new}
+            row = {"time": score.time, **lists, **_UNTIMED, "timestamp": record.now()}
             self.rounds[key] = {**each._asdict(), **row}
         self.write(self.path, {})
 
@@ -320,18 +321,18 @@ def tune(
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
     unfinished = path.with_suffix(".unfinished.json")
     journal = _Journal(unfinished, host, [each for _, each in ordered], fresh)
-    outcomes, constants, meter = list[Outcome](), dict[str, float](), load.Meter()
+    outcomes, constants = list[Outcome](), dict[str, float]()
     for done, (needs, question) in enumerate(ordered):
         on_step(question.name, done, len(ordered))
         share = FILLED * (end - monotonic()) / (len(ordered) - done)
         best, score = _answer(question, base, journal, share, needs, end) or (base, None)
-        busy, before = meter.load(), {key: getattr(base, key) for key in question.values}
-        doubt = 1 if busy <= load.limit(target.cores()) else BUSY
-        if score and score.time < 1 - max(doubt * score.spread, LEAST_GAIN):
-            base = best
+        before = {key: getattr(base, key) for key in question.values}
+        if score:
+            doubt = 1 if score.busy <= load.limit(target.cores()) else BUSY
+            base = best if score.time < 1 - max(doubt * score.spread, LEAST_GAIN) else base
         after = {key: getattr(base, key) for key in before}
         constants |= after if score else {}
-        outcomes.append(Outcome(question.name, before, after, score, busy))
+        outcomes.append(Outcome(question.name, before, after, score))
     journal.write(path, constants)
     unfinished.unlink(missing_ok=True)
     on_step("", len(ordered), len(ordered))

@@ -28,8 +28,8 @@ THREADS = Question("threads", {"worth": (2000, 4000, 16_000)}, (PROBE,))
 class Machine:
     """A machine on which constants take made-up times, with a clock that only its races move."""
 
-    def __init__(self, best, spread=0.0, cost=1.0):
-        self.best, self.spread, self.cost, self.now = best, spread, cost, 0.0
+    def __init__(self, best, spread=0.0, cost=1.0, busy=0.0):
+        self.best, self.spread, self.cost, self.busy, self.now = best, spread, cost, busy, 0.0
         self.races, self.stop_at = [], math.inf
 
     def time(self, constants):
@@ -44,7 +44,7 @@ class Machine:
         if self.now > end:
             self.now = end
             raise TimeoutError
-        return [Score(self.time(each) / self.time(base), self.spread) for each in candidates]
+        return [Score(self.time(each) / self.time(base), self.spread, self.busy) for each in candidates]
 
     def tune(self, minutes=10.0, asked=(BLOCKS, STREAMS, THREADS), **options):
         with pytest.MonkeyPatch.context() as patched:
@@ -66,7 +66,6 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setattr(config, "table_folders", lambda: [str(tmp_path / "tables")])
     monkeypatch.setattr(tuned, "name", lambda machine: "this.json")
     monkeypatch.setattr(tuning, "least", lambda question, base: 1.0)
-    monkeypatch.setattr(tuning.load.Meter, "load", lambda meter: 0.0)
     monkeypatch.delenv("GEMMERY_TABLE", raising=False)
     forget()
     yield tmp_path / "tables"
@@ -110,11 +109,14 @@ def test_constants_stay_where_nothing_is_faster_by_more_than_the_spread(best, sp
 
 
 @pytest.mark.parametrize(("busy", "spread", "mc"), [(0.2, 0.4, 192), (1.9, 0.4, MODEL.mc), (1.9, 0.1, 192)])
-def test_on_a_busy_machine_a_gain_must_be_three_times_the_spread(busy, spread, mc, monkeypatch):
-    monkeypatch.setattr(tuning.load.Meter, "load", lambda meter: busy)
-    result = Machine({"mc": 192}, spread).tune(asked=(Question("rows", {"mc": (48, 192)}, (PROBE,)),))
+def test_on_a_busy_machine_a_gain_must_be_three_times_the_spread(busy, spread, mc):
+    asked, machine = (Question("rows", {"mc": (48, 192)}, (PROBE,)), STREAMS), Machine({"mc": 192}, spread, busy=busy)
+    machine.stop_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        machine.tune(asked=asked)
+    result = Machine({"mc": 192}, spread).tune(asked=asked)  # it remembers how busy the machine was
     assert target.constants().mc == mc
-    assert result.outcomes[0].busy == busy
+    assert result.outcomes[0].score.busy == busy
 
 
 @pytest.mark.parametrize("stop_at", range(11))
@@ -245,7 +247,7 @@ def test_a_race_has_a_score_for_each_candidate():
         question, base, [base._replace(streamed_rows=rows) for rows in (8, 32, 300)], 0.02, math.inf
     )
     assert all(score.time > 0 and score.spread >= 0 for score in scores)
-    assert many == Score(1.0, 0.0)  # the same plans as the base
+    assert (many.time, many.spread) == (1.0, 0.0)  # the same plans as the base
     assert eight != some
 
 

@@ -76,7 +76,7 @@ def in_words(tuning: Tuning) -> str:
             as_before = "kept; the best other one takes " * (each.before == each.after)
             result = f"{as_before}{each.score.time:.3f} ± {each.score.spread:.3f} of the time"
         lines.append(f"{each.question:30}{', '.join(changes):34}{result}")
-    cores, busy = target.cores(), max(each.busy for each in tuning.outcomes)
+    cores, busy = target.cores(), max((each.score.busy for each in tuning.outcomes if each.score), default=0.0)
     if busy > load.limit(cores):
         lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
     return "\n".join([*lines, f"{tuning.seconds:.0f} s; table: {tuning.path}"])

@@ -120,12 +120,12 @@ class Cpu(Backend):
         return CpuStage(work)
 
     def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return two squares; a row and a square for a rung that takes vectors; as many small products as fill squares
-        of side n for a rung that takes batches.
+        """Return two squares; a row and a square for a rung that takes vectors, a square and two columns for one that
+        takes few; as many small products as fill squares of side n for a rung that takes batches.
         """
         squares = square(like, n)
         many = Work(BATCHED, BATCHED, BATCHED, like.dtype, like.out, batch=max(1, n // BATCHED) ** 2)
-        works = (squares, Work(1, n, n, like.dtype, like.out), many)
+        works = (squares, *(Work(*shape, like.dtype, like.out) for shape in ((1, n, n), (n, 2, n))), many)
         return next((work for work in works if not rung.refusal(work.problem)), squares)
 
     def share(self, threads: int) -> float:

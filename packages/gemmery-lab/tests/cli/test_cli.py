@@ -429,7 +429,8 @@ def test_a_closed_pipe_is_quiet(options):
     many = "import gemmery_lab as lab\nlab.doctor = lambda: (lab.Diagnosis('x' * 90, 'y'),) * 5000"
     process = command("doctor", *options, script=many)
     process.stdout.close()
-    assert process.stderr.read() == ""
+    with process.stderr:
+        assert process.stderr.read() == ""
     assert process.wait(timeout=120) == 141
 
 

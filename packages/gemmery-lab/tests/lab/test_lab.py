@@ -81,7 +81,8 @@ def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
         assert m.seconds > 0
         assert {"numpy"} <= set(m.versus) == set(m.spread) <= {"numpy", rung.parent}
         assert (m.suite, m.dtype) == ("ladder", "f32")
-        shape = {"gemv": (1, 33, 33, 1), "batched": (16, 16, 16, 4)}.get(rung.name, (33, 33, 33, 1))
+        others = {"gemv": (1, 33, 33, 1), "dots": (33, 2, 33, 1), "batched": (16, 16, 16, 4)}
+        shape = others.get(rung.name, (33, 33, 33, 1))
         assert (m.m, m.n, m.k, m.batch) == shape
         assert m.peak_gflops == 100.0 * m.threads
     assert found["packed"].versus[by_name("packed").parent] > 0

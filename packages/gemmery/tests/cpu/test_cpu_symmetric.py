@@ -46,8 +46,10 @@ def stored(n, k, dtype):
 def test_symmetric_to_the_last_bit_and_equal_to_the_whole_product(dtype, threads):
     for shape in SHAPES:
         for a, b in zip(stored(*shape, dtype), stored(*shape, dtype), strict=True):
-            whole = gm.matmul(a, b.T, threads=threads)  # the same numbers in other memory
-            for c in (gm.matmul(a, a.T, threads=threads), gm.matmul(a, a.T, np.empty(whole.shape, dtype, "F"))):
+            for order in "CF":
+                whole, c = (np.empty((len(a), len(a)), dtype, order) for _ in range(2))
+                gm.matmul(a, b.T, whole, threads=threads)  # the same numbers in other memory
+                gm.matmul(a, a.T, c, threads=threads)
                 assert np.array_equal(c, whole)
                 assert np.array_equal(c, c.T)
 

@@ -80,14 +80,15 @@ def inspect_cpu_rung(
 
 
 def _problem(row: Rung, m: int, n: int, k: int, dtype: str) -> Problem:
-    """The product of these sides, or one that the rung takes: squares, a vector, or small ones."""
+    """The product of these sides, or one that the rung takes: squares, a vector, two columns, or small ones."""
     dtype = asked.spelled(dtype) or "f32"
     if dtype not in row.dtypes:
         raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")
     for option, side in (("m", m), ("n", n), ("k", k)):
         if side > MOST:
             raise ArgumentError(f"{option}={side}: accesses of a CPU rung are counted for sides of at most {MOST}")
-    shapes = [(side, 1 if vector else side, side) for side, vector in ((n or SIDE, 0), (n or SIDE, 1), (n or FEW, 0))]
+    kinds = (n or SIDE, 0), (n or SIDE, 1), (n or SIDE, 2), (n or FEW, 0)
+    shapes = [(side, columns or side, side) for side, columns in kinds]
     problems = [
         Problem(m or rows, columns, k or deep, dtype, asked.result_type(dtype)) for rows, columns, deep in shapes
     ]

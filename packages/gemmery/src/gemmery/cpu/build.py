@@ -15,7 +15,17 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, constants, direct_tile, dots_columns, host, k_block
+from gemmery.cpu.target import (
+    DOTS_APART,
+    DOTS_BLOCK,
+    DOTS_ROWS,
+    Target,
+    constants,
+    direct_tile,
+    dots_columns,
+    host,
+    k_block,
+)
 from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, register_tile, sizes_of, vector_room
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
@@ -34,6 +44,8 @@ def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:
     direct = not activation and dtype == out and dtypes.get(dtype).kind == "f" and dtypes.get(dtype).size >= 4
     if direct:
         yield direct_image(target, dtype)
+        if dots_columns(target, dtypes.get(dtype).size) > 1:
+            yield dots_image(target, dtype)
     yield gemv_image(target, gemv_product(problem), COLUMNS)
     if direct:
         from gemmery.cpu import streamed as streams
@@ -321,11 +333,11 @@ def dots(problem: Problem, config: Config) -> Launch:
 
 @cache
 def _dots(dtype: str) -> Launch:
-    from gemmery.cpu import dots as few
-
     target, element = host(), dtypes.get(dtype)
     entry = load(target, Problem(2, 2, 2, dtype, dtype), dots_image(target, dtype))["dots"]
-    blocks = Blocks(few.ROWS, few.BLOCK, 0, few.workspace_bytes(target, dtype))
+    # The sums on three levels, and copied columns of B.
+    room = dots_columns(target, element.size) * (3 * DOTS_ROWS + DOTS_APART) * element.size
+    blocks = Blocks(DOTS_ROWS, DOTS_BLOCK, 0, room)
     each = _step(1) / target.lanes(element.size) * 1.5  # 0.5 for loads and the sums of lanes
     unit = Unit(_VECTOR_ROWS, 0, 0, each=each, read=_read(dtype))
     return Launch(entry, element.llvm, element.size, lambda m, n, k: blocks, unit=unit)

@@ -18,22 +18,13 @@ from gemmery.cpu.gemv_forms import sum_lanes
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import define_fold, in_levels
-from gemmery.cpu.target import Target, dots_columns
-
-ROWS, BLOCK = 1024, 1024  # rows of C whose sums are kept at once, and elements of k in a block
-_APART = BLOCK + 32  # elements from one copied column to the next: multiples of 4 KiB share one set of the L1 cache
+from gemmery.cpu.target import DOTS_APART, DOTS_BLOCK, DOTS_ROWS, Target, dots_columns
 
 _COPY = (("ptr", "b"), ("i64", "b_row"), ("i64", "b_col"), ("i64", "k"), ("ptr", "to"))
 _PARAMS = (
     ("i64", "count"), ("i64", "k"), ("ptr", "a"), ("i64", "a_row"), ("ptr", "b"), ("i64", "b_column"), ("ptr", "sums"),
     ("i64", "column"),
 )  # fmt: skip
-
-
-def workspace_bytes(target: Target, dtype: str) -> int:
-    """Return the bytes of the sums on three levels, and of copied columns of B."""
-    size = dtypes.get(dtype).size
-    return dots_columns(target, size) * (3 * ROWS + _APART) * size
 
 
 def dots(target: Target, dtype: str) -> Module:
@@ -70,7 +61,7 @@ def _copy(f: Function, element: str, n: int) -> None:
     with f.loop(0, f["k"]) as p:
         at = row.value
         for j in range(n):
-            f.store(f.load(element, at + f["b_col"] * j, align=size), f["to"] + (_APART * j + p) * size, align=size)
+            f.store(f.load(element, at + f["b_col"] * j, align=size), f["to"] + (DOTS_APART * j + p) * size, align=size)
         row.value = at + f["b_row"]
 
 
@@ -109,10 +100,10 @@ def _entry(f: Function, element: str, most: int) -> None:
     args, size = Args(f, f["args"]), SIZES[element]
     lanes = f.target.lanes(size)
     m, n, k, a_row, b_row, b_col = args.m, args.n, args.k, args.a_row, args.b_row, args.b_col
-    sums, apart = args.workspace, f.index(most * ROWS * size)
+    sums, apart = args.workspace, f.index(most * DOTS_ROWS * size)
     columns = sums + apart * 3
-    with f.loop(0, m, ROWS) as i:
-        count = f.min(m - i, ROWS)
+    with f.loop(0, m, DOTS_ROWS) as i:
+        count = f.min(m - i, DOTS_ROWS)
         column = (count + (lanes - 1)) // lanes * lanes * size  # bytes of the sums of a column
         lines = column * n // (lanes * size)
         with f.loop(0, lines) as line:
@@ -125,12 +116,12 @@ def _entry(f: Function, element: str, most: int) -> None:
             with f.if_(b_row.differs(size)):
                 copied = b.value, b_row, b_col, deep, columns
                 f.switch(n, {j: partial(f.call, f"copy_{j}", *copied) for j in range(2, most + 1)})
-                b.value, b_column.value = columns, f.index(_APART * size)
+                b.value, b_column.value = columns, f.index(DOTS_APART * size)
             a = args.a + i * a_row + p * size
             operands = count, deep, a, a_row, b.value, b_column.value, sums, column
             f.switch(n, {j: partial(f.call, f"dots_{j}", *operands) for j in range(2, most + 1)})
 
-        totals = in_levels(f, k, f.index(BLOCK), sums, apart, lines, add)
+        totals = in_levels(f, k, f.index(DOTS_BLOCK), sums, apart, lines, add)
         _finish(f, element, args, i, count, totals, column)
 
 

@@ -192,6 +192,9 @@ def direct_tile(target: Target) -> tuple[int, int]:
 
 # The least k of `dots`: fewer take most of the time to add lanes (200 x 4 x 32, f32, Zen 4: 3.6 us, 3.4 by `direct`).
 DOTS_K = 48
+DOTS_ROWS, DOTS_BLOCK = 1024, 1024  # rows of C whose sums it keeps at once, and elements of k in a block
+# Elements from one copied column of B to the next: multiples of 4 KiB share one set of the L1 cache.
+DOTS_APART = DOTS_BLOCK + 32
 
 
 def dots_columns(target: Target, size: int, b_layout: str = "col") -> int:

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
+    from gemmery.api.packing import PackedMatrix as PackedMatrix
+    from gemmery.api.packing import pack as pack
     from gemmery.api.precision import get_float32_precision as get_float32_precision
     from gemmery.api.precision import set_float32_precision as set_float32_precision
     from gemmery.api.splitting import SplitOperand as SplitOperand
@@ -90,6 +92,7 @@ _HOMES = {
     "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
+    "gemmery.api.packing": ("PackedMatrix", "pack"),
     "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),

@@ -13,7 +13,7 @@ from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.panels import buffers, workspace_bytes
+from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, k_block
 from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
@@ -128,7 +128,7 @@ def chain(problem: Problem) -> int:
     whole = k_block(target)
     if p.dtype not in ("f32", "f64") or p.out != p.dtype or p.epilogue:
         return whole
-    narrow = p.b_layout == "row" and p.n <= target.lanes(dtypes.get(p.dtype).size)
+    narrow = p.b_layout in ("row", "packed") and p.n <= target.lanes(dtypes.get(p.dtype).size)
     small = p.b_layout == "col" and p.m * p.n <= SMALL_C and not p.invariant
     return min(whole, _SHORT_CHAIN) if narrow or small else whole
 
@@ -142,28 +142,55 @@ def packed_kc(target: Target, types: Product) -> int:
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     p, kc = problem.by_rows(), chain(problem)
-    sizes = config.get("mc", 0), config.get("kc", 0 if kc == k_block(host()) else kc), config.get("nc", 0)
-    return _packed(p.dtype, p.out, p.epilogue, *sizes)
+    once = p.b_layout == "packed"  # in the blocks of k of this machine
+    kc = 0 if kc == k_block(host()) else kc
+    sizes = config.get("mc", 0), kc if once else config.get("kc", kc), config.get("nc", 0)
+    return _packed(p.dtype, p.out, p.epilogue, *sizes, once)
 
 
 @cache
-def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
+def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, once: bool) -> Launch:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     types = product(target, problem)
     sizes, register = sizes_of(target, types), register_tile(target, types)
     mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = even(k * types.parts, kc, types.unit * types.parts)
+        deep = depth(types, k, kc)
         tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
-        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide, once))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
         step = _TILES_STEP / types.unit
-    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
-    entry = load(target, problem, packed_image(target, types))["packed"]
-    return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
+    unit = Unit(register.mr, register.nr // types.parts, step, 0 if once else _PACK, sizes.nc)
+    scalar, size = types.scalar, dtypes.get(out).size
+    if once:
+
+        panels = operands(types, register)[1]
+
+        def steps(k: int, n: int) -> tuple[int, int]:
+            block, panel, _ = whole(panels, k * types.parts, n * types.parts, depth(types, k, kc))
+            return block, panel // unit.columns
+
+        return Launch(once_entries(types)["packed"], scalar, size, blocks, unit=unit, b_steps=steps)
+    return Launch(load(target, problem, packed_image(target, types))["packed"], scalar, size, blocks, unit=unit)
+
+
+def depth(types: Product, k: int, kc: int) -> int:
+    """Return the numbers of k in a block."""
+    return even(k * types.parts, kc, types.unit * types.parts)
+
+
+def once_entries(types: Product) -> dict[str, int]:
+    """Return the functions of the product with a B that is packed once."""
+
+    def generate() -> Module:
+        from gemmery.cpu import loops
+
+        return loops.packed(host(), types, once=True)
+
+    return jit.load(host(), f"packed_once_{types.name}", generate)
 
 
 def packed_image(target: Target, types: Product) -> Image:

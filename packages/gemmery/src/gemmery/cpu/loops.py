@@ -25,7 +25,7 @@ from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.long_k import even
 from gemmery.cpu.pack_complex import times_i
-from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
+from gemmery.cpu.panels import STACK, Panels, buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import FAN, SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
 
@@ -36,11 +36,16 @@ _PARAMS = (
     ("ptr", "bias"), ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
 )  # fmt: skip
 _RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *_PARAMS)
-_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), *_PARAMS)
+_TILES = (
+    ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_panel"),
+    *_PARAMS,
+)  # fmt: skip
 
 
-def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
+def packed(target: Target, product: Product, sizes: Tile | None = None, once: bool = False) -> Module:
     """Return the module of the packed product of some element types; its entry is `packed`.
+
+    With `once` that entry takes a B that the other one, `panels`, has packed whole: see `panels.whole`.
 
     It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
     longer than code for one layout of A and of B.
@@ -69,8 +74,11 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             _update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
+    if once:
+        with module.function("panels", ("ptr", "args")) as f:
+            _whole_b(f, b)
     with module.function("packed", ("ptr", "args")) as f, tile_unit.configured(f, product):
-        _five_loops(f, product, register)
+        _five_loops(f, product, register, once)
     return module
 
 
@@ -102,15 +110,24 @@ def packed_panels(target: Target, product: Product) -> Module:
         f.call("pack_b", n, k, args.b, args.b_col, args.b_row, to_b)
         f.call("pack_a", m, k, args.a, args.a_row, args.a_col, to_a)
         f.call(
-            "tiles", m, n, k, n, to_a, to_b, c, c_row, c, c_row,
+            "tiles", m, n, k, n, to_a, to_b, panel_bytes(b, k), c, c_row, c, c_row,
             args.alpha, args.beta, args.bias, args.bias_step, yes, yes,
         )  # fmt: skip
     return module
 
 
-def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
+def _whole_b(f: Function, panels: Panels) -> None:
+    """Pack all of B, from left to right, since packing a panel may write a little past its end."""
+    args, parts, width = Args(f, f["args"]), panels.product.parts, panels.width
+    n, k, kc, b, b_row, b_col = args.n * parts, args.k * parts, args.kc, args.b, args.b_row, args.b_col
+    with f.loop(0, k, kc) as p, f.loop(0, n, width) as j:
+        source, to = b + p // parts * b_row + j // parts * b_col, args.c + p // kc * args.c_row
+        f.call("pack_b", f.min(n - j, width), f.min(k - p, kc), source, b_col, b_row, to + j // width * args.c_col)
+
+
+def _five_loops(f: Function, product: Product, register: RegisterTile, once: bool) -> None:
     args = Args(f, f["args"])
-    parts = product.parts
+    parts, panels = product.parts, operands(product, register)[1]
     m, n, k = args.m, args.n * parts, args.k * parts
     mc, nc, kc = (
         even(f, total, block, unit)
@@ -126,7 +143,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     for at, number in ((unity, 1), (nothing, 0)):
         f.store(f.const(product.scalar, number), at)
         f.store(f.zero(product.scalar), at + SIZES[product.scalar])
-    a_size, b_size = buffers(product, register, mc, kc, nc)
+    a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
     on_stack = (a_size + b_size <= STACK) & (k <= kc)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
@@ -147,14 +164,18 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
         partial, partial_row = f.select(several, spare, sums), f.select(several, spare_row, sums_row)
         with f.loop(q, end, kc) as p:
             deep, first, last = f.min(k - p, kc), p.equals(q), (p + kc >= k) & (several ^ True)
-            f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
+            b_panels, b_panel = to_b, panel_bytes(panels, deep)
+            if once:  # strides of blocks and, by column, of panels
+                b_panels, b_panel = b + p // kc * b_row + j // parts * b_col, b_col * (register.nr // parts)
+            else:
+                f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
                 f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
                 f.call(
-                    "tiles", tall, wide, deep, (i + below) * parts - j, to_a, to_b, to + i * to_row, to_row,
-                    partial + i * partial_row, partial_row, factor, scale, tile_bias, bias_step, first, last,
+                    "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
+                    to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias, bias_step, first, last,
                 )  # fmt: skip
         if product.rounds:
             with f.if_(several):
@@ -179,7 +200,7 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
     mr, nr = register.mr, register.nr
     with module.function("tiles", *_TILES, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
-        a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
+        a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).

@@ -65,17 +65,35 @@ def panel_bytes(panels: Panels, k: Count) -> Count:
     return size + panels.row if panels.seeded else size
 
 
+class Whole(NamedTuple):
+    """All of a packed B, in bytes: blocks of k, of which each has a panel for every `width` columns."""
+
+    block: int
+    panel: int
+    size: int
+
+
+def whole(panels: Panels, k: int, n: int, kc: int) -> Whole:
+    """Return the bytes of a B of k x n numbers in blocks of kc; a shorter last block lies as the others do."""
+    panel = panel_bytes(panels, kc)
+    block = -(-n // panels.width) * panel
+    return Whole(block, panel, -(-k // kc) * block + slack(panels))
+
+
 def slack(panels: Panels) -> int:
     """Return the bytes that packing may write past its last panel: a block of k as deep as a vector, and a vector."""
     return 64 // (panels.group * SIZES[panels.product.packed]) * panels.row + 64
 
 
-def workspace_bytes(target: Target, product: Product, m: int, k: int, mc: int, kc: int, nc: int) -> int:
+def workspace_bytes(
+    target: Target, product: Product, m: int, k: int, mc: int, kc: int, nc: int, once: bool = False
+) -> int:
     """Return the bytes of one thread's buffers for blocks of these sizes, and for sums of C's m rows over blocks of k.
 
-    If k is one block, the kernel has small buffers on its stack, and the call need not reserve any.
+    If k is one block, the kernel has small buffers on its stack, and the call need not reserve any. With `once` B has
+    been packed before, and needs none.
     """
-    a, b = buffers(product, register_tile(target, product), mc, kc, nc)
+    a, b = buffers(product, register_tile(target, product), mc, kc, 0 if once else nc)
     if k <= kc and a + b <= STACK:
         return 0
     copies = (product.sums_apart and k > kc) + (product.rounds and k > kc * FAN)

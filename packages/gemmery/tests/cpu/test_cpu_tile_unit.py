@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import re
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 from gemmery import dtypes, limits, verify
+from gemmery.arrays import View
 from gemmery.cpu import build, loops
+from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.panels import workspace_bytes
+from gemmery.cpu.panels import operands, whole, workspace_bytes
 from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
@@ -75,11 +78,12 @@ def define_model(module, step):
 
 
 @functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64)):
+def launch(dtype, out, epilogue="", sizes=(64, 128, 64), once=False):
+    """The packed product on the model; with `once` a pair with the function that packs B for it."""
     problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     made = build.product(XEON, problem)
     assert made.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
-    module = loops.packed(XEON, made)
+    module = loops.packed(XEON, made, once=once)
     define_model(module, made.step)
     lines = (line for line in str(module).splitlines() if not re.match(r"declare void @llvm.x86.(ldtilecfg|t)", line))
     # Without bfloat16 in the CPU, LLVM calls functions that are not there, even for shuffles.
@@ -102,7 +106,29 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64)):
         tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, made.unit), build.even(n, nc, register.nr)
         return Blocks(tall, deep, wide, workspace_bytes(XEON, made, m, k, tall, deep, wide))
 
-    return Launch(engine.get_function_address("packed"), made.scalar, dtypes.get(out).size, blocks)
+    def bytes_of(k, n):
+        return whole(operands(made, register)[1], k, n, build.even(k, kc, made.unit))
+
+    def steps(k, n):
+        return bytes_of(k, n).block, bytes_of(k, n).panel // register.nr
+
+    def pack(b, k, n):
+        """B in the middle of a block whose last byte no panel may reach."""
+        size = bytes_of(k, n)
+        to = np.full(size.size + 64, 0x7F, np.uint8)
+        values = {
+            "n": n, "k": k, "b": b.ctypes.data, "b_row": b.strides[1], "b_col": b.strides[2],
+            "kc": build.even(k, kc, made.unit), "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel,
+        }  # fmt: skip
+        record = np.array([values.get(name, 0) for name, _ in FIELDS], np.int64)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("panels"))(record.ctypes.data)
+        assert (to[-64:] == 0x7F).all()
+        return View(to.ctypes.data, (1, k, n), (0, 0, 0), dtype, owner=to)
+
+    address, scalar, size = engine.get_function_address("packed"), made.scalar, dtypes.get(out).size
+    if once:
+        return Launch(address, scalar, size, blocks, b_steps=steps), pack
+    return Launch(address, scalar, size, blocks)
 
 
 SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
@@ -122,6 +148,20 @@ def test_products_on_the_model(dtype, out, step, layouts):
             kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
             checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
             assert checked.ok, (m, n, k, alpha, checked)
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
+@pytest.mark.parametrize("layout", ["C", "F", "strided"])
+def test_a_b_packed_once_gives_the_same_bits(dtype, out, step, layout):
+    (kernel, pack), plain = launch(dtype, out, once=True), launch(dtype, out)
+    for m, n, k in SIZES:
+        a = place(random((1, m, k), dtype, 0), dtype, "C")
+        b = place(random((1, k, n), dtype, 1), dtype, layout)
+        c, expected = (place(random((1, m, n), out, 2), out, "C") for _ in range(2))
+        kernel(a.view, pack(b.array, k, n), c.view, alpha=3, beta=2)
+        plain(a.view, b.view, expected.view, alpha=3, beta=2)
+        assert c.array.tobytes() == expected.array.tobytes(), (m, n, k)
+        assert b.untouched()
 
 
 def test_the_peak_is_that_of_resident_tiles():

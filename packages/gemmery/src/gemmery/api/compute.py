@@ -34,7 +34,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     shape = result_shape(x.shape, y.shape)
     packed = isinstance(y, PackedView)
     if packed:
-        b.view_for(common, result)
+        b.check(common, result)
     call = Call(a, b, x, y, common, result, terms)
     if out is None:
         like = arrays.kind(a, a if packed else b)

@@ -13,6 +13,7 @@ from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque, products, spellings
 from gemmery.api.compute import prepared_for
 from gemmery.api.options import dtype_name, epilogue, only_on_devices, thread_count
+from gemmery.api.packing import PackedMatrix
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -157,7 +158,8 @@ def explain(
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
     options = spellings.options("explain", {**keywords})
-    x, y = view(a), view(b)
+    packed = isinstance(b, PackedMatrix)
+    x, y = view(a), b.memory if packed else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)
     only_on_devices(options)
@@ -167,6 +169,9 @@ def explain(
     count = thread_count(options.threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
     source, out = kernel_types(common, result)
+    if packed:
+        b.check(common, result)
+        y = y._replace(dtype=source)
     copies = _copies(x, y, source)
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")

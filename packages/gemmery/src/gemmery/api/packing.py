@@ -28,22 +28,22 @@ class PackedMatrix:
     `shape` is (k, n), `dtype` the name of its element type, `result` that of the products, and `nbytes` the memory.
     """
 
-    __slots__ = ("_block", "_view", "layout", "result")
+    __slots__ = ("_block", "layout", "memory", "result")
 
     def __init__(self, shape: Ints, dtype: str, result: str, layout: Layout, block: mmap.mmap) -> None:
         strides = arrays.contiguous(shape, dtypes.get(dtype).size)
-        self._view = PackedView(workspace.address(block), shape, strides, dtype, writable=False, owner=block)
+        self.memory = PackedView(workspace.address(block), shape, strides, dtype, writable=False, owner=block)
         self._block, self.layout, self.result = block, layout, dtypes.get(result).numpy
 
     @property
     def shape(self) -> Ints:
         """The shape of the matrix, (k, n)."""
-        return self._view.shape
+        return self.memory.shape
 
     @property
     def dtype(self) -> str:
         """The name of its element type: "float32"."""
-        return dtypes.get(self._view.dtype).numpy
+        return dtypes.get(self.memory.dtype).numpy
 
     @property
     def nbytes(self) -> int:
@@ -61,11 +61,11 @@ class PackedMatrix:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return what a pickle holds; from protocol 5 on, the memory may travel beside it."""
         memory = pickle.PickleBuffer(self._block) if protocol >= 5 else bytes(self._block)
-        return _restored, (_VERSION, self.shape, self._view.dtype, self.result, tuple(self.layout), memory)
+        return _restored, (_VERSION, self.shape, self.memory.dtype, self.result, tuple(self.layout), memory)
 
-    def view_for(self, common: str, result: str) -> PackedView:
-        """Return the memory for a product of element types. Raises DTypeError where it was packed for others."""
-        own = self._view.dtype
+    def check(self, common: str, result: str) -> None:
+        """Raise DTypeError unless it was packed for products of these element types."""
+        own = self.memory.dtype
         if common != own:
             have, need = self.dtype, dtypes.get(common).numpy
             raise DTypeError(
@@ -78,7 +78,6 @@ class PackedMatrix:
                 f"b was packed for results of {self.result}, and this result is {name}, for which panels hold other "
                 f"numbers: pack b with dtype={name!r}"
             )
-        return self._view
 
 
 def pack(b: Any, dtype: "DTypeLike | None" = None) -> PackedMatrix:
@@ -91,25 +90,28 @@ def pack(b: Any, dtype: "DTypeLike | None" = None) -> PackedMatrix:
     array([[12., 15., 18., 21.],
            [12., 15., 18., 21.]], dtype=float32)
 
-    `b` is (k, n), of any strides and any kind that `gm.matmul` takes; pass `w.T` for weights of shape (n, k). The numbers
-    are copied: b may be changed or freed. `gm.matmul(x, packed)` and `gm.gemm(alpha, x, packed)` take every x and every
-    option that they take with b, and give the bits of `batch_invariant=True` with a row-major b: a row of the result
-    does not depend on the number of rows. Each product otherwise packs b anew, or reads it in place, and for few rows
-    the one takes longer than the product and the other is slower than memory.
+    `b` is (k, n), of any strides and any kind that `gm.matmul` takes; pass `w.T` for weights of shape (n, k). Its
+    numbers are copied: b may be changed or freed. `gm.matmul(x, packed)` and `gm.gemm(alpha, x, packed)` take every x
+    and every option that they take with b. The bits of `gm.matmul(x, packed)` are those of
+    `gm.matmul(x, b, batch_invariant=True)` with a row-major b of two or more columns: a row of the result does not
+    depend on the number of rows.
 
-    `dtype` is that of the results, as in `gm.matmul`, where it is wider than b's: sums in float64 need other panels than
-    those in float32. `nbytes` is k n elements as panels have them, k and n rounded up: float16 becomes float32, and
-    bfloat16 and int8 do where the CPU has no dot products of them.
+    `dtype` is the type of results wider than b's, as in `gm.matmul`: sums in float64 need other panels than those in
+    float32. `nbytes` is the memory of k n elements as panels have them, with k and n rounded up: float16 becomes
+    float32 there, and bfloat16 and int8 become wider where the CPU has no dot products of them.
 
-    The panels are those of this machine's instruction set. A pickle loads where they are the same, and is refused
-    elsewhere. Threads and forked processes may share a packed matrix. Source: Goto and van de Geijn, ACM TOMS 34(3), 2008.
+    The panels are those of this machine's instruction set. A pickle loads on machines that read the same, and is
+    refused by others. Threads and forked processes may share a packed matrix. Source: Goto and van de Geijn, ACM TOMS
+    34(3), 2008.
 
     Raises ShapeError for what is no matrix, DTypeError for element types that the CPU does not multiply and for a
     `dtype` that cannot hold every number of b's, DeviceError for an array on a device, and MemoryError.
     """
     y = viewed("b", b)
     if y.device != "cpu":
-        raise DeviceError(f"gm.pack takes a matrix in CPU memory, and b is on {y.device}: pack a copy, in PyTorch b.cpu()")
+        raise DeviceError(
+            f"gm.pack takes a matrix in CPU memory, and b is on {y.device}: pack a copy, in PyTorch b.cpu()"
+        )
     if len(y.shape) != 2:
         raise ShapeError(f"gm.pack takes one matrix (k, n), and b has shape {y.shape}: pack the matrices one by one")
     result = y.dtype if dtype is None else widened(y.dtype, dtype_name(dtype))
@@ -118,7 +120,7 @@ def pack(b: Any, dtype: "DTypeLike | None" = None) -> PackedMatrix:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     packed = PackedMatrix(y.shape, y.dtype, result, packed_once.layout(source, out), block)
-    packed_once.pack(y if y.dtype == source else arrays.converted(y, source), out, packed._view.pointer)
+    packed_once.pack(y if y.dtype == source else arrays.converted(y, source), out, packed.memory.pointer)
     arrays.unchanged(b=y)
     return packed
 
@@ -152,8 +154,8 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: dic
     if x.device != "cpu":
         raise DeviceError(f"a is on {x.device} and b was packed on the CPU: pass the matrix itself, on that device")
     if name == "matmul":
-        return products.multiplied(a, b, x, b._view, out, options)
-    return products.scaled(name, a, b, x, b._view, out, options, keywords)
+        return products.multiplied(a, b, x, b.memory, out, options)
+    return products.scaled(name, a, b, x, b.memory, out, options, keywords)
 
 
 array_libraries.PRODUCTS[PackedMatrix] = product

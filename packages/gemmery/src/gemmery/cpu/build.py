@@ -166,7 +166,6 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, once
     unit = Unit(register.mr, register.nr // types.parts, step, 0 if once else _PACK, sizes.nc)
     scalar, size = types.scalar, dtypes.get(out).size
     if once:
-
         panels = operands(types, register)[1]
 
         def steps(k: int, n: int) -> tuple[int, int]:

@@ -175,7 +175,8 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
                 f.call(
                     "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
-                    to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias, bias_step, first, last,
+                    to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
+                    bias_step, first, last,
                 )  # fmt: skip
         if product.rounds:
             with f.if_(several):

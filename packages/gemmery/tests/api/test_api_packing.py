@@ -101,7 +101,7 @@ def test_few_columns_in_short_chains():
     for name, n in (("f32", 16), ("f32", 9), ("f64", 8), ("f64", 5)):
         x, w = operands(7, 2000, n, name)
         packed, bias = gm.pack(w), np.zeros(n)
-        assert same(gm.matmul(x, packed), gm.matmul(x, w))
+        assert same(gm.matmul(x, packed), gm.matmul(x, w, batch_invariant=True))
         assert same(gm.matmul(x, packed, bias=bias), gm.matmul(x, w, bias=bias))
 
 

@@ -17,6 +17,7 @@ from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, k_block
 from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
+from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
 
@@ -66,7 +67,10 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
 def product(target: Target, problem: Problem) -> Product:
     """Return the element types and the multiply step with which a target computes a problem."""
     packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out)
-    return Product(problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1])
+    types = Product(problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1])
+    narrower = dtypes.get(types.dtype).size < SIZES[packed] and not types.is_complex
+    slow = types.dtype == "f16" and not target.has_fma  # widened by integer arithmetic
+    return types._replace(kept=types.dtype) if problem.b_layout == "packed" and narrower and not slow else types
 
 
 def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:
@@ -150,7 +154,8 @@ def packed(problem: Problem, config: Config) -> Launch:
 
 @cache
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, once: bool) -> Launch:
-    target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
+    target = host()
+    problem = Problem(2, 2, 2, dtype, out, b_layout="packed" if once else "row", epilogue=epilogue)
     types = product(target, problem)
     sizes, register = sizes_of(target, types), register_tile(target, types)
     mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc

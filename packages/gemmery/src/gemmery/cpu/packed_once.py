@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     """How a packed B lies in memory: all that the loops over it assume."""
 
     step: str  # of the micro-kernel
-    element: str  # of the panels, LLVM's name
+    element: str  # of the panels, LLVM's name, or gemmery's where each step widens them
     group: int  # elements along k in a cell
     columns: int  # of a panel, in numbers
     depth: int  # elements of k in a step of the micro-kernel
@@ -40,12 +40,12 @@ def layout(dtype: str, out: str) -> Layout:
     """Return how this machine's products of a B of `dtype` with a C of `out` have it when it is packed."""
     types = _types(dtype, out)
     columns, kc = register_tile(host(), types).nr, packed_kc(host(), types)
-    return Layout(types.step, types.packed, types.group, columns, types.unit, kc // types.parts)
+    return Layout(types.step, types.kept or types.packed, types.group, columns, types.unit, kc // types.parts)
 
 
 @cache
 def _types(dtype: str, out: str) -> Product:
-    return product(host(), Problem(2, 2, 2, dtype, out))
+    return product(host(), Problem(2, 2, 2, dtype, out, b_layout="packed"))
 
 
 def size(dtype: str, out: str, k: int, n: int) -> int:

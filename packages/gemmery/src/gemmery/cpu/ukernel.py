@@ -51,6 +51,7 @@ class Product(NamedTuple):
     group: int = 1
     step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
+    kept: str = ""  # gemmery's name of the narrower elements of B's panels, which each step widens; "" for `packed`
 
     @property
     def on_tiles(self) -> bool:
@@ -65,7 +66,7 @@ class Product(NamedTuple):
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        tail = f"_{self.activation}" if self.activation else ""
+        tail = "".join(f"_{part}" for part in (self.activation, self.kept) if part)
         return f"{self.dtype}_{self.out}_{self.packed}_{self.accumulator}_{self.step}{tail}"
 
     @property
@@ -199,12 +200,14 @@ def tile_loop(
     Then those of x y* and of y x* are conjugates of each other to the last bit, and x x* is real. One sum of both in
     turn would round x y* and y x* differently.
     """
-    from gemmery.cpu.ir_types import vector  # only to compile
+    from gemmery.cpu.convert import load_as  # only to compile
+    from gemmery.cpu.ir_types import vector
 
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
     cells = vector(tile.lanes, cell)
-    row, vectors = tile.nr * size, vectors or tile.nv
+    width = tile.lanes * (product.group * dtypes.get(product.kept).size if product.kept else size)
+    row, vectors = tile.nv * width, vectors or tile.nv
     if product.seeded:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
         b = b + row
@@ -213,12 +216,19 @@ def tile_loop(
     totals = [[f.var(start) for start in starts] for _ in range(tile.mr)]
     parts = product.parts
 
+    def load(at: Value) -> Value:
+        """Load a vector of cells of B."""
+        if not product.kept:
+            return f.load(cells, at, align=size)
+        elements = tile.lanes * product.group
+        return f.bitcast(load_as(f, dtypes.get(product.kept), product.packed, at, elements, None), cells)
+
     def walk(first: int) -> None:
         """Add the products of every step, or of every second one from `first` on."""
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
             b_row = b + p * row
-            columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(vectors)]
+            columns = [load(b_row + v * width) for v in range(vectors)]
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
@@ -229,7 +239,6 @@ def tile_loop(
 
     walk(0)
     if parts == 2:
-        width = tile.lanes * size
         room = f.buffer(tile.mr * vectors * width)
         places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
         for total, at in places:

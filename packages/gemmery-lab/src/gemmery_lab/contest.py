@@ -25,7 +25,7 @@ from gemmery_lab.session import Session
 
 PRODUCT = "gm.matmul"
 OPTIONS = {  # of the product, by the kind of device
-    "cpu": ("threads",),
+    "cpu": ("packed", "threads"),  # packed=1: B is packed before, by gm.pack
     "cuda": ("batch_invariant", "bias", *ACTIVATIONS),
 }
 ONE_THREAD = "gm.matmul on one thread"

@@ -181,7 +181,7 @@ def _launch(call: Call, prepared: Prepared, x: View, y: View, target: View, out:
             kernel.run(job, a, b)
         else:
             kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    if job:
+    if job and not isinstance(y, PackedView):
         repeats.remember(call, prepared, (x, y, target), out, threads, job)
     if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
         entry.forget()

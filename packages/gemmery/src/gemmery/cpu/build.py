@@ -173,6 +173,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, once
     if once:
         panels = operands(types, register)[1]
 
+        @cache
         def steps(k: int, n: int) -> tuple[int, int]:
             block, panel, _ = whole(panels, k * types.parts, n * types.parts, depth(types, k, kc))
             return block, panel // unit.columns

@@ -69,8 +69,8 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
         routines_a, routines_b = pack_complex.ROUTINES_A, pack_complex.ROUTINES_B
     pack.pack(module, a, routines_a)
     pack.pack(module, b, routines_b)
-    _micro_kernels(module, product, register)
-    _tiles(module, product, register)
+    _micro_kernels(module, product, register, once)
+    _tiles(module, product, register, once)
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             _update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
@@ -196,7 +196,7 @@ def _in_order(
     return outer, (f.select(first, y_stop, x_stop), f.select(first, y_step, x_step))
 
 
-def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
+def _tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
     with module.function("tiles", *_TILES, local=True) as f:
@@ -221,7 +221,7 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
                     with f.if_(whole):
                         _update_stored(f, product, register, tile_buffer, c)
                 else:
-                    with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
+                    with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once):
                         for r in range(mr):
                             for v in range(0, nr * product.out_size, 64):
                                 f.prefetch(c + f["c_row"] * r + v, write=True)
@@ -239,34 +239,50 @@ def _narrow(register: RegisterTile) -> list[int]:
     return [vectors for vectors in (1, 2) if vectors < register.nv]
 
 
-def _micro_kernels(module: Module, product: Product, register: RegisterTile) -> None:
+def _micro_kernels(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
     """Define the micro-kernels that are functions of their own."""
     if product.on_tiles:
         tile_unit.define(module, product)
     else:
-        _narrow_tiles(module, product, register)
+        _small_tiles(module, product, register, once)
 
 
-def _narrow_tiles(module: Module, product: Product, register: RegisterTile) -> None:
+def _small_tiles(module: Module, product: Product, register: RegisterTile, once: bool) -> None:
     """Define `tile_1(steps, a, b, kept)` and `tile_2`: the first one or two vectors of a tile, stored in `kept`.
 
     A product with 8 columns of f32 computes 16 of them instead of 64 (8 x 8 x 8, Zen 4: 95 ns instead of 140). As
-    functions of their own, these loops take no registers from the loop of whole tiles.
+    functions of their own, these loops take no registers from the loop of whole tiles. With `once`, `rows_1`, `rows_2`
+    and `rows_4` are the first rows of a tile.
     """
-    for vectors in _narrow(register):
+
+    def define(name: str, **few: int) -> None:
         params = (("i64", "steps"), ("ptr", "a"), ("ptr", "b"), ("ptr", "kept"))
-        with module.function(f"tile_{vectors}", *params, local=True) as f:
-            totals = tile_loop(f, product, register, f["steps"], f["a"], f["b"], _PREFETCH, vectors=vectors)
+        with module.function(name, *params, local=True) as f:
+            totals = tile_loop(f, product, register, f["steps"], f["a"], f["b"], _PREFETCH, **few)
             _keep(f, product, register, totals, f["kept"])
+
+    for vectors in _narrow(register):
+        define(f"tile_{vectors}", vectors=vectors)
+    for rows in _few(register, once):
+        define(f"rows_{rows}", rows=rows)
+
+
+def _few(register: RegisterTile, once: bool) -> list[int]:
+    """Return the heights, in rows, of the tiles for the last rows of C."""
+    return [rows for rows in (1, 2, 4) if once and rows < register.mr]
 
 
 @contextmanager
-def _narrower(f: Function, register: RegisterTile, columns: Value, operands: tuple[Value, ...]) -> Iterator[None]:
-    """Call the narrowest of the narrow tiles that holds `columns`, or run the body if none does."""
+def _smaller(
+    f: Function, register: RegisterTile, rows: Value, columns: Value, operands: tuple[Value, ...], once: bool
+) -> Iterator[None]:
+    """Call the smallest of the small tiles that holds `columns` or `rows`, or run the body if none does."""
+    small = [(f"tile_{vectors}", columns <= vectors * register.lanes) for vectors in _narrow(register)]
+    small += [(f"rows_{few}", rows <= few) for few in _few(register, once)]
     with ExitStack() as otherwise:
-        for vectors in _narrow(register):
-            with f.if_(columns <= vectors * register.lanes):
-                f.call(f"tile_{vectors}", *operands)
+        for name, holds in small:
+            with f.if_(holds):
+                f.call(name, *operands)
             otherwise.enter_context(f.else_())
         yield
 

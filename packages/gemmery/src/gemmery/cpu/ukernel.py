@@ -187,8 +187,11 @@ def tile_loop(
     prefetch: int,
     coming: Value | None = None,
     vectors: int = 0,
+    rows: int = 0,
 ) -> list[list[Var]]:
-    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector, or the first `vectors` of a row.
+    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector.
+
+    Those of the first `rows` and `vectors` of a row are all, unless these are 0.
 
     Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
     24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
@@ -208,12 +211,13 @@ def tile_loop(
     cells = vector(tile.lanes, cell)
     width = tile.lanes * (product.group * dtypes.get(product.kept).size if product.kept else size)
     row, vectors = tile.nv * width, vectors or tile.nv
+    rows = rows or tile.mr
     if product.seeded:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
         b = b + row
     else:
         starts = [f.zero(wide)] * vectors
-    totals = [[f.var(start) for start in starts] for _ in range(tile.mr)]
+    totals = [[f.var(start) for start in starts] for _ in range(rows)]
     parts = product.parts
 
     def load(at: Value) -> Value:
@@ -232,14 +236,14 @@ def tile_loop(
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
-            for i in range(tile.mr):
+            for i in range(rows):
                 scale = f.broadcast(f.load(cell, a_row + i * size, align=size), tile.lanes)
                 for v in range(vectors):
                     totals[i][v].value = multiply_add(f, product, scale, columns[v], totals[i][v].value)
 
     walk(0)
     if parts == 2:
-        room = f.buffer(tile.mr * vectors * width)
+        room = f.buffer(rows * vectors * width)
         places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
         for total, at in places:
             f.store(total.value, at, align=width)

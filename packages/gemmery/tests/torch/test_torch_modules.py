@@ -7,14 +7,14 @@ import io
 
 import pytest
 
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402 # of the package that may be missing
 from torch.nn import functional  # noqa: E402
 
-from gemmery.torch import Linear, QuantizedLinear, plain_state_dict, replace_linear  # noqa: E402
+from gemmery.torch import Linear, QuantizedLinear, modules, plain_state_dict, replace_linear  # noqa: E402
 
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 K, N = 64, 24
@@ -292,3 +292,62 @@ def test_torch_fx_records_a_layer_as_one_step(bits):
     assert names == ["_precision", "linear" if bits is None else "quantized_linear"]
     x = random(5, K)
     assert torch.equal(traced(x), model(x))
+
+
+def copy_of(layer):
+    """The packed copy of a layer's weight, if its last product read it."""
+    return layer._packed and layer._packed[0]
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_within_the_bound(dtype, bias, monkeypatch):
+    layer = layers(None, dtype, bias)[1].pack()
+    monkeypatch.setattr(modules, "linear", None)  # nothing else computes it
+    with torch.no_grad():
+        for shape in ((5, K), (K,), (2, 3, K), (0, K)):
+            x = random(*shape, dtype=dtype)
+            assert layer(x).shape == (*shape[:-1], N)
+            check(layer(x), x, layer)
+        layer.activation = "relu"
+        assert bool((layer(x) >= 0).all())
+
+
+def test_a_changed_weight_is_packed_again():
+    layer, x = layers(None)[1].pack(), random(3, K)
+    first = copy_of(layer)
+    with torch.inference_mode():
+        before = layer(x)
+        assert copy_of(layer) is first
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        layer.bias.mul_(2)
+        assert torch.equal(layer(x), 2 * before)
+        assert copy_of(layer) is not first
+        layer.load_state_dict(layers(None)[0].state_dict())
+        assert torch.equal(layer(x), before)
+        layer.weight = nn.Parameter(layer.weight * 2)
+        layer.bias.mul_(2)
+        assert torch.equal(layer(x), 2 * before)
+        twin = copy.deepcopy(layer)
+        assert torch.equal(twin(x), 2 * before)
+        check(layer.to(torch.bfloat16)(x.bfloat16()), x.bfloat16(), layer)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+def test_where_the_packed_copy_is_not_read():
+    layer, x = layers(None)[1].pack(), random(3, K)
+    layer._packed = "a copy that nothing can multiply by", layer._packed[1]
+    result = layer(x)
+    assert result.requires_grad
+    result.sum().backward()
+    assert layer.weight.grad.shape == (N, K)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype is torch.bfloat16
+        assert torch.func.vmap(layer)(x).shape == (3, N)
+        with pytest.raises(DTypeError):
+            layer(x.double())
+        assert layer.to("meta")(x.to("meta")).shape == (3, N)
+    with pytest.raises(DeviceError, match="has no memory"):
+        layer.pack()

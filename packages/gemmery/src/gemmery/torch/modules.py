@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gemmery import config
+from gemmery import api, config
 from gemmery.api.options import check_activation
+from gemmery.api.packing import PackedMatrix, pack
 from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
+from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.functions import linear, quantized_linear
 from gemmery.torch.quantization import check_factors, dequantize, quantize
 
@@ -30,7 +32,7 @@ class Linear(nn.Linear):
     `in_features`, `out_features`, `bias`, `device` and `dtype`, the parameters, their initial values and the state dict
     are those of nn.Linear. `activation` is None, "relu", "gelu" (by erf) or "silu"; `precision` says how a GPU may
     multiply float32, as in `gemmery.matmul`, and means nothing elsewhere. Autograd computes both gradients by gemmery
-    too, and torch.compile keeps the layer in its graph.
+    too, and torch.compile keeps the layer in its graph. `pack` makes inference with few rows faster on the CPU.
 
     Raises ArgumentError for another `activation` or `precision`, and the errors of `gemmery.matmul` when it is called.
     """
@@ -51,8 +53,32 @@ class Linear(nn.Linear):
         self.activation: Activation | None = activation
         self.precision: Precision | None = precision
 
+    _packed: tuple[PackedMatrix, tuple[int, int]] | None = None  # with the state of the weight that it was made of
+
+    def pack(self) -> Linear:
+        """Keep a copy of the weight packed by `gemmery.pack`, for inference on the CPU, and return the layer.
+
+        >>> layer = Linear(3, 2).pack()
+        >>> with torch.inference_mode():
+        ...     layer(torch.ones(5, 3)).shape
+        torch.Size([5, 2])
+
+        Products that record no gradients and that nothing in PyTorch watches then read the copy: few rows at the speed
+        of memory. It takes the memory of the weight once more, is in no state dict, and is made anew in the call after
+        a change of the weight.
+
+        Raises DeviceError for a weight that is not on the CPU.
+        """
+        self._packed = pack(self.weight.detach().T), _state(self.weight)
+        return self
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
         """Return the layer's output for an input of shape (..., in_features)."""
+        if self._packed is not None and _by_copy(input, self.weight, self.bias):
+            if self._packed[1] != _state(self.weight):
+                self.pack()
+            result: Tensor = api.matmul(input, self._packed[0], bias=self.bias, activation=self.activation)
+            return result
         return linear(input, self.weight, self.bias, self.activation, precision=_precision(self, input))
 
     def extra_repr(self) -> str:
@@ -213,6 +239,20 @@ def become_quantized(
     layer.__class__ = QuantizedLinear
     layer.activation, layer.precision = activation, precision
     layer._hold(packed, scales, bits, group)
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """What changes with the numbers of a weight: where it is, and how often PyTorch wrote to it."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _by_copy(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return True where a packed copy of the weight takes its place: on the CPU, where PyTorch watches nothing."""
+    if is_compiling() or type(x) not in PLAIN or watched() or x.dtype is not weight.dtype:
+        return False
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return not records and all(tensor.is_cpu for tensor in tensors)
 
 
 def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> Precision | None:

@@ -70,7 +70,7 @@ def product(target: Target, problem: Problem) -> Product:
     types = Product(problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1])
     narrower = dtypes.get(types.dtype).size < SIZES[packed] and not types.is_complex
     slow = types.dtype == "f16" and not target.has_fma  # widened by integer arithmetic
-    return types._replace(kept=types.dtype) if problem.b_layout == "packed" and narrower and not slow else types
+    return types._replace(stored=types.dtype) if problem.b_layout == "packed" and narrower and not slow else types
 
 
 def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:

@@ -25,7 +25,7 @@ from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.long_k import even
 from gemmery.cpu.pack_complex import times_i
-from gemmery.cpu.panels import STACK, Panels, buffers, operands, panel_bytes, steps_of
+from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import FAN, SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
 
@@ -76,7 +76,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
             _update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     if once:
         with module.function("panels", ("ptr", "args")) as f:
-            _whole_b(f, b)
+            pack.pack_whole(f, b)
     with module.function("packed", ("ptr", "args")) as f, tile_unit.configured(f, product):
         _five_loops(f, product, register, once)
     return module
@@ -114,15 +114,6 @@ def packed_panels(target: Target, product: Product) -> Module:
             args.alpha, args.beta, args.bias, args.bias_step, yes, yes,
         )  # fmt: skip
     return module
-
-
-def _whole_b(f: Function, panels: Panels) -> None:
-    """Pack all of B, from left to right, since packing a panel may write a little past its end."""
-    args, parts, width = Args(f, f["args"]), panels.product.parts, panels.width
-    n, k, kc, b, b_row, b_col = args.n * parts, args.k * parts, args.kc, args.b, args.b_row, args.b_col
-    with f.loop(0, k, kc) as p, f.loop(0, n, width) as j:
-        source, to = b + p // parts * b_row + j // parts * b_col, args.c + p // kc * args.c_row
-        f.call("pack_b", f.min(n - j, width), f.min(k - p, kc), source, b_col, b_row, to + j // width * args.c_col)
 
 
 def _five_loops(f: Function, product: Product, register: RegisterTile, once: bool) -> None:
@@ -255,10 +246,11 @@ def _small_tiles(module: Module, product: Product, register: RegisterTile, once:
     and `rows_4` are the first rows of a tile.
     """
 
-    def define(name: str, **few: int) -> None:
+    def define(name: str, vectors: int = 0, rows: int = 0) -> None:
         params = (("i64", "steps"), ("ptr", "a"), ("ptr", "b"), ("ptr", "kept"))
         with module.function(name, *params, local=True) as f:
-            totals = tile_loop(f, product, register, f["steps"], f["a"], f["b"], _PREFETCH, **few)
+            operands = f["steps"], f["a"], f["b"], _PREFETCH
+            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows)
             _keep(f, product, register, totals, f["kept"])
 
     for vectors in _narrow(register):

@@ -40,7 +40,7 @@ def layout(dtype: str, out: str) -> Layout:
     """Return how this machine's products of a B of `dtype` with a C of `out` have it when it is packed."""
     types = _types(dtype, out)
     columns, kc = register_tile(host(), types).nr, packed_kc(host(), types)
-    return Layout(types.step, types.kept or types.packed, types.group, columns, types.unit, kc // types.parts)
+    return Layout(types.step, types.stored or types.packed, types.group, columns, types.unit, kc // types.parts)
 
 
 @cache

@@ -51,8 +51,8 @@ class Panels(NamedTuple):
 def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
     a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded, deep=product.on_tiles)
-    if product.kept:  # bits are moved, not converted
-        bits = 8 * dtypes.get(product.kept).size
+    if product.stored:  # bits are moved, not converted
+        bits = 8 * dtypes.get(product.stored).size
         product = product._replace(dtype=f"uint{bits}", packed=f"i{bits}")
     return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
 

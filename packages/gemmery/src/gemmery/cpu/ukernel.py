@@ -51,7 +51,7 @@ class Product(NamedTuple):
     group: int = 1
     step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
-    kept: str = ""  # gemmery's name of the narrower elements of B's panels, which each step widens; "" for `packed`
+    stored: str = ""  # gemmery's name of the narrower elements of B's panels, which each step widens; "" for `packed`
 
     @property
     def on_tiles(self) -> bool:
@@ -66,7 +66,7 @@ class Product(NamedTuple):
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        tail = "".join(f"_{part}" for part in (self.activation, self.kept) if part)
+        tail = "".join(f"_{part}" for part in (self.activation, self.stored) if part)
         return f"{self.dtype}_{self.out}_{self.packed}_{self.accumulator}_{self.step}{tail}"
 
     @property
@@ -209,7 +209,7 @@ def tile_loop(
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
     cells = vector(tile.lanes, cell)
-    width = tile.lanes * (product.group * dtypes.get(product.kept).size if product.kept else size)
+    width = tile.lanes * (product.group * dtypes.get(product.stored).size if product.stored else size)
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
     if product.seeded:
@@ -222,10 +222,10 @@ def tile_loop(
 
     def load(at: Value) -> Value:
         """Load a vector of cells of B."""
-        if not product.kept:
+        if not product.stored:
             return f.load(cells, at, align=size)
         elements = tile.lanes * product.group
-        return f.bitcast(load_as(f, dtypes.get(product.kept), product.packed, at, elements, None), cells)
+        return f.bitcast(load_as(f, dtypes.get(product.stored), product.packed, at, elements, None), cells)
 
     def walk(first: int) -> None:
         """Add the products of every step, or of every second one from `first` on."""

@@ -28,8 +28,7 @@ Keywords = dict[str, Any]  # the options that a call names
 # split) -> the result, or None for a call not seen before. A call with options has its scalars in the table.
 FastPath = Callable[..., Any]
 PATHS: dict[type, FastPath] = {}  # by the type of a
-# The products of operands that are no arrays: of what gm.split and gm.pack return, once they are loaded.
-PRODUCTS: dict[type, Callable[..., Any]] = {}
+SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the names when alpha is 1 and beta 0
 _LARGE = 1e38
 _NUMBERS = (int, float)

@@ -13,11 +13,11 @@ from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque, products, spellings
 from gemmery.api.compute import prepared_for
 from gemmery.api.options import dtype_name, epilogue, only_on_devices, thread_count
-from gemmery.api.packing import PackedMatrix
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.packed_once import Packed
 from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import cores, host
 from gemmery.dispatch import cpu
@@ -158,8 +158,7 @@ def explain(
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
     options = spellings.options("explain", {**keywords})
-    packed = isinstance(b, PackedMatrix)
-    x, y = view(a), b.memory if packed else view(b)
+    x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)
     only_on_devices(options)
@@ -169,7 +168,7 @@ def explain(
     count = thread_count(options.threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
     source, out = kernel_types(common, result)
-    if packed:
+    if isinstance(b, Packed):
         b.check(common, result)
         y = y._replace(dtype=source)
     copies = _copies(x, y, source)

@@ -6,15 +6,13 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries, products
 from gemmery.api.options import dtype_name
 from gemmery.api.promote import kernel_types, widened
 from gemmery.api.spellings import viewed
 from gemmery.arrange import Ints
 from gemmery.cpu import packed_once, workspace
-from gemmery.cpu.packed_once import Layout, PackedView
-from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, ShapeError
-from gemmery.keywords import Options
+from gemmery.cpu.packed_once import Layout, Packed, PackedView
+from gemmery.errors import DeviceError, DTypeError, LayoutError, ShapeError
 
 if TYPE_CHECKING:
     from gemmery.keywords import DTypeLike
@@ -22,13 +20,13 @@ if TYPE_CHECKING:
 _VERSION = 1  # of a pickle, and of the order of bytes in a layout
 
 
-class PackedMatrix:
+class PackedMatrix(Packed):
     """A matrix in the order in which products read it: what `gm.pack` returns. It never changes.
 
     `shape` is (k, n), `dtype` the name of its element type, `result` that of the products, and `nbytes` the memory.
     """
 
-    __slots__ = ("_block", "layout", "memory", "result")
+    __slots__ = ("_block", "layout", "result")
 
     def __init__(self, shape: Ints, dtype: str, result: str, layout: Layout, block: mmap.mmap) -> None:
         strides = arrays.contiguous(shape, dtypes.get(dtype).size)
@@ -144,18 +142,3 @@ def _restored(version: int, shape: Ints, dtype: str, result: str, layout: Any, m
     block = workspace.fresh(size)
     block[:size] = data
     return PackedMatrix(tuple(shape), dtype, result, ours, block)
-
-
-def product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
-    """Return a product with a packed operand, for the function `name` whose call named these options."""
-    if type(b) is not PackedMatrix:
-        raise ArgumentError("a is packed, and gm.pack packs right operands: pass gm.matmul(x, packed)")
-    x = viewed("a", a)
-    if x.device != "cpu":
-        raise DeviceError(f"a is on {x.device} and b was packed on the CPU: pass the matrix itself, on that device")
-    if name == "matmul":
-        return products.multiplied(a, b, x, b.memory, out, options)
-    return products.scaled(name, a, b, x, b.memory, out, options, keywords)
-
-
-array_libraries.PRODUCTS[PackedMatrix] = product

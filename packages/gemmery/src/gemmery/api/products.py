@@ -26,6 +26,7 @@ from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.packed_once import Packed
 from gemmery.errors import ShapeError
 from gemmery.keywords import DEFAULTS, NAMES, NO_OPTIONS, Options, documented, takes_options
 
@@ -124,20 +125,15 @@ def _matmul(
         if done is not None:
             return done
     options = Options(**keywords) if keywords else NO_OPTIONS
-    if array_libraries.PRODUCTS:
-        own = array_libraries.PRODUCTS.get(type(b)) or array_libraries.PRODUCTS.get(type(a))
-        if own is not None:
-            return own("matmul", a, b, out, options, keywords)
-    x, y = viewed("a", a), viewed("b", b)
+    if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
+        from gemmery.api import splitting
+
+        return splitting.product("matmul", a, b, out, options, keywords)
+    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
         return on_device.product("matmul", a, b, x, y, out, options, keywords)
-    return multiplied(a, b, x, y, out, options)
-
-
-def multiplied(a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
-    """Return the result of `matmul` for operands whose memory, x and y, is the CPU's."""
     only_on_devices(options)
     common = promoted(x.dtype, y.dtype)
     result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
@@ -223,11 +219,16 @@ def _gemm(
         if done is not None:
             return done
     options = Options(**keywords, alpha=alpha, beta=beta, old=c)
-    if array_libraries.PRODUCTS:
-        own = array_libraries.PRODUCTS.get(type(b)) or array_libraries.PRODUCTS.get(type(a))
-        if own is not None:
-            return own("gemm", a, b, out, options, keywords)
-    return scaled("gemm", a, b, viewed("a", a), viewed("b", b), out, options, keywords)
+    if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
+        from gemmery.api import splitting
+
+        return splitting.product("gemm", a, b, out, options, keywords)
+    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
+    if len(x.shape) < 2 or len(y.shape) < 2:
+        raise ShapeError(
+            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
+        )
+    return _scaled("gemm", a, b, x, y, out, options, keywords)
 
 
 _gemm_entry: Callable[..., Any] = _gemm
@@ -305,7 +306,7 @@ def _gemv(
             "other shapes"
         )
     options = Options(**keywords, alpha=alpha, beta=beta, old=y)
-    return scaled("gemv", a, x, matrix, vector, out, options, keywords)
+    return _scaled("gemv", a, x, matrix, vector, out, options, keywords)
 
 
 _gemv_entry: Callable[..., Any] = _gemv
@@ -367,12 +368,8 @@ def get_num_threads() -> int:
     return cpu_threads.get()
 
 
-def scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
-    """Compute gemm, or gemv, whose numbers of dimensions have been checked."""
-    if name == "gemm" and (len(x.shape) < 2 or len(y.shape) < 2):
-        raise ShapeError(
-            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
-        )
+def _scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
+    """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 

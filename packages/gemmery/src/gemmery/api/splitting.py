@@ -42,6 +42,9 @@ class SplitOperand:
         return view(self.source).shape
 
 
+array_libraries.SPLIT.add(SplitOperand)
+
+
 def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     """Split a float32 array on a CUDA device into the parts that tensor cores multiply, for many products.
 
@@ -134,6 +137,3 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: dic
     if x.device == "cpu" or y.device == "cpu":
         arrays.together(a=x, b=y)
     return on_device.product(name, a, b, x, y, out, options, keywords, (parts[0], parts[1]))
-
-
-array_libraries.PRODUCTS[SplitOperand] = product

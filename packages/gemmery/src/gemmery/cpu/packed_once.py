@@ -20,6 +20,17 @@ class PackedView(View):
     """The memory of a packed B, with the shape of B: its strides mean nothing."""
 
 
+class Packed:
+    """An operand that was packed: the part of it that products read."""
+
+    __slots__ = ("memory",)
+    memory: PackedView
+
+    def check(self, common: str, result: str) -> None:
+        """Raise DTypeError unless it was packed for products of these element types."""
+        raise NotImplementedError
+
+
 class Layout(NamedTuple):
     """How a packed B lies in memory: all that the loops over it assume."""
 

@@ -32,12 +32,11 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     `common` is the element type to which x and y promote, `result` that of the product.
     """
     shape = result_shape(x.shape, y.shape)
-    packed = isinstance(y, PackedView)
-    if packed:
+    if isinstance(y, PackedView):
         b.check(common, result)
     call = Call(a, b, x, y, common, result, terms)
     if out is None:
-        like = arrays.kind(a, a if packed else b)
+        like = arrays.kind(a, b)
         array, target = arrays.empty(like, shape, result)
         arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view)
         _compute(call, target)

@@ -114,9 +114,7 @@ def pack(b: Any, dtype: "DTypeLike | None" = None) -> PackedMatrix:
         raise ShapeError(f"gm.pack takes one matrix (k, n), and b has shape {y.shape}: pack the matrices one by one")
     result = y.dtype if dtype is None else widened(y.dtype, dtype_name(dtype))
     source, out = kernel_types(y.dtype, result)
-    block = workspace.fresh(max(1, packed_once.size(source, out, *y.shape)))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        block.madvise(mmap.MADV_HUGEPAGE)
+    block = workspace.fresh(max(1, packed_once.size(source, out, *y.shape)), large=True)
     packed = PackedMatrix(y.shape, y.dtype, result, packed_once.layout(source, out), block)
     packed_once.pack(y if y.dtype == source else arrays.converted(y, source), out, packed.memory.pointer)
     arrays.unchanged(b=y)
@@ -139,6 +137,6 @@ def _restored(version: int, shape: Ints, dtype: str, result: str, layout: Any, m
     size = max(1, packed_once.size(source, out, *shape))
     if len(data) != size:
         raise LayoutError(f"a packed matrix of shape {shape} has {len(data)} bytes and needs {size}: {again}")
-    block = workspace.fresh(size)
+    block = workspace.fresh(size, large=True)
     block[:size] = data
     return PackedMatrix(tuple(shape), dtype, result, ours, block)

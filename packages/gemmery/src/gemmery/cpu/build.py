@@ -146,56 +146,30 @@ def packed_kc(target: Target, types: Product) -> int:
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     p, kc = problem.by_rows(), chain(problem)
-    once = p.b_layout == "packed"  # in the blocks of k of this machine
-    kc = 0 if kc == k_block(host()) else kc
-    sizes = config.get("mc", 0), kc if once else config.get("kc", kc), config.get("nc", 0)
-    return _packed(p.dtype, p.out, p.epilogue, *sizes, once)
+    if p.b_layout == "packed":
+        return packed_once(product(host(), p), 0 if kc == k_block(host()) else kc)
+    sizes = config.get("mc", 0), config.get("kc", 0 if kc == k_block(host()) else kc), config.get("nc", 0)
+    return _packed(p.dtype, p.out, p.epilogue, *sizes)
 
 
 @cache
-def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, once: bool) -> Launch:
-    target = host()
-    problem = Problem(2, 2, 2, dtype, out, b_layout="packed" if once else "row", epilogue=epilogue)
+def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
+    target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     types = product(target, problem)
     sizes, register = sizes_of(target, types), register_tile(target, types)
     mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = depth(types, k, kc)
+        deep = even(k * types.parts, kc, types.unit * types.parts)
         tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
-        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide, once))
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
         step = _TILES_STEP / types.unit
-    unit = Unit(register.mr, register.nr // types.parts, step, 0 if once else _PACK, sizes.nc)
-    scalar, size = types.scalar, dtypes.get(out).size
-    if once:
-        panels = operands(types, register)[1]
-
-        @cache
-        def steps(k: int, n: int) -> tuple[int, int]:
-            block, panel, _ = whole(panels, k * types.parts, n * types.parts, depth(types, k, kc))
-            return block, panel // unit.columns
-
-        return Launch(once_entries(types)["packed"], scalar, size, blocks, unit=unit, b_steps=steps)
-    return Launch(load(target, problem, packed_image(target, types))["packed"], scalar, size, blocks, unit=unit)
-
-
-def depth(types: Product, k: int, kc: int) -> int:
-    """Return the numbers of k in a block."""
-    return even(k * types.parts, kc, types.unit * types.parts)
-
-
-def once_entries(types: Product) -> dict[str, int]:
-    """Return the functions of the product with a B that is packed once."""
-
-    def generate() -> Module:
-        from gemmery.cpu import loops
-
-        return loops.packed(host(), types, once=True)
-
-    return jit.load(host(), f"packed_once_{types.name}", generate)
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
+    entry = load(target, problem, packed_image(target, types))["packed"]
+    return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
 
 def packed_image(target: Target, types: Product) -> Image:
@@ -207,6 +181,46 @@ def packed_image(target: Target, types: Product) -> Image:
         return loops.packed(target, types)
 
     return f"packed_{types.name}", generate
+
+
+@cache
+def packed_once(types: Product, kc: int = 0) -> Launch:
+    """Return the kernel of products with a B that was packed once, in blocks of kc numbers of k, 0: the target's."""
+    target = host()
+    sizes, register = sizes_of(target, types), register_tile(target, types)
+    most, panels = kc or packed_kc(target, types), operands(types, register)[1]
+
+    def blocks(m: int, n: int, k: int) -> Blocks:
+        deep = depth(types, k, most)
+        tall, wide = even(m, sizes.mc, register.mr), even(n * types.parts, sizes.nc, register.nr)
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide, once=True))
+
+    step = _TILES_STEP / types.unit if types.on_tiles else _step(register.mr * register.nv) * types.parts / types.group
+    unit = Unit(register.mr, register.nr // types.parts, step, wide=sizes.nc)
+
+    @cache
+    def steps(k: int, n: int) -> tuple[int, int]:
+        block, panel, _ = whole(panels, k * types.parts, n * types.parts, depth(types, k, most))
+        return block, panel // unit.columns
+
+    entry, size = once_entries(types)["packed"], dtypes.get(types.out).size
+    return Launch(entry, types.scalar, size, blocks, unit=unit, b_steps=steps)
+
+
+def depth(types: Product, k: int, kc: int) -> int:
+    """Return the numbers of k in a block of at most kc."""
+    return even(k * types.parts, kc, types.unit * types.parts)
+
+
+def once_entries(types: Product) -> dict[str, int]:
+    """Return the functions of `packed_once`, and the one that packs B for it."""
+
+    def generate() -> Module:
+        from gemmery.cpu import loops
+
+        return loops.packed(host(), types, once=True)
+
+    return jit.load(host(), f"packed_once_{types.name}", generate)
 
 
 def packed_panels(problem: Problem, config: Config) -> Launch:

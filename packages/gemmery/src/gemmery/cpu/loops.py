@@ -68,13 +68,14 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
     if product.is_complex:
         routines_a, routines_b = pack_complex.ROUTINES_A, pack_complex.ROUTINES_B
     pack.pack(module, a, routines_a)
-    pack.pack(module, b, routines_b)
+    if not product.bits:
+        pack.pack(module, b, routines_b)
     _micro_kernels(module, product, register, once)
     _tiles(module, product, register, once)
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             _update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
-    if once:
+    if once and not product.bits:
         with module.function("panels", ("ptr", "args")) as f:
             pack.pack_whole(f, b)
     with module.function("packed", ("ptr", "args")) as f, tile_unit.configured(f, product):

@@ -36,7 +36,13 @@ class Panels(NamedTuple):
     @property
     def row(self) -> int:
         """Return the bytes of one step of k."""
-        return self.width * self.group * SIZES[self.product.packed]
+        bits = self.product.bits or 8 * SIZES[self.product.packed]
+        return self.width * self.group * bits // 8
+
+    @property
+    def head(self) -> int:
+        """Return the bytes before the first step: a row of initial sums or of factors."""
+        return self.width * SIZES[self.product.accumulator] if self.seeded or self.product.bits else 0
 
     def steps(self, k: Count) -> Count:
         """Return the rows of a panel: one for each cell of k, padded with zeros to whole steps of the micro-kernel."""
@@ -51,6 +57,8 @@ class Panels(NamedTuple):
 def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
     a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded, deep=product.on_tiles)
+    if product.bits:
+        return a._replace(product=product._replace(stored="")), Panels("pack_b", register.nr, product)
     if product.stored:  # bits are moved, not converted
         bits = 8 * dtypes.get(product.stored).size
         product = product._replace(dtype=f"uint{bits}", packed=f"i{bits}")
@@ -64,8 +72,7 @@ def steps_of(product: Product, k: Count) -> Count:
 
 def panel_bytes(panels: Panels, k: Count) -> Count:
     """Return the bytes of one panel."""
-    size = panels.steps(k) * panels.row
-    return size + panels.row if panels.seeded else size
+    return panels.steps(k) * panels.row + panels.head
 
 
 class Whole(NamedTuple):

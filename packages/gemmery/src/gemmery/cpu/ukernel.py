@@ -51,7 +51,9 @@ class Product(NamedTuple):
     group: int = 1
     step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
-    stored: str = ""  # gemmery's name of the narrower elements of B's panels, which each step widens; "" for `packed`
+    # The narrower elements of B's panels, which each step widens: gemmery's name, or "levels8" and "levels4" with a row
+    # of factors before each panel (`packed_levels`); "" for `packed`.
+    stored: str = ""
 
     @property
     def on_tiles(self) -> bool:
@@ -105,6 +107,11 @@ class Product(NamedTuple):
         """True if sums over a block of k must not be kept in C, since they would be rounded more than once."""
         out = dtypes.get(self.out)
         return out.kind == "f" and out.llvm != self.accumulator
+
+    @property
+    def bits(self) -> int:
+        """The bits of an element of B that has a factor, 8 or 4; 0 for others."""
+        return int(self.stored.removeprefix("levels")) if self.stored.startswith("levels") else 0
 
     @property
     def rounds(self) -> bool:
@@ -203,13 +210,12 @@ def tile_loop(
     Then those of x y* and of y x* are conjugates of each other to the last bit, and x x* is real. One sum of both in
     turn would round x y* and y x* differently.
     """
-    from gemmery.cpu.convert import load_as  # only to compile
-    from gemmery.cpu.ir_types import vector
+    from gemmery.cpu.ir_types import vector  # only to compile
 
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
-    cells = vector(tile.lanes, cell)
-    width = tile.lanes * (product.group * dtypes.get(product.stored).size if product.stored else size)
+    each = 8 * (dtypes.get(product.stored).size if product.stored and not product.bits else SIZES[product.packed])
+    width = tile.lanes * product.group * (product.bits or each) // 8
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
     if product.seeded:
@@ -217,22 +223,18 @@ def tile_loop(
         b = b + row
     else:
         starts = [f.zero(wide)] * vectors
+    factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
+    if product.bits:
+        b = b + tile.nr * size
     totals = [[f.var(start) for start in starts] for _ in range(rows)]
     parts = product.parts
-
-    def load(at: Value) -> Value:
-        """Load a vector of cells of B."""
-        if not product.stored:
-            return f.load(cells, at, align=size)
-        elements = tile.lanes * product.group
-        return f.bitcast(load_as(f, dtypes.get(product.stored), product.packed, at, elements, None), cells)
 
     def walk(first: int) -> None:
         """Add the products of every step, or of every second one from `first` on."""
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
             b_row = b + p * row
-            columns = [load(b_row + v * width) for v in range(vectors)]
+            columns = [_load(f, product, tile, b_row, v * width) for v in range(vectors)]
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
@@ -251,4 +253,29 @@ def tile_loop(
         walk(1)
         for total, at in places:
             total.value = f.load(wide, at, align=width) + total.value
+    for of_row in totals:
+        for total, factor in zip(of_row, factors, strict=False):
+            total.value = total.value * factor
     return totals
+
+
+def _load(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:
+    """Load the vector of cells of B that begins `at` bytes after the start of a row, in the element type of sums."""
+    from gemmery.cpu.convert import load_as  # only to compile
+    from gemmery.cpu.ir import Value
+    from gemmery.cpu.ir_types import constant, vector
+
+    cells = vector(tile.lanes, product.cell)
+    if not product.stored:
+        return f.load(cells, row + at, align=SIZES[product.cell])
+    if product.bits != 4:
+        memory = dtypes.get("int8" if product.bits else product.stored)
+        return f.bitcast(load_as(f, memory, product.packed, row + at, tile.lanes * product.group, None), cells)
+    levels = f.convert("zext", f.load(vector(tile.lanes, "i8"), row + at // tile.lanes * tile.lanes, align=1), "i32")
+    if at % tile.lanes:  # the second of two vectors in the same bytes
+        levels = levels >> 4
+    if f.target.isa != "avx512":
+        return f.convert("sitofp", (levels & 15) - 8, product.packed)
+    # From a table of 16 numbers in a register, by the lowest 4 bits of each index.
+    table = ", ".join(f"float {constant('float', level)}" for level in range(-8, 8))
+    return f.intrinsic("llvm.x86.avx512.permvar.sf.512", cells, Value(f, cells, f"<{table}>"), levels)

@@ -22,13 +22,16 @@ def pages(size: int) -> int:
     return address(block)
 
 
-def fresh(size: int) -> mmap.mmap:
+def fresh(size: int, large: bool = False) -> mmap.mmap:
     """Return `size` zero bytes in pages of their own, which are freed with the object; a forked child gets a copy.
 
-    Raises MemoryError where there are none.
+    `large` asks for large pages, where the system has them. Raises MemoryError where there are none.
     """
     try:  # Python's default is pages that parent and child share
-        return mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        made = mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        if large and hasattr(mmap, "MADV_HUGEPAGE"):
+            made.madvise(mmap.MADV_HUGEPAGE)
+        return made
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
 

@@ -85,7 +85,9 @@ def test_options_of_a_product(name):
     x, w = operands(20, 800, 77, name)  # k is cut into two blocks
     packed, bias = gm.pack(w), random((77,), name, 3)
     for options in ({"bias": bias}, {"activation": "silu"}, {"bias": bias, "activation": "gelu"}, {"bias": 1.5}):
-        assert same(gm.matmul(x, packed, **options), gm.matmul(x, w, **options, batch_invariant=True)), options
+        expected = gm.matmul(x, w, **options, batch_invariant=True)
+        assert same(gm.matmul(x, packed, **options), expected), options
+        assert same(gm.matmul(x, packed, **options, batch_invariant=True), expected), options
     x, w, c = *operands(20, 200, 77, name), random((20, 77), name, 4)  # one block: beta C is added to one sum
     packed = gm.pack(w)
     for alpha, beta in ((1.0, 0.0), (2.0, 0.0), (0.5, -1.0), (0.0, 2.0), (0.0, 0.0)):
@@ -289,6 +291,28 @@ def test_refusals_in_words():
     ):
         with pytest.raises(error, match=words):
             call()
+
+
+class OnADevice:
+    """An array on a CUDA device, as far as the protocol says."""
+
+    def __init__(self, *shape):
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (4096, False), "version": 3}
+
+
+def test_arrays_on_a_device_are_refused():
+    packed = gm.pack(np.ones((30, 20), np.float32))
+    with pytest.raises(gm.DeviceError, match="takes a matrix in CPU memory"):
+        gm.pack(OnADevice(30, 20))
+    with pytest.raises(gm.DeviceError, match=r"one device|no CUDA driver|no CUDA device"):
+        gm.matmul(OnADevice(4, 30), packed)
+    with pytest.raises(gm.DeviceError, match="all operands must be on one device"):
+        gm.matmul(np.ones((4, 30), np.float32), packed, out=OnADevice(4, 20))
+
+
+def test_a_matrix_larger_than_memory():
+    with pytest.raises(MemoryError, match="no memory for a buffer"):
+        gm.pack(np.broadcast_to(np.float32(1), (2**24, 2**24)))
 
 
 def test_explain():

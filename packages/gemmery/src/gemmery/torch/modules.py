@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gemmery import api, config
 from gemmery.api.options import check_activation
-from gemmery.api.packing import PackedMatrix, pack
+from gemmery.api.packing import pack
 from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
 from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.functions import linear, quantized_linear
@@ -17,7 +17,6 @@ from gemmery.torch.packed_weights import by_panels, panels, reads_panels
 from gemmery.torch.quantization import check_factors, dequantize, quantize
 
 if TYPE_CHECKING:
-    from gemmery.cpu.packed_levels import PackedLevels
     from gemmery.keywords import Activation, Precision
 
 for _name in ("linear", "quantized_linear", "_precision"):
@@ -55,7 +54,7 @@ class Linear(nn.Linear):
         self.activation: Activation | None = activation
         self.precision: Precision | None = precision
 
-    _copy: tuple[PackedMatrix | None, tuple[int, ...]] | None = None  # with the state of the weight that it was made of
+    _copy: tuple[Any, tuple[int, ...]] | None = None  # with the state of the weight that it was made of
 
     def pack(self) -> Linear:
         """Keep a copy of the weight packed by `gemmery.pack`, for inference on the CPU, and return the layer.
@@ -152,7 +151,7 @@ class QuantizedLinear(nn.Module):
         """The weight, computed from `packed` and `scales` at each use."""
         return dequantize(self.packed, self.scales, self.bits, self.group, self.scales.dtype)
 
-    _copy: tuple[PackedLevels | None, tuple[int, ...]] | None = None  # with the state of what it was made of
+    _copy: tuple[Any, tuple[int, ...]] | None = None  # with the state of what it was made of
 
     def pack(self) -> QuantizedLinear:
         """Keep a copy of the levels in panels, for inference on the CPU, and return the layer.

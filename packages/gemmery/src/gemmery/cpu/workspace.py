@@ -28,10 +28,12 @@ def fresh(size: int, large: bool = False) -> mmap.mmap:
     `large` asks for large pages, where the system has them. Raises MemoryError where there are none.
     """
     try:  # Python's default is pages that parent and child share
-        made = mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        block = (
+            mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        )
         if large and hasattr(mmap, "MADV_HUGEPAGE"):
-            made.madvise(mmap.MADV_HUGEPAGE)
-        return made
+            block.madvise(mmap.MADV_HUGEPAGE)
+        return block
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
 

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _KEPT = 64  # buffers kept; each is at most as large as the largest product so far needed
 _free: list[tuple[int, int, mmap.mmap | None]] = []  # size and address
@@ -28,14 +28,13 @@ def fresh(size: int, large: bool = False) -> mmap.mmap:
     `large` asks for large pages, where the system has them. Raises MemoryError where there are none.
     """
     try:  # Python's default is pages that parent and child share
-        block = (
-            mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
-        )
-        if large and hasattr(mmap, "MADV_HUGEPAGE"):
-            block.madvise(mmap.MADV_HUGEPAGE)
-        return block
+        new = mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
+    if large and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            new.madvise(mmap.MADV_HUGEPAGE)
+    return new
 
 
 def address(block: mmap.mmap) -> int:

@@ -415,3 +415,13 @@ def test_groups_longer_than_a_block_and_odd_ones():
         assert empty(random(3, sizes[0])).shape == (3, sizes[1])
     with pytest.raises(DeviceError, match="on meta"):
         layer.to("meta").pack()
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_packed_layer_stays_one_step_of_a_compiled_graph(bits):
+    _, layer = layers(bits)
+    x = random(5, K)
+    with torch.no_grad():
+        expected = layer(x)
+        assert torch.equal(torch.compile(layer.pack(), backend="aot_eager", fullgraph=True)(x), expected)
+        assert torch.equal(torch.export.export(layer, (x,)).module()(x), expected)

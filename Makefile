@@ -15,7 +15,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); ec
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-all test-gpu sanitize check types documents docs site site-check serve wheels format lock clean
+.PHONY: help setup ladder bench test test-library test-all test-gpu sanitize check types documents docs site site-check serve wheels format lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,6 +31,9 @@ bench: $(STAMP) ## run the benchmark suites against the rival libraries; records
 
 test: $(STAMP) ## run the tests, with about one case in ten of those with many; every case if ARGS names files
 	@$(PYTHON) -m pytest -n $(WORKERS) --few $(ARGS)
+
+test-library: $(STAMP) ## run the tests of packages/gemmery, without those that start processes or compile CUDA C++
+	@$(PYTHON) -m pytest -n $(WORKERS) --few -m "not process and not compiler" packages/gemmery/tests $(ARGS)
 
 test-all: $(STAMP) ## run every case of every test
 	@$(PYTHON) -m pytest -n $(WORKERS) $(ARGS)

@@ -32,7 +32,9 @@ MANY = 11
 for name in [name for name in os.environ if name.startswith(DISTORTING)]:
     del os.environ[name]
 
+# Tests that need more or fewer examples ask for a multiple of `settings().max_examples`, so that --few thins them too.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=150)
+settings.register_profile("few", settings.get_profile("repeatable"), max_examples=30)
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its tests
 
@@ -56,15 +58,30 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # processes of tests import what tests share, too
     if isa := config.getoption("--isa"):
         os.environ["GEMMERY_ISA"] = isa
+    if thins(config):
+        settings.load_profile("few")
+    if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
+        first = int(config.workerinput["workerid"].removeprefix("gw")) % len(config.args)
+        config.args = config.args[first:] + config.args[:first]
+
+
+def thins(config: pytest.Config) -> bool:
+    """Return True with --few, unless the command line names files or tests."""
+    names = config.option.keyword or not all(Path(argument).is_dir() for argument in config.args)
+    return config.getoption("--few") and not names
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --few, drop most cases of tests that have many, unless the command line names files or tests.
 
+    Each worker collects the folders from another one on, because the first to import a file rewrites its assertions and
+    compiles it, which takes 12 s for all files: they share this work. Then they put the tests into one order.
+
     Put the emulator's tests of a rung one after the other: they share kernels, of which the latest 64 stay read.
     """
-    names = config.option.keyword or not all(Path(argument).is_dir() for argument in config.args)
-    if config.getoption("--few") and not names:
+    folders = [f"{folder}/" for folder in config.getini("testpaths")]
+    items.sort(key=lambda item: next((at for at, each in enumerate(folders) if item.nodeid.startswith(each)), 0))
+    if thins(config):
         leave(config, items, few_of(items))
     if config.getoption("--skipped"):
         skipped = set(config.cache.get(SKIPPED, ()))

@@ -37,7 +37,7 @@ from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.geometry import Geometry
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
-from gemmery_lab.measure import fingerprint
+from gemmery_lab.measure import record
 from gemmery_lab.measure.torch_operands import alignment
 from gemmery_lab.measure.work import Work, operands
 
@@ -203,7 +203,7 @@ def main() -> None:
         raise SystemExit("ncu, the command line of Nsight Compute, is not on the PATH")
     with tempfile.TemporaryDirectory() as folder:
         rows = profile(rungs, ncu, Path(folder))
-    here = fingerprint.gpu()
+    here = record.gpu_machine()
     file = FOLDER / f"{here.name}.jsonl"
     file.parent.mkdir(exist_ok=True)
     head = {"gpu": asdict(here.gpu), "ncu": version(ncu)}

@@ -17,8 +17,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from gemmery.cuda.device_part import device_part
-from gemmery.cuda.kernel_names import kernels_of
+from gemmery.cuda.device_part import device_part, kernels_of
 from gemmery.errors import GemmeryError
 from gemmery_emulator.lower import lowered
 from gemmery_emulator.ptx.module import parse

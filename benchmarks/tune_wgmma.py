@@ -448,27 +448,27 @@ def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
     head, _, _ = to.read_text(encoding="utf-8").partition("WINNERS:")
     lines = ["WINNERS: dict[int, dict[SizeClass, Winner]] = {"]
     for sms, table in winners(rows).items():
-        lines += [f"    {sms}: by_size({{", *written(table), "    }),"]
+        lines += [f"    {sms}: by_size((", *written(table), "    )),"]
     to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")
 
 
 def written(table: Mapping[SizeClass, Winner]) -> Iterator[str]:
-    """Yield the lines of a device's winners: for each kind of products, the winners with the sizes that they suit.
+    """Yield the lines of a device's winners: each with the kinds of products and the sizes that it suits.
 
-    >>> list(written({(2, 2, "TN", 1, 2, 40, False): (64, 32, 8, 1, 1, 1)}))[1].strip()
-    '(64, 32, 8, 1, 1, 1): [(1, 2, 40)],'
+    >>> list(written({(2, 2, "TN", 1, 2, 40, False): (64, 32, 8, 1, 1, 1)}))
+    ["        ((64, 32, 8, 1, 1, 1), {(2, 2, False): 'TN'}, [(1, 2, 40)]),"]
     """
-    kinds: dict[tuple[int, int, str, bool], dict[Winner, list[tuple[int, int, int]]]] = {}
+    kinds: dict[tuple[Winner, tuple[int, int, int]], dict[tuple[int, int, bool], str]] = {}
     for (size, out, layouts, rows, columns, depth, straddles), winner in table.items():
-        sizes = kinds.setdefault((size, out, layouts, straddles), {}).setdefault(winner, [])
-        sizes.append((rows, columns, depth))
-    for kind, by_winner in kinds.items():
-        yield f"        {kind}: {{"
-        for winner, sizes in by_winner.items():
-            text = f"{winner}: [{', '.join(str(size).replace(' ', '_') for size in sorted(sizes))}],"
-            for line in textwrap.wrap(text, 120, initial_indent=" " * 12, subsequent_indent=" " * 16):
-                yield line.replace("_", " ")
-        yield "        },"
+        found = kinds.setdefault((winner, (rows, columns, depth)), {})
+        found[size, out, straddles] = f"{found.get((size, out, straddles), '')} {layouts}".strip()
+    alike: dict[tuple[Winner, str], list[tuple[int, int, int]]] = {}
+    for (winner, sides), found in kinds.items():
+        alike.setdefault((winner, str(found)), []).append(sides)
+    for (winner, what), sizes in alike.items():
+        text = f"({winner}, {what}, {sorted(sizes)}),".replace(", ", ",_").replace("),_(", "), (").replace("],_", "], ")
+        for line in textwrap.wrap(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12):
+            yield line.replace("_", " ")
 
 
 def shape(text: str) -> tuple[int, int, int]:

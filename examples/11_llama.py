@@ -25,7 +25,7 @@ from rich.console import Console
 
 import gemmery.torch
 from gemmery import tiers
-from gemmery_lab.measure import fingerprint, record, timing
+from gemmery_lab.measure import record, timing
 from gemmery_lab.report import terminal
 
 SIZES = {
@@ -157,7 +157,7 @@ def main():
     options = parse()
     torch._dynamo.config.recompile_limit = 64  # all models and phases share the code of one class
     runners = {name: Runner(model, options) for name, model in build(options).items()}
-    machine = fingerprint.gpu() if options.device == "cuda" else fingerprint.cpu()
+    machine = record.gpu_machine() if options.device == "cuda" else record.cpu_machine()
     run = record.Run(machine, record.now(), ())
     for mode in options.modes:
         for phase in options.phases:

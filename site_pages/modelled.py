@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from textwrap import fill
 
 from gemmery_emulator import atomics, control, specials
-from gemmery_emulator.instructions import COMPUTED, OTHERS
-from gemmery_emulator.ptx.opcodes import opcode
+from gemmery_emulator.instructions import COMPUTED, OTHERS, opcode
 
 WIDTH = 120  # of the document's lines
 TYPE = re.compile(r"pred|([busf]|bf|tf)(\d+)(x2)?|e\dm\d(x2)?")

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gemmery as gm
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +119,7 @@ def test_names_of_the_library_exist():
     assert in_each(TOLD, lambda text: [name for name in words_of_code(names, text) if not hasattr(gm, name)]) == {}
 
 
+@pytest.mark.process
 def test_nothing_points_outside_or_is_left_undone():
     outside = r"(?<![\w.])/(?:" + "|".join(["work", "root", "tmp", "home", "mnt"]) + r")/|\.\./shared"
     undone = r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b"

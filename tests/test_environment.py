@@ -30,6 +30,7 @@ def distorting(environment):
     return sorted(name for name in environment if name.startswith(DISTORTING) and name != "KMP_DUPLICATE_LIB_OK")
 
 
+@pytest.mark.process
 def test_nothing_that_distorts_is_set_here():
     code = "import os, numpy; print(*os.environ, sep='\\n')"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -45,6 +46,7 @@ def test_what_a_test_sets_is_gone_in_the_next(turn):
     del os.environ["PATH"]
 
 
+@pytest.mark.process
 def test_a_shell_that_exports_them_changes_nothing():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
     done = subprocess.run(

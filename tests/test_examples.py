@@ -65,6 +65,7 @@ def test_the_examples_are_numbered_and_each_is_expected_to_say_something():
     assert [int(path.stem[:2]) for path in EXAMPLES] == list(range(1, len(EXAMPLES) + 1))
 
 
+@pytest.mark.process
 @pytest.mark.many(3)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example(path, tmp_path):

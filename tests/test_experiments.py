@@ -8,9 +8,8 @@ import gemmery_lab as lab
 import records
 from gemmery.errors import ArgumentError
 from gemmery_lab import experiments
-from gemmery_lab.cli.app import app
+from gemmery_lab.cli.parser import app
 from gemmery_lab.climb import Conditions, planned
-from gemmery_lab.experiments import Axis, FigureKind, Points, TableKind
 from gemmery_lab.measure import suite as suites
 from gemmery_lab.measure.record import Run
 from gemmery_lab.report import words
@@ -53,9 +52,8 @@ def test_each_has_records_of_its_own():
 
 def test_all_kinds_have_a_use_and_every_kind_of_suite_a_table():
     assert set(experiments.TABLES) == set(suites.KINDS)
-    assert {experiment.table for experiment in EVERY.values()} <= set(TableKind)
-    assert set(SHEETS) == set(TableKind) - {TableKind.ANY_SUITE}
-    assert set(DRAWINGS) == set(FigureKind) == {kind for experiment in EVERY.values() for kind in experiment.figures}
+    assert {experiment.table for experiment in EVERY.values()} | {"tokens"} == set(SHEETS)
+    assert set(DRAWINGS) == {kind for experiment in EVERY.values() for kind in experiment.figures}
 
 
 def test_a_command_names_the_device_and_the_type_that_are_not_its_own():
@@ -73,7 +71,7 @@ def test_an_unknown_sweep_is_named_with_a_near_one():
 
 def test_a_suite_of_ones_own_is_shown_as_what_its_records_look_like():
     mine = experiments.find("mine")
-    assert mine.table is TableKind.ANY_SUITE
+    assert mine.table == experiments.ANY_SUITE
     assert mine.command() == "gemmery bench mine"
     (row,) = records.bench().measurements[:1]
     (sheet,) = sheets(Run(records.MACHINE, records.STARTED, (row.__class__(**{**vars(row), "suite": "mine"}),)), ())
@@ -81,12 +79,12 @@ def test_a_suite_of_ones_own_is_shown_as_what_its_records_look_like():
 
 
 def test_a_new_sweep_is_one_entry(monkeypatch):
-    trial = experiments._sweep(
+    trial = experiments.built_in(
         "depth",
-        "Time against the depth of a block",
-        Axis("depth of a block", key="kc"),
-        TableKind.BY_KEY,
-        {"cpu": Points((("packed", {}),), (512,), (128, 256))},
+        title="Time against the depth of a block",
+        axis={"label": "depth of a block", "key": "kc"},
+        table="by_key",
+        cpu={"rungs": ["packed"], "sizes": [512], "values": [128, 256]},
     )
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))

@@ -50,6 +50,7 @@ def cases():
     return collected(*FILES)
 
 
+@pytest.mark.process
 def test_every_test_keeps_some_of_its_cases(cases):
     every, few = (Counter(case.partition("[")[0] for case in each) for each in cases)
     assert set(few) == set(every)
@@ -59,6 +60,7 @@ def test_every_test_keeps_some_of_its_cases(cases):
     assert sum(few[name] for name in thinned) < sum(every[name] for name in thinned) / 6
 
 
+@pytest.mark.process
 def test_every_rung_is_left_in_thinned_tests_of_the_emulator(cases):
     every, few = (Counter(case.partition("[")[0] for case in each) for each in cases)
     thinned = [case for case in cases[1] if few[case.partition("[")[0]] < every[case.partition("[")[0]]]
@@ -86,12 +88,14 @@ def run(tmp_path):
     return run_pytest
 
 
+@pytest.mark.process
 def test_tests_that_are_named_keep_every_case(run):
     text = "import pytest\n@pytest.mark.many\n@pytest.mark.parametrize('n', range(33))\ndef test_some(n): pass\n"
     assert "3 passed, 30 deselected" in run("--few", some=text)
     assert "33 passed" in run("--few", "test_some.py")
 
 
+@pytest.mark.process
 def test_what_a_run_skipped_can_be_run(run):
     some = (
         "import os, pytest\n"

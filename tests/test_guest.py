@@ -18,7 +18,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import cache, config
-from gemmery.api import opaque, precision
+from gemmery.api import device_operands, opaque
 from gemmery.cpu import jit
 from gemmery.cpu.target import host
 from gemmery_emulator.kernels import kernel
@@ -76,7 +76,7 @@ def test_pytorch_is_told_later_where_another_thread_imports_its_compiler(monkeyp
 
 def test_a_precision_can_be_set_while_another_thread_imports_gemmery(monkeypatch):
     monkeypatch.setitem(sys.modules, "gemmery.api.quick", types.ModuleType("gemmery.api.quick"))
-    precision.set_float32_precision(None)
+    device_operands.set_float32_precision(None)
 
 
 # Each round is a process that has imported no more than the setup; its child must multiply, however the times fall.
@@ -102,6 +102,7 @@ for i in range(rounds):
 """
 
 
+@pytest.mark.process
 @forks
 @pytest.mark.parametrize(
     ("setup", "call", "rounds", "longest"),
@@ -115,6 +116,7 @@ def test_a_fork_during_a_first_call_leaves_a_child_that_multiplies(setup, call, 
     run(FORKS, setup, call, str(rounds), str(longest))
 
 
+@pytest.mark.process
 @forks
 @pytest.mark.many
 def test_a_fork_waits_for_a_first_product_that_compiles(tmp_path):
@@ -141,6 +143,7 @@ def test_a_fork_does_not_wait_for_its_own_thread_nor_for_other_packages(monkeypa
             assert gm._importing()
 
 
+@pytest.mark.process
 def test_a_product_in_a_finalizer_at_the_end_of_the_interpreter_ends(tmp_path):
     printed = run(
         "import numpy as np, gemmery as gm\n"
@@ -154,6 +157,7 @@ def test_a_product_in_a_finalizer_at_the_end_of_the_interpreter_ends(tmp_path):
     assert printed == "189.0\n"
 
 
+@pytest.mark.process
 def test_threads_that_never_begin_are_not_waited_for(tmp_path):
     """As where memory ends exactly there, or the interpreter."""
     printed = run(
@@ -167,6 +171,7 @@ def test_threads_that_never_begin_are_not_waited_for(tmp_path):
     assert printed == "189.0\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["zip", "compiled"])
 def test_products_need_no_source_files(tmp_path, form):
     place = tmp_path / "gemmery"
@@ -210,6 +215,7 @@ def test_an_entry_under_the_name_of_another_is_a_miss(tmp_path):
     assert cache.read(folder, names[0]) == b"payload"
 
 
+@pytest.mark.process
 @stores
 @pytest.mark.many
 def test_products_are_right_where_files_of_the_cache_were_exchanged(tmp_path):

@@ -53,6 +53,7 @@ def test_calls_of_the_library_have_arguments_that_exist(path):
     assert unknown_arguments("gm.matmul(a, b, scale_c=1)") == ["matmul(scale_c=)"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
 def test_the_code_of_a_guide_runs(path, tmp_path, monkeypatch):
     for package in NEEDS[path.stem]:

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import gemmery as gm
 from gemmery.errors import EXTRAS, not_installed
 
@@ -25,12 +27,14 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.process
 def test_importing_loads_neither_numpy_nor_anything_heavier():
     added = modules_after("import gemmery; gemmery.GemmeryError") - modules_after("")
     assert not added & {"numpy", "typing", "llvmlite", "ctypes", "torch", "matplotlib", "rich", "typer", "ml_dtypes"}
     assert {name for name in added if name.startswith("gemmery")} == {"gemmery", "gemmery.errors"}
 
 
+@pytest.mark.process
 def test_llvm_is_loaded_by_the_first_product_that_is_compiled():
     assert "llvmlite" not in modules_after("import gemmery; gemmery.matmul; gemmery.explain")
     compiled = modules_after(
@@ -43,6 +47,7 @@ def test_llvm_is_loaded_by_the_first_product_that_is_compiled():
     assert not compiled & {"torch", "matplotlib", "rich", "typer", "ml_dtypes"}
 
 
+@pytest.mark.process
 def test_a_product_defines_no_dataclass():
     """One takes 0.5 ms to define where a NamedTuple takes 0.07, and the first product needs twenty of them."""
     added = modules_after("import gemmery; gemmery.matmul") - modules_after("import numpy")
@@ -50,11 +55,12 @@ def test_a_product_defines_no_dataclass():
     assert "dataclasses" not in added
 
 
+@pytest.mark.process
 def test_a_ladder_of_the_cpu_loads_nothing_of_a_gpu():
     """Neither what measures nor what reports it: the emulator and CUDA's bindings take as long as a small ladder."""
     loaded = modules_after(
         "import contextlib, io\n"
-        "from gemmery_lab.cli.app import run\n"
+        "from gemmery_lab.cli.parser import run\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):\n"
         "    code = run(['ladder', '--rungs', 'direct', '--sizes', '16', '--no-html'])\n"
         "assert code == 0 and 'direct' in out.getvalue()"
@@ -71,6 +77,7 @@ def test_a_ladder_of_the_cpu_loads_nothing_of_a_gpu():
     }
 
 
+@pytest.mark.process
 def test_emulating_ptx_needs_nothing_of_cuda():
     loaded = modules_after(
         "import pathlib, numpy, gemmery\n"
@@ -86,6 +93,7 @@ def test_emulating_ptx_needs_nothing_of_cuda():
     assert "gemmery_lab" not in loaded
 
 
+@pytest.mark.process
 def test_inspecting_loads_nothing_that_measures_or_draws():
     loaded = modules_after("import gemmery; gemmery.inspect")
     assert "gemmery_lab.inspection.gather" in loaded
@@ -108,6 +116,7 @@ def message(call):
 """
 
 
+@pytest.mark.process
 def test_without_the_extras_errors_name_the_command_that_installs_them():
     modules_after(
         HIDDEN + "lab, cuda = (f\"run pip install '.[{extra}]' in a checkout\" for extra in ('lab', 'cuda'))\n"
@@ -123,6 +132,7 @@ def test_without_the_extras_errors_name_the_command_that_installs_them():
     )
 
 
+@pytest.mark.process
 def test_the_library_alone_says_how_to_install_the_rest():
     modules_after(
         HIDDEN.replace('"cuda",', '"gemmery_emulator", "gemmery_lab",')
@@ -140,6 +150,7 @@ def test_the_library_alone_says_how_to_install_the_rest():
     )
 
 
+@pytest.mark.process
 def test_without_jax_its_module_says_how_to_install_it():
     modules_after(
         HIDDEN.replace('"cuda",', '"jax",') + "words = message(lambda: __import__('gemmery.jax'))\n"

@@ -20,12 +20,17 @@ from gemmery_emulator.pages.writing import as_json
 from gemmery_emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery_emulator.trace.selection import Selection
 from gemmery_lab import cli
-from gemmery_lab.inspection import side_by_side
 from gemmery_lab.inspection.gather import inspect_rung, shared_dtype
-from gemmery_lab.inspection.notebook import inspection_page, show_inspection, show_side_by_side, side_by_side_page
+from gemmery_lab.inspection.notebook import (
+    differences,
+    glance,
+    inspection_page,
+    show_inspection,
+    show_side_by_side,
+    side_by_side_page,
+)
 from gemmery_lab.inspection.records import CompiledLaunch, Inspection, SideBySide
 from gemmery_lab.inspection.sections import sections
-from gemmery_lab.inspection.side_by_side import glance
 from gemmery_lab.report.curves import roofline_plot
 from site_pages.pictures import FOLDER, drawn
 
@@ -162,7 +167,7 @@ def test_a_line_chooses_the_pictures():
 
 def test_what_differs_between_two_rungs_is_marked(naive, smem):
     found = SideBySide(naive, smem)
-    rows = {name: row for section in side_by_side.sections(found) for name, *row in section.rows}
+    rows = {name: row for section in differences(found) for name, *row in section.rows}
     before, after = naive.emulated.total.sectors, smem.emulated.total.sectors
     assert rows["sectors of global memory"] == [f"{before:,}", f"{after:,}", f"{after / before:.3f}×"]
     assert rows["flops"] == [f"{2 * SIDE**3:,}"] * 2 + [""]
@@ -293,11 +298,7 @@ def test_the_main_loop_has_a_column_where_there_is_one(smem):
     ]
     assert heads == [("kind", "kernel", "main loop"), ("kind", "kernel")]
     titles = [
-        [
-            section.title
-            for section in side_by_side.sections(SideBySide(found, found))
-            if section.title.startswith("Machine")
-        ]
+        [section.title for section in differences(SideBySide(found, found)) if section.title.startswith("Machine")]
         for found in (smem, without)
     ]
     assert titles == [
@@ -307,7 +308,7 @@ def test_the_main_loop_has_a_column_where_there_is_one(smem):
 
 
 def machine(old, new):
-    return next(one for one in side_by_side.sections(SideBySide(old, new)) if one.title.startswith("Machine"))
+    return next(one for one in differences(SideBySide(old, new)) if one.title.startswith("Machine"))
 
 
 @NEEDS_NVDISASM
@@ -333,9 +334,7 @@ def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds
 def test_two_rungs_are_ranked_by_their_roofs():
     vectorized, padded = (inspect_rung(name, n=128, device="h200") for name in ("simt_vectorized", "simt_padded"))
     found = SideBySide(vectorized, padded)
-    rows = {
-        name: row for one in side_by_side.sections(found) if one.title.startswith("Roofs") for name, *row in one.rows
-    }
+    rows = {name: row for one in differences(found) if one.title.startswith("Roofs") for name, *row in one.rows}
     assert rows["compute"][0] == rows["compute"][1]
     assert rows["limit"][:2] == ["shared", "issue"]
     clocks = 132 * 1.98e9

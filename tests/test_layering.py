@@ -33,7 +33,7 @@ OWN = {"gemmery": "__init__", "gemmery_emulator": "emulator", "gemmery_lab": "la
 # What the library takes from above, loaded when it is first used, and why.
 LAZY = {
     "gemmery_emulator.kernels.kernel.emulate": "gm.emulate runs a kernel of the user's beside its products",
-    "gemmery_emulator.kernels.device_arrays.device_memory": "an argument of gm.emulate",
+    "gemmery_emulator.arguments.device_memory": "an argument of gm.emulate",
     "gemmery_emulator.hopper.tensormap.tensor_map": "an argument of gm.emulate",
     "gemmery_emulator.textures.texture": "an argument of gm.emulate",
     "gemmery_lab.inspection.notebook.inspect": "gm.inspect shows a rung of the library's in a notebook",
@@ -250,7 +250,7 @@ def test_the_table_of_the_design_was_read():
         ("gemmery/__init__.py", "if not TYPE_CHECKING:\n    from gemmery_lab.inspection.notebook import inspect"),
         ("gemmery_lab/report.py", "from gemmery_lab import RunEvent"),
         ("gemmery/api/explanation.py", "def f():\n    from gemmery_lab.measure import record"),
-        ("gemmery/torch/eager.py", "from gemmery_emulator.kernels.kernel import emulate"),
+        ("gemmery/torch/gradients.py", "from gemmery_emulator.kernels.kernel import emulate"),
         ("gemmery/dispatch/cuda.py", "if TYPE_CHECKING:\n    from gemmery_emulator.run import EmulatedRun"),
         ("gemmery_emulator/pytest.py", "import gemmery_lab.measure.record"),
         ("gemmery_emulator/kernels/kernel.py", "from gemmery_lab import report"),

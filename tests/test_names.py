@@ -32,7 +32,6 @@ SAME_FILE_NAME: dict[str, str] = {
     "cuda.py": "the ladder of a GPU, and the choice among its rungs",
     "launch.py": "how a kernel is called, on each device",
     "gemv.py": "the kernel of the CPU, and the rungs of a GPU",
-    "mma.py": "an instruction in the emulator, and the rungs that use it",
     "wgmma.py": "an instruction in the emulator, and the rungs that use it",
     "products.py": "the products of arrays, and those of a warpgroup",
 }

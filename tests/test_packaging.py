@@ -78,6 +78,7 @@ def test_a_checkout_installs_the_source_of_each_package(project):
     assert sorted(wheel) == sorted(f"packages/{name}/src/{name.replace('-', '_')}" for name in PACKAGES)
 
 
+@pytest.mark.process
 def test_files_are_listed_inside_a_repository_that_ignores_them(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     unpacked = tmp_path / "dist" / "unpacked"

@@ -1,5 +1,6 @@
 """Reports say what the records say, in every form, and ask nothing of the outside."""
 
+import io
 import itertools
 import json
 import math
@@ -20,9 +21,10 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
 from gemmery_emulator.pages import numerals, svg
 from gemmery_emulator.pages.writing import as_json
-from gemmery_lab.report import sheet, sweep_tables, terminal, words
+from gemmery_lab.report import sheet, tables, terminal, words
 from gemmery_lab.report.page import figures, page
-from gemmery_lab.report.tables import markdown, sheets
+from gemmery_lab.report.tables import sheets
+from records import markdown
 from site_pages.stored import TYPE, Stored, query
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
@@ -34,7 +36,7 @@ def run(request):
 
 
 def shown(run, width):
-    console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=width, force_terminal=False, record=True, file=io.StringIO())
     terminal.show(run, records.RUNGS, console)
     return console.export_text()
 
@@ -207,7 +209,7 @@ def test_blocks_are_set_against_the_caches():
         ("NumPy", ""),
     ]
     assert [r[3].text for r in found.rows if r[3].tone == "best"] == ["1,297"]
-    assert sweep_tables.side(3 * 100 * 100 * 4, "f32") == 100
+    assert tables.side(3 * 100 * 100 * 4, "f32") == 100
 
 
 def test_markdown_has_a_cell_for_every_column(run):

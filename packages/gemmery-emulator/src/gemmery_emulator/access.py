@@ -16,7 +16,7 @@ from gemmery_emulator import reach
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery_emulator.op import FETCHES, LENGTHS, NUMPY, POLICY, SCOPES, SPACES, STORED, Kinds, Mask, sort_by_kind
-from gemmery_emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Operand, Register, Vector
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register, Vector
 from gemmery_emulator.reach import Copies
 from gemmery_emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
 
@@ -69,7 +69,7 @@ class Spelled:
 def read(opcode: Opcode) -> Spelled | None:
     """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> read(opcode("ld.global.nc.v4.f32"))
     Spelled(space='global', count=4, kind='f32', policy=False)
     >>> read(opcode("ld.shared.nc.f32")) is None
@@ -111,59 +111,31 @@ def _narrow(words: Mapping[str, str], spelled: Spelled) -> bool:
     return wide or (spelled.width <= 16 and "L2" not in words)
 
 
-def _spelled(instruction: Instruction) -> Spelled:
-    """Read the opcode of a load or store, and check the number of operands."""
-    spelled = read(instruction.opcode)
+def _access(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """ld, ldu and st."""
+    spelled, loads = read(instruction.opcode), instruction.opcode.name != "st"
     if spelled is None or len(instruction.operands) != 2 + spelled.policy:
         raise refused(instruction)
-    return spelled
-
-
-def _elements(instruction: Instruction, operand: Operand, spelled: Spelled) -> tuple[Operand, ...]:
-    """Return the registers of a vector, or the single one of a scalar."""
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
+    data, place = instruction.operands[:2] if loads else instruction.operands[1::-1]
+    elements = lowering.flat((data,))
     if len(elements) != spelled.count:
         raise refused(instruction, f"{len(elements)} registers:")
-    return elements
-
-
-def _count_loads(opcode: Opcode) -> tuple[str, int]:
-    """Parameters and constants do not count as loads: the hardware reads them from their own cache."""
-    return f"ld.{opcode.space}" if opcode.space in ("param", "const") else "ld", 1
-
-
-def _load(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    spelled = _spelled(instruction)
-    target, source = instruction.operands[:2]
-    if not isinstance(source, Address):
-        raise refused(instruction)
-    writes = [lowering.write(element, spelled.kind, instruction) for element in _elements(instruction, target, spelled)]
-    address, dtype = lowering.address(source, instruction), NUMPY[spelled.kind]
+    writes = [lowering.write(element, spelled.kind, instruction) for element in elements if loads]
+    reads = [lowering.read(element, spelled.kind, instruction) for element in elements if not loads]
+    address, dtype = lowering.address(place, instruction), NUMPY[spelled.kind]
     space, count, width = spelled.space, spelled.count, spelled.width
 
-    def step(machine: Machine, mask: Mask) -> None:
+    def load(machine: Machine, mask: Mask) -> None:
         values = reach.load(machine, index, space, address(machine.registers), mask, dtype, count, width)
         for write, value in zip(writes, values, strict=True):
             write(machine.registers, mask, value)
 
-    return step
-
-
-def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    spelled = _spelled(instruction)
-    target, source = instruction.operands[:2]
-    if not isinstance(target, Address):
-        raise refused(instruction)
-    reads = [lowering.read(element, spelled.kind, instruction) for element in _elements(instruction, source, spelled)]
-    address, dtype = lowering.address(target, instruction), NUMPY[spelled.kind]
-    space, width = spelled.space, spelled.width
-
-    def step(machine: Machine, mask: Mask) -> None:
+    def store(machine: Machine, mask: Mask) -> None:
         registers = machine.registers
         values = [read(registers) for read in reads]
         reach.store(machine, index, space, address(registers), mask, values, dtype, width)
 
-    return step
+    return load if loads else store
 
 
 def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -179,11 +151,7 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     if isinstance(source, Vector):
         return _pack(lowering, instruction, kind, source)
     read, write = lowering.read(source, kind, instruction), lowering.write(target, kind, instruction)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        write(machine.registers, mask, read(machine.registers))
-
-    return LaneStep(step, None, ((source, kind),), ((target, kind),))
+    return LaneStep(lane_step(lambda value: value, [read], [write]), None, ((source, kind),), ((target, kind),))
 
 
 def _parts(instruction: Instruction, kind: str, parts: Vector) -> tuple[str, list[Any]]:
@@ -201,13 +169,7 @@ def _unpack(lowering: Lowering, instruction: Instruction, kind: str, targets: Ve
     part, shifts = _parts(instruction, kind, targets)
     read = lowering.read(instruction.operands[1], kind, instruction)
     writes = [lowering.write(target, part, instruction) for target in targets.elements]
-
-    def step(machine: Machine, mask: Mask) -> None:
-        whole = read(machine.registers)
-        for write, shift in zip(writes, shifts, strict=True):
-            write(machine.registers, mask, (whole >> shift).astype(NUMPY[part]))
-
-    return step
+    return lane_step(lambda whole: [(whole >> at).astype(NUMPY[part]) for at in shifts], [read], writes, several=True)
 
 
 def _pack(lowering: Lowering, instruction: Instruction, kind: str, sources: Vector) -> Step:
@@ -215,14 +177,13 @@ def _pack(lowering: Lowering, instruction: Instruction, kind: str, sources: Vect
     reads = [lowering.read(source, part, instruction) for source in sources.elements]
     write = lowering.write(instruction.operands[0], kind, instruction)
 
-    def step(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        whole = reads[0](registers).astype(NUMPY[kind])
-        for read, shift in zip(reads[1:], shifts[1:], strict=True):
-            whole = whole | (read(registers).astype(NUMPY[kind]) << shift)
-        write(registers, mask, whole)
+    def packed(first: Any, *others: Any) -> Any:
+        whole = first.astype(NUMPY[kind])
+        for value, shift in zip(others, shifts[1:], strict=True):
+            whole = whole | (value.astype(NUMPY[kind]) << shift)
+        return whole
 
-    return step
+    return lane_step(packed, reads, [write])
 
 
 def _convert_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -260,7 +221,7 @@ _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), 
 def _read(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> _read(opcode("cp.async.cg.shared.global.L2::128B"))
     {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
     """
@@ -318,9 +279,10 @@ _GROUPS = (
     ("cp.async.wait_all", 0, on_unit(Copies, Copies.wait_all)),
 )
 TABLE = {
-    "ld": Handler(step=_load, count=_count_loads),
-    "ldu": Handler(step=_load),
-    "st": Handler(step=_store),
+    # Parameters and constants do not count as loads: the hardware reads them from their own cache.
+    "ld": Handler(step=_access, count=lambda op: (f"ld.{op.space}" if op.space in ("param", "const") else "ld", 1)),
+    "ldu": Handler(step=_access),
+    "st": Handler(step=_access),
     "mov": Handler(step=_move, operands=(2,), effect=False),
     "cvta": Handler(step=_convert_address, effect=False),
     "isspacep": Handler(step=_is_in_space, effect=False),

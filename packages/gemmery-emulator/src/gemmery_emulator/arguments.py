@@ -1,16 +1,18 @@
-"""Copy NumPy arrays to the memory of a launch, and pack a kernel's parameters.
+"""Copy NumPy arrays to the memory of a launch, and pack a kernel's parameters; arrays that keep their addresses.
 
 A tuple is a struct by value, which may hold pointers. A list is an array in device memory, passed as its address.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gemmery.errors import ArgumentError, LayoutError
 from gemmery_emulator import specials, symbols
@@ -83,49 +85,46 @@ def bound(
     parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError for an array with
     gaps.
     """
-    args = [as_array(value) for value in args]
     declared = kernel.parameters
     if len(args) != len(declared):
         listed = ", ".join(_described(parameter) for parameter in declared)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {**(resident or {})}
+    parts = [part for place, value in enumerate(args) for part in inside_of(value, f"argument {place}")]
+    parts.sort(key=lambda part: not part[0].removeprefix("argument ").isdecimal())  # the arguments first
     names = {
-        place: _name(f"argument {place}", value if isinstance(value, np.ndarray) else _spanned(value.array), arrays)
-        for place, value in enumerate(args)
-        if isinstance(value, np.ndarray | TensorMap | Texture)
+        name: _name(name, part if isinstance(part, np.ndarray) else _spanned(part.array), arrays)
+        for name, part in parts
+        if isinstance(part, np.ndarray | TensorMap | Texture)
     }
-    structs = [(f"argument {place}", value) for place, value in enumerate(args) if isinstance(value, tuple | list)]
-    members = [member for name, value in structs for member in inside_of(value, name)]
-    inside = {name: _name(name, array, arrays) for name, array in members if isinstance(array, np.ndarray)}
-    lists = {name: part for name, part in members if isinstance(part, list)}
+    lists = {name: part for name, part in parts if isinstance(part, list)}
     maps = {
         f"descriptor of argument {place}": BYTES
         for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
         if isinstance(value, TensorMap | Texture) and _is_pointer(parameter)
     }
-    _check_elements(kernel, args)
+    symbols.check_elements(kernel.name, args)
     tables = {name: len(content(elements, name, lambda _: 0)) for name, elements in lists.items()}
     memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
     def address_of(name: str) -> int:
-        return memory.address(inside.get(name, name))
+        return memory.address(names.get(name, name))
 
     for name, elements in lists.items():
         memory.bytes(name)[:] = np.frombuffer(content(elements, name, address_of), np.uint8)
     parameters = bytearray(max((parameter.offset + parameter.size for parameter in declared), default=0))
     for place, (value, parameter) in enumerate(zip(args, declared, strict=True)):
-        argument, address = value, memory.address(names[place]) if place in names else None
+        name, argument, address = f"argument {place}", value, None
         if isinstance(value, tuple):
-            argument = struct(value, f"argument {place}", address_of)[0]
-        elif isinstance(value, list):
-            address = memory.address(f"argument {place}")
-        if isinstance(value, TensorMap | Texture) and address is not None:
-            argument, address = value.encoded(address), None
-            name = f"descriptor of argument {place}"
-            if name in maps:
-                memory.bytes(name)[:] = np.frombuffer(argument, np.uint8)
-                argument, address = None, memory.address(name)
+            argument = struct(value, name, address_of)[0]
+        elif isinstance(value, TensorMap | Texture):
+            argument = value.encoded(address_of(name))
+            if f"descriptor of {name}" in maps:
+                memory.bytes(f"descriptor of {name}")[:] = np.frombuffer(argument, np.uint8)
+                argument, address = None, memory.address(f"descriptor of {name}")
+        elif isinstance(value, np.ndarray | list):
+            address = address_of(name)
         parameters[parameter.offset : parameter.offset + parameter.size] = _packed(place, argument, parameter, address)
     for name, array in (variables or {}).items():
         memory.bytes(name)[:] = _bytes(_variable(kernel, name, array))
@@ -135,8 +134,8 @@ def bound(
 def _workspace(kernel: PtxKernel) -> dict[str, int]:
     """The name and bytes of the workspace that a cooperative launch has, for a kernel that asks for its address."""
     operands = (operand for each in kernel.instructions if each.opcode.name == "mov" for operand in each.operands[1:])
-    asks = any(isinstance(operand, Special) and operand.name in specials.WORKSPACE_AT for operand in operands)
-    return {specials.WORKSPACE: 8} if asks else {}
+    asks = Special(specials.WORKSPACE_AT[0]), Special(specials.WORKSPACE_AT[1])
+    return {specials.WORKSPACE: 8} if any(operand in asks for operand in operands) else {}
 
 
 def _variable(kernel: PtxKernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -195,20 +194,6 @@ def _checked(name: str, array: NDArray[Any]) -> None:
         raise LayoutError(f"{name} has the non-native byte order {array.dtype.str}: convert it with astype")
 
 
-def _check_elements(kernel: PtxKernel, args: Sequence[Any]) -> None:
-    """Compare the types of arrays with those of the pointers in a mangled symbol; raises ArgumentError."""
-    types = symbols.pointees(kernel.name)
-    if len(types) != len(args):
-        return
-    for place, (value, pointee) in enumerate(zip(args, types, strict=True)):
-        expected = symbols.mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
-        if expected:
-            raise ArgumentError(
-                f"argument {place} is an array of {value.dtype}, but the kernel's parameter points to {pointee}: "
-                f"pass an array of {expected}, or view its bytes as {expected}"
-            )
-
-
 def _is_pointer(parameter: Parameter) -> bool:
     return parameter.size == 8 and parameter.type in ("u64", "s64", "b64")
 
@@ -237,12 +222,12 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         if not _is_pointer(parameter):
             kind_of = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
             described = "None" if value is None else f"{kind_of}, which is passed as its address"
-            raise _mismatch(place, described, parameter, _way_out(kind, size))
+            raise _mismatch(place, described, parameter)
         return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
         alike = size != kind.itemsize or (kind.kind == "f") == (value.dtype.kind == "f")
         if value.dtype.itemsize != size or value.dtype.hasobject or not alike:
-            raise _mismatch(place, f"{value} of type {value.dtype}", parameter, _way_out(kind, size))
+            raise _mismatch(place, f"{value} of type {value.dtype}", parameter)
         return value.tobytes()
     if size == kind.itemsize:
         if isinstance(value, bool | int) and kind.kind in "iu":
@@ -252,39 +237,25 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         if isinstance(value, float | int) and kind.kind == "f":
             return np.array(value, kind).tobytes()
     described = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
-    raise _mismatch(place, f"{described}{type(value).__name__}", parameter, _way_out(kind, size))
+    raise _mismatch(place, f"{described}{type(value).__name__}", parameter)
 
 
-def _way_out(kind: np.dtype[Any], size: int) -> str:
-    if size != kind.itemsize:
-        return f"pass {size} bytes, or a NumPy scalar of that size"
-    whole = "a whole number, or " if kind.kind in "iu" else ""
-    return f"pass {whole}a numpy.{kind.name}" + (
-        ", or an array for an address" if size == 8 and kind.kind != "f" else ""
-    )
-
-
-def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str) -> ArgumentError:
+def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str = "") -> ArgumentError:
+    kind, size = np.dtype(NUMPY.get(parameter.type, "u1")), parameter.size
+    whole, pointer = "a whole number, or " * (kind.kind in "iu"), ", or an array for an address"
+    by_type = f"pass {whole}a numpy.{kind.name}{pointer * (size == 8 and kind.kind != 'f')}"
+    by_size = f"pass {size} bytes, or a NumPy scalar of that size"
+    way_out = way_out or (by_type if size == kind.itemsize else by_size)
     return ArgumentError(f"argument {place} is {argument}, but the kernel reads {_described(parameter)}: {way_out}")
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the memory of a contiguous array as bytes, in its order."""
-    flat = array.reshape(-1, order="C" if array.flags.c_contiguous else "F")
-    return flat.view(np.uint8)
+    return array.reshape(-1, order="C" if array.flags.c_contiguous else "F").view(np.uint8)
 
 
 AddressOf = Callable[[str], int]  # of a name
 POINTER = 8  # bytes
-
-
-def as_array(value: Any) -> Any:
-    """Return an object that shares its memory through `__array_interface__` as an array, and others unchanged."""
-    if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array_interface__"):
-        if isinstance(value, tuple | list):
-            return type(value)(map(as_array, value)) if type(value) in (tuple, list) else value
-        return value
-    return np.asarray(value)
 
 
 def inside_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -339,3 +310,88 @@ def _member(value: Any, name: str, address: AddressOf) -> tuple[bytes, int]:
         f"{name} is {value!r}, whose size and alignment in a struct are not known: pass a NumPy scalar, such as "
         "numpy.int32(4), an array or a list for a pointer, a tuple for a struct, or bytes"
     )
+
+
+class DeviceMemory:
+    """The arrays of a program; every launch sees all of them, each at its own address."""
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[Any]] = []
+        self.ended = False
+
+    def array(self, values: ArrayLike, dtype: Any = None) -> NDArray[Any]:
+        """Return a copy of an array that lies in this memory; a launch reads and writes it in place."""
+        if self.ended:
+            raise ArgumentError("array(): this device memory has ended: make its arrays inside the with block")
+        try:
+            copied = np.array(values, dtype, order="C")
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"array(): NumPy makes no array of this ({error}); pass numbers") from None
+        if copied.dtype.hasobject:
+            raise ArgumentError("array(): this holds Python objects, but a kernel needs numbers; pass numbers")
+        room = np.zeros(copied.nbytes + ALIGNED, np.uint8)
+        start = -room.ctypes.data % ALIGNED
+        placed = room[start : start + copied.nbytes].view(copied.dtype).reshape(copied.shape)
+        placed[...] = copied
+        self._arrays.append(placed)
+        return placed
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+        """Return an array of zeros in this memory."""
+        try:
+            zeros = np.zeros(shape, dtype)
+        except (TypeError, ValueError, MemoryError) as error:
+            raise ArgumentError(
+                f"zeros(): shape={shape!r} and dtype={dtype!r} make no array ({error}); "
+                "pass whole numbers >= 0 that fit in memory"
+            ) from None
+        return self.array(zeros)
+
+    def address(self, array: NDArray[Any], offset: int = 0) -> np.uint64:
+        """Return the address of an array that `array` returned, to be stored in another one; `offset` is in bytes."""
+        arrays = self.by_name()
+        for name, known in arrays.items():
+            if known is array:
+                return np.uint64(memory_of(arrays).address(name) + offset)
+        raise ArgumentError("address(): this array is not in device memory; pass one that memory.array returned")
+
+    def by_name(self) -> dict[str, NDArray[Any]]:
+        """The arrays by name, in the order of their addresses."""
+        return {f"device array {place}": array for place, array in enumerate(self._arrays)}
+
+
+_CURRENT: ContextVar[DeviceMemory | None] = ContextVar("device memory", default=None)
+
+
+@contextmanager
+def device_memory() -> Iterator[DeviceMemory]:
+    """Keep arrays at their addresses over several launches of `gemmery.emulate`, as a program on a device does.
+
+    A kernel may follow pointers that are stored in these arrays, by the host or by an earlier kernel.
+
+    >>> import numpy as np, gemmery as gm
+    >>> code = "__global__ void follow(float** table, int n) { table[n][threadIdx.x] += 1; }"
+    >>> with gm.device_memory() as memory:
+    ...     x = memory.zeros(4)
+    ...     table = memory.array([memory.address(x)])
+    ...     for _ in range(3):
+    ...         run = gm.emulate(code, "follow", 1, 4, [table, 0])
+    >>> x.tolist(), run.findings
+    ([3.0, 3.0, 3.0, 3.0], ())
+
+    Arrays made later do not move those made before. Launches inside of another `with device_memory()` see only the
+    arrays of that one. After the block the arrays remain, but their addresses do not.
+    """
+    memory = DeviceMemory()
+    token = _CURRENT.set(memory)
+    try:
+        yield memory
+    finally:
+        memory.ended = True
+        _CURRENT.reset(token)
+
+
+def resident() -> dict[str, NDArray[Any]]:
+    """The arrays in device memory by name, in the order of their addresses."""
+    memory = _CURRENT.get()
+    return {} if memory is None else memory.by_name()

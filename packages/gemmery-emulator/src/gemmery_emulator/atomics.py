@@ -16,8 +16,8 @@ from gemmery_emulator import reach
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.memory import Space
 from gemmery_emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
-from gemmery_emulator.ops import half
-from gemmery_emulator.ptx import Address, Instruction, Opcode
+from gemmery_emulator.ops import floating
+from gemmery_emulator.ptx import Instruction, Opcode
 from gemmery_emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
 Change = Callable[..., Any]  # old values and operands -> new values
@@ -45,29 +45,22 @@ _MODIFIERS: Mapping[str, Kinds] = {
 }
 
 
-def _changes() -> dict[tuple[str, str], Change]:
-    """The function of each operation and type; half precision keeps subnormals."""
-    table: dict[tuple[str, str], Change] = {}
-    for kind in ("u32", "s32", "u64", "f32", "f64"):
-        table["add", kind] = np.add
-    for kind in _WHOLE:
-        table["min", kind], table["max", kind] = np.minimum, np.maximum
-    for kind in _BITS:
-        table["and", kind], table["or", kind] = np.bitwise_and, np.bitwise_or
-        table["xor", kind] = np.bitwise_xor
-        table["exch", kind] = lambda old, new: new
-    for kind in (*_BITS, "b16"):
-        table["cas", kind] = lambda old, expected, new: np.where(old == expected, new, old)
-    table["inc", "u32"] = lambda old, last: np.where(old >= last, 0, old + 1).astype(np.uint32)
-    table["dec", "u32"] = lambda old, last: np.where((old == 0) | (old > last), last, old - 1)
-    for kind in HALVES:
-        rounding = "rn." if kind.startswith("b") else ""
-        table["add", kind] = half.TABLE[f"add.{rounding}{kind}"].meaning
-        table["min", kind], table["max", kind] = half.TABLE[f"min.{kind}"].meaning, half.TABLE[f"max.{kind}"].meaning
-    return table
-
-
-CHANGES = _changes()
+# The function of each operation and type; half precision keeps subnormals.
+CHANGES: dict[tuple[str, str], Change] = {
+    **{("add", kind): np.add for kind in ("u32", "s32", "u64", "f32", "f64")},
+    **{(name, kind): fold for name, fold in (("min", np.minimum), ("max", np.maximum)) for kind in _WHOLE},
+    **{
+        (name, kind): change
+        for name, change in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor))
+        for kind in _BITS
+    },
+    **{("exch", kind): lambda old, new: new for kind in _BITS},
+    **{("cas", kind): lambda old, expected, new: np.where(old == expected, new, old) for kind in (*_BITS, "b16")},
+    ("inc", "u32"): lambda old, last: np.where(old >= last, 0, old + 1).astype(np.uint32),
+    ("dec", "u32"): lambda old, last: np.where((old == 0) | (old > last), last, old - 1),
+    **{("add", kind): floating.TABLE[f"add.{'rn.' * (kind[0] == 'b')}{kind}"].meaning for kind in HALVES},
+    **{(name, kind): floating.TABLE[f"{name}.{kind}"].meaning for name in ("min", "max") for kind in HALVES},
+}
 # Operations that NumPy can accumulate: the first value of an address and its operands -> all its values in turn.
 RUNNING: dict[str, Callable[[Array], Array]] = {
     "add": lambda values: np.add.accumulate(values, dtype=values.dtype),  # 32 bits stay 32
@@ -83,7 +76,7 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 def _read(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of atom or red, by kind; returns None if ptxas refuses it.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> _read(opcode("red.global.add.v2.f32"))
     {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
     >>> _read(opcode("red.exch.b32")) is None
@@ -114,8 +107,6 @@ def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     count = LENGTHS.get(words.get("length", ""), 1)
     operands = list(instruction.operands[: len(instruction.operands) - ("policy" in words)])
     target = operands.pop(0) if name == "atom" else None
-    if not isinstance(operands[0], Address):
-        raise refused(instruction)
     address = lowering.address(operands[0], instruction)
     reads = [[lowering.read(element, kind, instruction) for element in lowering.flat((part,))] for part in operands[1:]]
     if any(len(part) != count for part in reads) or len(reads) != (2 if operation == "cas" else 1):

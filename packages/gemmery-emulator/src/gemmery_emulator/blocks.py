@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,7 @@ class _Joining:
         ((target, kind),) = step.targets
         if at < self._slots.first:  # which may be written while the copy is in use
             place = self._target(target, kind)
-            self._runs.append(_copied(at, place))
+            self._runs.append(partial(_copied, at, place))
             at = place
         self._keep(target, kind, at)
 
@@ -239,7 +240,7 @@ class _Joining:
         places = self._at.setdefault(operand, {})
         if dtype not in places:
             places[dtype] = self._slots.place()
-            self._runs.append(_read(self._lowering.read(operand, kind, instruction), places[dtype]))
+            self._runs.append(partial(_read, self._lowering.read(operand, kind, instruction), places[dtype]))
         return places[dtype]
 
     def _target(self, target: Operand, kind: str) -> int:
@@ -273,15 +274,15 @@ class _Joining:
     def _mask(self, registers: int) -> None:
         """Bring registers up to date, under the mask where other threads may need the values that they have."""
         pairs = [(self._unmasked.pop(slot), slot) for slot in _common(registers, self._unmasked)]
-        self._runs.extend(_copied(*pair) for pair in pairs if self._own >> pair[1] & 1)
+        self._runs.extend(partial(_copied, *pair) for pair in pairs if self._own >> pair[1] & 1)
         others = [pair for pair in pairs if not self._own >> pair[1] & 1]
         if others:
             self._end_run()
-            self._steps.append(_masked(others))
+            self._steps.append(partial(_masked, others))
 
     def _end_run(self) -> None:
         if self._runs:
-            self._steps.append(_in_turn(self._runs))
+            self._steps.append(partial(_in_turn, self._runs))
             self._runs = []
 
 
@@ -331,37 +332,22 @@ def _applied(
     return (run_of_one, run_of_two, run_of_three)[len(others)]
 
 
-def _read(read: Callable[[list[Any]], Any], target: int) -> OnRegisters:
-    def run(registers: list[Any]) -> None:
-        registers[target] = read(registers)
-
-    return run
+def _read(read: Callable[[list[Any]], Any], target: int, registers: list[Any]) -> None:
+    registers[target] = read(registers)
 
 
-def _copied(source: int, target: int) -> OnRegisters:
-    def run(registers: list[Any]) -> None:
-        registers[target] = registers[source]
-
-    return run
+def _copied(source: int, target: int, registers: list[Any]) -> None:
+    registers[target] = registers[source]
 
 
-def _in_turn(runs: Sequence[OnRegisters]) -> Step:
-    def step(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        for run in runs:
-            run(registers)
-
-    return step
+def _in_turn(runs: Sequence[OnRegisters], machine: Machine, mask: Mask) -> None:
+    registers = machine.registers
+    for run in runs:
+        run(registers)
 
 
-def _masked(pairs: Sequence[tuple[int, int]]) -> Step:
-    def step(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        if mask is None:
-            for source, target in pairs:
-                registers[target] = registers[source]
-        else:
-            for source, target in pairs:
-                registers[target] = np.where(mask, registers[source], registers[target])
-
-    return step
+def _masked(pairs: Sequence[tuple[int, int]], machine: Machine, mask: Mask) -> None:
+    registers = machine.registers
+    for source, target in pairs:
+        value = registers[source]
+        registers[target] = value if mask is None else np.where(mask, value, registers[target])

@@ -92,6 +92,15 @@ def lowered_barrier(lowering: Lowering, instruction: Instruction, barrier: Barri
     return LoweredBarrier(barrier.arrives, first, count[0] if count else None, None, reduction)
 
 
+def leaving(machine: Machine, index: int, barrier: int, mask: Mask) -> Mask:
+    """The threads that a barrier has let go, and those of their blocks that have ended: it does not wait for them."""
+    instruction = machine.kernel.instructions[index]
+    if mask is None or barrier < 0 or len(instruction.operands) != min(BARRIERS[instruction.opcode.spelling].operands):
+        return mask
+    blocks = mask.reshape(machine.blocks, -1).any(axis=1)
+    return mask | ~machine.places.running() & np.repeat(blocks, machine.block_threads)
+
+
 _EVICTED = r"\.L2::evict_(?:last|normal|first|unchanged)"
 _ORDERED_IN = rf"\.(?:{'|'.join(SCOPES)})"
 _POLICIES = re.compile(
@@ -127,8 +136,7 @@ def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         return no_step(lowering, instruction, index)
 
     def step(machine: Machine, mask: Mask) -> None:
-        for observer in machine.observers:
-            observer.fenced(machine, index, mask)
+        machine.observers.fenced(machine, index, mask)
 
     return step
 

@@ -7,7 +7,9 @@ is one of them. Instructions of matrices, which are .aligned, take all lanes of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,14 +68,12 @@ class Spread:
     stores: frozenset[int]
 
 
-def spread_values(machine: Machine) -> dict[int, Spread]:
-    """The shuffles of undefined values, by their instruction, to the end of the launch."""
-    return {}
+class Shuffled:
+    """Undefined values that shuffles gave, and to the end of the launch the shuffles of them, by their instruction."""
 
-
-def undefined_values(machine: Machine) -> dict[int, Undefined]:
-    """The undefined values that shuffles gave, by their instruction."""
-    return {}
+    def __init__(self, machine: Machine) -> None:
+        self.undefined: dict[int, Undefined] = {}
+        self.spread: dict[int, Spread] = {}
 
 
 def names_lanes(instruction: Instruction) -> bool:
@@ -87,17 +87,14 @@ def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
     lanes = [find(instruction.opcode).lanes for instruction in inside]
     if "warpgroup" in lanes:
         return Gathering(128, None)
-    if "warp" in lanes or any(kind and _names_all(inside[place]) for place, kind in enumerate(lanes)):
-        return Gathering(32, None)
+    for kind, instruction in zip(lanes, inside, strict=True):
+        mask = instruction.operands[-1] if kind == "mask" else None
+        every = isinstance(mask, Immediate) and mask.bits & FULL == FULL and instruction.guard is None
+        if kind == "warp" or every:
+            return Gathering(32, None)
     if lanes[0] and names_lanes(inside[0]) and inside[0].guard is None:
         return Gathering(32, lowering.read(inside[0].operands[-1], "b32", inside[0]))
     return None
-
-
-def _names_all(instruction: Instruction) -> bool:
-    """Whether an instruction with a member mask names all lanes of a warp."""
-    mask = instruction.operands[-1] if instruction.operands else None
-    return isinstance(mask, Immediate) and mask.bits & FULL == FULL and instruction.guard is None
 
 
 def absent(machine: Machine, gathering: Gathering, mask: Flags) -> Flags:
@@ -119,59 +116,47 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     """The step of a warp instruction, with a report of masks that do not fit."""
     name, lanes = instruction.opcode.name, find(instruction.opcode).lanes
     if lanes == "warp":
-        return _complete(index, step)
+        return partial(_complete, index, step)
     if name == "selp" and lowering.shuffles:
-        return _selecting(lowering, instruction, index, step)
+        return partial(_select, lowering.read(instruction.operands[3], "pred", instruction), index, step)
     if name == "st" and lowering.shuffles and instruction.opcode.type in ("f32", "f64"):
-        return _storing(lowering, instruction, index, step)
+        kind, values = instruction.opcode.type, lowering.flat(instruction.operands[1:])
+        return partial(_store, [lowering.read(value, kind, instruction) for value in values], index, step)
     if lanes != "mask":
         return step
     operands = lowering.flat(instruction.operands)
     read_members = lowering.read(operands[-1], "b32", instruction)
     reads = [lowering.read(operand, "b32", instruction) for operand in operands[-3:-1]] if name == "shfl" else []
-    elects = name == "elect"
 
     def run(machine: Machine, mask: Mask) -> None:
         members = read_members(machine.registers)
-        machine.unit(undefined_values).pop(index, None)
-        if machine.observers and (members.ndim or members != FULL or not _in_whole_warps(mask)):
-            at = _Lanes(machine, index, mask, members, elects)
-            if not (at.own() or at.missing() or at.differing()) and reads:
-                at.reading(*(read(machine.registers) for read in reads))
-        for observer in machine.observers:
-            observer.converged(machine, mask)
+        machine.unit(Shuffled).undefined.pop(index, None)
+        rows = None if mask is None else mask.reshape(-1, 32)
+        partly = rows is not None and np.count_nonzero(rows.any(axis=1) != rows.all(axis=1))
+        if machine.observers and (partly or members.ndim or members != FULL):
+            mistake = _mistake(machine, index, mask, members, [read(machine.registers) for read in reads])
+            if mistake is not None:
+                report_mismatch(machine, index, np.flatnonzero(mistake[0]), mistake[1])
+        machine.observers.converged(machine, mask)
         step(machine, mask)
 
     return run
 
 
-def _in_whole_warps(mask: Mask) -> bool:
-    """Whether all lanes of each warp are active, or none."""
-    if mask is None:
-        return True
-    active = mask.reshape(-1, 32)
-    return np.array_equal(np.any(active, axis=1), np.all(active, axis=1))
-
-
-def _complete(index: int, step: Step) -> Step:
-    """The step of an instruction that requires all lanes."""
-
-    def run(machine: Machine, mask: Mask) -> None:
-        if mask is not None and machine.observers:
-            active = mask.reshape(-1, 32)
-            threads = np.flatnonzero(active & ~active.all(axis=1, keepdims=True))
-            if threads.size:
-                name = machine.kernel.instructions[index].opcode.family
-                warp = threads[0] // 32
-                others = _others(machine, active)[warp]
-                what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
-                what += "outside of branches" if others.any() else "in a block of whole warps"
-                report_mismatch(machine, index, threads, what)
-        for observer in machine.observers:
-            observer.converged(machine, mask)
-        step(machine, mask)
-
-    return run
+def _complete(index: int, step: Step, machine: Machine, mask: Mask) -> None:
+    """Execute an instruction that requires all lanes."""
+    if mask is not None and machine.observers:
+        active = mask.reshape(-1, 32)
+        threads = np.flatnonzero(active & ~active.all(axis=1, keepdims=True))
+        if threads.size:
+            name = machine.kernel.instructions[index].opcode.family
+            warp = threads[0] // 32
+            others = _others(machine, active)[warp]
+            what = f"executes {name}, and {ranges(~active[warp])} of its warp do not: let all 32 lanes execute it, "
+            what += "outside of branches" if others.any() else "in a block of whole warps"
+            report_mismatch(machine, index, threads, what)
+    machine.observers.converged(machine, mask)
+    step(machine, mask)
 
 
 def _others(machine: Machine, active: Flags) -> Flags:
@@ -185,128 +170,93 @@ def exists(machine: Machine) -> Flags:
     return real
 
 
-class _Lanes:
-    """The lanes that execute an instruction together, with their masks: (warps, 32)."""
+def _mistake(
+    machine: Machine, index: int, mask: Mask, members: Any, operands: Sequence[Any]
+) -> tuple[Flags, str] | None:
+    """The lanes (warps, 32) that execute an instruction with a mask that does not fit, and what is wrong with it.
 
-    def __init__(self, machine: Machine, index: int, mask: Mask, members: Any, elects: bool) -> None:
-        self._machine, self._index, self._elects = machine, index, elects
-        self._active = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
-        self._members = machine.spread(members).reshape(-1, 32)
-        opcode = machine.kernel.instructions[index].opcode
-        self._name = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
+    `operands` are those that tell the lane that a shuffle reads.
+    """
+    opcode = machine.kernel.instructions[index].opcode
+    active = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
+    masks, lanes = machine.spread(members).reshape(-1, 32), LANES.astype("u4")
+    called = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
 
-    def _report(self, bad: Flags, what: str) -> bool:
-        report_mismatch(self._machine, self._index, np.flatnonzero(bad), what)
-        return True
-
-    def _at(self, bad: Flags) -> tuple[int, int, str]:
+    def first(bad: Flags) -> tuple[int, int, str]:
         """The warp and lane of the first of these lanes, and the start of its message."""
         warp, lane = divmod(int(bad.reshape(-1).argmax()), 32)
-        return warp, lane, f"executes {self._name} with mask {int(self._members[warp, lane]):#x}"
+        return warp, lane, f"executes {called} with mask {int(masks[warp, lane]):#x}"
 
-    def own(self) -> bool:
-        """Report lanes that are not in their own mask."""
-        bad = self._active & (self._members >> LANES.astype("u4") & 1 == 0)
-        if not bad.any():
-            return False
-        _, lane, does = self._at(bad)
+    bad = active & (masks >> lanes & 1 == 0)
+    if bad.any():
+        _, lane, does = first(bad)
         what = f"{does}, which leaves out its own lane {lane}: the result is undefined; add the lane to the mask"
-        return self._report(bad, f"{what}, or keep it from the call")
-
-    def missing(self) -> bool:
-        """Report lanes whose mask names existing lanes that do not execute the instruction."""
-        machine = self._machine
-        others = _others(machine, self._active)
-        if self._elects:
-            others &= machine.places.running().reshape(-1, 32)
-        bad = self._active & (self._members & _bits(others)[:, None] != 0)
-        if not bad.any():
-            return False
-        warp, lane, does = self._at(bad)
-        lanes = ranges(others[warp] & (self._members[warp, lane] >> LANES.astype("u4") & 1 == 1))
-        return self._report(bad, f"{does}, and {lanes} do not: they take another path or have ended; {WAY_OUT}")
-
-    def differing(self) -> bool:
-        """Report lanes whose mask names lanes with another mask."""
-        if (self._members == self._members[:, :1]).all():
-            return False
-        names = self._members[:, :, None] >> LANES.astype("u4") & 1 == 1
-        unlike = names & self._active[:, None, :] & (self._members[:, :, None] != self._members[:, None, :])
-        bad = self._active & unlike.any(axis=2)
-        if not bad.any():
-            return False
-        warp, lane, does = self._at(bad)
-        other = int(unlike[warp, lane].argmax())
-        what = f"{does}, and lane {other} with mask {int(self._members[warp, other]):#x}"
-        return self._report(bad, f"{what}: all lanes that a mask names pass the same")
-
-    def reading(self, b: Any, c: Any) -> bool:
-        """Report lanes that use a value from a lane which does not execute the instruction."""
-        machine = self._machine
-        opcode = machine.kernel.instructions[self._index].opcode
-        source, _ = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in (b, c)))
-        source = np.broadcast_to(source, self._active.shape)
-        outside = self._members >> source.astype("u4") & 1 == 0
-        bad = self._active & (outside | ~np.take_along_axis(self._active, source, axis=1))
-        if not bad.any():
-            return False
-        warp, lane, does = self._at(bad)
-        read = int(source[warp, lane])
-        inside = warp * 32 % machine.block_threads + read < machine.launch.block_threads
-        why = "its mask leaves out" if outside[warp, lane] else "does not execute it" if inside else "the block lacks"
-        what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
-        certain, selections = used(machine.kernel, self._index)
-        if certain:
-            return self._report(bad, what)
-        machine.unit(undefined_values)[self._index] = Undefined(bad.reshape(-1), what, selections)
-        self._spread(bad, what)
-        return False
-
-    def _spread(self, bad: Flags, message: str) -> None:
-        """Remember the warps that read undefined values, for the stores of what is computed of them."""
-        known = self._machine.unit(spread_values)
-        old = known.get(self._index)
-        warps: Flags = np.atleast_1d(bad.any(axis=1))
-        if old is None:
-            places = stores(self._machine.kernel, self._index)
-            known[self._index] = Spread(np.flatnonzero(bad), warps, message, places)
-        else:
-            known[self._index] = replace(old, warps=old.warps | warps)
+        return bad, f"{what}, or keep it from the call"
+    others = _others(machine, active)
+    if opcode.name == "elect":
+        others &= machine.places.running().reshape(-1, 32)
+    bad = active & (masks & _bits(others)[:, None] != 0)
+    if bad.any():
+        warp, lane, does = first(bad)
+        missing = ranges(others[warp] & (masks[warp, lane] >> lanes & 1 == 1))
+        return bad, f"{does}, and {missing} do not: they take another path or have ended; {WAY_OUT}"
+    if (masks != masks[:, :1]).any():
+        names = masks[:, :, None] >> lanes & 1 == 1
+        unlike = names & active[:, None, :] & (masks[:, :, None] != masks[:, None, :])
+        bad = active & unlike.any(axis=2)
+        if bad.any():
+            warp, lane, does = first(bad)
+            other = int(unlike[warp, lane].argmax())
+            what = f"{does}, and lane {other} with mask {int(masks[warp, other]):#x}"
+            return bad, f"{what}: all lanes that a mask names pass the same"
+    if not operands:
+        return None
+    source, _ = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in operands))
+    source = np.broadcast_to(source, active.shape)
+    outside = masks >> source.astype("u4") & 1 == 0
+    bad = active & (outside | ~np.take_along_axis(active, source, axis=1))
+    if not bad.any():
+        return None
+    warp, lane, does = first(bad)
+    read = int(source[warp, lane])
+    inside = warp * 32 % machine.block_threads + read < machine.launch.block_threads
+    why = "its mask leaves out" if outside[warp, lane] else "does not execute it" if inside else "the block lacks"
+    what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
+    certain, selections = used(machine.kernel, index)
+    if certain:
+        return bad, what
+    machine.unit(Shuffled).undefined[index] = Undefined(bad.reshape(-1), what, selections)
+    # Remember the warps that read undefined values, for the stores of what is computed of them.
+    known, warps = machine.unit(Shuffled).spread, np.atleast_1d(bad.any(axis=1))
+    if index in known:
+        known[index] = replace(known[index], warps=known[index].warps | warps)
+    else:
+        known[index] = Spread(np.flatnonzero(bad), warps, what, stores(machine.kernel, index))
+    return None
 
 
-def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
-    """The step of a selection, with a report of lanes that select an undefined value."""
-    predicate = lowering.read(instruction.operands[3], "pred", instruction)
-
-    def run(machine: Machine, mask: Mask) -> None:
-        for shuffle, undefined in machine.unit(undefined_values).items():
-            if index in undefined.selections:
-                bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
-                threads = np.flatnonzero(bad if mask is None else bad & mask)
-                report_mismatch(machine, shuffle, threads, undefined.message)
-        step(machine, mask)
-
-    return run
+def _select(predicate: Read, index: int, step: Step, machine: Machine, mask: Mask) -> None:
+    """Execute a selection, and report lanes that select an undefined value."""
+    for shuffle, undefined in machine.unit(Shuffled).undefined.items():
+        if index in undefined.selections:
+            bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
+            threads = np.flatnonzero(bad if mask is None else bad & mask)
+            report_mismatch(machine, shuffle, threads, undefined.message)
+    step(machine, mask)
 
 
-def _storing(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
-    """The step of a store of floats, with a report of warps that store a NaN after reading undefined values."""
-    kind = instruction.opcode.type
-    reads = [lowering.read(operand, kind, instruction) for operand in lowering.flat(instruction.operands[1:])]
-
-    def run(machine: Machine, mask: Mask) -> None:
-        spread = machine.unit(spread_values)
-        for shuffle in [place for place, values in spread.items() if index in values.stores]:
-            nan = np.zeros(machine.threads, bool)
-            for read in reads:
-                nan |= np.isnan(machine.spread(read(machine.registers)))
-            bad = np.repeat(spread[shuffle].warps, 32) & nan
-            if (bad if mask is None else bad & mask).any():
-                values = spread.pop(shuffle)
-                report_mismatch(machine, shuffle, values.threads, values.message)
-        step(machine, mask)
-
-    return run
+def _store(reads: Sequence[Read], index: int, step: Step, machine: Machine, mask: Mask) -> None:
+    """Execute a store of floats, and report warps that store a NaN after reading undefined values."""
+    spread = machine.unit(Shuffled).spread
+    for shuffle in [place for place, values in spread.items() if index in values.stores]:
+        nan = np.zeros(machine.threads, bool)
+        for read in reads:
+            nan |= np.isnan(machine.spread(read(machine.registers)))
+        bad = np.repeat(spread[shuffle].warps, 32) & nan
+        if (bad if mask is None else bad & mask).any():
+            values = spread.pop(shuffle)
+            report_mismatch(machine, shuffle, values.threads, values.message)
+    step(machine, mask)
 
 
 def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> None:
@@ -325,8 +275,8 @@ def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> Non
 
 def report_mismatch(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Report masks that do not fit, if there are any."""
-    for observer in machine.observers if len(threads) else ():
-        observer.mismatched(machine, index, threads, message)
+    if len(threads):
+        machine.observers.mismatched(machine, index, threads, message)
 
 
 def _bits(lanes: Flags) -> NDArray[np.uint32]:

@@ -163,39 +163,69 @@ def step(nearest: Reals, residual: Reals, mode: str) -> Reals:
     return where(beyond, np.nextafter(nearest, end), nearest)
 
 
-def directed_fma(mode: str) -> Callable[[Reals, Reals, Reals], Reals]:
+BF16_NAN = np.uint16(0x7FFF)
+
+
+def from_bf16(bits: Reals) -> Reals:
+    """Convert the bits of bf16 to float32."""
+    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)[()]
+
+
+def to_bf16(x: Reals, mode: str = "rn") -> Reals:
+    """Round float32 or float64 to the bits of bf16: to nearest ("rn"), toward zero ("rz"), down ("rm") or up ("rp")."""
+    x = np.asarray(x)
+    bits = np.asarray(odd_float32(x) if x.dtype == np.float64 else x).view(np.uint32)
+    short, rest = bits >> np.uint32(16), bits & np.uint32(0xFFFF)
+    if mode == "rn":
+        # More than half, or half and odd.
+        short = short + ((rest + (short & np.uint32(1))) > 0x8000)
+    elif mode != "rz":
+        short = short + ((rest > 0) & (np.signbit(x) == (mode == "rm")))
+    return where(np.isnan(x), BF16_NAN, short.astype(np.uint16))
+
+
+def to_f16(x: Reals, mode: str = "rn") -> Reals:
+    """Round float32 or float64 to float16, once."""
+    nearest = np.asarray(x).astype(np.float16)[()]
+    return nearest if mode == "rn" else step(nearest, x - nearest.astype(np.float64), mode)
+
+
+def unpacked(bits: Reals) -> Reals:
+    """Split 32 bits into two 16-bit parts along a last axis of 2, the low one first."""
+    return np.ascontiguousarray(bits).reshape(*np.shape(bits), 1).view(np.uint16)
+
+
+def packed(parts: Reals) -> Reals:
+    """Join two 16-bit parts along a last axis of 2 to 32 bits."""
+    return np.ascontiguousarray(parts).view(np.uint32)[..., 0][()]
+
+
+def directed_fma(mode: str, x: Reals, y: Reals, z: Reals) -> Reals:
     """Return x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
-
-    def fused(x: Reals, y: Reals, z: Reals) -> Reals:
-        core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
-        nearest, residual = core(x, y, z)
-        result = step(nearest, residual, mode)
-        if mode != "rm":
-            return result
-        # Rounded down, an exactly zero sum of opposite signs is -0.
-        opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
-        return where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)
-
-    return fused
+    core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
+    nearest, residual = core(x, y, z)
+    result = step(nearest, residual, mode)
+    if mode != "rm":
+        return result
+    # Rounded down, an exactly zero sum of opposite signs is -0.
+    opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
+    return where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)
 
 
-def directed_add(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_add(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x + y rounded toward zero, down or up."""
-    fused = directed_fma(mode)
-    return lambda x, y: fused(x, np.asarray(x).dtype.type(1), y)
+    return directed_fma(mode, x, np.asarray(x).dtype.type(1), y)
 
 
-def directed_sub(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_sub(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x - y rounded toward zero, down or up."""
-    add = directed_add(mode)
-    return lambda x, y: add(x, -y)
+    return directed_add(mode, x, -y)
 
 
-def directed_mul(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_mul(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x * y rounded toward zero, down or up."""
-    fused = directed_fma(mode)
     # Only a zero with the sign of the product can be added without an effect.
-    return lambda x, y: fused(x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
+    return directed_fma(mode, x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
 
 
 def _sign(x: Reals) -> Reals:
@@ -209,24 +239,16 @@ def _remainder(quotient: Reals, y: Reals, x: Reals) -> Reals:
     return np.where(nearest == 0, residual, nearest)
 
 
-def directed_div(mode: str) -> Callable[[Reals, Reals], Reals]:
+def directed_div(mode: str, x: Reals, y: Reals) -> Reals:
     """Return x / y rounded toward zero, down or up."""
-
-    def divide(x: Reals, y: Reals) -> Reals:
-        nearest = x / y
-        return step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
-
-    return divide
+    nearest = x / y
+    return step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
 
 
-def directed_sqrt(mode: str) -> Callable[[Reals], Reals]:
+def directed_sqrt(mode: str, x: Reals) -> Reals:
     """Return the square root rounded toward zero, down or up."""
-
-    def root(x: Reals) -> Reals:
-        nearest = np.sqrt(x)
-        return step(nearest, _remainder(nearest, nearest, x), mode)
-
-    return root
+    nearest = np.sqrt(x)
+    return step(nearest, _remainder(nearest, nearest, x), mode)
 
 
 Added = Callable[[Array, Array, Array, "SumRule"], Array]

@@ -155,7 +155,7 @@ _LANE = np.arange(32)
 def wmma_fragment(opcode: Opcode) -> Fragment:
     """Return the memory accesses of a wmma.load or wmma.store, as ptxas generates them for sm_90.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> fragment = wmma_fragment(opcode("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16"))
     >>> [piece.registers for piece in fragment.pieces]
     [(0, 1, 2, 3)]
@@ -246,7 +246,7 @@ _MATRICES = re.compile(r"(?:ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)
 def matrices(opcode: Opcode) -> tuple[int, bool]:
     """Return how many matrices an ldmatrix or stmatrix moves, and whether it transposes them.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> matrices(opcode("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"))
     (4, True)
 

@@ -2,10 +2,18 @@
 
 Where threads diverge, those at the lowest basic block run first, so they converge where their paths join; barriers hold
 threads until no other thread can run.
+
+So a thread that waits in a loop for a value that another thread or block writes later keeps that one from running. Such
+a loop returns to the same registers and memory. Its threads then yield to the others until those end, wait or loop
+themselves; if there are none, or if they come to the same state again, the kernel never ends. A loop that also counts
+its turns comes to no earlier state: threads that have changed no memory for many steps yield to warps that could have
+run. An endless loop of this kind ends at the limit of steps.
 """
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -14,14 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.banks import WARP
+from gemmery.errors import EmulationError
 from gemmery_emulator import specials
 from gemmery_emulator.blocks import Block
 from gemmery_emulator.lower import LoweredKernel
-from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Places, UnitState, report_misuse
-from gemmery_emulator.memory import Global, Own
+from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Observers, Places, UnitState, report_misuse
+from gemmery_emulator.memory import Global, Own, Space, is_as_remembered, remembered
 from gemmery_emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
-from gemmery_emulator.spinning import LIMIT, Spinning
 from gemmery_emulator.waiting import Waiting
+
+AGAIN = 1 << 4  # basic blocks before the next look after threads have yielded
+EVERY = 1 << 10  # basic blocks before the first look, then twice as many, so that a loop of any length is seen
+READING = frozenset(
+    ("ld", "ldu", "atom", "mbarrier", "tex", "suld", "shfl", "vote", "match", "redux", "bar", "barrier")
+)
+LIMIT = 10_000_000  # basic blocks that a chunk may execute: some minutes
 
 
 class LockStep:
@@ -51,7 +66,8 @@ class LockStep:
         local = program.kernel.local
         self.local = Own(self.threads if local else 1, local, self.threads)  # no part for each thread if there is none
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
-        self.observers: Sequence[Observer] = tuple(observers)
+        self.observers = Observers(())
+        self._observers = tuple(observers)
         self.registers = list(program.zeros)
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
@@ -70,18 +86,15 @@ class LockStep:
         if idle.any():
             self.places.each = np.where(idle, program.stop, 0).astype(np.int32)
         if warp_order is not None:
-            self._order = self._shuffled(warp_order)
+            # Warp by warp, or by warpgroups if the kernel has instructions of warpgroups.
+            gathered = (block.gathering.threads for block in program.blocks if block.gathering is not None)
+            together, warps = max(gathered, default=WARP) // WARP, self.block_threads // WARP
+            turns = warp_order.permutation(self.blocks * -(-warps // together)).reshape(self.blocks, -1)
+            self._order = np.repeat(np.repeat(turns, together, axis=1)[:, :warps], WARP)
             self.places.part()
         elif ahead:
             self._order = (np.arange(self.threads) % self.block_threads >= ahead).astype(np.int64)
             self.places.part()
-
-    def _shuffled(self, generator: np.random.Generator) -> Indices:
-        """The turn of each thread: warp by warp, or by warpgroups if the kernel has instructions of warpgroups."""
-        gathered = (block.gathering.threads for block in self._program.blocks if block.gathering is not None)
-        together, warps = max(gathered, default=WARP) // WARP, self.block_threads // WARP
-        turns = generator.permutation(self.blocks * -(-warps // together)).reshape(self.blocks, -1)
-        return np.repeat(np.repeat(turns, together, axis=1)[:, :warps], WARP)
 
     def unit(self, kind: Callable[[Machine], UnitState]) -> UnitState:
         """The state of a unit, made when it is first asked for."""
@@ -100,15 +113,15 @@ class LockStep:
 
     def run(self) -> None:
         """Run every thread to its end."""
-        for observer in self.observers:
+        for observer in self._observers:
             observer.start(self)
+        self.observers = Observers([part for observer in self._observers for part in observer.parts()])
         spinning = Spinning(self, self._waiting, self._program, *self._limits)
         while self._step():
             spinning.look(self._ran)
         for finish in self.at_end:
             finish()
-        for observer in self.observers:
-            observer.finish(self)
+        self.observers.finish(self)
         self.registers.clear()
         self.shared.release()
         self.local.release()
@@ -149,8 +162,7 @@ class LockStep:
         warps, threads = self.warps, self.threads
         if mask is not None:
             warps, threads = warps_in(mask), int(np.count_nonzero(mask))
-        for observer in self.observers:
-            observer.executed(self, block.first, block.last, warps, threads)
+        self.observers.executed(self, block.first, block.last, warps, threads)
         self.elapsed += self._ended - block.first
         for step in block.steps:
             step(self, mask)
@@ -164,7 +176,10 @@ class LockStep:
         elif block.way == "branch":
             self._branch(block, mask, at, block.targets[0])
         elif block.way == "switch":
-            self._switch(block, mask)
+            assert block.guard is not None
+            cases = np.minimum(self.spread(block.guard(self.registers)), len(block.targets) - 1)
+            targets = np.array(block.targets, np.int32)[cases]
+            self.places.each = targets if mask is None else np.where(mask, targets, self.places.part())
         elif block.way == "barrier":
             self._waiting.at_barriers.arrive(block.last - 1, mask, at)
         else:
@@ -177,8 +192,7 @@ class LockStep:
             self.places.go(mask, target)
             return
         goes = block.guard(self.registers)
-        for observer in self.observers:
-            observer.branch(self, block.last - 1, goes, mask)
+        self.observers.branch(self, block.last - 1, goes, mask)
         if not goes.ndim:
             self.places.go(mask, target if goes else at + 1)
             return
@@ -192,12 +206,6 @@ class LockStep:
             self.places.go(mask, at + 1)
             self.places.part()[going] = target
 
-    def _switch(self, block: Block, mask: Mask) -> None:
-        assert block.guard is not None
-        cases = np.minimum(self.spread(block.guard(self.registers)), len(block.targets) - 1)
-        blocks = np.array(block.targets, np.int32)[cases]
-        self.places.each = blocks if mask is None else np.where(mask, blocks, self.places.part())
-
     def _trap(self, block: Block, mask: Mask) -> None:
         """Threads trap: a device stops the launch; here they end, and the observers are told."""
         traps = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
@@ -208,3 +216,160 @@ class LockStep:
         elif "call" in text:
             what = "calls through a pointer that holds the address of no function of its prototype"
         report_misuse(self, block.last - 1, threads, f"{what}: on a device the launch ends here with an error")
+
+
+class Spinning:
+    """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
+
+    def __init__(
+        self, machine: Machine, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT, seconds: float = inf
+    ) -> None:
+        self._machine, self._waiting, self._program = machine, waiting, program
+        self._limit, self._seconds, self._end = limit, seconds, time.thread_time() + seconds
+        self._spaces: tuple[Space, ...] = machine.shared, machine.local, machine.memory
+        self._turn: set[int] = set()  # the basic blocks of the loop
+        self._steps = 0
+        self._next = self._gap = EVERY
+        self._spins: Flags | None = None  # the threads of a loop, from its first return to the next one
+        self._yielded: set[bytes] = set()  # the states in which threads yielded
+        self._registers: list[Any] = []
+        self._memory: list[Any] | None = None  # None if it is kept at the first return to the same registers
+        self._at: Any = None
+        self._changes = 0  # `machine.changes` when the state was kept
+        self._since: Flags | None = None  # the threads that have run since
+        self._differed = 0  # the register that told the last time: mostly the counter of the loop
+
+    def look(self, ran: Mask) -> None:
+        """After each basic block, which these threads ran; raises EmulationError for a kernel that does not end."""
+        self._steps += 1
+        if self._steps > self._limit:
+            raise self._too_many(f"{self._limit:,} steps", "max_steps")
+        if self._steps & 63 == 0 and time.thread_time() > self._end:
+            raise self._too_many(f"{self._seconds:g} seconds", "seconds")
+        if self._spins is not None:
+            self._spins |= True if ran is None else ran
+            self._turn.add(self._machine.places.at)
+        if self._since is not None:
+            self._since |= True if ran is None else ran
+        if self._steps == self._next:
+            self._yield_idle()
+            self._gap *= 2
+            self._next = self._steps + self._gap
+            self._keep()
+        elif self._at is not None and self._same():
+            self._returned()
+
+    def _returned(self) -> None:
+        """The state is the one that was kept: learn which threads loop, then let the others run."""
+        if self._spins is None:
+            self._spins = np.zeros(self._machine.threads, bool)
+            self._turn = set()
+            return
+        assert self._memory is not None
+        digest = hashlib.blake2b(repr(self._at).encode() + self._spins.tobytes())
+        for part in (*self._registers, *self._memory):
+            digest.update(part if isinstance(part, bytes) else np.asarray(part).tobytes())
+        state, waiting = digest.digest(), self._waiting
+        if state in self._yielded or not self._others(self._spins):
+            raise self._endless()
+        self._yielded.add(state)
+        waiting.yielding = self._spins if waiting.yielding is None else waiting.yielding | self._spins
+        self._spins = self._at = None
+        self._gap, self._next = AGAIN, self._steps + AGAIN
+
+    def _yield_idle(self) -> None:
+        """Let other warps run if these have changed no memory since the state was kept."""
+        machine, waiting = self._machine, self._waiting
+        if self._since is None or self._changes != machine.changes or machine.places.each is None:
+            return
+        ran = np.repeat(self._since.reshape(-1, WARP).any(axis=1), WARP)
+        if self._memory is None or not self._same_memory() or not self._others(ran):
+            return
+        waiting.yielding = ran if waiting.yielding is None else waiting.yielding | ran
+        self._gap = AGAIN
+
+    def _keep(self) -> None:
+        self._spins = None
+        self._at = self._place()
+        self._registers = list(self._machine.registers)  # never written in place
+        self._memory = None  # most loops count in a register, and need neither copy nor hash while threads are together
+        if self._machine.places.each is not None:
+            self._keep_memory()
+        self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)
+
+    def _same(self) -> bool:
+        now, then, differed = self._machine.registers, self._registers, self._differed
+        if differed < len(now) and not _equal(now[differed], then[differed]):
+            return False
+        if self._place() != self._at:
+            return False
+        for number, pair in enumerate(zip(now, then, strict=True)):
+            if not _equal(*pair):
+                self._differed = number
+                return False
+        return self._same_memory()
+
+    def _keep_memory(self) -> None:
+        self._memory = [remembered(space.data) for space in self._spaces]
+
+    def _same_memory(self) -> bool:
+        if self._memory is None:
+            self._keep_memory()
+            return False
+        return all(map(is_as_remembered, (space.data for space in self._spaces), self._memory))
+
+    def _others(self, spins: Flags) -> bool:
+        """Whether threads other than these can run, or leave a barrier."""
+        places = self._machine.places
+        if places.each is None:
+            return False
+        if self._waiting.at_barriers.release(places.running()):
+            return True
+        ready = self._waiting.ready()
+        return ready is not None and bool((ready & ~spins).any())
+
+    def _place(self) -> Any:
+        """Where the threads are, which of them wait, and how often an mbarrier has changed."""
+        machine, places = self._machine, self._machine.places
+        if places.each is None:
+            return places.at, machine.changes
+        ready = self._waiting.ready()
+        return places.each.tobytes(), machine.changes, None if ready is None else ready.tobytes()
+
+    def _line(self) -> str:
+        block = self._program.blocks[self._machine.places.at]
+        return str(self._machine.kernel.instructions[block.first].line)
+
+    def _endless(self) -> EmulationError:
+        """An error that depends on whether the loop reads what another thread may write."""
+        blocks = (self._program.blocks[at] for at in self._turn if at < self._program.stop)
+        instructions = self._machine.kernel.instructions
+        opcodes = (each.opcode for block in blocks for each in instructions[block.first : block.last])
+        if any(each.family in READING and each.space not in ("param", "const", "local") for each in opcodes):
+            return EmulationError(
+                f"threads loop forever at {self._line()}: the value they wait for does not change. No other thread can "
+                "run: lanes of a warp wait for each other, or the thread that would change it belongs to a block that "
+                "starts when these have ended; wait with a barrier or an mbarrier, or emulate writing and waiting code "
+                "as two kernels"
+            )
+        return EmulationError(
+            f"the loop at {self._line()} does not end: nothing in it changes its condition; check the condition, and "
+            "the step"
+        )
+
+    def _too_many(self, limit: str, option: str) -> EmulationError:
+        return EmulationError(
+            f"the kernel did not end within {limit}, and is at {self._line()}: check the end condition of the loop "
+            f"there; if the kernel does end, pass a larger {option}="
+        )
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """The same bits, NaN or not; as an array or as one number."""
+    if value is other:
+        return True
+    if value.shape == other.shape:
+        same: bool = value.tobytes() == other.tobytes()
+        return same
+    bits = f"u{value.itemsize}"
+    return bool((value.view(bits) == other.view(bits)).all())

@@ -1,24 +1,30 @@
-"""Lower a parsed kernel to basic blocks of steps, ready for any launch."""
+"""Lower a parsed kernel to basic blocks of steps, ready for any launch.
+
+A kernel may read registers and local memory that a thread has not written. Registers that some way through it reads
+first, and those computed from them, are followed thread by thread; a kernel without such registers and local memory
+pays nothing. Moves, sums and selections pass a value on, because compilers also compute what a condition then drops; a
+store, an address or a branch uses it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from gemmery_emulator import convergence, specials, unwritten
-from gemmery_emulator.blocks import Block, joined
+from gemmery_emulator import access, convergence, reach, specials
+from gemmery_emulator.blocks import Block, Usage, each_bit, joined, live, slots_of
 from gemmery_emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery_emulator.counters.merging import Merge, merged
 from gemmery_emulator.hopper.wgmma import checked_sums
-from gemmery_emulator.instructions import find
+from gemmery_emulator.instructions import find, written
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.op import Mask, Op
-from gemmery_emulator.ptx import Instruction, Label, Not, PtxKernel, Special
-from gemmery_emulator.ptx.indirect import SWITCH, case
+from gemmery_emulator.ptx import Address, Instruction, Label, Not, PtxKernel, Special
+from gemmery_emulator.ptx.body import SWITCH, case
 from gemmery_emulator.ptx.module import without_collection
 from gemmery_emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
@@ -62,7 +68,7 @@ def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     number[len(kernel.instructions)] = len(starts)
     ranges = list(zip(starts, [*starts[1:], len(kernel.instructions)], strict=True))
     blocks = [_block(lowering, number, *each) for each in ranges]
-    lowering.followed = unwritten.followed(lowering, blocks)
+    lowering.followed = followed(lowering, blocks)
     if lowering.followed or kernel.local:
         blocks = [_block(lowering, number, *each) for each in ranges]
     blocks = joined(lowering, blocks)
@@ -139,38 +145,175 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
             raise refused(instruction)
     for operand in instruction.operands:
         if isinstance(operand, Special) and operand.name in specials.CLOCKS:
-            step = _timed(step, index, lowering.provided[operand.name], specials.CLOCKS[operand.name])
+            kind = np.dtype(specials.CLOCKS[operand.name]).type
+            step = partial(_timed, index, lowering.provided[operand.name], kind, step)
     step = convergence.checked(lowering, instruction, index, step)
     if lowering.followed or lowering.kernel.local:
-        step = unwritten.checked(lowering, instruction, index, step)
+        step = checked(lowering, instruction, index, step)
     if instruction.guard is None:
         return step
-    return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)
+    return partial(_guarded, step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)
 
 
-def _timed(step: Step, index: int, slot: int, stored: str) -> Step:
+def _timed(index: int, slot: int, kind: Callable[..., Any], step: Step, machine: Machine, mask: Mask) -> None:
     """Set a clock's slot to the number of instructions before this one, then execute the step."""
-    kind = np.dtype(stored).type
+    machine.registers[slot] = kind((machine.elapsed + index) % (1 << 8 * kind().itemsize))
+    step(machine, mask)
+
+
+def _guarded(step: Step, read: Read, negated: bool, machine: Machine, mask: Mask) -> None:
+    active = read(machine.registers)
+    if negated:
+        active = np.logical_not(active)
+    if active.ndim == 0:
+        if active:
+            step(machine, mask)
+        return
+    if mask is not None:
+        active = active & mask
+    if active.any():
+        step(machine, None if mask is None and active.all() else active)
+
+
+WGMMA = "wgmma.mma_async"
+
+
+class Unwritten:
+    """Which threads of a chunk have not written each register that is followed, and each byte of local memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._registers: dict[int, Any] = {}  # by slot a flag for all threads, or for each; absent for not written
+        self._read_at: dict[int, int] = {}  # the instruction that read it, or what it is computed from, from nowhere
+        self._local = np.ones(machine.local.data.size if machine.kernel.local else 0, np.bool_)
+
+    def read(self, index: int, slots: Iterable[int]) -> tuple[Any, int]:
+        """Return the threads that have not written one of these registers, and the instruction that read it first."""
+        bad, first = np.False_, index
+        for slot in slots:
+            flags = self._registers.get(slot, np.True_)
+            if flags.any():
+                bad, first = bad | flags, self._read_at.get(slot, first)
+        return bad, first
+
+    def write(self, slots: Iterable[int], bad: Any, mask: Mask, first: int) -> None:
+        """Threads write registers, with values from nowhere where `bad`."""
+        for slot in slots:
+            old = self._registers.get(slot, np.True_)
+            self._registers[slot] = bad if mask is None else np.where(mask, bad, old)
+            self._read_at[slot] = first
+
+    def places(self, spelled: access.Spelled, address: Any, mask: Mask) -> tuple[Any, Any] | None:
+        """Return the threads that access local memory, and the bytes that each accesses; None without any."""
+        machine = self._machine
+        for space, part, some in reach.placed(machine, spelled.space, address, mask):
+            if space == "local":
+                inside = machine.spread((part >= 0) & (part <= machine.local.size - spelled.width))
+                threads = np.flatnonzero(inside if some is None else inside & some)
+                return threads, (machine.spread(part) + machine.local.base)[threads, None] + np.arange(spelled.width)
+        return None
+
+    def load(self, places: tuple[Any, Any] | None, count: int) -> Any:
+        """Return the threads that load one of `count` elements of which they have written no byte."""
+        bad = np.zeros(self._machine.threads, np.bool_)
+        if places is not None:
+            bad[places[0]] = self._local[places[1]].reshape(len(places[0]), count, -1).all(axis=2).any(axis=1)
+        return bad if bad.any() else np.False_
+
+    def store(self, places: tuple[Any, Any] | None, bad: Any) -> None:
+        """Threads store to local memory."""
+        if places is not None:
+            self._local[places[1]] = np.broadcast_to(bad, (self._machine.threads,))[places[0], None]
+
+    def report(self, index: int, bad: Any, mask: Mask, first: int) -> None:
+        """Report threads that use a value from nowhere."""
+        threads = np.flatnonzero(np.broadcast_to(bad if mask is None else bad & mask, (self._machine.threads,)))
+        if threads.size:
+            self._machine.observers.undefined(
+                self._machine, first, threads, self._machine.kernel.instructions[index].line
+            )
+
+
+def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
+    """The step of an instruction, with a report of threads that use what they have not written."""
+    opcode, operands = instruction.opcode, instruction.operands
+    reads, writes = (list(each_bit(slots & lowering.followed)) for slots in _accessed(lowering, instruction))
+    local = lowering.kernel.local and opcode.name in ("ld", "st") and opcode.space in ("local", "")
+    if not (reads or writes or local):
+        return step
+    passes, spelled = not find(opcode).effect, access.read(opcode) if local else None
+    place = next((each for each in operands if isinstance(each, Address)), None)
+    address = lowering.address(place, instruction) if spelled and place else None
+    deciding = operands[3:4] if opcode.name in (WGMMA, "selp") else ()  # whether what comes from nowhere matters
+    if opcode.name in ("and", "or") and opcode.type == "pred":
+        deciding = operands[1:]
+    values = [lowering.read(each, "pred", instruction) for each in deciding]
+    sides = [list(each_bit(slots_of(lowering, [each]) & lowering.followed)) for each in operands[1:3]]
 
     def run(machine: Machine, mask: Mask) -> None:
-        machine.registers[slot] = kind((machine.elapsed + index) % (1 << 8 * kind().itemsize))
+        unit, accessed = machine.unit(Unwritten), None
+        bad, first = unit.read(index, reads)
+        if values and bad.any():
+            known = [read(machine.registers) for read in values]
+            bad = _selected(opcode.name, known, [unit.read(index, side)[0] for side in sides], bad)
+        if address is not None and spelled is not None:
+            accessed = unit.places(spelled, address(machine.registers), mask)
+        if not passes and bad.any() and (opcode.name != "st" or accessed is None):
+            unit.report(index, bad, mask, first)
         step(machine, mask)
+        if opcode.name == "st":
+            unit.store(accessed, bad)
+        elif not passes:
+            bad, first = unit.load(accessed, spelled.count if spelled else 1), index
+        unit.write(writes, bad, mask, first)
 
     return run
 
 
-def _guarded(step: Step, read: Read, negated: bool) -> Step:
-    def run(machine: Machine, mask: Mask) -> None:
-        active = read(machine.registers)
-        if negated:
-            active = np.logical_not(active)
-        if active.ndim == 0:
-            if active:
-                step(machine, mask)
-            return
-        if mask is not None:
-            active = active & mask
-        if active.any():
-            step(machine, None if mask is None and active.all() else active)
+def _selected(name: str, known: list[Any], sides: list[Any], bad: Any) -> Any:
+    """Return the threads whose selection, conjunction or product depends on a value from nowhere."""
+    if name == WGMMA:  # a product that does not add to its sums
+        return bad & known[0]
+    if name == "selp":
+        return np.where(known[0], *sides)
+    decides = [(value == (name == "or")) & ~side for value, side in zip(known, sides, strict=True)]
+    return bad & ~(decides[0] | decides[1])  # the value of one operand alone gives the result
 
-    return run
+
+def _accessed(lowering: Lowering, instruction: Instruction) -> tuple[int, int]:
+    """The registers that an instruction reads, of a matrix product those of A and of the sums, and those it writes."""
+    targets, operands = written(instruction), instruction.operands
+    entry = find(instruction.opcode)
+    if isinstance(entry, Op) and entry.scope == "warp":
+        operands = (*operands[:2], *operands[3:]) if instruction.opcode.family in ("mma", "wmma") else operands[:1]
+    if instruction.opcode.name == WGMMA:
+        operands = (operands[0], operands[0])
+    return slots_of(lowering, operands[1:] if targets else operands), slots_of(lowering, targets)
+
+
+def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
+    """The registers that some way through a kernel reads first, and those computed from them, as bits by slot."""
+    kernel, uses = lowering.kernel, []
+    accesses = [_accessed(lowering, instruction) for instruction in kernel.instructions]
+    for block in blocks:
+        read = wrote = 0
+        for index in range(block.first, block.last):
+            (reads, writes), guard = accesses[index], kernel.instructions[index].guard
+            read |= (reads | slots_of(lowering, [guard] if guard else [])) & ~wrote
+            wrote |= 0 if guard else writes
+        uses.append(Usage(0, read, wrote))
+    if any(instruction.opcode.name == "brx" for instruction in kernel.instructions):
+        return 0  # calls through pointers: what a function returns is written in a block that this order does not show
+    first = live(blocks, uses)[0][0]
+    passing = []
+    for instruction, (reads, writes) in zip(kernel.instructions, accesses, strict=True):
+        if kernel.local and instruction.opcode.name == "ld" and instruction.opcode.space in ("local", ""):
+            first |= writes
+        if not find(instruction.opcode).effect:
+            passing.append((reads, writes))
+    before = 0
+    while first != before:
+        before = first
+        for reads, writes in passing:
+            first |= writes if reads & first else 0
+    return first

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,17 @@ class LaunchConfig:
         """Blocks of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
+    @property
+    def together(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+def unravelled(index: Any, shape: Dims) -> tuple[Any, Any, Any]:
+    """The coordinates of numbers of blocks or threads, as (x, y, z)."""
+    x, y, z = shape
+    return index % x, index // x % y, index // (x * y) % max(z, 1)
+
 
 class Machine(Protocol):
     """A chunk of blocks that runs in lock step. Threads are numbered through its blocks, each padded to whole warps."""
@@ -89,7 +100,7 @@ class Machine(Protocol):
     failed: Any  # the threads whose latest wait failed
     elapsed: int  # instructions executed before the current basic block, less the number of its first one
     changes: int  # of what threads sleep for; each one wakes them
-    observers: Sequence[Observer]
+    observers: Observers
     at_end: list[Callable[[], None]]  # called when all threads have ended
 
     def spread(self, value: Values) -> NDArray[Any]:
@@ -146,13 +157,11 @@ class CopyEvent:
 
 @dataclass(frozen=True)
 class Rows:
-    """Arrays with one row for each thread, copy or arrival, in the fields that `row_fields` names."""
-
-    row_fields: ClassVar[tuple[str, ...]]
+    """Arrays with one row for each thread, copy or arrival, beside what all rows share."""
 
     def only(self, some: Flags) -> Self:
         """Return the selected rows."""
-        return replace(self, **{name: _selected(getattr(self, name), some) for name in self.row_fields})
+        return replace(self, **{each.name: _selected(getattr(self, each.name), some) for each in fields(self)})
 
 
 SomeRows = TypeVar("SomeRows", bound=Rows)
@@ -173,12 +182,10 @@ def landed(
 
 
 def _selected(rows: Any, some: Flags) -> Any:
-    """The rows of an array, of several, or of what has rows itself; a number stands for all rows."""
+    """The rows of an array, of several, or of what has rows itself; anything else stands for all rows."""
     if isinstance(rows, tuple):
         return tuple(_selected(each, some) for each in rows)
-    if isinstance(rows, int):
-        return rows
-    return rows.only(some) if isinstance(rows, Rows) else rows[some]
+    return rows.only(some) if isinstance(rows, Rows) else rows[some] if isinstance(rows, np.ndarray) else rows
 
 
 # What bulk copies access in global memory: their threads, an address for each, and the bytes at each address.
@@ -186,7 +193,7 @@ Pieces = tuple[Indices, Indices, int]
 
 
 class Observer:
-    """Receives each event before it takes effect; this base class does nothing."""
+    """Receives each event before it takes effect; this base class does nothing with it."""
 
     def start(self, machine: Machine) -> None:
         """A chunk of blocks starts."""
@@ -273,20 +280,39 @@ class Observer:
     def finish(self, machine: Machine) -> None:
         """The chunk has ended."""
 
-
-def report_access(machine: Machine, event: Access) -> None:
-    """Tell the observers of an access."""
-    for observer in machine.observers:
-        observer.access(machine, event)
+    def parts(self) -> Sequence[Observer]:
+        """After `start`: those that receive the events of the chunk, mostly this observer alone."""
+        return (self,)
 
 
-def report_transfer(machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
-    """Tell the observers what bulk copies access in global memory."""
-    for observer in machine.observers:
-        observer.transferred(machine, index, places)
+class Observers(Observer):
+    """Several observers as one: each event goes to those that do something with it. False if there are none."""
+
+    def __init__(self, each: Sequence[Observer]) -> None:
+        self._any = bool(each)
+        for name, nothing in vars(Observer).items():
+            if not name.startswith("_"):
+                takers = (getattr(taker, name) for taker in each if getattr(type(taker), name) is not nothing)
+                setattr(self, name, _all_of(tuple(takers)))
+
+    def __bool__(self) -> bool:
+        return self._any
+
+
+def _all_of(takers: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def tell(*event: Any) -> None:
+        for take in takers:
+            take(*event)
+
+    return takers[0] if len(takers) == 1 else tell
+
+
+def active(machine: Machine, mask: Mask) -> Indices:
+    """The indices of the threads in a mask."""
+    return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
 
 
 def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Tell the observers of threads that break a rule, if there are any."""
-    for observer in machine.observers if len(threads) else ():
-        observer.misused(machine, index, threads, message)
+    if len(threads):
+        machine.observers.misused(machine, index, threads, message)

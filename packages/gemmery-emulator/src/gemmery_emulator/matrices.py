@@ -5,18 +5,19 @@ PTX ISA 9.0, "Warp Level Matrix Instructions". fragments.py maps elements to lan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery_emulator import fragments, reach
 from gemmery_emulator.fragments import Fragment, Piece
 from gemmery_emulator.machine import Machine, report_misuse
 from gemmery_emulator.op import NUMPY, Mask
-from gemmery_emulator.ptx import Address, Instruction, Opcode, Vector
-from gemmery_emulator.steps import Handler, Lowering, Read, Step, refused
+from gemmery_emulator.ptx import Instruction, Opcode, Vector
+from gemmery_emulator.steps import Handler, Lowering, Read, Step, Write, refused
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
 
@@ -37,94 +38,81 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     place, registers, *strides = instruction.operands
     if loads:
         place, registers = registers, place
-    if not isinstance(place, Address) or not isinstance(registers, Vector):
+    if not isinstance(registers, Vector):
         raise refused(instruction)
     if len(registers.elements) != fragment.registers or len(strides) > (instruction.opcode.family == "wmma"):
         raise refused(instruction, f"{len(registers.elements)} registers:")
     address = lowering.address(place, instruction)
     apart: Read = lowering.read(strides[0], "u32", instruction) if strides else lambda _: np.uint32(fragment.stride)
-
-    def where(machine: Machine, piece: Piece) -> Any:
-        if instruction.opcode.family == "wmma":
-            _check_rules(machine, index, fragment.size, address, apart)
-            return _lanes(machine, piece, fragment.size, address, apart)
-        return address(machine.registers)
-
-    make = _loading if loads else _storing
-    return make(lowering, instruction, index, fragment, lowering.flat((registers,)), where)
+    of_wmma = instruction.opcode.family == "wmma"
+    moved = _Moved(index, instruction.opcode.space, fragment, address, apart if of_wmma else None)
+    flat = lowering.flat((registers,))
+    if loads:
+        return partial(moved.load, [lowering.write(register, fragment.type, instruction) for register in flat])
+    return partial(moved.store, [lowering.read(register, fragment.type, instruction) for register in flat])
 
 
-Where = Callable[[Machine, Piece], Any]  # the address of each lane for a piece
+@dataclass(frozen=True)
+class _Moved:
+    """A load or store of a fragment."""
 
+    index: int
+    space: str
+    fragment: Fragment
+    address: Read
+    apart: Read | None  # elements from row to row; None if the lanes give the addresses of rows
 
-def _loading(
-    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, targets: list[Any], where: Where
-) -> Step:
-    writes = [lowering.write(register, fragment.type, instruction) for register in targets]
-    space = instruction.opcode.space
+    def _lanes(self, machine: Machine, piece: Piece) -> Any:
+        """The address of each lane for a piece; lanes beyond the rows of a matrix repeat the first."""
+        start, size = self.address(machine.registers), self.fragment.size
+        if self.apart is None:
+            return start
+        stride = self.apart(machine.registers).astype(np.int64)
+        rules = (stride * size, 16, "with {} bytes from row to row"), (start, 32, "at address {:#x}")
+        for value, rule, what in rules:
+            bad = np.flatnonzero(np.broadcast_to(value % rule != 0, (machine.threads,)))
+            if bad.size:
+                name = machine.kernel.instructions[self.index].opcode.name
+                does = f"executes {name} {what.format(int(machine.spread(value)[bad[0]]))}"
+                report_misuse(machine, self.index, bad, f"{does}: it must be a multiple of {rule} bytes")
+        major, minor = (
+            np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor)
+        )
+        base, step = (machine.spread(value).reshape(-1, 32) for value in (start, stride))
+        return (base + (major * step + minor) * size).reshape(-1)
 
-    def step(machine: Machine, mask: Mask) -> None:
+    def load(self, writes: Sequence[Write], machine: Machine, mask: Mask) -> None:
+        """Load the pieces of the fragment to registers."""
+        fragment = self.fragment
         parts: list[Any] = [None] * fragment.registers
         for piece in fragment.pieces:
-            lanes = where(machine, piece)
+            lanes = self._lanes(machine, piece)
             if piece.matrices:
                 some = _some(machine, mask, piece)
-                rows = reach.rows(machine, index, space, lanes, some).reshape(machine.warps, 32, ROW // 4)
+                rows = reach.rows(machine, self.index, self.space, lanes, some).reshape(machine.warps, 32, ROW // 4)
                 piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), parts)
             else:
                 kind, count = piece.dtype, len(piece.registers)
-                values = reach.load(machine, index, space, lanes, mask, kind, count, piece.width)
+                values = reach.load(machine, self.index, self.space, lanes, mask, kind, count, piece.width)
                 piece.put([value.reshape(machine.warps, 32) for value in values], parts)
         filled = parts[: fragment.registers // fragment.copies] * fragment.copies
         for write, value in zip(writes, filled, strict=True):
             write(machine.registers, mask, value.reshape(-1).view(NUMPY[fragment.type]))
 
-    return step
-
-
-def _storing(
-    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, sources: list[Any], where: Where
-) -> Step:
-    reads = [lowering.read(register, fragment.type, instruction) for register in sources]
-    space = instruction.opcode.space
-
-    def step(machine: Machine, mask: Mask) -> None:
+    def store(self, reads: Sequence[Read], machine: Machine, mask: Mask) -> None:
+        """Store registers as the pieces of the fragment."""
         parts = [machine.spread(read(machine.registers)).reshape(machine.warps, 32) for read in reads]
-        for piece in fragment.pieces:
-            lanes = where(machine, piece)
+        for piece in self.fragment.pieces:
+            lanes = self._lanes(machine, piece)
             if piece.matrices:
                 rows = np.zeros((machine.warps, 32, ROW // 4), np.uint32)
                 rows[:, : len(piece.major)] = fragments.stored(parts, piece.transposed).view(np.uint32)
                 values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
                 some = _some(machine, mask, piece)
-                reach.store(machine, index, space, lanes, some, values, "u4", ROW, "stmatrix")
+                reach.store(machine, self.index, self.space, lanes, some, values, "u4", ROW, "stmatrix")
             else:
                 values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(parts)]
-                reach.store(machine, index, space, lanes, mask, values, piece.dtype, piece.width)
-
-    return step
-
-
-def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read) -> NDArray[np.int64]:
-    """Return the address of each lane of each warp; lanes beyond the rows of a matrix repeat the first."""
-    major, minor = (np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor))
-    base = machine.spread(address(machine.registers)).reshape(-1, 32)
-    step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
-    addresses: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
-    return addresses
-
-
-def _check_rules(machine: Machine, index: int, size: int, address: Read, apart: Read) -> None:
-    """Report a leading dimension that is no multiple of 16 bytes, and a matrix that begins at no multiple of 32."""
-    for value, rule, what in (
-        (apart(machine.registers).astype(np.int64) * size, 16, "with {} bytes from row to row"),
-        (address(machine.registers), 32, "at address {:#x}"),
-    ):
-        bad = np.flatnonzero(np.broadcast_to(value % rule != 0, (machine.threads,)))
-        if bad.size:
-            name = machine.kernel.instructions[index].opcode.name
-            where = what.format(int(machine.spread(value)[bad[0]]))
-            report_misuse(machine, index, bad, f"executes {name} {where}: it must be a multiple of {rule} bytes")
+                reach.store(machine, self.index, self.space, lanes, mask, values, piece.dtype, piece.width)
 
 
 def _some(machine: Machine, mask: Mask, piece: Piece) -> Mask:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.machine import Access, Machine, Rows, landed, report_access
+from gemmery_emulator.machine import Access, Machine, Rows, active, landed
 from gemmery_emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 
@@ -24,7 +24,6 @@ from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 class Copy(Rows):
     """The copies of one instruction, for the threads that executed it."""
 
-    row_fields = ("rows", "addresses", "data", "threads", "group")
     index: int  # of the instruction
     rows: NDArray[np.int64]  # places in the chunk's shared memory, in rows of `data`
     addresses: NDArray[np.int64]  # the same as byte offsets in the block's part
@@ -75,8 +74,7 @@ class Copies:
 
     def _land(self, copy: Copy) -> None:
         machine = self._machine
-        for observer in machine.observers:
-            observer.landed(machine, copy.index, copy.addresses, copy.threads)
+        machine.observers.landed(machine, copy.index, copy.addresses, copy.threads)
         machine.shared.view("u1", copy.data.shape[1])[copy.rows] = copy.data
 
 
@@ -96,7 +94,12 @@ def load(
 ) -> list[Any]:
     """Load `count` values per thread; threads that fault get zeros."""
     if space == "":
-        return _load_generic(machine, index, addresses, mask, kind, count, width)
+        values: list[Any] = []
+        for name, part, some in placed(machine, "", addresses, mask):
+            loaded, lanes = load(machine, index, name, part, some, kind, count, width), np.ones(1, bool)
+            lanes = lanes if some is None else some
+            values = [np.where(lanes, *pair) for pair in zip(loaded, values, strict=True)] if values else loaded
+        return values
     if space == "param":
         return _parameter(machine, addresses, kind, count)
     memory = memory_of(machine, space)
@@ -209,20 +212,18 @@ def checked(
         some = machine.spread(addresses)[mask.argmax()] if mask.any() else memory_of(machine, space).safe
         addresses = np.where(mask, addresses, some)
     if space != "const" and (mask is None or np.count_nonzero(mask)):
-        report_access(machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
+        machine.observers.access(
+            machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values)
+        )
     if space == cluster.SPACE:
-        _in_peers(machine, index, addresses, mask)
+        # Threads access the shared memory of the blocks that their addresses name.
+        threads = active(machine, mask)
+        blocks = cluster.resolved(
+            machine.spread(addresses)[threads], threads // machine.block_threads, cluster.size(machine)
+        )
+        machine.unit(Lifetimes).accesses(index, threads, blocks)
         addresses = machine.unit(cluster.Peers).relative(addresses)
     return addresses, mask, faulty
-
-
-def _in_peers(machine: Machine, index: int, addresses: Values, mask: Mask) -> None:
-    """Threads access the shared memory of the blocks that their addresses name."""
-    threads = np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
-    blocks = cluster.resolved(
-        machine.spread(addresses)[threads], threads // machine.block_threads, cluster.size(machine)
-    )
-    machine.unit(Lifetimes).accesses(index, threads, blocks)
 
 
 def memory_of(machine: Machine, space: str) -> Global | Own:
@@ -239,8 +240,7 @@ def _fault(
     if mask is not None:
         threads &= mask
     event = Access(index, space.partition("::")[0], what, addresses, mask, width)
-    for observer in machine.observers:
-        observer.fault(machine, event, kind, threads)
+    machine.observers.fault(machine, event, kind, threads)
     return threads
 
 
@@ -261,17 +261,6 @@ def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[
         if threads.any():
             parts.append((name, addresses - np.int64(zero), threads))
     return parts
-
-
-def _load_generic(
-    machine: Machine, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int
-) -> list[Any]:
-    values: list[Any] = []
-    for name, part, some in placed(machine, "", addresses, mask):
-        loaded = load(machine, index, name, part, some, kind, count, width)
-        lanes = np.ones(1, bool) if some is None else some
-        values = [np.where(lanes, *pair) for pair in zip(loaded, values, strict=True)] if values else loaded
-    return values
 
 
 def _parameter(machine: Machine, addresses: Values, kind: str, count: int) -> list[Any]:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gemmery import display
-from gemmery_emulator import spinning
 from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
@@ -217,17 +215,13 @@ def emulated(
     *,
     check: bool = True,
     merge: bool = True,
-    seed: int | None = None,
-    max_steps: int = spinning.LIMIT,
-    seconds: float = inf,
     observers: Sequence[Observer] = (),
-    ahead: int = 0,
+    **options: Any,
 ) -> EmulatedRun:
-    """Run a kernel with all counters, and with `check` with all findings."""
+    """Run a kernel with all counters, and with `check` with all findings; `options` as of `run`."""
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
-    every = (counters, *((findings,) if findings else ()), *observers)
-    run(program, launch, memory, every, seed=seed, max_steps=max_steps, seconds=seconds, ahead=ahead)
+    run(program, launch, memory, (counters, *((findings,) if findings else ()), *observers), **options)
     counters.forget_accesses()
     faults, warnings = (findings.sorted(), findings.warnings()) if findings else ((), ())
     unwritten = findings.unwritten if findings else {}
@@ -243,31 +237,28 @@ def run(
     *,
     chunk: int = 0,
     seed: int | None = None,
-    max_steps: int = spinning.LIMIT,
-    seconds: float = inf,
-    ahead: int = 0,
+    **limits: Any,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
     `seed` shuffles the order of blocks, and within a chunk lets warps run one after the other from barrier to
-    barrier in another order: a result that depends on the order is a race. `max_steps` is the number of basic blocks
-    (instructions up to the next branch or barrier) that a chunk may execute, `seconds` the processor time that it may
-    take; EmulationError beyond them. `chunk` is the number of threads that run together; 0 for as many as suit the
-    kernel. Without a seed the first `ahead` threads of each block run whenever they can, before the others.
+    barrier in another order: a result that depends on the order is a race. `chunk` is the number of threads that run
+    together; 0 for as many as suit the kernel. Of the `limits`, `max_steps` is the number of basic blocks (instructions
+    up to the next branch or barrier) that a chunk may execute, `seconds` the processor time that it may take;
+    EmulationError beyond them. Without a seed the first `ahead` threads of each block run whenever they can, before the
+    others.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
-    together = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-    if not chunk:
-        chunk = _chunk(program.kernel, launch.blocks * padded, seed is not None)
-    step = max(chunk // padded // together, 1) * together
+    chunk = chunk or _chunk(program.kernel, launch.blocks * padded, seed is not None)
+    step = max(chunk // padded // launch.together, 1) * launch.together
     np.empty(KEPT, np.uint8)
     announce = progress.get()
     with np.errstate(all="ignore"):
         for number, ids in enumerate(cluster.in_order(launch, step, order)):
             if announce is not None:
                 announce(number * step, launch.blocks)
-            LockStep(program, launch, memory, ids, observers, order, max_steps, seconds, ahead).run()
+            LockStep(program, launch, memory, ids, observers, order, **limits).run()
 
 
 def _chunk(kernel: PtxKernel, threads: int, shuffled: bool) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery_emulator.machine import Machine
-from gemmery_emulator.op import Indices
+from gemmery_emulator.machine import Machine, unravelled
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far
@@ -62,22 +61,13 @@ def _thread(machine: Machine) -> Any:
     return np.arange(machine.threads) % machine.block_threads
 
 
-def _tid(machine: Machine, axis: int) -> Any:
-    x, y, z = machine.launch.block
-    place = _thread(machine)
-    return (place % x, place // x % y, place // (x * y) % max(z, 1))[axis]
-
-
 def _ctaid(machine: Machine, axis: int) -> Any:
-    x, y, _ = machine.launch.grid
-    ids = machine.block_ids
-    return np.repeat((ids % x, ids // x % y, ids // (x * y))[axis], machine.block_threads)
+    return np.repeat(unravelled(machine.block_ids, machine.launch.grid)[axis], machine.block_threads)
 
 
 def _workspace(machine: Machine, half: int) -> int:
     """Half of the address of the grid's workspace; 0 for a launch without one."""
-    names = (array.name for array in machine.memory.allocations)
-    address = machine.memory.address(WORKSPACE) if WORKSPACE in names else 0
+    address = next((array.start for array in machine.memory.allocations if array.name == WORKSPACE), 0)
     return address >> 32 if half == 0 else address & 0xFFFFFFFF
 
 
@@ -85,14 +75,8 @@ def _lane(machine: Machine) -> Any:
     return np.arange(machine.threads, dtype=np.uint32) % 32
 
 
-def _place(machine: Machine) -> Indices:
-    """The rank of each thread's block in its cluster."""
-    x, y, z = machine.launch.cluster
-    return np.repeat(np.arange(machine.blocks) % (x * y * z), machine.block_threads)
-
-
 _BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
-    "%tid": _tid,
+    "%tid": lambda machine, axis: unravelled(_thread(machine), machine.launch.block)[axis],
     "%ctaid": _ctaid,
     "%ntid": lambda machine, axis: machine.launch.block[axis],
     "%nctaid": lambda machine, axis: machine.launch.grid[axis],
@@ -113,8 +97,10 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     TIMER: lambda machine: np.uint64(0),
     WORKSPACE_AT[0]: lambda machine: _workspace(machine, 0),
     WORKSPACE_AT[1]: lambda machine: _workspace(machine, 1),
-    "%cluster_ctarank": _place,
-    "%cluster_nctarank": lambda machine: int(np.prod(machine.launch.cluster)),
+    "%cluster_ctarank": lambda machine: np.repeat(
+        np.arange(machine.blocks) % machine.launch.together, machine.block_threads
+    ),
+    "%cluster_nctarank": lambda machine: machine.launch.together,
     "%lanemask_eq": lambda machine: _ONE << _lane(machine),
     "%lanemask_lt": lambda machine: (_ONE << _lane(machine)) - _ONE,
     "%lanemask_le": lambda machine: (_ONE << _lane(machine)) * np.uint32(2) - _ONE,

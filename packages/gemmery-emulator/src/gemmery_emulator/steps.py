@@ -105,7 +105,7 @@ class Lowering:
                 value = _constant(bits, type_, dtype)
                 return lambda _: value
             case Special(name) if not specials.is_modelled(name):
-                return _refusing(refused(instruction, f"special register {name} of"))
+                return partial(_raise, refused(instruction, f"special register {name} of"))
             case Special(name):
                 wide = name.endswith("64") or name in ("%globaltimer",)
                 stored = "?" if name.startswith("%is_") else "u8" if wide else "u4"
@@ -133,8 +133,10 @@ class Lowering:
                     "function that the text defines: define it"
                 )
 
-    def address(self, memory: Address, instruction: Instruction) -> Read:
-        """Return a function that gives the address in brackets as int64."""
+    def address(self, memory: Operand, instruction: Instruction) -> Read:
+        """Return a function that gives the address in brackets as int64; refuse another operand."""
+        if not isinstance(memory, Address):
+            raise refused(instruction)
         base, offset = memory.base, np.int64(memory.offset)
         if isinstance(base, Register) and STORED.get(base.type) == "u4":  # the sum wraps at 32 bits
             narrow, distance = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))
@@ -186,13 +188,13 @@ class Lowering:
             result_kinds = (*result_kinds, "pred")
         meaning = self.meaning(op)
         if op.folds and len(sources) == 3:
-            kinds, meaning = (*kinds, kinds[0]), _folded(meaning)
+            kinds, meaning = (*kinds, kinds[0]), partial(_folded, meaning)
         if len(sources) != len(kinds) or len(results) > len(result_kinds):
             raise refused(instruction, f"{len(operands)} operands:")
         reads = [self.read(*pair, instruction) for pair in zip(sources, kinds, strict=True)]
         writes = [self.write(*pair, instruction) for pair in zip(results, result_kinds, strict=False)]
         if op.scope == "warp":
-            return _warp_step(meaning, reads, writes)
+            return partial(_of_warps, meaning, reads, writes)
         if op.complement is not None and len(results) == 2:
             meaning = pair(meaning, op.complement)
         several = len(result_kinds) > 1
@@ -250,47 +252,37 @@ def only_constant(instruction: Instruction) -> int:
 
 def lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write], several: bool = False) -> Step:
     """Return a step that writes what a function makes of what is read: one result, or a tuple of several."""
-    first = writes[0]
-    if several:
-
-        def many(machine: Machine, mask: Mask) -> None:
-            registers = machine.registers
-            values = meaning(*[read(registers) for read in reads])
-            for write, value in zip(writes, values, strict=False):
-                write(registers, mask, value)
-
-        return many
-
-    def single(machine: Machine, mask: Mask) -> None:
-        registers = machine.registers
-        first(registers, mask, meaning(*[read(registers) for read in reads]))
-
-    return single
+    return partial(_many, meaning, reads, writes) if several else partial(_single, meaning, reads, writes[0])
 
 
-def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write]) -> Step:
-    def run(machine: Machine, mask: Mask) -> None:
-        registers, shape = machine.registers, (machine.warps, 32)
-        active = np.ones(shape, bool) if mask is None else mask.reshape(shape)
-        lanes = [machine.spread(read(registers)).reshape(shape) for read in reads]
-        values = meaning(active, *lanes)
-        for write, value in zip(writes, values if isinstance(values, tuple | list) else (values,), strict=False):
-            write(registers, mask, value.reshape(-1))
-
-    return run
+def _many(meaning: Callable[..., Any], reads: list[Read], writes: list[Write], machine: Machine, mask: Mask) -> None:
+    registers = machine.registers
+    for write, value in zip(writes, meaning(*[read(registers) for read in reads]), strict=False):
+        write(registers, mask, value)
 
 
-def _folded(meaning: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda first, second, third: meaning(meaning(first, second), third)
+def _single(meaning: Callable[..., Any], reads: list[Read], write: Write, machine: Machine, mask: Mask) -> None:
+    registers = machine.registers
+    write(registers, mask, meaning(*[read(registers) for read in reads]))
 
 
-def _refusing(error: EmulationError) -> Read:
-    """Return an operand without a value, which raises the error when it is read."""
+def _of_warps(
+    meaning: Callable[..., Any], reads: list[Read], writes: list[Write], machine: Machine, mask: Mask
+) -> None:
+    registers, shape = machine.registers, (machine.warps, 32)
+    active = np.ones(shape, bool) if mask is None else mask.reshape(shape)
+    values = meaning(active, *[machine.spread(read(registers)).reshape(shape) for read in reads])
+    for write, value in zip(writes, values if isinstance(values, tuple | list) else (values,), strict=False):
+        write(registers, mask, value.reshape(-1))
 
-    def read(registers: list[Any]) -> Any:
-        raise error
 
-    return read
+def _folded(meaning: Callable[..., Any], first: Any, second: Any, third: Any) -> Any:
+    return meaning(meaning(first, second), third)
+
+
+def _raise(error: EmulationError, registers: list[Any]) -> Any:
+    """Read an operand without a value."""
+    raise error
 
 
 def viewed(read: Callable[[Any], Any], stored: str, dtype: str) -> Callable[[Any], Any]:

@@ -6,11 +6,13 @@ Itanium C++ ABI, "External Names (a.k.a. Mangling)": `_Z3addPKfPfi` is add(const
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from gemmery.errors import ArgumentError
 
 # A type is a name, a pair ("*" | "[]" | "...", type) or ("T", number of a template parameter), else None.
 Type = Any
@@ -38,8 +40,7 @@ def pointees(symbol: str) -> tuple[str, ...]:
     if not symbol.startswith("_Z"):
         return ()
     try:
-        reader = _Reader(symbol, 2)
-        return tuple(_pointee(pointee) for pointee in reader.parameters())
+        return tuple(_pointee(type_) for type_ in _Reader(symbol, 2).parameters())
     except (_UnknownError, IndexError, ValueError, RecursionError):
         return ()
 
@@ -66,6 +67,18 @@ def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
     return "" if alike else expected
 
 
+def check_elements(symbol: str, args: Sequence[Any]) -> None:
+    """Compare the types of arrays with those of the pointers of a function; raises ArgumentError."""
+    types = pointees(symbol)
+    for place, (value, pointee) in enumerate(zip(args, types, strict=True)) if len(types) == len(args) else ():
+        expected = mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
+        if expected:
+            raise ArgumentError(
+                f"argument {place} is an array of {value.dtype}, but the kernel's parameter points to {pointee}: "
+                f"pass an array of {expected}, or view its bytes as {expected}"
+            )
+
+
 def _numpy(pointee: str) -> str:
     """Return the NumPy type of a C++ type or of the elements of a vector type; "" if any array may be passed."""
     match = _VECTOR.fullmatch(pointee)
@@ -79,9 +92,7 @@ def _numpy(pointee: str) -> str:
 
 
 def _pointee(type_: Type) -> str:
-    if not isinstance(type_, tuple) or type_[0] != "*":
-        return ""
-    inner = type_[1]
+    inner = type_[1] if isinstance(type_, tuple) and type_[0] == "*" else None
     while isinstance(inner, tuple) and inner[0] == "[]":
         inner = inner[1]
     return inner if isinstance(inner, str) else ""
@@ -128,10 +139,8 @@ class _Reader:
 
     def _match(self, pattern: str) -> str:
         match = re.compile(pattern).match(self.text, self.at)
-        if not match:
-            return ""
-        self.at = match.end()
-        return match[0]
+        self.at = match.end() if match else self.at
+        return match[0] if match else ""
 
     def _function(self) -> bool:
         """Read the function's name; returns whether it is an instance of a template."""
@@ -198,12 +207,9 @@ class _Reader:
         first = self.text[self.at]
         if self._match("[rVK]+"):
             return self._remembered(self._type())
-        if self._match("[PRO]"):
-            return self._remembered(("*", self._type()))
-        if self._match(r"A(?:\d*|T\d*_)_"):
-            return self._remembered(("[]", self._type()))
-        if self._match("Dp"):
-            return self._remembered(("...", self._type()))
+        for pattern, kind in (("[PRO]", "*"), (r"A(?:\d*|T\d*_)_", "[]"), ("Dp", "...")):
+            if self._match(pattern):
+                return self._remembered((kind, self._type()))
         if self._match("F"):
             while not self._match("E"):
                 self._type()

@@ -6,6 +6,7 @@ PTX ISA 9.0, "Texture Instructions" and "Surface Instructions"; CUDA C++ Program
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from gemmery.errors import ArgumentError, LayoutError
 from gemmery_emulator.hopper.tensormap import BYTES
-from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.machine import Machine, active, report_misuse
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Address, Instruction, Opcode, Vector
 from gemmery_emulator.steps import Handler, Lowering, Step, refused
@@ -41,11 +42,90 @@ class Texture:
 
     def encoded(self, address: int) -> bytes:
         """Return the bytes of the texture object, for an array at an address."""
-        sides = self.array.shape[: self.array.ndim - (self.channels > 1)]
-        height, width = (1, *sides)[-2:]
         numbers = FILTERS.index(self.filter), ADDRESSES.index(self.address), self.normalized, self.unit
         kind = KINDS.index(self.array.dtype.name)
-        return _FORMAT.pack(_MAGIC, address, width, height, kind, self.channels, *numbers).ljust(BYTES, b"\0")
+        return _FORMAT.pack(_MAGIC, address, *self._sides, kind, self.channels, *numbers).ljust(BYTES, b"\0")
+
+    @property
+    def _sides(self) -> tuple[int, int]:
+        """Width and height."""
+        height, width = (1, *self.array.shape[: self.array.ndim - (self.channels > 1)])[-2:]
+        return width, height
+
+    @property
+    def _elements(self) -> NDArray[Any]:
+        """The memory of its elements, (height * width, channels)."""
+        return self.array.reshape(-1, self.channels)
+
+    def fetch(self, coordinates: list[NDArray[Any]]) -> NDArray[Any]:
+        """Return what is read at x (and y) of each thread: (threads, 4) numbers; those of absent channels are zeros."""
+        if coordinates[0].dtype.kind != "f":
+            return self._read(coordinates, border=True)  # tex1Dfetch(), which is for linear memory alone
+        places = [
+            self._scaled(values.astype(np.float64), side)
+            for values, side in zip(coordinates, self._sides, strict=False)
+        ]
+        if self.filter == "nearest":
+            return self._read([np.floor(place).astype(np.int64) for place in places])
+        total = np.zeros((len(places[0]), 4))
+        low = [np.floor(place - 0.5).astype(np.int64) for place in places]
+        weights = [
+            np.rint((place - 0.5 - least) * _WEIGHTS) / _WEIGHTS for place, least in zip(places, low, strict=True)
+        ]
+        for corner in product((0, 1), repeat=len(places)):
+            values = self._read([least + step for least, step in zip(low, corner, strict=True)])
+            share = np.prod([w if step else 1 - w for w, step in zip(weights, corner, strict=True)], axis=0)
+            total += values * share[:, None]
+        return total.astype(np.float32)
+
+    def _scaled(self, values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+        """Return coordinates in elements; wrapped and mirrored ones are then inside."""
+        values = np.where(np.isfinite(values), values, 0)
+        if self.address in ("wrap", "mirror"):
+            whole = np.floor(values)
+            values = values - whole
+            if self.address == "mirror":
+                values = np.where(whole % 2 == 0, values, 1 - values)
+        return np.clip(values * side if self.normalized else values, -(2.0**40), 2.0**40)
+
+    def _located(self, places: Sequence[Indices], wraps: bool = False) -> tuple[Indices, Flags]:
+        """Return the element at each place, or the nearest one, and whether the place is inside."""
+        element, inside = np.zeros(len(places[0]), np.int64), np.ones(len(places[0]), bool)
+        for place, side, stride in zip(places, self._sides, (1, self._sides[0]), strict=False):
+            inside &= (place >= 0) & (place < side)
+            element += (place % side if wraps else np.clip(place, 0, side - 1)) * stride
+        return element, inside
+
+    def _read(self, places: list[Indices], border: bool = False) -> NDArray[Any]:
+        index, inside = self._located(places, self.address == "wrap")
+        values = self._elements[index]
+        if border or self.address == "border":
+            values = np.where(inside[:, None], values, 0)
+        if self.unit:
+            values = np.maximum(values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max), np.float32(-1))
+        wide = np.zeros((len(index), 4), np.float32 if values.dtype.kind == "f" else np.int64)
+        wide[:, : self.channels] = values
+        return wide
+
+    def surface(
+        self, machine: Machine, index: int, threads: Indices, places: list[Indices], width: int, outside: str
+    ) -> tuple[NDArray[np.uint8], Indices]:
+        """Return the bytes of the elements, and the one of each thread whose x is a byte; -1 if it accesses none."""
+        elements = self._elements.view(np.uint8)
+        size = elements.shape[1]
+        if size != width:
+            what = f"accesses {width} bytes of a surface whose elements have {size}: use the type of its elements"
+            report_misuse(machine, index, threads, what)
+            return elements, np.full(len(threads), -1)
+        odd = places[0] % width != 0
+        what = f"names a byte x that is no multiple of {width}, the size of an element: multiply x by it"
+        report_misuse(machine, index, threads[odd], what)
+        element, inside = self._located((places[0] // width, *places[1:]))
+        if outside == "trap":
+            sides = " x ".join(map(str, self._sides))
+            what = f"is outside a surface of {sides} elements: a device ends the launch here"
+            report_misuse(machine, index, threads[~inside], what)
+        return elements, element if outside == "clamp" else np.where(inside, element, -1)
 
 
 def texture(
@@ -92,107 +172,16 @@ def texture(
     return Texture(array, channels, filter, address, bool(normalized), bool(unit))
 
 
-@dataclass(frozen=True)
-class DecodedTexture:
-    """A texture object, read from a launch's memory."""
-
-    start: int
-    sides: tuple[int, int]  # width, height
-    dtype: np.dtype[Any]
-    channels: int
-    filter: str
-    address: str
-    normalized: bool
-    unit: bool
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of an element with all its channels."""
-        return self.dtype.itemsize * self.channels
-
-    def elements(self, machine: Machine) -> NDArray[np.uint8]:
-        """The memory of its elements, (height * width, bytes of an element)."""
-        width, height = self.sides
-        size = width * height * self.bytes
-        return machine.memory.data[self.start : self.start + size].reshape(-1, self.bytes)
-
-    def fetch(self, machine: Machine, coordinates: list[NDArray[Any]]) -> NDArray[Any]:
-        """Return what is read at x (and y) of each thread: (threads, 4) numbers; those of absent channels are zeros."""
-        texels = self.elements(machine).view(self.dtype)
-        if coordinates[0].dtype.kind != "f":
-            return self._read(texels, coordinates, border=True)  # tex1Dfetch(), which is for linear memory alone
-        places = [
-            self._scaled(values.astype(np.float64), side) for values, side in zip(coordinates, self.sides, strict=False)
-        ]
-        if self.filter == "nearest":
-            return self._read(texels, [np.floor(place).astype(np.int64) for place in places])
-        total = np.zeros((len(places[0]), 4))
-        low = [np.floor(place - 0.5).astype(np.int64) for place in places]
-        weights = [
-            np.rint((place - 0.5 - least) * _WEIGHTS) / _WEIGHTS for place, least in zip(places, low, strict=True)
-        ]
-        for corner in product((0, 1), repeat=len(places)):
-            values = self._read(texels, [least + step for least, step in zip(low, corner, strict=True)])
-            share = np.prod([w if step else 1 - w for w, step in zip(weights, corner, strict=True)], axis=0)
-            total += values * share[:, None]
-        return total.astype(np.float32)
-
-    def _scaled(self, values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
-        """Return coordinates in elements; wrapped and mirrored ones are then inside."""
-        values = np.where(np.isfinite(values), values, 0)
-        if self.address == "wrap":
-            values = values - np.floor(values)
-        elif self.address == "mirror":
-            whole = np.floor(values)
-            values = np.where(whole % 2 == 0, values - whole, 1 - (values - whole))
-        values = values * side if self.normalized else values
-        return np.clip(values, -(2.0**40), 2.0**40)
-
-    def _read(self, texels: NDArray[Any], places: list[Indices], border: bool = False) -> NDArray[Any]:
-        inside: Flags = np.ones(len(places[0]), bool)
-        index = np.zeros(len(places[0]), np.int64)
-        for place, side, stride in zip(places, self.sides, (1, self.sides[0]), strict=False):
-            inside &= (place >= 0) & (place < side)
-            within = place % side if self.address == "wrap" else np.clip(place, 0, side - 1)
-            index += within * stride
-        values = texels[index]
-        if border or self.address == "border":
-            values = np.where(inside[:, None], values, 0)
-        if self.unit:
-            values = np.maximum(values.astype(np.float32) / np.float32(np.iinfo(self.dtype).max), np.float32(-1))
-        wide = np.zeros((len(index), 4), np.float32 if values.dtype.kind == "f" else np.int64)
-        wide[:, : self.channels] = values
-        return wide
-
-    def located(
-        self, machine: Machine, index: int, threads: Indices, places: list[Indices], width: int, outside: str
-    ) -> Indices:
-        """Return the element of each thread whose x is a byte; -1 for those that access none."""
-        if self.bytes != width:
-            what = f"accesses {width} bytes of a surface whose elements have {self.bytes}: use the type of its elements"
-            report_misuse(machine, index, threads, what)
-            return np.full(len(threads), -1)
-        odd = places[0] % width != 0
-        what = f"names a byte x that is no multiple of {width}, the size of an element: multiply x by it"
-        report_misuse(machine, index, threads[odd], what)
-        element, inside = np.zeros(len(threads), np.int64), np.ones(len(threads), bool)
-        for place, side, stride in zip((places[0] // width, *places[1:]), self.sides, (1, self.sides[0]), strict=False):
-            inside &= (place >= 0) & (place < side)
-            element += np.clip(place, 0, side - 1) * stride
-        if outside == "trap":
-            what = f"is outside a surface of {self.sides[0]} x {self.sides[1]} elements: a device ends the launch here"
-            report_misuse(machine, index, threads[~inside], what)
-        return element if outside == "clamp" else np.where(inside, element, -1)
-
-
-def decoded(machine: Machine, handle: int) -> DecodedTexture | None:
-    """Read a texture object; None if there is none at this address."""
+def decoded(machine: Machine, handle: int) -> Texture | None:
+    """Read a texture object, as an array in the launch's memory; None if there is none at this address."""
     data = machine.memory.data[handle : handle + _FORMAT.size].tobytes() if handle >= 0 else b""
     if len(data) < _FORMAT.size or not data.startswith(_MAGIC):
         return None
     _, start, width, height, kind, channels, filter_, address, normalized, unit = _FORMAT.unpack(data)
-    names = FILTERS[filter_], ADDRESSES[address]
-    return DecodedTexture(start, (width, height), np.dtype(KINDS[kind]), channels, *names, bool(normalized), bool(unit))
+    dtype = np.dtype(KINDS[kind])
+    memory = machine.memory.data[start : start + width * height * channels * dtype.itemsize]
+    array = memory.view(dtype).reshape(height, width, *((channels,) if channels > 1 else ()))
+    return Texture(array, channels, FILTERS[filter_], ADDRESSES[address], bool(normalized), bool(unit))
 
 
 def _sides(opcode: Opcode) -> int:
@@ -219,7 +208,7 @@ def _tex(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         coordinates = [machine.spread(read(machine.registers)) for read in reads]
         values = np.zeros((machine.threads, 4), dtype)
         for texture_, threads in _by_object(machine, index, machine.spread(handle(machine.registers)), mask):
-            fetched = texture_.fetch(machine, [each[threads] for each in coordinates])
+            fetched = texture_.fetch([each[threads] for each in coordinates])
             if (fetched.dtype.kind == "f") != (result == "f32"):  # the bits of the other kind of numbers
                 fetched = fetched.astype(np.int32 if result == "f32" else np.float32).view(dtype)
             values[threads] = fetched.astype(dtype)
@@ -255,26 +244,26 @@ def _surface(lowering: Lowering, instruction: Instruction, index: int) -> Step:
             results[:, each] = machine.spread(value(machine.registers)).view(dtype)
         for surface, threads in _by_object(machine, index, machine.spread(handle(machine.registers)), mask):
             places = [place[threads].astype(np.int64) for place in coordinates]
-            at = surface.located(machine, index, threads, places, size * count, outside)
+            elements, at = surface.surface(machine, index, threads, places, size * count, outside)
             some = at >= 0
             if not some.any():
                 continue
             if loads:
-                results[threads[some]] = surface.elements(machine)[at[some]].view(dtype)
+                results[threads[some]] = elements[at[some]].view(dtype)
             else:
-                surface.elements(machine)[at[some]] = results[threads[some]].view(np.uint8)
+                elements[at[some]] = results[threads[some]].view(np.uint8)
         for write, column in zip(writes, results.T, strict=False):
             write(machine.registers, mask, np.ascontiguousarray(column))
 
     return step
 
 
-def _by_object(machine: Machine, index: int, handles: NDArray[Any], mask: Mask) -> list[tuple[DecodedTexture, Indices]]:
+def _by_object(machine: Machine, index: int, handles: NDArray[Any], mask: Mask) -> list[tuple[Texture, Indices]]:
     """The active threads of each texture object; those of no object are reported."""
-    active = np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
+    some = active(machine, mask)
     groups = []
-    for handle in np.unique(handles[active]).tolist():
-        threads, object_ = active[handles[active] == handle], decoded(machine, handle)
+    for handle in np.unique(handles[some]).tolist():
+        threads, object_ = some[handles[some] == handle], decoded(machine, handle)
         if object_ is None:
             what = f"{handle:#x} is no texture or surface: pass gemmery.texture(array)"
             report_misuse(machine, index, threads, what)

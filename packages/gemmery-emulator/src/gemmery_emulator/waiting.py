@@ -110,7 +110,14 @@ class Waiting:
         places = machine.places.part()
         if self._asleep and self._wake_gathering(places):
             return True
-        self._report_deadlocks(places)
+        stuck = self.at_barriers.stuck()
+        if self._asleep:
+            for place in np.unique(places[self._sleeping]).tolist():
+                stuck.append((self._program.blocks[place].first, self._sleeping & (places == place)))
+        for index, mask in stuck:
+            barrier = self._program.barriers.get(index)
+            members = None if barrier is None or barrier.members is None else self.at_barriers.members(mask)
+            machine.observers.deadlock(machine, index, mask, members)
         places[alive] = machine.places.stop
         return False
 
@@ -125,18 +132,6 @@ class Waiting:
         self._sleeping &= ~waiting
         self._asleep = bool(self._sleeping.any())
         return True
-
-    def _report_deadlocks(self, places: NDArray[np.int32]) -> None:
-        machine = self._machine
-        stuck = self.at_barriers.stuck()
-        if self._asleep:
-            for place in np.unique(places[self._sleeping]).tolist():
-                stuck.append((self._program.blocks[place].first, self._sleeping & (places == place)))
-        for index, mask in stuck:
-            barrier = self._program.barriers.get(index)
-            members = None if barrier is None or barrier.members is None else self.at_barriers.members(mask)
-            for observer in machine.observers:
-                observer.deadlock(machine, index, mask, members)
 
 
 class AtBarriers:
@@ -166,8 +161,7 @@ class AtBarriers:
         if mask is None and not number.ndim and barrier.count is None and self._are_whole(barrier):
             if barrier.reduction is not None:
                 self._reduce(barrier.reduction, None)
-            for observer in machine.observers:
-                observer.barrier(machine, index, int(number), None)
+            machine.observers.barrier(machine, index, int(number), None)
             machine.places.go(None, at + 1)
             return
         machine.places.part()
@@ -245,7 +239,15 @@ class AtBarriers:
         leave = waiting & np.repeat(done, group)
         if barrier.reduction is not None:
             self._reduce(barrier.reduction, leave)
-        self._report(index, number, leave, group)
+        first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
+        apart = leave & (self._at != np.repeat(first, group))
+        for place in np.unique(self._at[apart]).tolist():
+            opcode = machine.kernel.instructions[place].opcode
+            if opcode.family == "barrier" and "aligned" not in opcode.modifiers:  # which may stand at several places
+                apart &= self._at != place
+        if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
+            machine.observers.diverged(machine, int(self._at[apart][0]), apart)
+        machine.observers.barrier(machine, index, number, leave)
         if number in self._arrived:
             self._arrived[number][done] = 0
         if number in self._counts:
@@ -262,19 +264,6 @@ class AtBarriers:
         all_ = leaving.reshape(machine.blocks, -1).sum(axis=1)
         result = {"popc": true.astype(np.uint32), "and": true == all_, "or": true > 0}[reduction.way]
         reduction.write(machine.registers, leave, np.repeat(result, machine.block_threads))
-
-    def _report(self, index: int, number: int, leave: Flags, group: int) -> None:
-        machine = self._machine
-        first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
-        apart = leave & (self._at != np.repeat(first, group))
-        for place in np.unique(self._at[apart]).tolist():
-            opcode = machine.kernel.instructions[place].opcode
-            if opcode.family == "barrier" and "aligned" not in opcode.modifiers:  # which may stand at several places
-                apart &= self._at != place
-        for observer in machine.observers:
-            if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
-                observer.diverged(machine, int(self._at[apart][0]), apart)
-            observer.barrier(machine, index, number, leave)
 
     def _check_count(self, index: int, barrier: LoweredBarrier, mask: Mask, numbers: Any) -> None:
         """Report a count of threads that is no multiple of 32, or another than at the instruction before."""
@@ -307,8 +296,7 @@ class AtBarriers:
             threads = active & (numbers == number)
             arrived = self._arrived.setdefault(number, np.zeros(machine.blocks, np.int64))
             arrived += threads.reshape(machine.blocks, -1).sum(axis=1)
-            for observer in machine.observers:
-                observer.barrier(machine, index, number, threads)
+            machine.observers.barrier(machine, index, number, threads)
 
     def _numbers(self, barrier: LoweredBarrier, mask: Mask) -> Any:
         """Barrier numbers: one for all threads of the mask, or one per thread."""

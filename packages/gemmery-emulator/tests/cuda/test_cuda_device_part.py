@@ -9,7 +9,7 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.declarations import Split, blanked, device_words
-from gemmery.cuda.kernel_names import kernels_of
+from gemmery.cuda.device_part import kernels_of
 from gemmery_emulator.kernels import kernel as lab_kernel
 
 PROGRAM = """#include <iostream>
@@ -204,6 +204,7 @@ def _item(member, before=""):
     return int(size[0]), o.tolist()
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("member", "before"),
     [
@@ -230,6 +231,7 @@ def test_a_pointer_to_what_is_not_known_keeps_its_bytes(member, before):
     assert _item(member, before) == (16, [1, 2, 3, 4])
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("member", "before"),
     [
@@ -404,6 +406,7 @@ def test_what_only_the_arguments_of_a_template_name(kernel):
     assert x[0] == 3
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(
     "code",
     [

@@ -137,6 +137,7 @@ HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 IN_VECTORS = [(name, kind) for name, kind in CHANGES if kind in HALVES and name != "add"]  # alone they do not exist
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("shared", [False, True], ids=["global", "shared"])
 @pytest.mark.parametrize(("name", "kind"), [one for one in CHANGES if one not in IN_VECTORS], ids=lambda one: one)
 def test_threads_take_turns(name, kind, shared):

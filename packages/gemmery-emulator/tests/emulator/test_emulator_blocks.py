@@ -103,6 +103,7 @@ def results(text):
     return memory.bytes("out").copy()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", range(120))
 def test_joined_steps_compute_what_single_steps_do(seed, monkeypatch):
     """Whatever is written under a mask, moved, read as another type or guarded, in blocks that diverge and loop."""

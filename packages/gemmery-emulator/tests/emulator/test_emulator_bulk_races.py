@@ -153,6 +153,7 @@ def raced(body):
     return [each.message for each in found]
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", RACES)
 def test_a_race_of_a_bulk_copy_is_found_and_its_twin_has_none(name):
     broken, repaired = RACES[name]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gemmery.errors import EmulationError
+from gemmery_emulator.exact import from_bf16, to_bf16
 from gemmery_emulator.kernels.kernel import emulate
-from gemmery_emulator.ops.half import from_bf16, to_bf16
 
 pytest.importorskip("cuda.bindings")
 KERNEL = """__global__ void f(const TYPE* x, TYPE* y) {

@@ -49,6 +49,7 @@ def test_every_kernel_of_the_files_is_launched():
     assert sum(file == "warps.cu" for file, *_ in CASES.values()) >= 30
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", CASES)
 def test_the_fault_is_found_and_the_repaired_kernel_has_none(name):
     """Its kind, in a run without a seed."""

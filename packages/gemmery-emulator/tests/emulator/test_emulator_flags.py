@@ -197,6 +197,7 @@ def test_blocks_that_wait_for_each_other_go_on(name, seed):
     assert arrays[place].tolist() == values
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(("name", "missing"), [(name, word) for name in MEETING for word in MEETING[name][1]])
 def test_what_their_order_lacks_is_a_race(name, missing):
     _, findings = met(name, missing)

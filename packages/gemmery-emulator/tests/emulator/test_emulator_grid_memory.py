@@ -144,6 +144,7 @@ def test_what_a_block_has_handed_over_is_known_to_blocks_of_a_later_chunk(fence)
     assert bool(run.findings) == (not fence)
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and stamps are packed on Linux alone")
 @pytest.mark.parametrize("kernel", ["permutation", "histogram, as many bins", "in place"])

@@ -98,6 +98,7 @@ def expected(told):
     return out.astype("f4") if told.sums == "f32" else out.astype("i8").astype("i4").view("u4")
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", hopper.PRODUCTS)
 def test_a_product_has_the_elements_of_its_layouts(name):
     """Exact: the operands are whole numbers."""
@@ -391,6 +392,7 @@ def test_blocks_of_a_cluster_copy_into_each_other():
 # ---- a device ----
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_bits_are_those_of_a_device(name):
     """Of an H200, recorded; test_gpu_hopper.py runs the same on any."""

@@ -10,10 +10,9 @@ import pytest
 import gemmery as gm
 import gemmery_emulator
 from gemmery_emulator import instructions
-from gemmery_emulator.instructions import COMPUTED, OTHERS, TABLE, UNKNOWN, find
+from gemmery_emulator.instructions import COMPUTED, OTHERS, TABLE, UNKNOWN, find, opcode
 from gemmery_emulator.op import Op
 from gemmery_emulator.ptx.module import parse
-from gemmery_emulator.ptx.opcodes import opcode
 from gemmery_emulator.steps import Handler
 
 SOURCE = Path(gemmery_emulator.__file__).parent
@@ -144,4 +143,4 @@ def test_a_dissection_is_seen(line):
 
 def test_only_the_reader_takes_opcodes_apart():
     places = {path.name: list(dissections(ast.parse(path.read_text()))) for path in SOURCE.rglob("*.py")}
-    assert {name: lines for name, lines in places.items() if lines} == {"opcodes.py": places["opcodes.py"]}
+    assert {name: lines for name, lines in places.items() if lines} == {"instructions.py": places["instructions.py"]}

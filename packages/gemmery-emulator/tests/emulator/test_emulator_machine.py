@@ -6,12 +6,12 @@ import pytest
 import gemmery as gm
 from gemmery_emulator.arguments import bound
 from gemmery_emulator.hopper.cluster import in_order
+from gemmery_emulator.lockstep import Spinning
 from gemmery_emulator.lower import lowered
 from gemmery_emulator.machine import LaunchConfig, Observer, Places
 from gemmery_emulator.memory import Global
 from gemmery_emulator.ptx.module import parse
 from gemmery_emulator.run import run
-from gemmery_emulator.spinning import Spinning
 
 HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<4>;"
@@ -61,6 +61,7 @@ def collatz(value):
     return count
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("block", [1, 31, 33, 96])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_loops_of_different_lengths(block, seed):
@@ -377,6 +378,7 @@ SPINS = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("spin", SPINS)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
@@ -399,6 +401,7 @@ HANDING = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("handing", HANDING)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_threads_that_wait_in_a_loop_let_others_run(handing, seed):
@@ -536,14 +539,17 @@ def test_a_chunk_frees_its_memory_when_it_ends():
 
 
 def test_a_loop_that_counts_needs_no_copy_of_the_arrays(monkeypatch):
-    """The search for endless loops copies memory once the registers come back, or while threads are apart."""
+    """The search for endless loops copies memory once the registers come back, or while threads are apart.
+
+    It looks after 1024, 3072 and 7168 basic blocks.
+    """
     copies = []
     keep = Spinning._keep_memory
     monkeypatch.setattr(Spinning, "_keep_memory", lambda self: (copies.append(1), keep(self))[0])
-    counts = """extern "C" __global__ void f(volatile int* x) { for (int i = 0; i < 50000; i++) x[threadIdx.x] = i; }"""
+    counts = """extern "C" __global__ void f(volatile int* x) { for (int i = 0; i < 8000; i++) x[threadIdx.x] = i; }"""
     x = np.zeros(32, np.int32)
     gm.emulate(counts, "f", 1, 32, [x])
-    assert x.tolist() == [49999] * 32
+    assert x.tolist() == [7999] * 32
     assert not copies
     spins = """extern "C" __global__ void f(volatile int* x) { while (x[0] == 0); }"""
     with pytest.raises(gm.EmulationError, match=r"threads loop forever at kernel\.cu:1"):

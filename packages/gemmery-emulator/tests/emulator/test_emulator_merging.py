@@ -174,6 +174,7 @@ def compiled(tmp_path_factory):
     return parse(program.ptx), done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 @pytest.mark.parametrize("name", COMPILED)
 def test_what_ptxas_makes_of_small_kernels(compiled, name):

@@ -7,8 +7,7 @@ import pytest
 
 import gemmery as gm
 from gemmery_emulator.control import BARRIERS
-from gemmery_emulator.instructions import COMPUTED
-from gemmery_emulator.ptx.opcodes import canonical
+from gemmery_emulator.instructions import COMPUTED, canonical
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 TYPE = re.compile(r"([busf]\d+|bf16|tf32|e\dm\d|pred)(x\d)?")

@@ -113,7 +113,7 @@ def test_what_was_written_since_or_came_as_it_was_has_any_swizzle():
     machine = SimpleNamespace(
         threads=32,
         block_threads=32,
-        observers=(SimpleNamespace(misused=lambda machine, index, threads, message: messages.append(message)),),
+        observers=SimpleNamespace(misused=lambda machine, index, threads, message: messages.append(message)),
         unit=lambda kind: SimpleNamespace(complete=lambda *_: None, landing=[]),
         at_end=[],
         kernel=SimpleNamespace(instructions=lines),

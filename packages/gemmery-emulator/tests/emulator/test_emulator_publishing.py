@@ -120,6 +120,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("case", FAULTY)
 def test_what_other_lanes_write_is_not_published(case):
     code, where = FAULTY[case]
@@ -199,10 +200,15 @@ RIGHT = {
     "a ticket of this warp": TICKET.replace("THREAD", "0"),
     "a ticket of another warp": TICKET.replace("THREAD", "32"),
     "a warp that publishes what another has before": between_blocks(TWICE).replace("if (lane >= 32) return;", ""),
+    "a warp that publishes after a barrier what one lane has before": between_blocks(
+        f"if (lane < 32) {{ {WRITE} {FENCED.replace('flag', 'flag + 1')} }} __syncthreads();",
+        "if (lane == 32) { __threadfence(); atomicExch(flag, 1); }",
+    ).replace("if (lane >= 32) return;", ""),
     "grid.sync()": GRID,
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("case", RIGHT)
 def test_lanes_that_meet_publish_together(case):
     code = RIGHT[case]
@@ -267,7 +273,7 @@ ORDERS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings().max_examples // 3)
 @given(traces(("read", "write", "write", "update"), ("block",)), st.data())
 def test_nothing_is_found_that_has_been_published(steps, data):
     """Every reported race is one, whatever lanes release, with a fence or without, and whoever acquires it."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery_emulator.findings import stamps
+from gemmery_emulator.findings import global_races, stamps
 from gemmery_emulator.findings.grid import GridHistory, StampFields
 from gemmery_emulator.findings.stamps import ROW, Stamps
 
@@ -189,11 +187,15 @@ ORDERED = """extern "C" __global__ void f(float* x) {
 
 def test_later_clocks_make_a_narrow_table_wide(monkeypatch):
     """With a first clock of 2^31 the second one does not fit in 4 bytes."""
-    of, move, moved = StampFields.of, GridHistory._move, []
-    late = lambda *given: replace(of(*given), clock_at=31, narrow_clock=1)  # noqa: E731
-    told = []
-    for fields in (of, late):
-        monkeypatch.setattr(StampFields, "of", fields)
+    move, moved, told = GridHistory._move, [], []
+
+    def late(*given):
+        fields = StampFields(*given)
+        fields.clock_at, fields.narrow_clock = 31, 1
+        return fields
+
+    for fields in (StampFields, late):
+        monkeypatch.setattr(global_races, "StampFields", fields)
         monkeypatch.setattr(GridHistory, "_move", lambda self, times: (moved.append(times), move(self, times)))
         for barrier in ("", "__syncthreads();"):
             run = gm.emulate(ORDERED.replace("BARRIER", barrier), "f", 4, 256, [np.ones(1024, np.float32)])

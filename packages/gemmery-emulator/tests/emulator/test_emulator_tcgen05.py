@@ -165,6 +165,7 @@ CASES = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", CASES)
 def test_a_product_of_tiles(name):
     *case, options = CASES[name]

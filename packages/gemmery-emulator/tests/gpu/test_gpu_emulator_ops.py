@@ -7,7 +7,6 @@ from gemmery.cuda import driver
 from gemmery_emulator.op import NUMPY
 from gemmery_emulator.ops.convert import TABLE as CONVERT
 from gemmery_emulator.ops.floating import TABLE as FLOATING
-from gemmery_emulator.ops.half import TABLE as HALF
 from gpu_operands import functions, launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
@@ -23,7 +22,7 @@ def on_hopper(opcode):
     return ".f32x2" not in opcode and not (".satfinite" in opcode and ".tf32" in opcode)
 
 
-OPS = {opcode: op for opcode, op in (FLOATING | HALF | CONVERT).items() if on_hopper(opcode)}
+OPS = {opcode: op for opcode, op in (FLOATING | CONVERT).items() if on_hopper(opcode)}
 EQUAL = {opcode: op for opcode, op in OPS.items() if ".approx" not in opcode and ".full" not in opcode}
 
 

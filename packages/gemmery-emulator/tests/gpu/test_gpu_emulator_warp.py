@@ -5,8 +5,8 @@ import pytest
 
 from gemmery.cuda import driver
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ops.mma import TABLE as MMA
-from gemmery_emulator.ops.warp import TABLE as WARP
+from gemmery_emulator.ops.warp import EXCHANGES as WARP
+from gemmery_emulator.ops.warp import MATRICES as MMA
 from gpu_operands import functions, launch
 from test_emulator_ops_mma import ORACLES as PRODUCTS
 from test_emulator_ops_mma import SIZE, extents, real, small

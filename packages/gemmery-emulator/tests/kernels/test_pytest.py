@@ -56,6 +56,7 @@ MESSAGES = (
 )
 
 
+@pytest.mark.process
 def test_a_test_fails_with_the_line_of_its_kernel(tmp_path):
     pytest.importorskip("cuda.bindings")
     path = tmp_path / "test_kernel.py"

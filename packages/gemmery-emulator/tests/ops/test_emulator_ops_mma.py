@@ -10,9 +10,9 @@ import pytest
 
 from gemmery.errors import EmulationError
 from gemmery_emulator import fragments
+from gemmery_emulator.instructions import opcode as read
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ops.mma import TABLE as MMA
-from gemmery_emulator.ptx.opcodes import opcode as read
+from gemmery_emulator.ops.warp import MATRICES as MMA
 
 WARPS = 3
 LAYOUTS = ("row.row", "row.col", "col.row", "col.col")
@@ -412,6 +412,7 @@ def test_every_value_of_a_type_is_read_exactly(kind):
         np.testing.assert_array_equal(d, np.repeat(wanted[:, :, None], 8, axis=2))
 
 
+@pytest.mark.many(7)
 @pytest.mark.parametrize("c_layout", ["row", "col"])
 @pytest.mark.parametrize("space", ["", ".global", ".shared", ".shared::cta"])
 @pytest.mark.parametrize("shape", [*WMMA_SHAPES, "m16n16k8", "m8n8k4"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ops.warp import TABLE as WARP
+from gemmery_emulator.ops.warp import EXCHANGES as WARP
 from gemmery_emulator.ops.warp import UNDEFINED
 
 FULL = 0xFFFFFFFF

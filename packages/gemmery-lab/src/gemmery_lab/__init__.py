@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from gemmery.ladder.diff import diff as diff
     from gemmery_lab.climb import ladder as ladder
     from gemmery_lab.climb import sweep as sweep
-    from gemmery_lab.event import RunEvent as RunEvent
     from gemmery_lab.exhibit_runs import emulated_exhibit as emulated_exhibit
     from gemmery_lab.exhibit_runs import exhibit as exhibit
     from gemmery_lab.exhibit_runs import predicted as predicted
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from gemmery_lab.health import doctor as doctor
     from gemmery_lab.health import prune as prune
     from gemmery_lab.launches import chain as chain
+    from gemmery_lab.measure.record import RunEvent as RunEvent
     from gemmery_lab.on_emulator import emulated_ladder as emulated_ladder
     from gemmery_lab.on_emulator import emulated_sweep as emulated_sweep
     from gemmery_lab.on_emulator import predicted_ladder as predicted_ladder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "gemmery_lab.launches": ("chain",),
     "gemmery_lab.on_emulator": ("emulated_ladder", "emulated_sweep", "predicted_ladder"),
-    "gemmery_lab.event": ("RunEvent",),
+    "gemmery_lab.measure.record": ("RunEvent",),
     "gemmery_lab.exhibit_runs": ("emulated_exhibit", "exhibit", "predicted"),
     "gemmery_lab.health": ("Diagnosis", "doctor", "prune"),
     "gemmery_lab.verification": ("verify",),

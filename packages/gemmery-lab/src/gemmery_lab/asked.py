@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gemmery.ladder.exhibits import Exhibit
     from gemmery.ladder.rung import Rung
     from gemmery_lab.measure.suite import Suite
-    from gemmery_lab.measure.timing import Rival
 
 EMULATED_AS = "h200"  # the card that the emulator runs as unless one is named
 TF32 = "tf32"  # no element type, but f32 of which products may keep 10 bits of fraction
@@ -130,17 +129,6 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
     return tuple(by_name[name] for name in dict.fromkeys(names)) or ladder
 
 
-def rival(name: str, kind: str) -> Rival:
-    """Return a rival on a kind of device. Raises ArgumentError for an unknown one."""
-    if kind == "cpu":
-        from gemmery_lab.measure import libraries
-
-        return libraries.find(name)
-    from gemmery_lab.measure import cublas  # loads NVIDIA's bindings
-
-    return cublas.find(name)
-
-
 def suites(names: Sequence[str], rivals: Sequence[str], device: str) -> list[Suite]:
     """Return the suites of these names or paths, for none all of a device; "" is the device that they are for.
 
@@ -162,7 +150,14 @@ def suites(names: Sequence[str], rivals: Sequence[str], device: str) -> list[Sui
         listed = ", ".join(each.name for each in loaded)
         raise ArgumentError(f"rivals={', '.join(rivals)}: suite {listed} has no rivals; leave them out")
     for name in {*rivals, *(name for each in loaded for name in each.rivals)}:
-        rival(name, kind)
+        if kind == "cpu":
+            from gemmery_lab.measure import libraries
+
+            libraries.find(name)
+        else:
+            from gemmery_lab.measure import cublas  # loads NVIDIA's bindings
+
+            cublas.find(name)
     return loaded
 
 
@@ -255,20 +250,6 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
     return config
 
 
-def takes(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
-    """Raise ArgumentError for an element type or a config key that one of these rungs or exhibits does not have."""
-    from gemmery.ladder.exhibits import EXHIBITS
-
-    for row in (*registry("cpu"), *registry("cuda")):
-        if row.name in names:
-            if dtype and dtype != TF32 and dtype not in row.dtypes:
-                raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")
-            keys(row, config)
-    for exhibit in EXHIBITS:
-        if exhibit.name in names:
-            keys(exhibit, config)
-
-
 def looked_at(device: str, card: str = "") -> str:
     """Return the device that `inspect` compiles for, from a device or a card as `place` takes them; "" for "".
 
@@ -300,18 +281,6 @@ def sides(sizes: Iterable[int], most: int = 0) -> tuple[int, ...]:
         if most and n > most:
             raise ArgumentError(f"size {n}: the emulator takes sides of 1 to {most}; a GPU takes larger ones")
     return tuple(lengths)
-
-
-def no_threads(threads: int, device: str) -> None:
-    """Raise ArgumentError for a number of threads on a GPU; 0 is none."""
-    if threads:
-        raise ArgumentError(f"threads={threads}: only rungs on the CPU take it; leave it out on {device}")
-
-
-def limit(seconds: float) -> None:
-    """Raise ArgumentError for a number of seconds that is not above 0."""
-    if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds}: the time limit must be above 0")
 
 
 def budget(seconds: float) -> None:

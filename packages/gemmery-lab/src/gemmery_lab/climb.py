@@ -6,36 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DeviceError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import asked, experiments
-from gemmery_lab.event import OnEvent, RunSteps, ignore
 from gemmery_lab.experiments import LADDER, SWEEPS, Axis, Experiment
-from gemmery_lab.measure.record import Run
+from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.work import Work
 
-if TYPE_CHECKING:
-    from gemmery_lab.backend import ProductRungs
-
-
-class Refusable(Protocol):
-    """A record of a rung, which may say why it did not run."""
-
-    @property
-    def refused(self) -> str: ...
-
-
-R = TypeVar("R", bound=Refusable)
 RungConfig = tuple[Rung, Config]  # a rung and the keys that differ from its default config
 Shape = Callable[[Rung, int], Work]  # the product of a rung at a size
-SizeGroup = tuple[int, list[tuple[Rung, Config, Work]]]  # a size, and what runs at it
 MEANT = {
     "direct": (64, 64, 64),
     "streamed": (8, 2048, 2048),
+    "dots": (2048, 2, 2048),
 }  # where rungs that lose on large squares are meant to be used
 MOST_EMULATED = 1024  # a side: the longest rung takes half a minute there
 
@@ -98,9 +84,10 @@ def planned(
         n, values = lengths[0], points.values
         configs = [(rung, {**config, key: value}) for rung, config in configs for value in values or blocks(rung, n)]
     dtype = asked.element_type(dtype, kind) if dtype or kind != "emulator" else ""
-    asked.limit(how.seconds)
-    if kind != "cpu":
-        asked.no_threads(how.threads, where)
+    if not how.seconds > 0:
+        raise ArgumentError(f"seconds={how.seconds}: the time limit must be above 0")
+    if kind != "cpu" and how.threads:
+        raise ArgumentError(f"threads={how.threads}: only rungs on the CPU take it; leave it out on {where}")
     takes_all = kind == "cpu" or rungs or not dtype  # else rungs for other element types are left out
     configs = [(rung, config) for rung, config in configs if takes_all or element(dtype).dtype in rung.dtypes]
     return RungPlan(configs, lengths, dtype, kind, replace(how, device=where))
@@ -162,8 +149,12 @@ def sweep(
     varied = experiments.sweep(experiment)
     plan = planned(varied, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
     variants, like = plan.variants, element(plan.dtype)
-    if plan.kind == "cuda" and not rungs:  # those that take the type
-        variants = [(rung, config) for rung, config in variants if _serves(rung, like, plan.how.device)]
+    if plan.kind == "cuda" and not rungs:
+        from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
+
+        where = plan.how.device
+        problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in variants]
+        variants = [each for each, problem in zip(variants, problems, strict=True) if not each[0].refusal(problem)]
     shape = partial(_vector, varied.axis, like) if varied.axis.fixed else None
     try:
         return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
@@ -226,43 +217,30 @@ def climb(
     asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
     like, threads = element(dtype), 0 if gpu is not None else asked_for
     special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
-    groups: list[SizeGroup] = [(work.n, [(rung, config, work)]) for rung, config, work in special if work]
-    with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:
-        groups = [*grouped(rungs, lengths, shape or partial(session.backend.product_for, like=like)), *groups]
-        for rung, _, work in groups[0][1] if groups else ():  # the limits before any time
+    alone = [[(rung, config, work)] for rung, config, work in special if work]
+    with open_session(gpu, len(rungs) * len(lengths) + len(alone), how.on_event, how.store) as session:
+        shape = shape or partial(session.backend.product_for, like=like)
+        groups = [*([(rung, config, shape(rung, n)) for rung, config in rungs] for n in lengths), *alone]
+        for rung, _, work in groups[0] if groups else ():  # the limits before any time
             plain = session.backend.blank(experiment.suite, rung.name, work, threads_of(rung, threads))
             session.backend.limits(plain, session.begin)
-
-        def level(work: Work, _: int) -> Level:
-            return Level(session, experiment.suite, work, threads, how.seconds)
-
-        climbed(session, level, groups)
+        before: dict[object, Measurement] = {}
+        for group in groups:
+            levels: dict[Work, Level] = {}
+            try:
+                for rung, config, work in group:
+                    if work not in levels:
+                        levels[work] = Level(session, experiment.suite, work, threads, how.seconds)
+                    session.begin(f"{rung.name}, {work}")
+                    same = rung.name, tuple(config.items()), work.name
+                    m = levels[work].measure(rung, config, before.get(same))
+                    if not m.refused:
+                        before[same] = m
+                    session.end(m)
+            finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
+                for level in levels.values():
+                    session.add(*level.rivals())
         return session.run
-
-
-def grouped(rungs: Sequence[RungConfig], sizes: Sequence[int], shape: Shape) -> list[SizeGroup]:
-    """Return each size with the products of all rungs at it."""
-    return [(n, [(rung, config, shape(rung, n)) for rung, config in rungs]) for n in sizes]
-
-
-def climbed(steps: RunSteps[R], level: Callable[[Work, int], ProductRungs[R]], groups: Sequence[SizeGroup]) -> None:
-    """Measure the groups one after the other on any device, and record what `level` makes of each rung."""
-    before: dict[object, R] = {}
-    for n, group in groups:
-        levels: dict[Work, ProductRungs[R]] = {}
-        try:
-            for rung, config, work in group:
-                if work not in levels:
-                    levels[work] = level(work, n)
-                steps.begin(f"{rung.name}, {work}")
-                same = rung.name, tuple(config.items()), work.name
-                record = levels[work].measure(rung, config, before.get(same))
-                if not record.refused:
-                    before[same] = record
-                steps.end(record)
-        finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
-            for each in levels.values():
-                steps.add(*each.rivals())
 
 
 def blocks(rung: Rung, n: int) -> tuple[int, ...]:
@@ -270,13 +248,6 @@ def blocks(rung: Rung, n: int) -> tuple[int, ...]:
     smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
     whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]
     return smaller + whole
-
-
-def _serves(rung: Rung, like: Work, device: str) -> bool:
-    from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
-
-    work = product_for(rung, 2048, like, device)
-    return not rung.refusal(work.problem._replace(device=device))
 
 
 def _vector(axis: Axis, like: Work, rung: Rung, side: int) -> Work:

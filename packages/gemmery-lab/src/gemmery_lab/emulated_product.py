@@ -151,13 +151,20 @@ def product_bytes(
     starts = {"a": addresses["A"], "b": addresses["B"], "c": addresses["C"]}
     if is_transposed(problem, geometry.swapped):
         starts["a"], starts["b"] = starts["b"], starts["a"]
+
+    def encoded(described: MapShape, address: int) -> bytes:
+        """The emulator's own bytes of a tensor map."""
+        name = dtypes.get(described.dtype).numpy
+        sides = described.extents, described.strides, (*described.box, 1), (1, 1, 1)
+        return tensormap.encoded(address, name if name in tensormap.TYPES else "uint8", described.swizzle, *sides)
+
     maps = placed_maps(problem, geometry, *operands)
     starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
     a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
     extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
     factors = Scaling(problem.scales, *a, *b)
     order = geometry.band, geometry.ahead, geometry.swapped
-    return mapped_argument(product, problem, maps, _emulated_map, starts, factors, extra, *order)
+    return mapped_argument(product, problem, maps, encoded, starts, factors, extra, *order)
 
 
 def _steps(factors: View | None) -> tuple[int, int]:
@@ -166,14 +173,6 @@ def _steps(factors: View | None) -> tuple[int, int]:
         return 0, 0
     row, column = (step // 4 if length > 1 else 0 for step, length in zip(factors.strides, factors.shape, strict=True))
     return row, column
-
-
-def _emulated_map(described: MapShape, address: int) -> bytes:
-    """Return the emulator's own bytes of a tensor map."""
-    name = dtypes.get(described.dtype).numpy
-    kind = name if name in tensormap.TYPES else "uint8"
-    sides = described.extents, described.strides, (*described.box, 1), (1, 1, 1)
-    return tensormap.encoded(address, kind, described.swizzle, *sides)
 
 
 def launch_of(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:

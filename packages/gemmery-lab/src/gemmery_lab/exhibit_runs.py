@@ -21,10 +21,9 @@ from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.ptx import PtxKernel
 from gemmery_emulator.run import run as run_kernel
 from gemmery_lab import asked, measurements
-from gemmery_lab.event import OnEvent, OnStep, RunSteps, ignore
 from gemmery_lab.experiments import EXHIBIT
 from gemmery_lab.measure import timing
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, OnStep, Run, RunSteps, ignore
 from gemmery_lab.measure.timing import Contestant
 from gemmery_lab.measure.work import Work
 from gemmery_lab.on_cuda import Cuda
@@ -157,8 +156,10 @@ class _Stage:
 
     def measure(self, config: Config, seconds: float) -> Measurement:
         """One config, checked and timed, or refused with the reason."""
-        show, cuda = self._exhibit.show, self._cuda
-        plain = self._plain(config)
+        show, cuda, name = self._exhibit.show, self._cuda, self._exhibit.name
+        plain = measurements.blank(EXHIBIT.suite, name, Work(1, show.n, 1, "f32", "f32"), 0, config=dict(config))
+        moved = 4 * (show.n + show.results(show.n, config))
+        plain = replace(plain, flops=show.operations(show.n, config), bytes=moved)
         try:
             own = self._contestant(self._exhibit, config)
         except RefusedError as refused:
@@ -170,13 +171,6 @@ class _Stage:
         note = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in show.counts(show.n, config).items())
         done = measurements.timed(plain, comparison.timings[own.name], comparison.versus)
         return replace(done, error=error, checked=True, note=note, clock_mhz=cuda.clock())
-
-    def _plain(self, config: Config) -> Measurement:
-        show = self._exhibit.show
-        work = Work(1, show.n, 1, "f32", "f32")
-        moved = 4 * (show.n + show.results(show.n, config))
-        blank = measurements.blank(EXHIBIT.suite, self._exhibit.name, work, 0, config=dict(config))
-        return replace(blank, flops=show.operations(show.n, config), bytes=moved)
 
     def _contestant(self, exhibit: Exhibit, config: Config) -> Contestant:
         stream = self._cuda.stream

@@ -1,15 +1,16 @@
 """The experiments: all that a command, a table, a figure and the documents need to know of one, in one entry.
 
-A new sweep is an entry of SWEEPS; a new suite is a file in bench/suites/.
+A new sweep is an entry of experiments.toml; a new suite is a file in measure/suites/.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gemmery.errors import unknown
 
@@ -17,37 +18,6 @@ if TYPE_CHECKING:
     from gemmery_lab.measure.record import Measurement
 
 Variants = tuple[tuple[str, Mapping[str, int]], ...]  # rungs, each with a config
-
-
-class TableKind(Enum):
-    """The kinds of tables that records are shown in."""
-
-    LADDER = "for each problem: the rungs, then the rivals"
-    BY_SIZE = "rates: a row for each n, a column for each kernel"
-    BY_BLOCK = "a row for each side of a block, and the cache that three blocks fit into"
-    BY_KEY = "a row for each value of a key of the config"
-    BY_CONFIG = "a row for each config of an exhibit"
-    BY_SIDE = "times: a row for each variant, a column for each length"
-    PRODUCTS = "gemmery's products next to the rivals', and tournaments of rungs"
-    FIRST_PRODUCTS = "first products, whole and in pieces"
-    NEW_SHAPES = "totals over products of new shapes"
-    BY_CASE = "times: a row for each kernel, a column for each way to prepare or run it"
-    TOKENS = "tokens a second of a model: a row for each phase and mode, a column for each kind of layers"
-    ANY_SUITE = "that of the suite whose records these look like"
-
-
-class FigureKind(Enum):
-    """The kinds of figures that records are drawn in."""
-
-    BARS = "rungs as bars, the peak and the rivals as lines"
-    RATES = "rate against n, a line for each kernel"
-    TIMES = "time against n, a line for each kernel"
-    BLOCKS = "time against the side of a block"
-    SWEEP = "time against the varied quantity, with limits and refusals"
-    RUNG_ROOFLINE = "every rung under the roofline"
-    ROOFLINE = "gemmery's products under the roofline"
-    TOURNAMENTS = "rungs against each other on vectors"
-    SPEEDUPS = "speed-up over each rival"
 
 
 @dataclass(frozen=True)
@@ -84,8 +54,8 @@ class Experiment:
     title: str
     axis: Axis
     arguments: str
-    table: TableKind
-    figures: tuple[FigureKind, ...]
+    table: str  # of report.tables.SHEETS
+    figures: tuple[str, ...]  # of report.page.DRAWINGS
     points: Mapping[str, Points]  # by kind of device: "cpu", "cuda" or "emulator"; the first is the default
     dtype: str = ""  # the element type that the documents show; "" if the option --dtype is not taken
 
@@ -120,152 +90,43 @@ class Experiment:
         return " ".join(["gemmery", self.arguments, *(f"{name} {value}" for name, value in options.items() if value)])
 
 
-def _plain(*rungs: str) -> Variants:
-    """Return rungs in their default configs."""
-    return tuple((name, {}) for name in rungs)
-
-
-def _sweep(
+def built_in(
     name: str,
     title: str,
-    axis: Axis,
-    table: TableKind,
-    points: Mapping[str, Points],
-    figures: tuple[FigureKind, ...] = (FigureKind.SWEEP,),
-    dtype: str = "f32",
+    axis: Mapping[str, Any],
+    table: str,
+    figures: Sequence[str] = ("sweep",),
+    arguments: str = "",
+    dtype: str = "",
+    rungs: Sequence[str] = (),
+    values: Sequence[int] = (),
+    **devices: Mapping[str, Sequence[Any]],
 ) -> Experiment:
-    return Experiment(name, f"sweep_{name}", title, axis, f"sweep {name}", table, figures, points, dtype)
+    """Return the experiment of an entry of experiments.toml; `rungs` and `values` are those of every device."""
+    points = {}
+    for device, row in devices.items():
+        words = [rung.split() for rung in row.get("rungs", rungs)]
+        variants = tuple(
+            (rung, {key: int(n) for key, n in (each.split("=") for each in keys)}) for rung, *keys in words
+        )
+        points[device] = Points(variants, tuple(row.get("sizes", ())), tuple(row.get("values", values)))
+    varied, kinds = Axis(**axis), tuple(figures)
+    if not (varied.key or varied.side):
+        return Experiment(name, name, title, varied, arguments or name, table, kinds, points, dtype)
+    sweep, command = f"sweep_{name}", f"sweep {name}"
+    return Experiment(name, sweep, title, varied, command, table, kinds, points, dtype or "f32")
 
 
-def _on_gpu(rungs: Variants, size: int, values: tuple[int, ...]) -> dict[str, Points]:
-    """Return the points of a key on a GPU, and on the emulator at the size at which it runs the ladder."""
-    return {"cuda": Points(rungs, (size,), values), "emulator": Points(rungs, EMULATED_SIZES, values)}
-
-
-EMULATED_SIZES = (256,)  # two of the largest tiles per side: all rungs together take some seconds
-LADDER = Experiment(
-    "ladder",
-    "ladder",
-    "The ladder",
-    Axis("rung"),
-    "ladder",
-    TableKind.LADDER,
-    (FigureKind.BARS, FigureKind.RATES, FigureKind.RUNG_ROOFLINE),
-    {
-        "cpu": Points(sizes=(512, 1024, 2048)),
-        "cuda": Points(sizes=(1024, 2048, 4096)),
-        "emulator": Points(sizes=EMULATED_SIZES),
-    },
-    "f32",
-)
-CHAIN = Experiment(
-    "chain",
-    "chain",
-    "The chain R = A (A + B)",
-    Axis("library"),
-    "bench --workload chain",
-    TableKind.PRODUCTS,
-    (FigureKind.SPEEDUPS, FigureKind.ROOFLINE),
-    {"cuda": Points(sizes=(2048, 4096))},
-    "f32",
-)
-EXHIBIT = Experiment(
-    "exhibit",
-    "exhibit",
-    "Effects of the hardware",
-    Axis("config"),
-    "exhibit",
-    TableKind.BY_CONFIG,
-    (),
-    {"cuda": Points(), "emulator": Points()},
-)
-
-POWERS = tuple(2**power for power in range(13))
-GEMV = (
-    *_plain("gemv_thread", "gemv_thread_smem"),
-    *(("gemv_warp", {"r": r, "smem": smem}) for smem in (0, 1) for r in (1, 2, 4, 8, 16)),
-    *_plain("gemv_vectorized"),
-)
-SWEEPS = (
-    _sweep(
-        "size",
-        "Speed against size",
-        Axis("n", side="n"),
-        TableKind.BY_SIZE,
-        {
-            "cpu": Points(_plain("simd_row", "simd_blocked", "direct", "packed"), (64, 128, 256, 512, 1024, 2048)),
-            "cuda": Points(
-                _plain(
-                    "simt_naive",
-                    "simt_smem",
-                    "simt_vectorized",
-                    "simt_pipelined",
-                    "mma_f64",
-                    "mma_ldmatrix",
-                    "mma_pipelined",
-                ),
-                (256, 512, 1024, 2048, 4096, 8192),
-            ),
-        },
-        (FigureKind.RATES, FigureKind.TIMES),
-    ),
-    _sweep(
-        "block",
-        "Time against the side of a block",
-        Axis("block", key="block"),
-        TableKind.BY_BLOCK,
-        {"cpu": Points(_plain("simd_blocked"), (2048,))},
-        (FigureKind.BLOCKS,),
-    ),
-    _sweep(
-        "threads",
-        "Time against threads per block",
-        Axis("threads per block", key="threads", threads=1),
-        TableKind.BY_KEY,
-        _on_gpu(_plain("simt_linear"), 4096, (*POWERS[1:11], 2048)),
-    ),
-    _sweep(
-        "tile",
-        "Time against the side of a tile",
-        Axis("side of a tile", key="tile", threads=2),
-        TableKind.BY_KEY,
-        _on_gpu(_plain("simt_smem"), 4096, (*POWERS[1:6], 64)),
-    ),
-    _sweep(
-        "stages",
-        "Time against tiles in flight",
-        Axis("stages", key="stages"),
-        TableKind.BY_KEY,
-        _on_gpu(_plain("simt_pipelined", "mma_f64", "mma_pipelined"), 4096, (2, 3, 4, 5, 6, 8)),
-    ),
-    _sweep(
-        "gemv",
-        "y = W x against the length of y",
-        Axis("N, the length of y", side="n", fixed=128),
-        TableKind.BY_SIDE,
-        {"cuda": Points(GEMV, (*POWERS, 1000, 3000))},
-        dtype="f16",
-    ),
-    _sweep(
-        "gemv_k",
-        "y = W x against the length of x",
-        Axis("K, the length of x", side="k", fixed=4096),
-        TableKind.BY_SIDE,
-        {"cuda": Points(GEMV, tuple(32 << power for power in range(10)))},
-        dtype="f16",
-    ),
-)
-BUILT_IN = (LADDER, *SWEEPS, CHAIN, EXHIBIT)  # those without a TOML file
+_ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+LADDER, *SWEEPS, CHAIN, EXHIBIT = BUILT_IN = tuple(built_in(name, **entry) for name, entry in _ENTRIES.items())
 
 COMPARED = "Products compared with rival libraries"  # the title of records of suites, or of several experiments
+ANY_SUITE = "any"  # the table of the suite whose records look like these
 TABLES = {
-    "product": TableKind.PRODUCTS,
-    "call": TableKind.PRODUCTS,
-    "calls": TableKind.PRODUCTS,
-    "first_call": TableKind.FIRST_PRODUCTS,
-    "new_shapes": TableKind.NEW_SHAPES,
-    "compile": TableKind.BY_CASE,
-    "emulator": TableKind.BY_CASE,
+    **dict.fromkeys(("product", "call", "calls"), "products"),
+    **dict.fromkeys(("compile", "emulator"), "by_case"),
+    "first_call": "first_products",
+    "new_shapes": "new_shapes",
 }  # by the kind of a suite
 
 
@@ -289,11 +150,11 @@ def find(suite: str) -> Experiment:
             return experiment
     from gemmery_lab.measure import suite as suites  # loads what commands need not wait for to check their arguments
 
-    table, device = TableKind.ANY_SUITE, "cpu"
+    table, device = ANY_SUITE, "cpu"
     if suite in suites.names():
         loaded = suites.load(suites.find(suite))
         table, device = TABLES[loaded.kind], loaded.device
-    figures = (FigureKind.TOURNAMENTS, FigureKind.SPEEDUPS, FigureKind.ROOFLINE)
+    figures = ("tournaments", "speedups", "roofline")
     return Experiment(suite, suite, COMPARED, Axis("product"), f"bench {suite}", table, figures, {device: Points()})
 
 

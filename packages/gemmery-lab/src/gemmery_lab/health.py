@@ -71,6 +71,14 @@ def _instruction_set() -> Result:
     return f"{host.isa}, vectors of {host.vector_bytes} bytes"
 
 
+def _tile_unit() -> Result:
+    """Tell whether the CPU has a tile unit (AMX), and whether the system grants its registers."""
+    advice = target.without_tiles()
+    if not advice:
+        return "Intel AMX, granted by the system: products of bfloat16 and 8-bit integers run on it"
+    return ("not used", False, advice) if "amx_bf16" in target.host().features else "none"
+
+
 def _caches() -> Result:
     host = target.host()
     sizes = {"L1d": host.l1d, "L2": host.l2, "L3": host.l3}
@@ -79,9 +87,7 @@ def _caches() -> Result:
 
 def _cores() -> Result:
     used, there = target.cores(), os.cpu_count() or 1
-    if used < there:
-        return f"{used} of {there}, limited by the affinity mask or the cgroup"
-    return str(used)
+    return f"{used} of {there}, limited by the affinity mask or the cgroup" if used < there else str(used)
 
 
 def _load() -> Result:
@@ -111,11 +117,10 @@ def _numpy_blas() -> Result:
 
 
 def _environment() -> Result:
-    steering = libraries.steering()
     variables = ", ".join(f"{name}={text}" for name, text in libraries.distorting().items())
     value = variables or "no variable that changes a BLAS is set"
-    if steering:
-        advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` ignores these variables"
+    if steering := " ".join(libraries.steering()):
+        advice = f"unset {steering}: NumPy may run slower kernels; `gemmery bench` ignores these variables"
         return value, False, advice
     return value
 
@@ -125,7 +130,11 @@ def _cache_folder() -> Result:
     if folder is None:
         return "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder"
     rule = cache.unusable(folder) or jit.reason()
-    current, others = _by_version(folder)
+    versions = _versions()
+    parts: tuple[list[cache.CacheEntry], list[cache.CacheEntry]] = ([], [])  # of other versions, of this one
+    for file in cache.listing(folder):
+        parts[bool(file.kind) and file.version in versions.get(file.kind, (file.version,))].append(file)
+    others, current = parts
     if rule and current:  # stored before the file system was made read-only, as in an image of a container
         return f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}"
     if rule:
@@ -151,17 +160,6 @@ def prune() -> Diagnosis:
     except OSError:
         return Diagnosis("pruned", f"nothing, in {folder}", False, cache.unusable(folder))
     return Diagnosis("pruned", f"{_entries(removed)} removed from {folder}")
-
-
-def _by_version(folder: str) -> tuple[list[cache.CacheEntry], list[cache.CacheEntry]]:
-    """Return the entries that this version reads, and the others."""
-    versions = _versions()
-    current: list[cache.CacheEntry] = []
-    others: list[cache.CacheEntry] = []
-    for file in cache.listing(folder):
-        own = file.kind and file.version in versions.get(file.kind, (file.version,))
-        (current if own else others).append(file)
-    return current, others
 
 
 def _versions() -> dict[str, Collection[str]]:
@@ -191,13 +189,11 @@ def _tiers() -> Result:
 
 def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
-    caches = {
-        "plans": dispatch.plan,
-        "specialised plans": dispatch.specialised,
-        "prepared products": compute.prepare,
-    }
-    infos = {name: function.cache_info() for name, function in caches.items()}
-    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
+    functions = (dispatch.plan, dispatch.specialised, compute.prepare)
+    infos = zip(
+        ("plans", "specialised plans", "prepared products"), (each.cache_info() for each in functions), strict=True
+    )
+    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
     fills |= {f"{kind} on devices": counts for kind, counts in table.counts().items()}
     return "places used of " + ", ".join(f"{name}: {used} of {places}" for name, (used, places) in fills.items())
@@ -211,9 +207,12 @@ def _installed(name: str, missing: str) -> Result:
 def _product() -> Result:
     """Run and check one small product."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
-    worst = measurements.error(gemmery.matmul(a, a), a, a, float)
+    return _verdict(measurements.error(gemmery.matmul(a, a), a, a, float), "CPU")
+
+
+def _verdict(worst: float, where: str) -> Result:
     if not worst <= 1:
-        return f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this CPU: report it"
+        return f"failed: error {worst:.3g} times the bound", False, f"a kernel is wrong on this {where}: report it"
     return f"passed ({worst:.2g} of the bound)"
 
 
@@ -253,10 +252,7 @@ def _product_on(ordinal: int) -> Result:
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = on_cuda.build(rung, rung.default, resident)
-    worst = on_cuda.error(resident, lambda: put(0), rung.bound)
-    if not worst <= 1:
-        return f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this device: report it"
-    return f"passed ({worst:.2g} of the bound)"
+    return _verdict(on_cuda.error(resident, lambda: put(0), rung.bound), "device")
 
 
 def _cublas() -> Result:
@@ -269,16 +265,15 @@ def _cublas() -> Result:
 
 
 def _size(count: int) -> str:
-    for name, unit in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= unit:
-            return f"{count / unit:.4g} {name}"
-    return f"{count / 2**10:.4g} KiB"
+    name, unit = ("GiB", 2**30) if count >= 2**30 else ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)
+    return f"{count / unit:.4g} {name}"
 
 
 _EXAMINED: dict[str, Callable[[], Result]] = {
     "cpu": lambda: f"{target.host().cpu} ({jit.host_cpu()}, {target.host().machine})",
     "instruction set": _instruction_set,
     "features": lambda: ", ".join(sorted(set(_NEWER) & target.host().features)) or "none of the optional ones",
+    "tile unit": _tile_unit,
     "caches": _caches,
     "cores": _cores,
     "threads": _threads,

@@ -14,7 +14,7 @@ import threadpoolctl
 
 from gemmery import dispatch
 from gemmery.arrays import View
-from gemmery.cuda import addition, driver, nvrtc
+from gemmery.cuda import driver, halved, nvrtc
 from gemmery.cuda.device import Device
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.cuda.geometry import Geometry
@@ -23,23 +23,20 @@ from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.limits.device_limits import Put
-from gemmery.problem import Config, Problem
+from gemmery.problem import Config
 from gemmery_emulator.kernels.programs import prepared_anew
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import Runnable
-from gemmery_lab.contest import PRODUCT, Task, contest, entrant
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
-from gemmery_lab.event import OnEvent, ignore
 from gemmery_lab.experiments import CHAIN
 from gemmery_lab.measure import cublas, timing, torch_operands
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import ALIGNMENT, alignment
 from gemmery_lab.measure.work import Work, numpy_dtype, operands
-from gemmery_lab.measurements import WRONG
+from gemmery_lab.measurements import WRONG, Runnable
 from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
 from gemmery_lab.on_emulator import emulated_rung
-from gemmery_lab.session import Session
+from gemmery_lab.session import PRODUCT, Session, Task, contest, entrant
 
 HOST = f"{PRODUCT}, host"  # the time until the call returns, whatever the device does then
 COMPILED = ("cold", "on disk", "in memory")
@@ -114,12 +111,6 @@ def _load(image: Program | Code, ordinal: int) -> None:
         module = driver.check(api.cuModuleLoadData(image.cubin))
         driver.check(api.cuModuleGetFunction(module, image.entry.encode()))
         driver.check(api.cuModuleUnload(module))
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 CHAIN_RIVAL = "cublas"
@@ -243,7 +234,7 @@ def own(operands: ChainOperands, device: str, work: Work) -> tuple[Put, Rung]:
     aligned = alignment(operands.views[0])  # all four have the same layout
     plan = dispatch.plan(work.problem._replace(device=device, alignments=(aligned, aligned, aligned)))
     a, b, total, r = operands.views
-    sums = addition.addition(a, b, total), addition.addition(r, b, total)
+    sums = halved.addition(a, b, total), halved.addition(r, b, total)
 
     def put(step: int) -> None:
         x, y = (r, a) if step % 2 else (a, r)
@@ -285,30 +276,25 @@ COUNTED, CHECKED, READY = "counted", "counted and checked", "parsed and lowered"
 MOST_ROUNDS, LEAST = 9, 3  # rounds, and the least number of them however long they take
 
 
-def emulator_speed(session: Session, task: Task) -> list[Measurement]:
-    """Time the rungs of a task on the emulator; the session is that of the CPU."""
-    return speeds(task.suite, task.work, task.labels, task.seconds)
-
-
-def speeds(suite: str, work: Work, labels: Sequence[str], seconds: float) -> list[Measurement]:
-    """Time each rung on one product: with counters alone, with all checks too, and the preparation of its kernel.
+def emulator_speed(_: Session, task: Task) -> list[Measurement]:
+    """Time each rung of a task: with counters alone, with all checks too, and the preparation of its kernel.
 
     A run copies the operands, emulates every block of a prepared kernel and copies C back. Libraries have one thread.
-    There are fewer rounds if they take longer than `seconds`.
+    There are fewer rounds if they take longer than the task's seconds.
 
     Raises ArgumentError for a label that is not a rung.
     """
     card, rows = asked.emulated_card(""), []
     with threadpoolctl.threadpool_limits(1):
-        for label in labels:
+        for label in task.labels:
             contender = entrant(label, CUDA)
-            plain = measurements.blank(suite, label, work, 1, config=contender.config)
+            plain = measurements.blank(task.suite, label, task.work, 1, config=contender.config)
             plain = replace(plain, case="", flops=0, bytes=0)
             try:
                 if contender.rung is None:
                     raise RefusedError("it is not one kernel: name a rung for the GPU")
                 config = {**contender.rung.default, **contender.config}
-                rows += _emulated_times(plain, contender.rung, work, config, card, seconds)
+                rows += _emulated_times(plain, contender.rung, task.work, config, card, task.seconds)
             except GemmeryError as refused:
                 rows.append(replace(plain, refused=str(refused)))
     return rows
@@ -323,10 +309,13 @@ def _emulated_times(
         raise RefusedError(checked.refused)
     gemm = Gemm(*(x if x.ndim == 3 else x[None] for x in operands(work)))
     problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
+    assert rung.geometry is not None
+    last = rung.geometry(problem, config)
+    ptx = nvrtc.ptx(last.source, last.kernel, card.arch)
     ways: dict[str, Callable[[], object]] = {
         COUNTED: partial(run_rung, rung, problem, config, gemm, EmulationOptions(check=False)),
         CHECKED: partial(run_rung, rung, problem, config, gemm),
-        READY: _preparation(rung, problem, config, card),
+        READY: partial(prepared_anew, ptx.text, ptx.entry),
     }
     timings = timing.tally(_rounds(ways, seconds)).timings
     plain = replace(plain, note=f"PTX of NVRTC {nvrtc.version()} for {card.arch}")
@@ -335,24 +324,18 @@ def _emulated_times(
     return [replace(row, error=error, checked=True) if row.case != READY else row for row in rows]
 
 
-def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: Device) -> Callable[[], object]:
-    """The function that prepares the PTX of a rung's last launch for the emulator."""
-    assert rung.geometry is not None
-    geometry = rung.geometry(problem, config)
-    ptx = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
-    return partial(prepared_anew, ptx.text, ptx.entry)
-
-
 def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[int, float]]:
     """Time the ways in turn: seconds by way and round."""
     times: dict[str, dict[int, float]] = {way: {} for way in ways}
-    spent = 0.0
     for index in range(MOST_ROUNDS):
-        if index >= LEAST and spent > seconds:
+        if index >= LEAST and sum(sum(rounds.values()) for rounds in times.values()) > seconds:
             break
         for way, run in ways.items():
-            start = time.perf_counter()
-            run()
-            times[way][index] = time.perf_counter() - start
-            spent += times[way][index]
+            times[way][index] = _seconds(run)
     return times
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -16,13 +16,12 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import Begin, Runnable, TimedBackend, square
-from gemmery_lab.measure import fingerprint, libraries, timing
+from gemmery_lab.measure import libraries, record, timing
 from gemmery_lab.measure.libraries import RivalProcess
 from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Sample
 from gemmery_lab.measure.work import Work, operands
-from gemmery_lab.measurements import MachineLimits
+from gemmery_lab.measurements import Backend, Begin, MachineLimits, Runnable, square
 
 BATCHED = 16  # side of the products of a batch
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
@@ -82,7 +81,7 @@ class CpuStage:
         return measurements.error(result if c is None else c, a, b, rung.bound, rung.normwise)
 
 
-class Cpu(TimedBackend):
+class Cpu(Backend):
     """The backend of this machine's CPU. Its rivals' processes end with `close`."""
 
     device = "cpu"
@@ -90,7 +89,7 @@ class Cpu(TimedBackend):
     slow_parent = SHARE / 10
 
     def __init__(self) -> None:
-        self.machine, self.ladder, self.rivals = fingerprint.cpu(), asked.registry("cpu"), libraries.RIVALS
+        self.machine, self.ladder, self.rivals = record.cpu_machine(), asked.registry("cpu"), libraries.RIVALS
         self._processes: dict[tuple[str, int], RivalProcess] = {}
         self._refusals: dict[tuple[str, int], str] = {}
         self._peaks: dict[tuple[str, int], float] = {}
@@ -106,18 +105,15 @@ class Cpu(TimedBackend):
             raise RefusedError(self._refusals[key])
         if key not in self._processes:
             try:
-                self._processes[key] = self._start(name, threads)
+                process = RivalProcess(libraries.find(name), threads)
+                if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
+                    process.close()
+                    raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")
+                self._processes[key] = process
             except RefusedError as error:
                 self._refusals[key] = str(error)
                 raise
         return self._processes[key]
-
-    def _start(self, name: str, threads: int) -> RivalProcess:
-        process = RivalProcess(libraries.find(name), threads)
-        if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
-            process.close()
-            raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")
-        return process
 
     def ladder_rivals(self) -> Sequence[str]:
         return ("numpy",)

@@ -28,15 +28,14 @@ from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import TURNS, Begin, Race, Runnable, TimedBackend, square
-from gemmery_lab.measure import cublas, fingerprint, timing, torch_operands
+from gemmery_lab.measure import cublas, record, timing, torch_operands
 from gemmery_lab.measure import work as works
 from gemmery_lab.measure.cublas import Caller, Placed
 from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import Resident, poison
 from gemmery_lab.measure.work import BLOCK, Work
-from gemmery_lab.measurements import TF32, WRONG, MachineLimits
+from gemmery_lab.measurements import TF32, TURNS, WRONG, Backend, Begin, MachineLimits, Race, Runnable, square
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 BY_WARPS = ("mma_", "wmma_", "gemv_quantized")  # those that use them by warps alone
@@ -96,7 +95,7 @@ class CudaStage:
         return Runnable(sampler, lambda: error(self.resident, lambda: put(0), bound), note)
 
 
-class Cuda(TimedBackend):
+class Cuda(Backend):
     """The backend of one GPU.
 
     Raises DeviceError if there is none; the message tells what is missing.
@@ -109,7 +108,7 @@ class Cuda(TimedBackend):
         reason = driver.missing()
         if reason:
             raise DeviceError(f"device cuda:{ordinal}: {reason}")
-        self.machine, self.ladder, self.rivals = fingerprint.gpu(ordinal), asked.registry("cuda"), cublas.RIVALS
+        self.machine, self.ladder, self.rivals = record.gpu_machine(ordinal), asked.registry("cuda"), cublas.RIVALS
         self.device = f"cuda:{ordinal}"
         self.stream = Stream(ordinal)
         self.monitor = Monitor(ordinal)
@@ -207,8 +206,7 @@ def build(rung: Rung, config: Config, resident: Resident) -> Put:
     kernel, sets = rung.build(problem, config), resident.sets
 
     def put(index: int) -> None:
-        operands = sets[index]
-        kernel(operands.a, operands.b, operands.c)
+        kernel(*sets[index])
 
     return put
 
@@ -232,7 +230,8 @@ def race(
 
     The first turn heats the device up and is not counted either.
     """
-    inner = {each.name: _calls(each) for each in contestants}
+    each_call = {each.name: each.sample(4, 1) / 4e9 for each in contestants}
+    inner = {name: max(1, round(BURST / max(seconds, 1e-7))) for name, seconds in each_call.items()}
     seconds: dict[str, dict[int, float]] = {each.name: {} for each in contestants}
     watts: dict[str, list[float]] = {each.name: [] for each in contestants}
     clocks: dict[str, list[int]] = {each.name: [] for each in contestants}
@@ -252,12 +251,6 @@ def race(
         {name: round(statistics.fmean(values), 1) for name, values in watts.items()},
         {name: round(statistics.median(values)) for name, values in clocks.items()},
     )
-
-
-def _calls(contestant: Contestant) -> int:
-    """Return the calls that take about BURST seconds."""
-    each = contestant.sample(4, 1) / 4e9
-    return max(1, round(BURST / max(each, 1e-7)))
 
 
 def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:

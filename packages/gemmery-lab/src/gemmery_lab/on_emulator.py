@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from dataclasses import replace
+from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,21 +25,19 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
 from gemmery_emulator.arguments import memory_of
 from gemmery_emulator.kernels.counters import source_lines
-from gemmery_emulator.kernels.prediction import LaunchShape, Prediction, SampledLaunch, predict_launch
+from gemmery_emulator.kernels.prediction import LaunchShape, SampledLaunch, predict_launch
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
-from gemmery_emulator.pace.multiprocessor import Paced
+from gemmery_emulator.pace import Paced
 from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
 from gemmery_lab import asked, experiments, measurements
-from gemmery_lab.backend import Backend
-from gemmery_lab.climb import Conditions, RungPlan, climbed, element, grouped, planned
+from gemmery_lab.climb import Conditions, RungPlan, element, planned
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung
-from gemmery_lab.event import OnStep, RunSteps
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import record
-from gemmery_lab.measure.record import Measurement
+from gemmery_lab.measure.record import Measurement, OnStep, RunSteps
 from gemmery_lab.measure.work import Work, numpy_dtype, operands
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
@@ -76,8 +74,7 @@ def emulated_ladder(
     an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = asked.emulated_card(device)
-    plan = planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator")
-    return EmulatedLadder(card, record.now(), _looked_at(Emulator(card), plan, plan.sizes, on_rung))
+    return _emulated(card, planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator"), on_rung)
 
 
 def emulated_sweep(
@@ -100,7 +97,7 @@ def emulated_sweep(
     """
     varied, card = experiments.sweep(experiment), asked.emulated_card(device)
     plan = planned(varied, rungs, sizes, dtype, Conditions(card.name), "emulator")
-    return EmulatedLadder(card, record.now(), _looked_at(Emulator(card, varied.axis.key), plan, plan.sizes, on_rung))
+    return _emulated(card, plan, on_rung, varied.axis.key)
 
 
 def predicted_ladder(
@@ -121,91 +118,61 @@ def predicted_ladder(
 
     Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
     """
-    predictor, lengths = Predictor(card), asked.sides(sizes or (SIZE,))
+    (device, pipes), lengths = pipes_of(card), asked.sides(sizes or (SIZE,))
     plan = planned(LADDER, rungs, (), dtype, Conditions(card), "emulator")
-    return _looked_at(predictor, plan, lengths, on_rung)
+    known = {_key(each): each for each in recorded(device)}
+    in_bf16 = {(each.kernel, each.n) for each in known.values() if each.dtype == "bf16"}
+
+    def types(rung: Rung, n: int) -> Work:
+        return element("bf16" if not plan.dtype and (rung.name, n) in in_bf16 and not takes_f32(rung) else plan.dtype)
+
+    def look(rung: Rung, work: Work, n: int, config: Config) -> PredictedRung:
+        plain = predicted_rung(rung, work, device, pipes, config)
+        m = known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
+        same = m is not None and all(m.config.get(key) == value for key, value in rung.default.items())
+        return replace(plain, measured=m.seconds if m is not None and same else 0.0)
+
+    return _each(device, plan, lengths, types, look, on_rung)
 
 
-def _looked_at(backend: Card[T], plan: RungPlan, sizes: Sequence[int], on_rung: OnStep[T]) -> tuple[T, ...]:
-    """Return the records of a plan's rungs at some sizes."""
-    groups = grouped(plan.variants, sizes, partial(backend.product_for, like=element(plan.dtype)))
+def _emulated(card: Device, plan: RungPlan, on_rung: OnStep[EmulatedRung], key: str = "") -> EmulatedLadder:
+    """Check and count the rungs of a plan; a `key` of their config is part of their names."""
+
+    def look(rung: Rung, work: Work, n: int, config: Config) -> EmulatedRung:
+        name = f"{rung.name} {key}={config[key]}" if key else rung.name
+        return replace(emulated_rung(rung, work, card, config), rung=name, size=n)
+
+    like = element(plan.dtype)
+    return EmulatedLadder(card, record.now(), _each(card, plan, plan.sizes, lambda *_: like, look, on_rung))
+
+
+def _each(
+    card: Device,
+    plan: RungPlan,
+    sizes: Sequence[int],
+    types: Callable[[Rung, int], Work],
+    look: Callable[[Rung, Work, int, Config], T],
+    on_rung: OnStep[T],
+) -> tuple[T, ...]:
+    """Return the records of a plan's rungs at some sizes, each looked at alone, in these `types`."""
     steps = RunSteps[T](len(plan.variants) * len(sizes), on_rung)
-    climbed(steps, backend.level, groups)
+    for n in sizes:
+        for rung, config in plan.variants:
+            work = product_for(rung, n, types(rung, n), card)
+            steps.begin(f"{rung.name}, {work}")
+            steps.end(look(rung, work, n, config))
     return tuple(steps.records)
 
 
-@dataclass(frozen=True)
-class AloneRungs(Generic[T]):
-    """The rungs on one product, each looked at alone: nothing takes turns on the emulator."""
-
-    look: Callable[[Rung, Config], T]
-
-    def measure(self, rung: Rung, config: Config, before: T | None) -> T:
-        """Return what is known of a rung."""
-        return self.look(rung, config)
-
-    def rivals(self) -> list[T]:
-        """Return nothing: no rival runs beside it."""
-        return []
-
-
-class Card(Backend, Generic[T]):
-    """A card of cuda/device.py as a backend without a GPU."""
-
-    def __init__(self, card: Device) -> None:
-        self.card, self.device, self.ladder = card, card.name, asked.registry("emulator")
-
-    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return two squares, small ones for the rung of one block, else a row times W'; "" is a rung's own type."""
-        dtype = like.dtype or ("f32" if takes_f32(rung) else rung.dtypes[0])
-        square = Work(n, n, n, dtype, asked.result_type(dtype), precision=like.precision)
-        small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
-        for work in (square, small, replace(vector, m=1, b_layout="col")):
-            if not rung.refuses(work.problem._replace(device=self.device)):
-                return work
-        return square
-
-    def level(self, work: Work, n: int) -> AloneRungs[T]:
-        """Return the rungs on a product that shows size n."""
-        return AloneRungs(partial(self.look, work, n))
-
-    def look(self, work: Work, n: int, rung: Rung, config: Config) -> T:
-        """Return the record of a rung on a product."""
-        raise NotImplementedError
-
-
-class Emulator(Card[EmulatedRung]):
-    """A card as the emulator runs it: rungs are checked and counted. A `key` of their config is part of their names."""
-
-    def __init__(self, card: Device, key: str = "") -> None:
-        super().__init__(card)
-        self._key = key
-
-    def look(self, work: Work, n: int, rung: Rung, config: Config) -> EmulatedRung:
-        name = f"{rung.name} {self._key}={config[self._key]}" if self._key else rung.name
-        return replace(emulated_rung(rung, work, self.card, config), rung=name, size=n)
-
-
-class Predictor(Card[PredictedRung]):
-    """A card whose times are predicted, next to its records. Raises DeviceError if its latencies are not known."""
-
-    def __init__(self, card: str) -> None:
-        device, self._pipes = pipes_of(card)
-        super().__init__(device)
-        self._known = {_key(each): each for each in recorded(device)}
-
-    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return the product, in bf16 if there is a record in that and the rung has a choice without f32."""
-        in_bf16 = any((each.kernel, each.n, each.dtype) == (rung.name, n, "bf16") for each in self._known.values())
-        return super().product_for(
-            rung, n, element("bf16") if in_bf16 and not like.dtype and not takes_f32(rung) else like
-        )
-
-    def look(self, work: Work, n: int, rung: Rung, config: Config) -> PredictedRung:
-        plain = predicted_rung(rung, work, self.card, self._pipes, config)
-        measured = self._known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
-        same = measured is not None and all(measured.config.get(key) == value for key, value in rung.default.items())
-        return replace(plain, measured=measured.seconds if measured is not None and same else 0.0)
+def product_for(rung: Rung, n: int, like: Work, card: Device) -> Work:
+    """Return two squares, small ones for the rung of one block, else a row times W'; "" is a rung's own type."""
+    dtype = like.dtype or ("f32" if takes_f32(rung) else rung.dtypes[0])
+    square = Work(n, n, n, dtype, asked.result_type(dtype), precision=like.precision)
+    least = min(n, SMALL)
+    for work in (square, replace(square, m=least, n=least, k=least), replace(square, m=1, b_layout="col")):
+        if not rung.refuses(work.problem._replace(device=card.name)):
+            return work
+    return square
 
 
 def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:
@@ -224,7 +191,8 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     together = reduce(add, runs)
     steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
     drawn = select(trace, steps, "")
-    counts = _counts(together)
+    counts, bound = _counts(together), rung.bound_of(problem.dtype, problem.precision)
+    rounding = measurements.TF32 if problem.precision == "tf32" else 0.0  # of A and B to 10 bits of fraction
     codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
     on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
@@ -234,7 +202,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         config=rung.explicit(rung.resolve(problem, full)),
         tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
         blocks=math.prod(runs[-1].launch.grid),
-        error=measurements.error(gemm.c, gemm.a, gemm.b, _bound(rung, problem), rung.normwise),
+        error=measurements.error(gemm.c, gemm.a, gemm.b, lambda k: bound(k) + rounding, rung.normwise),
         counts=counts,
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,
@@ -263,12 +231,6 @@ def expects(rung: Rung, work: Work) -> bool:
 def takes_f32(rung: Rung) -> bool:
     """True for a rung that takes f32 itself, not only as tf32."""
     return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
-
-
-def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
-    """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
-    bound = rung.bound_of(problem.dtype, problem.precision)
-    return (lambda k: bound(k) + measurements.TF32) if problem.precision == "tf32" else bound
 
 
 def _counts(run: EmulatedRun) -> RungCounts:
@@ -306,21 +268,15 @@ def predicted_rung(
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     problem = work.problem._replace(device=device.name)
     try:
-        return replace(row, prediction=_prediction(rung, problem, full, device, pipes))
+        geometry, (lengths, beyond) = launch_of(rung, problem, full), _lengths(problem)
+        every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
+        predictions = [
+            predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
+            for place, same in enumerate(zip(*every, strict=True))
+        ]
     except (EmulationError, RefusedError) as refused:
         return replace(row, refused=str(refused))
-
-
-def _prediction(rung: Rung, problem: Problem, config: Mapping[str, int], device: Device, pipes: Pipes) -> Prediction:
-    geometry = launch_of(rung, problem, config)
-    lengths, beyond = _lengths(problem)
-    every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
-    launches = zip(*every, strict=True)
-    predictions = (
-        predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
-        for place, same in enumerate(launches)
-    )
-    return reduce(add, predictions)
+    return replace(row, prediction=reduce(add, predictions))
 
 
 def _lengths(problem: Problem) -> tuple[tuple[int, ...], float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery.dtypes import FLOAT8, Array
 from gemmery.keywords import ACTIVATIONS
-from gemmery.ladder import float32_bounds
+from gemmery.ladder import float32_parts
 from gemmery_lab.measure.work import numpy_dtype
 
 TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8")}
@@ -81,44 +81,34 @@ class RandomProduct:
 
 
 def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
-    """Return the product of a seed for a kind of device, "cpu" or "cuda".
+    """Return the product of a seed for a kind of device, "cpu" or "cuda", or the batch of small ones.
 
     >>> drawn(3, ["f16", "bf16"], "cpu") == drawn(3, [drawn(3, ["f16", "bf16"], "cpu").dtype], "cpu")
     True
     """
     dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
+    if dtype in PARTS:
+        return batch_in_parts(seed, dtype)
     draw = np.random.default_rng([seed, 0])
     functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*FLOAT8, "int8"))
     function = str(draw.choice(functions))
     batch = int(draw.integers(2, 6)) if draw.random() < 0.25 and function != "grouped_matmul" else 1
     large = np.random.default_rng([seed, 2]).random() < _LARGE  # their tiles differ from those of small ones
     m, n, k = _sides(draw, batch, bool(large))
-    scales = (
-        ""
-        if kind == "cpu" or function == "gemm" or dtype == "tf32"
-        else str(draw.choice(_scales(dtype, batch, function)))
-    )
+    unscaled = kind == "cpu" or function == "gemm" or dtype == "tf32"
+    in_blocks = batch == 1 and dtype in FLOAT8 and function == "matmul"
+    kinds = ["", "numbers", *["outer"] * (batch == 1), *["blocks"] * in_blocks]
+    scales = "" if unscaled else str(draw.choice(kinds))
     out = str(draw.choice(_results(dtype, scales, function)))
-    whole_type = out in ("int8", "int32")
-    epilogue = function != "gemm" and not whole_type
+    epilogue = function != "gemm" and out not in ("int8", "int32")
     layouts = (str(draw.choice(_READ)), str(draw.choice(_READ)), str(draw.choice(_STORED)))
-    product = RandomProduct(
-        seed,
-        dtype,
-        function,
-        m,
-        n,
-        k,
-        batch,
-        out,
-        layouts,
-        ((False, False), (True, False), (False, True))[int(draw.choice([0, 0, 1, 2])) if batch > 1 else 0],
-        whole=bool(draw.random() < 0.5),
+    shared, whole = _shared(draw, batch), bool(draw.random() < 0.5)
+    product = replace(
+        RandomProduct(seed, dtype, function, m, n, k, batch, out, layouts, shared, whole, scales=scales),
         alpha=float(draw.choice([1.0, 1.5, -0.5])) if function == "gemm" else 1.0,
         beta=float(draw.choice([0.0, 1.0, -0.75])) if function == "gemm" else 0.0,
         bias=epilogue and bool(draw.random() < 0.3),
         activation=str(draw.choice(["", "", *ACTIVATIONS])) if epilogue else "",
-        scales=scales,
         # Products with a vector have a kernel for each shape: few of them wait for a compiler.
         invariant=kind != "cpu" and function != "gemm" and bool(draw.random() < (0.5 if min(m, n) > 1 else 0.9)),
         ends=_ends(draw, m) if function == "grouped_matmul" else (),
@@ -143,10 +133,10 @@ def _sides(draw: np.random.Generator, batch: int, large: bool) -> tuple[int, int
     return sides[0], sides[1], sides[2]
 
 
-def _scales(dtype: str, batch: int, function: str) -> list[str]:
-    """Return the kinds of factors that a product may have."""
-    blocks = batch == 1 and dtype in FLOAT8 and function == "matmul"
-    return ["", "numbers"] + ["outer"] * (batch == 1) + ["blocks"] * blocks
+def _shared(draw: np.random.Generator, batch: int) -> tuple[bool, bool]:
+    """Return whether A or B is one matrix for the whole batch."""
+    kind = int(draw.choice([0, 0, 1, 2])) if batch > 1 else 0
+    return kind == 1, kind == 2
 
 
 def _results(dtype: str, scales: str, function: str) -> list[str]:
@@ -233,18 +223,9 @@ def batch_in_parts(seed: int, precision: str) -> RandomProduct:
     batch = int(np.clip(_PARTS_MOST / (m * n * k), 1, _PARTS_LARGEST))
     layouts = str(draw.choice(_STORED)), str(draw.choice(_STORED)), str(draw.choice(_PARTS_WRITTEN))
     is_scaled = bool(draw.random() < 0.2)
-    return RandomProduct(
-        seed,
-        precision,
-        "gemm" if is_scaled else "matmul",
-        m,
-        n,
-        k,
-        batch,
-        "f32",
-        layouts,
-        ((False, False), (True, False), (False, True))[int(draw.choice([0, 0, 1, 2])) if batch > 1 else 0],
-        whole=False,
+    function, shared = "gemm" if is_scaled else "matmul", _shared(draw, batch)
+    return replace(
+        RandomProduct(seed, precision, function, m, n, k, batch, "f32", layouts, shared, whole=False),
         alpha=-0.5 if is_scaled else 1.0,
         beta=0.75 if is_scaled else 0.0,
         bias=not is_scaled and bool(draw.random() < 0.2),
@@ -263,9 +244,9 @@ def values_in_parts(product: RandomProduct, shape: tuple[int, ...], operand: int
 
 def growth_in_parts(product: RandomProduct) -> Callable[[int], float]:
     """Return f(k) of what a precision promises: for all methods that the device may choose from."""
-    bounds = {"f32_strict": float32_bounds.three_parts, "f32_plus": float32_bounds.pairs}
+    bounds = {"f32_strict": float32_parts.three_parts, "f32_plus": float32_parts.pairs}
     promised = bounds.get(product.dtype, float)
-    return lambda k: promised(k) if k >= float32_bounds.SHALLOW else max(float(k), promised(k))
+    return lambda k: promised(k) if k >= float32_parts.SHALLOW else max(float(k), promised(k))
 
 
 def _k(shape: tuple[int, ...], operand: int) -> int:
@@ -303,11 +284,8 @@ def _cut(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.r
 def _cancelling(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.random.Generator) -> Array:
     """Sums of which the second half almost takes back the first."""
     numbers, half = own.standard_normal(shape), _k(shape, operand) // 2
-    first, second = (
-        (..., slice(start, start + half)) if operand == 0 else (..., slice(start, start + half), slice(None))
-        for start in (0, half)
-    )
-    numbers[second] = numbers[first] * (1 + 2.0**-20 if operand else -1)
+    along = numbers if operand == 0 else numbers.swapaxes(-1, -2)
+    along[..., half : 2 * half] = along[..., :half] * (1 + 2.0**-20 if operand else -1)
     return numbers
 
 

@@ -19,17 +19,17 @@ from gemmery import config, dtypes
 from gemmery.cpu import target
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery_lab import asked, measurements
-from gemmery_lab.backend import TURNS, Opponent
 from gemmery_lab.climb import estimate
-from gemmery_lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, calls, contest, entrant
-from gemmery_lab.event import OnEvent, ignore
 from gemmery_lab.measure import libraries, processes, timing
 from gemmery_lab.measure.libraries import SOURCES
 from gemmery_lab.measure.processes import COLD_CACHE, COMPARED, EMPTY, FIRST, MET, REST, WARM, WARM_CACHE, WORST, pieces
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
-from gemmery_lab.session import Session, open_session
+from gemmery_lab.measurements import TURNS, Opponent
+from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
+
+Measure = Callable[[Session, Task], list[Measurement]]
 
 
 def bench(
@@ -86,26 +86,31 @@ def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
     """Return the number of measurements of suites and the time they take, as text."""
     count = sum(len(each.works) * len(_counts(each, threads)) for each in suites)
-    raced = sum(without_rest(each, work.problem.flops, 1 + len(each.rivals)) for each in suites for work in each.works)
+    raced = sum(  # a race without rests, of each large product and its rivals
+        each.sustained * (1 + TURNS * (1 + len(each.rivals)))
+        for each in suites
+        for work in each.works
+        if work.problem.flops > SUSTAINED_ABOVE
+    )
     return estimate(count, seconds + raced / count)
-
-
-def without_rest(suite: Suite, flops: int, contestants: int) -> float:
-    """Return the seconds of a race without rests between so many contestants at a product; 0 if there is none."""
-    return suite.sustained * (1 + TURNS * contestants) if flops > SUSTAINED_ABOVE else 0.0
 
 
 def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[str], seconds: float) -> None:
     """Run every product of a suite next to its rivals; one that cannot run is recorded once."""
     rivals = _rivals(session, suite, threads, requested)
-    measure, on_threads = _measure(suite.kind), f", {threads} thread{'s' * (threads != 1)}" if threads else ""
+    measures: dict[str, Measure] = {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}
+    if suite.kind in (*ON_A_GPU, "emulator"):
+        from gemmery_lab import launches  # loads NVIDIA's bindings and the emulator
+
+        measures = {"call": launches.call, "compile": launches.compilations, "emulator": launches.emulator_speed}
+    measure = measures.get(suite.kind, contest)
+    on_threads = f", {threads} thread{'s' * (threads != 1)}" if threads else ""
     for work in suite.works:
         session.begin(f"{suite.name}: {work}{on_threads}")
         labels = suite.rungs.get(work.name, ())
+        task = Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
         try:
-            rows = measure(
-                session, Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
-            )
+            rows = measure(session, task)
         except RefusedError as refused:
             rows = [session.backend.blank(suite.name, PRODUCT, work, threads, refused=str(refused))]
         session.end(*rows)
@@ -124,15 +129,6 @@ def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[st
     for name, reason in refusals.items():
         session.add(backend.blank(suite.name, name, suite.works[0], threads, refused=reason))
     return rivals
-
-
-def _measure(kind: str) -> Callable[[Session, Task], list[Measurement]]:
-    """Return what measures a task of this kind of suites."""
-    if kind in (*ON_A_GPU, "emulator"):
-        from gemmery_lab import launches  # loads NVIDIA's bindings and the emulator
-
-        return {"call": launches.call, "compile": launches.compilations}.get(kind, launches.emulator_speed)
-    return {"calls": calls, "first_call": first_call, "new_shapes": new_shapes}.get(kind, contest)
 
 
 # An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
@@ -205,36 +201,33 @@ def first_call(session: Session, task: Task) -> list[Measurement]:
     work, threads = task.work, task.threads
     plain = measurements.blank(task.suite, WARM_CACHE, work, threads)
     limits = session.backend.limits(plain, session.begin)
-    seconds: dict[str, dict[int, float]] = {WARM_CACHE: {}, COLD_CACHE: {}}
+    scripts = {WARM_CACHE: _OURS, COLD_CACHE: _OURS}
+    if "numpy" in [rival.name for rival in task.rivals]:
+        scripts["numpy"] = _NUMPY
+    seconds: dict[str, dict[int, float]] = {kernel: {} for kernel in scripts}
     parts: dict[tuple[str, str], dict[int, float]] = {}
-    with_numpy = "numpy" in [rival.name for rival in task.rivals]
-    if with_numpy:
-        seconds["numpy"] = {}
     with tempfile.TemporaryDirectory() as warm:
         run(_OURS, work, threads, warm)
-        spent = 0.0
         for index in range(ROUNDS):
-            seconds[WARM_CACHE][index] = run(_OURS, work, threads, warm)
-            with tempfile.TemporaryDirectory() as cold:
-                seconds[COLD_CACHE][index] = run(_OURS, work, threads, cold)
-            if with_numpy:
-                seconds["numpy"][index] = run(_NUMPY, work, threads, warm)
+            for kernel, product in scripts.items():
+                with tempfile.TemporaryDirectory() as cold:
+                    cache = cold if kernel == COLD_CACHE else warm
+                    seconds[kernel][index] = run(product, work, threads, cache)
             with tempfile.TemporaryDirectory() as cold:
                 for kernel, cache in ((WARM_CACHE, warm), (COLD_CACHE, cold)):
                     for piece, value in pieces(_ran(_PIECES, work, threads, cache)).items():
                         parts.setdefault((kernel, piece), {})[index] = value
-            spent += sum(rounds[index] for rounds in seconds.values())
-            if spent > task.seconds:
+            if sum(sum(rounds.values()) for rounds in seconds.values()) > task.seconds:
                 break
     tally = timing.tally(seconds)
-    rows = [
-        measurements.timed(replace(plain, kernel=kernel), times, tally.versus if kernel == WARM_CACHE else None, limits)
-        for kernel, times in tally.timings.items()
+    times = [
+        (plain, kernel, each, tally.versus if kernel == WARM_CACHE else None) for kernel, each in tally.timings.items()
     ]
     for (kernel, piece), rounds in parts.items():
-        times = timing.tally({piece: rounds}).timings[piece]
-        rows.append(measurements.timed(replace(plain, kernel=kernel, case=piece), times, limits=limits))
-    return rows
+        times.append((replace(plain, case=piece), kernel, timing.tally({piece: rounds}).timings[piece], None))
+    return [
+        measurements.timed(replace(row, kernel=kernel), each, versus, limits) for row, kernel, each, versus in times
+    ]
 
 
 def run(product: str, work: Work, threads: int, cache: str) -> float:
@@ -285,33 +278,27 @@ def totals(
             if index >= LEAST and spent > seconds:
                 break
             with tempfile.TemporaryDirectory() as empty:
-                times = {
-                    EMPTY: run_passes(work, threads, empty, device),
-                    WARM: run_passes(work, threads, warm, device),
-                }
-            for label, value in _labelled(times).items():
+                times = {state: run_passes(work, threads, at, device) for state, at in ((EMPTY, empty), (WARM, warm))}
+            seconds_of = {}
+            for state, each in times.items():
+                first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
+                seconds_of[state] = first + new
+                seconds_of |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
+            seconds_of |= {
+                label: statistics.median(times[WARM][part]) for label, part in ((MET, "again"), ("", "rival"))
+            }
+            for label, value in seconds_of.items():
                 measured.setdefault(label, {})[index] = value
             spent += sum(sum(map(sum, each.values())) for each in times.values())
-    rival = next(iter(rivals), "")
-    theirs = measured.pop("")
+    theirs = {rival: measured.pop("") for rival in rivals[:1]}
+    measured.pop("", None)
     rows = []
     for label, rounds in measured.items():
-        tally = timing.tally({label: rounds, rival: theirs} if rival and label in COMPARED else {label: rounds})
+        tally = timing.tally({label: rounds, **(theirs if label in COMPARED else {})})
         rows.append(measurements.timed(replace(plain, case=label), tally.timings[label], tally.versus))
-    if rival:
-        rows.append(measurements.timed(replace(plain, kernel=rival), timing.tally({rival: theirs}).timings[rival]))
+    for rival, own in (timing.tally(theirs).timings if theirs else {}).items():
+        rows.append(measurements.timed(replace(plain, kernel=rival), own))
     return rows
-
-
-def _labelled(times: Mapping[str, Times]) -> dict[str, float]:
-    """Return the seconds of one round by label; "" is the rival."""
-    seconds = {}
-    for state, each in times.items():
-        first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
-        seconds[state] = first + new
-        seconds |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
-    seconds[MET] = statistics.median(times[WARM]["again"])
-    return {**seconds, "": statistics.median(times[WARM]["rival"])}
 
 
 def run_passes(work: Work, threads: int, cache: str, device: str = "cpu") -> dict[str, list[float]]:

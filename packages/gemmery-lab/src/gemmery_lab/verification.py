@@ -19,14 +19,13 @@ from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
 from gemmery_lab import asked
-from gemmery_lab.measure import torch_operands
+from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import numpy_dtype
 from gemmery_lab.random_products import (
     PARTS,
     TYPES,
     MatrixImage,
     RandomProduct,
-    batch_in_parts,
     drawn,
     growth_in_parts,
     image,
@@ -43,9 +42,7 @@ _LOST = "DeviceError", "AcceleratorError"  # of a device, which no later call of
 _LINE_END = "\n"
 
 OnProduct = Callable[[int, int], None]  # how many are done, of how many
-PlaceImage = Callable[
-    [MatrixImage], tuple[Any, Callable[[], Array]]
-]  # -> the array of a library, and what reads its memory
+PlaceImage = Callable[[MatrixImage], tuple[Any, Callable[[], Array]]]  # to a library's array, and what reads its memory
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,10 @@ def verify(
     start, worst = time.perf_counter(), 0.0
     seeds, done = 0, 0
     while done < products:
-        product = _product(seed + seeds, types, kind)
-        seeds, done = seeds + 1, done + (product.batch if product.spread else 1)
-        counts[product.dtype] += product.batch if product.spread else 1
+        product = drawn(seed + seeds, types, kind)
+        count = product.batch if product.spread else 1
+        seeds, done = seeds + 1, done + count
+        counts[product.dtype] += count
         reason, ratio = _tried(product, place)
         worst = max(worst, ratio)
         if reason:
@@ -124,12 +122,6 @@ def verify(
         if len(wrong) == _MOST_WRONG or reason.startswith(_LOST):
             break
     return Verification(device, seed, seeds, done, counts, worst, tuple(wrong), time.perf_counter() - start)
-
-
-def _product(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
-    """Return the product of a seed, or the batch of small ones."""
-    dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
-    return batch_in_parts(seed, dtype) if dtype in PARTS else drawn(seed, types, kind)
 
 
 def _spelled(name: str, kind: str) -> str:
@@ -145,12 +137,6 @@ def on_host(placed: MatrixImage) -> tuple[Array, Callable[[], Array]]:
     """Return NumPy's array of an image, and what reads its memory."""
     copy = placed.memory.copy()
     return placed.matrices(copy), lambda: copy
-
-
-def on_gpu(device: str) -> PlaceImage:
-    """Return what copies an image to a GPU. Raises DeviceError without PyTorch."""
-    copy = torch_operands.tensors_in(device)
-    return lambda placed: copy(placed.memory, placed.dtype.name, placed.shape, placed.strides, placed.offset)
 
 
 def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:

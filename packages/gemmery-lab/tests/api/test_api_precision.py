@@ -8,17 +8,17 @@ import pytest
 import gemmery as gm
 from emulated_card import installed
 from gemmery import config
-from gemmery.api import precision
+from gemmery.api import device_operands
 from gemmery.api.device_call import table
 from gemmery.cuda.device import KNOWN
 from gemmery.dispatch import choice
 from gemmery.dispatch.cuda import ranking
-from gemmery.ladder import float32_bounds
+from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
 
 pytest.importorskip("cuda.bindings")
 RUNGS = {"f32_tensor": "split_fp16x3", "f32_strict": "split_bf16x6", "f32_plus": "split_paired"}
-SHAPE = (70, 40, 300)
+SHAPE = (70, 40, 136)
 UNIT = 2.0**-24
 
 
@@ -120,7 +120,7 @@ def test_the_environment_has_a_default(monkeypatch):
     monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", " F32_Tensor ")
     gm.set_float32_precision(None)
     assert gm.get_float32_precision() == "f32_tensor"
-    monkeypatch.setattr(precision, "_default", precision._UNSET)
+    monkeypatch.setattr(device_operands, "_default", device_operands._UNSET)
     assert gm.get_float32_precision() == "f32_tensor"
     monkeypatch.setenv("GEMMERY_FLOAT32_PRECISION", "double")
     with pytest.raises(gm.ArgumentError, match=r"GEMMERY_FLOAT32_PRECISION='double'.*tf32, f32_tensor.*unset it"):
@@ -145,8 +145,8 @@ def test_what_no_product_can_have(card):
     with pytest.raises(gm.ArgumentError, match="leave it out on the CPU"):
         gm.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), precision="f32_tensor")
     with pytest.raises(gm.RefusedError, match=r"f32_plus.*9.0.*8.0.*f32_strict"):
-        precision.resolved("f32_plus", "f32", "f32", "a100")
-    assert precision.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
+        device_operands.resolved("f32_plus", "f32", "f32", "a100")
+    assert device_operands.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
 
 
 def test_float64_by_norms(card):
@@ -173,7 +173,7 @@ def test_float64_by_norms_is_for_float64_on_hopper(card):
     with pytest.raises(gm.ArgumentError, match="leave it out on the CPU"):
         gm.matmul(np.ones((2, 2)), np.ones((2, 2)), precision="f64_normwise")
     with pytest.raises(gm.RefusedError, match=r"f64_normwise.*9.0.*8.0.*float64 itself"):
-        precision.resolved("f64_normwise", "f64", "f64", "a100")
+        device_operands.resolved("f64_normwise", "f64", "f64", "a100")
     with pytest.raises(gm.ArgumentError, match="or None for the default"):
         gm.set_float32_precision("f64_normwise")
 
@@ -187,8 +187,8 @@ def test_what_residues_do_not_suit_is_float64(fields, rung):
 @pytest.mark.parametrize(
     ("planted", "name", "verdict", "bound"),
     [
-        (1.0, "fp16x3", "two halves will do", float32_bounds.two_parts),
-        (1e-30, "bf16x6", "too small for two halves", float32_bounds.three_parts),
+        (1.0, "fp16x3", "two halves will do", float32_parts.two_parts),
+        (1e-30, "bf16x6", "too small for two halves", float32_parts.three_parts),
         (np.nan, "float32", "an operand has Inf or NaN", float),
     ],
 )
@@ -198,12 +198,12 @@ def test_an_explanation_has_the_verdict_about_the_numbers(
     """By the device's own guard, which multiplies nothing here."""
     monkeypatch.setattr("gemmery.api.explanation._device_limits", lambda *_: (1e5, 1e3))
     a, b, _, _ = operands
-    a.numbers[2, 290], before = planted, a.numbers[2, 290]
+    a.numbers[2, 130], before = planted, a.numbers[2, 130]
     explained = gm.explain(a, b, precision="f32_tensor")
-    a.numbers[2, 290] = before
+    a.numbers[2, 130] = before
     assert explained.peak_gflops == 1e5 / 3  # three products for one
     assert not {"split_fp16x3", "split_bf16x6", "split_simt"} & set(card.launched)
-    assert (explained.scheme.name, explained.scheme.bound) == (name, bound(300))
+    assert (explained.scheme.name, explained.scheme.bound) == (name, bound(SHAPE[2]))
     text = str(explained)
     assert verdict in text
     assert f"scheme     {name}: " in text

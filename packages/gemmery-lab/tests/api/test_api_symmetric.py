@@ -44,6 +44,7 @@ def test_pieces_cover_what_is_below_the_diagonal_once():
         assert covered.max() == 1
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f64", "int8"])
 @pytest.mark.parametrize("n", [64, 100])
 def test_half_is_computed_and_mirrored(card, dtype, n):
@@ -78,6 +79,7 @@ SIDED = [(name, None) for name in ("bf16", "f16", "f32", "f64")] + [
 ]
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(("dtype", "precision"), SIDED)
 def test_every_precision_is_symmetric_to_the_last_bit(card, monkeypatch, dtype, precision):
     monkeypatch.setattr(halved, "LEAST", 4096)  # all of it, mirrored where a rung adds in an order of its own

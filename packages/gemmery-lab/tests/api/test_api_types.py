@@ -66,11 +66,14 @@ gm.GemmeryError("x").nosuch  # error
 """
 
 
-def test_a_type_checker_knows_results_options_and_names(tmp_path):
+def test_a_type_checker_knows_results_options_and_names(tmp_path, pytestconfig):
+    """What it knows of NumPy stays in pytest's cache: to read its types takes 9 s."""
     mypy = pytest.importorskip("mypy.api", reason="mypy is not installed")
+    cache = getattr(pytestconfig, "cache", None)  # None with -p no:cacheprovider
+    folder = cache.mkdir("mypy") if cache else tmp_path
     file = tmp_path / "use.py"
     file.write_text(CODE)
-    options = ["--config-file=", "--cache-dir", str(tmp_path), "--strict", "--ignore-missing-imports"]
+    options = ["--config-file=", "--cache-dir", str(folder), "--strict", "--ignore-missing-imports"]
     said, errors, _ = mypy.run([*options, "--follow-imports=silent", "--show-error-codes", str(file)])
     assert errors == ""
     found = {}

@@ -85,6 +85,7 @@ def test_the_summary_counts_what_is_on_disk(warmed, monkeypatch):
     assert (again.compiled, 0 < again.there < result.compiled) == (0, True)
 
 
+@pytest.mark.process
 @stores
 def test_afterwards_no_product_of_these_types_compiles(warmed):
     environment = {**os.environ, "GEMMERY_CACHE_DIR": warmed[0]}

@@ -222,6 +222,7 @@ def test_kernels_of_warpgroups_are_bounded_by_wgmma_on_hopper(dtype, capability,
     assert device_limits.unit(dtype, True, capability, warpgroups=True) == (dtype, expected)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loops_behind_the_peaks_compile_without_spills(arch):
     for row in device_limits.UNITS.values():
@@ -298,9 +299,9 @@ def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch
 def test_operands_of_new_shapes_are_pytorchs(dtype):
     torch = pytest.importorskip("torch")
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
-    pairs, product, wait = torch_operands.new_shapes(work, "cpu")
+    convert, product, wait = torch_operands.new_shapes(dtype, "cpu")
     assert (product, wait) == (torch.matmul, torch.cuda.synchronize)
-    for (a, b), (x, y) in zip(pairs, processes.pairs(work), strict=True):
+    for (a, b), (x, y) in zip(processes.pairs(work, convert), processes.pairs(work), strict=True):
         assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]
         assert a.float().numpy().tolist() == x.astype(np.float32).tolist()
         assert b.float().numpy().tolist() == y.astype(np.float32).tolist()

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from gemmery.errors import ArgumentError
-from gemmery_lab.measure import fingerprint, libraries, record
+from gemmery_lab.measure import libraries, record
 from gemmery_lab.measure.record import Gpu, MachineRecord, Measurement, Run
 
 MACHINE = MachineRecord(
@@ -145,16 +145,17 @@ def test_gflops_come_from_the_median_and_a_refused_one_has_none():
 
 
 def test_the_fingerprint_of_this_machine_names_a_file():
-    found = fingerprint.cpu()
+    found = record.cpu_machine()
     assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*-\d+c", found.name)
     assert found.cores >= 1
     assert found.numpy
     assert found.blas
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable names kernels of x86")
 def test_the_machine_runs_what_the_rival_runs_whatever_the_shell_exports():
-    script = "from gemmery_lab.measure import fingerprint; print(fingerprint.cpu().blas)"
+    script = "from gemmery_lab.measure import record; print(record.cpu_machine().blas)"
     plain = {name: value for name, value in os.environ.items() if not name.startswith(libraries.STEERING)}
     said = [
         subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout

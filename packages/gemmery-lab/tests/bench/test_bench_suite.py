@@ -10,9 +10,9 @@ from gemmery.cuda import driver
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cuda import CUDA
-from gemmery_lab.contest import PRODUCT, entrant
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.work import Work
+from gemmery_lab.session import PRODUCT, entrant
 
 SHIPPED = [suite.find(name) for name in suite.names()]
 

@@ -49,7 +49,6 @@ def test_the_ratio_is_rival_over_first():
     found = compare([constant("a", 1e6).contestant, constant("b", 3e6).contestant], seconds=1.0)
     assert found.versus["b"].median == pytest.approx(3.0)
     assert found.versus["b"].spread == pytest.approx(0.0)
-    assert not found.versus["b"].tie
 
 
 def test_median_best_and_p95_of_varying_samples():
@@ -72,16 +71,6 @@ def test_the_spread_is_half_the_interquartile_range_of_the_ratios():
     found = compare([constant("a", 6e6).contestant, Fake("b", rival).contestant], seconds=5.0).versus["b"]
     assert found.median == pytest.approx(1.0)
     assert found.spread == pytest.approx(0.1, abs=0.01)
-    assert found.tie
-
-
-@pytest.mark.parametrize(("ratio", "spread", "tie"), [(1.02, 0.05, True), (0.97, 0.05, True), (1.2, 0.05, False)])
-def test_a_difference_within_the_spread_is_a_tie(ratio, spread, tie):
-    assert timing.is_tie(ratio, spread) is tie
-
-
-def test_a_ratio_that_is_not_a_number_is_never_a_win():
-    assert timing.is_tie(math.nan, 0.1)
 
 
 def test_every_round_runs_everyone_in_a_rotated_order():
@@ -136,7 +125,6 @@ def test_a_call_longer_than_its_share_runs_once():
     assert slow.calls == 1
     assert found.timings["b"].seconds == pytest.approx(9.0)
     assert found.versus["b"].median == pytest.approx(900.0)
-    assert not found.versus["b"].tie
 
 
 def test_three_rounds_at_least_for_what_fits_its_share():
@@ -147,7 +135,7 @@ def test_three_rounds_at_least_for_what_fits_its_share():
 def test_one_pair_alone_does_not_tell_near_equals_apart():
     found = compare([constant("a", 9e9).contestant, constant("b", 10e9).contestant], seconds=2.0)
     assert found.versus["b"].pairs == 1
-    assert found.versus["b"].tie
+    assert found.versus["b"].spread >= abs(found.versus["b"].median - 1)
 
 
 def test_the_budget_is_kept():

@@ -413,6 +413,7 @@ def test_version(capsys):
     assert re.fullmatch(r"gemmery \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
 
 
+@pytest.mark.process
 def test_interrupted():
     process = command("doctor", script=ENDLESS)
     assert process.stdout.readline() == "ready\n"
@@ -422,6 +423,7 @@ def test_interrupted():
     assert err == "gemmery: interrupted\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_closed_pipe_is_quiet(options):
     many = "import gemmery_lab as lab\nlab.doctor = lambda: (lab.Diagnosis('x' * 90, 'y'),) * 5000"
@@ -431,6 +433,7 @@ def test_a_closed_pipe_is_quiet(options):
     assert process.wait(timeout=120) == 141
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_full_disk_is_one_line(options):
     line = [sys.executable, "-m", "gemmery", "exhibit", *options]
@@ -440,6 +443,7 @@ def test_a_full_disk_is_one_line(options):
     assert process.stderr == "gemmery: output: No space left on device; write it to another place\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "line"),
     [
@@ -463,6 +467,7 @@ def test_without_the_extra_one_line_says_what_to_install(module, line, tmp_path,
     )
 
 
+@pytest.mark.process
 def test_without_the_extra_the_version_is_shown():
     process = command("--version", script="import sys\nsys.modules['typer'] = None")
     out, _ = process.communicate(timeout=60)
@@ -470,6 +475,7 @@ def test_without_the_extra_the_version_is_shown():
     assert re.fullmatch(r"gemmery \d+\.\d+\.\d+\S*\n", out)
 
 
+@pytest.mark.process
 def test_python_m_gemmery():
     environment = {**os.environ, "COLUMNS": "80"}
     found = subprocess.run(

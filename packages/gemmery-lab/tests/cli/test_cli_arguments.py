@@ -30,27 +30,29 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "ladder --rungs nosuch",
-        "ladder --sizes 0",
-        "ladder --dtype float33",
-        "ladder --device emulator --rungs nosuch",
-        "bench nosuch",
-        "bench --rivals nosuch",
-        "sweep nosuch",
-        "inspect nosuch",
-        "exhibit nosuch",
-    ],
+MISTAKES = (
+    "ladder --rungs nosuch",
+    "ladder --sizes 0",
+    "ladder --dtype float33",
+    "ladder --device emulator --rungs nosuch",
+    "bench nosuch",
+    "bench --rivals nosuch",
+    "sweep nosuch",
+    "inspect nosuch",
+    "exhibit nosuch",
 )
-def test_a_mistake_is_found_before_anything_heavy_is_loaded(line):
+
+
+@pytest.mark.process
+def test_a_mistake_is_found_before_anything_heavy_is_loaded():
+    """In one process for all: what a line loads shows from that line on."""
     script = (
-        "import sys; from gemmery_lab import cli; code = cli.run(sys.argv[1:])\n"
-        f"print(code, [name for name in {HEAVY!r} if name in sys.modules])"
+        "import sys; from gemmery_lab import cli\n"
+        "for line in sys.argv[1:]:\n"
+        f"    print(line, cli.run(line.split()), [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 []\n"
+    done = subprocess.run([sys.executable, "-c", script, *MISTAKES], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{line} 2 []" for line in MISTAKES]
 
 
 @pytest.mark.parametrize(
@@ -370,6 +372,7 @@ def test_inspect_refuses_arguments_of_other_types(options, said):
         gm.inspect("simt_smem", n=32, counters=False, **options)
 
 
+@pytest.mark.process
 def test_a_closed_stdout_is_one_line():
     command = [sys.executable, "-c", "import sys; sys.stdout = None; from gemmery_lab import cli; cli.main()", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -22,6 +22,7 @@ def factors(count, seed):
     return np.exp2(np.random.default_rng(seed).integers(-2, 3, count)).astype(np.float32)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("which", ["a", "b", "ab", "one"])

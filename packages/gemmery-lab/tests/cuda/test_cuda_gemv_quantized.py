@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emulated_card import ORDINAL, installed
-from gemmery.api.prepared import prepare_packed, prepare_unpacking
+from gemmery.api.packed import prepare_packed, prepare_unpacking
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.launch import Ready
@@ -145,6 +145,7 @@ def test_what_it_does_not_multiply_is_refused_in_words(change, words):
     assert RUNG.refuses(PACKED) == ""
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("n", [16, 2048, 14336, 128256])
 @pytest.mark.parametrize("m", [1, 9, 17, 64])
@@ -200,6 +201,7 @@ def unpacked_on(card, levels, scales, bits, dtype):
     return c.numbers if isinstance(run, Ready) else run
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize(("bits", "group"), [(8, 8), (4, 8), (8, 136), (4, 136)])
 def test_a_matrix_is_unpacked_with_one_rounding(bits, group, dtype, monkeypatch):

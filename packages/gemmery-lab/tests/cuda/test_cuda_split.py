@@ -12,7 +12,7 @@ import pytest
 import split_rules
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.errors import EmulationError, RefusedError
-from gemmery.ladder import float32_bounds, float32_parts, float32_pre_pass
+from gemmery.ladder import float32_parts, float32_pre_pass
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -25,8 +25,8 @@ pytest.importorskip("cuda.bindings")
 
 NAMES = ("split_fp16x3", "split_bf16x6", "split_paired")
 RUNGS = {name: find(CUDA, name) for name in NAMES}
-BOUNDS = {"split_fp16x3": float32_bounds.two_parts, "split_bf16x6": float32_bounds.three_parts}
-BOUNDS["split_paired"] = float32_bounds.pairs
+BOUNDS = {"split_fp16x3": float32_parts.two_parts, "split_bf16x6": float32_parts.three_parts}
+BOUNDS["split_paired"] = float32_parts.pairs
 
 
 def operands(m, n, k, seed=0):
@@ -379,10 +379,10 @@ def test_bounds_hold(name):
 def test_bounds_are_those_of_float32():
     """CUDA cores add up to k roundings."""
     for k in range(1, 5000):
-        assert float32_bounds.three_parts(k) <= k
-        assert k < 87 or float32_bounds.two_parts(k) <= k or k < 128
-        assert float32_bounds.pairs(k) <= 26
-    assert float32_bounds.two_parts(128) <= 128
+        assert float32_parts.three_parts(k) <= k
+        assert k < 87 or float32_parts.two_parts(k) <= k or k < 128
+        assert float32_parts.pairs(k) <= 26
+    assert float32_parts.two_parts(128) <= 128
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def multiplied(a, b, c, config=None, epilogue="", **others):
     return runs
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("orders", ["CCC", "FCC", "CFC", "FFC", "CCF", "FCF", "CFF"])
 def test_a_kernel_multiplies_by_the_maps_of_every_layout(orders):
     a, b, c = (

@@ -62,6 +62,7 @@ def expected(a, b, ends, finish=lambda sums, group: sums):
     return result
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("ends", "rows", "blocks", "seed"),
     [
@@ -148,6 +149,7 @@ def test_long_tiles_of_large_matrices_come_first(blocks, seed):
     assert is_each_tile_taken_once(SORTED, SORTED[-1] + 9, config={"blocks": blocks}, texts=sorted_kernel(), seed=seed)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("ends", [[0, 0], [64, 64], [1024, 1024], [30, 60], [1500, -1], [900, 9000], [4290, 4300]])
 def test_lists_of_tiles_may_be_empty_and_longer_than_a_band(ends):
     assert is_each_tile_taken_once(ends, 4300, config={"blocks": 5}, texts=sorted_kernel())

@@ -13,7 +13,7 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import product_argument
 from gemmery.errors import RefusedError
-from gemmery.ladder import wgmma_routes
+from gemmery.ladder import gpu
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import WGMMA
 from gemmery.problem import Problem
@@ -42,7 +42,7 @@ def placed(values, layout, one_for_all=False):
 def packed_rows(a, b, c, name, grid=0):
     """Run the packing launch alone; return the problem, and the packed A and B as (batch, sides, bytes of a pitch)."""
     case = problem_of(Gemm(a, b, c), name, name, "h200", precision=PRECISION.get(name, ""))
-    pack = wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case)
+    pack = gpu.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case)
     (launch,) = pack.before
     code = nvrtc.ptx(launch.source, launch.kernel, "sm_90a")
     program = prepared(code.text, code.entry)
@@ -56,7 +56,7 @@ def packed_rows(a, b, c, name, grid=0):
     argument = product_argument(case, *views, workspace=memory.address("workspace"))
     run = emulated(program, LaunchConfig((grid or launch.grid[0], 1, 1), launch.block, argument, launch.shared), memory)
     assert [str(finding) for finding in run.findings] == []
-    bits, image, row = wgmma_routes.packed(case), memory.bytes("workspace"), wgmma_routes.pitch(case)
+    bits, image, row = gpu.packed(case), memory.bytes("workspace"), gpu.pitch(case)
     of_a, of_b = (case.batch if x.strides[0] else 1 for x in (a, b))
     room = of_b * case.n * row  # B comes first
     second = image[:room].reshape(of_b, case.n, row) if bits & 2 else None
@@ -104,7 +104,7 @@ def test_a_matrix_repeated_in_a_batch_is_copied_once(layouts):
     a = placed(random((3, 6, 40), "bf16", 1), layouts[0], one_for_all=True)
     b = placed(random((3, 40, 16), "bf16", 2), layouts[1])
     case, first, second = packed_rows(a, b, np.zeros((3, 6, 16), a.dtype), "bf16")
-    assert wgmma_routes.packed(case) == (first is not None) + 2 * (second is not None) != 0
+    assert gpu.packed(case) == (first is not None) + 2 * (second is not None) != 0
     if first is not None:
         assert len(first) == 1
         check(first, a)
@@ -132,9 +132,9 @@ def test_a_matrix_repeated_in_a_batch_is_copied_once(layouts):
     ids=str,
 )
 def test_only_what_tensor_copies_or_wgmma_cannot_read_is_packed(case, bits):
-    assert wgmma_routes.packed(case) == bits
-    read = wgmma_routes.as_read(case)
-    assert wgmma_routes.packed(read) == 0 or case.k < 2
+    assert gpu.packed(case) == bits
+    read = gpu.as_read(case)
+    assert gpu.packed(read) == 0 or case.k < 2
     assert read.a_layout == ("row" if bits & 1 or case.k == 0 else case.a_layout)
     assert read.b_layout == ("col" if bits & 2 or case.k == 0 else case.b_layout)
     assert read.alignments[2] == case.alignments[2]
@@ -142,7 +142,7 @@ def test_only_what_tensor_copies_or_wgmma_cannot_read_is_packed(case, bits):
 
 def test_the_packing_launch_has_one_instance_for_all_shapes():
     launches = {
-        wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case).before[0]
+        gpu.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case).before[0]
         for case in (
             problem(4095, 4097, 4099, alignments=(2, 2, 2)),
             problem(4099, 5000, 7777, "f16", alignments=(2, 4, 16), a_layout="col", batch=3),
@@ -154,17 +154,17 @@ def test_the_packing_launch_has_one_instance_for_all_shapes():
 
 def test_packed_operands_follow_each_other_in_the_workspace():
     case = problem(5, 7, 65, alignments=(2, 2, 2), batch=3)
-    pack = wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case)
-    assert wgmma_routes.pitch(case) == 256
+    pack = gpu.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case)
+    assert gpu.pitch(case) == 256
     assert pack.workspace == 3 * 5 * 256 + 3 * 7 * 256
-    assert wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case._replace(k=1)).workspace % 256 == 0
+    assert gpu.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case._replace(k=1)).workspace % 256 == 0
     with pytest.raises(RefusedError, match=r"512 bytes of scratch memory .* does not split k"):
-        wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1), workspace=512), case)
+        gpu.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1), workspace=512), case)
 
 
 @pytest.mark.parametrize(("k", "bytes_"), [(4096, 256), (3000, 128), (5000, 128), (64, 256), (1000, 128)])
 def test_ragged_pitches_are_fetched_by_the_line(k, bytes_):
-    assert wgmma_routes.promotion(problem(64, 64, k), 0) == bytes_
+    assert gpu.promotion(problem(64, 64, k), 0) == bytes_
 
 
 # ---- products ----
@@ -183,6 +183,7 @@ def test_products_of_every_type_where_loops_over_k_begin_and_end(name):
         assert run(LIBRARY, *matrices((33, 20, k), name, OUT[name], (*next(READ), next(STORED))), config=TILE), k
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("layout", OTHERS)
 def test_products_of_any_layout(layout):
     """Of two tiles of rows and three of columns."""
@@ -216,13 +217,13 @@ def test_the_bits_are_those_of_operands_read_in_place():
 
 def test_the_maps_of_packed_operands_point_into_the_workspace():
     case = problem(5, 7, 65, alignments=(2, 16, 2), b_layout="any")
-    a, b = wgmma_routes.library(IN_PLACE, case, TILE).maps
+    a, b = gpu.library(IN_PLACE, case, TILE).maps
     assert (a.packed, a.pitch, a.box) == (7 * 256, 256, (64, 5))  # the 5 rows that there are
     assert (b.packed, b.pitch, b.box) == (0, 256, (64, 7))  # k-major, whatever it was
-    only_b = wgmma_routes.library(IN_PLACE, case._replace(alignments=(16, 2, 2)), TILE)
+    only_b = gpu.library(IN_PLACE, case._replace(alignments=(16, 2, 2)), TILE)
     assert [box.packed for box in only_b.maps] == [-1, 0]
     assert [launch.kernel.partition("<")[0] for launch in only_b.launches] == ["wgmma_pack", "wgmma_tma"]
     assert only_b.launches[0].kernel.endswith(", 2>")
-    empty = wgmma_routes.library(IN_PLACE, case._replace(k=0), TILE)
+    empty = gpu.library(IN_PLACE, case._replace(k=0), TILE)
     assert empty.before == ()
     assert empty.workspace == 0

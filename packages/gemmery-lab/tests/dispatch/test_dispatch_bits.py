@@ -8,6 +8,7 @@ from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery_lab.measure.work import Work, operands
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("shape", [(3, 3, 3), (16, 7, 12), (1, 9, 4)], ids=str)
 @pytest.mark.parametrize("name", [name for name in dtypes.NAMES if name != "bf16"])
 def test_a_kernel_for_one_shape_has_the_bits_of_the_one_for_every_shape(name, shape):

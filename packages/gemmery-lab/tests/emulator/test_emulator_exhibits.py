@@ -43,6 +43,7 @@ def test_counters_are_the_same_for_an_older_architecture(shown):
         assert one.wrong == (), one.config
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", ["reduce_adjacent", "reduce_strided", "reduce_shuffle"])
 @pytest.mark.parametrize("n", [1, 33, 1000, 1025])
 def test_a_tree_of_any_length_has_an_exact_sum(name, n):

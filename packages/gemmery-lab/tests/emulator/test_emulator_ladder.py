@@ -14,7 +14,7 @@ from gemmery.ladder.rung import find
 from gemmery_lab.climb import element
 from gemmery_lab.emulated_product import Gemm, run_rung
 from gemmery_lab.emulated_product import problem_of as problem_on
-from gemmery_lab.on_emulator import Emulator, emulated_rung, expects
+from gemmery_lab.on_emulator import emulated_rung, expects, product_for
 from gemmery_lab.rung_counts import RungCounts
 from layouts import OTHERS
 from operands import NARROW, random
@@ -171,7 +171,7 @@ def test_what_a_rung_claims_holds(rung, card):
     """On every generation that runs it; what is claimed is counted."""
     assert set(rung.expect) <= set(RungCounts.__dataclass_fields__)
     assert rung.expect
-    work = Emulator(KNOWN[card]).product_for(rung, 128, element(""))
+    work = product_for(rung, 128, element(""), KNOWN[card])
     assert expects(rung, work)
     found = emulated_rung(rung, work, KNOWN[card])
     if found.refused:

@@ -15,6 +15,7 @@ from gemmery_lab.launches import CHECKED, COUNTED, READY
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.work import Work
 from gemmery_lab.report.tables import sheets
+from gemmery_lab.session import Task
 
 SUITE = """kind = "emulator"
 [[product]]
@@ -67,7 +68,7 @@ def test_without_the_compiler_a_record_says_what_is_missing(monkeypatch):
         raise DeviceError("NVRTC is not found")
 
     monkeypatch.setattr(nvrtc, "ptx", absent)
-    rows = launches.speeds("s", Work(8, 8, 8, "f32", "f32"), ["simt_naive"], 0.001)
+    rows = launches.emulator_speed(None, Task("s", Work(8, 8, 8, "f32", "f32"), ("simt_naive",), 0, (), 0.001))
     assert [m.refused for m in rows] == ["NVRTC is not found"]
 
 
@@ -75,7 +76,7 @@ def test_a_finding_is_an_error(monkeypatch):
     """A kernel with a fault is not timed as a right one."""
     true = launches.emulated_rung
     monkeypatch.setattr(launches, "emulated_rung", lambda *given: replace(true(*given), findings=("a race",)))
-    rows = launches.speeds("s", Work(16, 16, 16, "f32", "f32"), ["simt_naive"], 0.001)
+    rows = launches.emulator_speed(None, Task("s", Work(16, 16, 16, "f32", "f32"), ("simt_naive",), 0, (), 0.001))
     assert [m.error > 1 for m in rows] == [True, True, False]
 
 

@@ -14,7 +14,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_emulator import exact
 from gemmery_emulator.kernels.kernel import emulate
-from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ops.warp import DECODED
 from gemmery_lab import measurements
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from gemmery_lab.measure.work import Work, operands
@@ -86,6 +86,7 @@ def drawn(kind, shape, seed, some):
     return numbers.astype(np.float32)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("some", ["all", "near", "tiny", "special"])
 @pytest.mark.parametrize("name", RULES)
 def test_sums_follow_the_rule(name, some):
@@ -120,6 +121,7 @@ def test_nothing_is_aligned_below_2_to_the_minus_133(function):
     assert (function(zeros, a, b * 2, exact.SumRule(16, -126, -126)) == 2.0**-148).all()
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("opcode", tensor_sums.opcodes())
 def test_an_instruction_adds_as_an_h200(opcode):
     """Bit for bit."""
@@ -130,6 +132,7 @@ def test_an_instruction_adds_as_an_h200(opcode):
     assert np.array_equal(tensor_sums.rows(one.written), tensor_sums.recorded()[opcode])
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "e4m3", "e5m2"])
 def test_the_bounds_of_the_ladder_hold(dtype):
     """Of numbers of one sign, whose errors have one sign, too."""

@@ -13,10 +13,9 @@ from gemmery_emulator.kernels import kernel
 from gemmery_emulator.pages.pictures import pictures
 from gemmery_emulator.run import emulated
 from gemmery_emulator.trace.pipeline import NOBODY, PipelineTrace
-from gemmery_lab.inspection import side_by_side
 from gemmery_lab.inspection.gather import inspect_rung, trace_barriers
 from gemmery_lab.inspection.records import SideBySide
-from gemmery_lab.inspection.sections import sections
+from gemmery_lab.inspection.sections import differences, sections
 
 pytest.importorskip("cuda.bindings")
 STAGES, STEPS = 3, 7
@@ -133,7 +132,7 @@ def test_barriers_of_two_rungs_are_compared():
     pair = SideBySide(
         *(inspect_rung(f"wgmma_{name}", n=512, dtype="f16", device="h200") for name in ("tma", "cluster"))
     )
-    (section,) = (part for part in side_by_side.sections(pair) if part.title == "Barriers of the first block")
+    (section,) = (part for part in differences(pair) if part.title == "Barriers of the first block")
     rows = {row[0]: row[1:] for row in section.rows}
     assert rows["products of warpgroups"] == ("64", "64", "")
     assert rows["tensor copies"] == ("24", "72", "3.00×")

@@ -12,13 +12,12 @@ from gemmery.ladder.rung import find
 from gemmery.limits import device_limits
 from gemmery.limits.device_limits import replays
 from gemmery_lab import launches, on_cuda
-from gemmery_lab.contest import Task, contest
-from gemmery_lab.measure import cublas, fingerprint, torch_operands
+from gemmery_lab.measure import cublas, record, torch_operands
 from gemmery_lab.measure.torch_operands import L2_TIMES, MOST_SETS, Resident
 from gemmery_lab.measure.work import Work
 from gemmery_lab.on_cuda import TF32, Cuda, build, compared
 from gemmery_lab.report import words
-from gemmery_lab.session import Session
+from gemmery_lab.session import Session, Task, contest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
@@ -146,7 +145,7 @@ def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
     found = device_limits.bandwidth(stream)
     assert found.read > 0
     assert found.copy > 0
-    gpu, monitor = fingerprint.gpu(0).gpu, nvml.Monitor(0)
+    gpu, monitor = record.gpu_machine(0).gpu, nvml.Monitor(0)
     assert gpu.name
     assert gpu.sms > 0
     if not monitor.missing:
@@ -265,7 +264,7 @@ dtype = ["bf16"]
 def test_suites_of_hopper_are_measured(tmp_path, monkeypatch):
     if driver.device(0).capability != 90:
         pytest.skip("only compute capability 9.0 multiplies float8 and int8 here")
-    monkeypatch.setattr("gemmery_lab.contest.SUSTAINED_ABOVE", 0)
+    monkeypatch.setattr("gemmery_lab.session.SUSTAINED_ABOVE", 0)
     file = tmp_path / "hopper.toml"
     file.write_text(HOPPER)
     rows = [m for m in lab.bench([str(file)], seconds=0.05).measurements if m.kernel not in words.RIVALS]
@@ -274,4 +273,8 @@ def test_suites_of_hopper_are_measured(tmp_path, monkeypatch):
     assert all(m.seconds > 0 and m.error <= 1 for m in rows)
     assert all(m.checked or "gelu" in m.kernel for m in rows)
     if not nvml.Monitor(0).missing:
-        assert all((m.power_w > 0) == m.case.endswith("sustained") for m in rows)
+        watts = {
+            sustained: [m.power_w for m in rows if m.case.endswith("sustained") == sustained] for sustained in (0, 1)
+        }
+        assert not any(watts[0])
+        assert any(watts[1])  # not all: the library may refuse a reading while other processes use the device

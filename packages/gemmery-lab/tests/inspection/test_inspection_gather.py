@@ -168,6 +168,7 @@ def test_without_nvdisasm_ptx_is_counted_and_the_way_out_said(monkeypatch):
     assert "fma.rn.f32" in shown.getvalue()
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(
     ("rung", "dtype", "unit"),
     [

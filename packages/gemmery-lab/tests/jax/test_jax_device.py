@@ -18,7 +18,7 @@ from gemmery.keywords import PRECISIONS
 pytest.importorskip("jax", reason="JAX is not installed")
 
 from gemmery.jax import handler  # after the skip
-from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
+from gemmery.jax.handler import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 
 
 class Frame:

@@ -11,12 +11,11 @@ from gemmery import limits
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cpu import CPU
 from gemmery.limits import Bandwidth
-from gemmery_lab import contest
-from gemmery_lab.backend import Runnable
-from gemmery_lab.contest import Task, entrant
+from gemmery_lab import session as contest
 from gemmery_lab.measure.work import Work
+from gemmery_lab.measurements import Runnable
 from gemmery_lab.report.suite_tables import products
-from gemmery_lab.session import open_session
+from gemmery_lab.session import Task, entrant, open_session
 
 SUITE = """
 rivals = ["numpy"]

@@ -20,7 +20,7 @@ from gemmery_emulator.pages import svg
 from gemmery_emulator.pages.writing import as_json
 from gemmery_lab import asked, on_emulator
 from gemmery_lab.climb import element
-from gemmery_lab.on_emulator import Emulator, emulated_rung, expects
+from gemmery_lab.on_emulator import emulated_rung, expects, product_for
 from gemmery_lab.report import emulated_tables
 from gemmery_lab.report.emulated_tables import complaints, emulated_sheets, overviews, predicted_sheets
 from gemmery_lab.report.page import emulated_page, roofs
@@ -28,7 +28,7 @@ from gemmery_lab.rung_counts import EmulatedLadder, PredictedRung
 
 pytest.importorskip("cuda.bindings")
 
-H200 = Emulator(KNOWN["h200"])
+H200 = KNOWN["h200"]
 FEW = ["simt_single_block", "simt_naive", "simt_uncoalesced", "mma_ldmatrix", "gemv_warp"]
 
 
@@ -169,21 +169,21 @@ def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch)
 
 def test_claims_are_of_aligned_products_alone():
     smem = find(CUDA, "simt_smem")
-    assert expects(smem, H200.product_for(smem, 256, element("")))
+    assert expects(smem, product_for(smem, 256, element(""), H200))
     for n, dtype in [(32, ""), (100, ""), (256, "f16"), (192, "")]:
-        assert not expects(smem, H200.product_for(smem, n, element(dtype)))
+        assert not expects(smem, product_for(smem, n, element(dtype), H200))
 
 
 def test_a_claim_that_does_not_hold_is_wrong(monkeypatch):
     boast = find(CUDA, "simt_uncoalesced")._replace(expect={"load_sectors_a_request": 4, "divergent_branches": 0})
-    found = emulated_rung(boast, H200.product_for(boast, 128, element("")), KNOWN["h200"])
+    found = emulated_rung(boast, product_for(boast, 128, element(""), H200), KNOWN["h200"])
     assert found.unmet == ("load_sectors_a_request",)
     assert found.wrong == ("claims load_sectors_a_request = 4, and has 16.5",)
 
 
 def test_a_result_outside_its_bound_is_wrong():
     strict = find(CUDA, "simt_naive")._replace(bound=lambda _: 0.0)
-    found = emulated_rung(strict, H200.product_for(strict, 16, element("")), KNOWN["h200"])
+    found = emulated_rung(strict, product_for(strict, 16, element(""), H200), KNOWN["h200"])
     assert not found.error <= 1
     assert "outside its error bound" in found.wrong[0]
 

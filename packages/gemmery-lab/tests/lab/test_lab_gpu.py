@@ -18,11 +18,11 @@ from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth
-from gemmery_lab import climb, contest, on_cuda, suites
+from gemmery_lab import climb, on_cuda, suites
+from gemmery_lab import session as contest
 from gemmery_lab import session as sessions
 from gemmery_lab import suites as shapes
 from gemmery_lab.asked import ordinal
-from gemmery_lab.contest import Task
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import suite, torch_operands
 from gemmery_lab.measure.cublas import Caller, Placed
@@ -31,7 +31,7 @@ from gemmery_lab.measure.torch_operands import DeviceOperands, poison
 from gemmery_lab.measure.work import Work, factors, offsets, operands
 from gemmery_lab.measurements import WRONG, MachineLimits
 from gemmery_lab.on_cuda import NO_RIVAL, Cuda, Vendor
-from gemmery_lab.session import Session
+from gemmery_lab.session import Session, Task
 
 RATE = 1e9  # operations a second of the slowest rung
 
@@ -375,7 +375,7 @@ PEAKS = {("f32", "CUDA cores"): 60.0, ("f16", "mma.sync"): 600.0, ("f16", "wgmma
 def test_a_backend_measures_each_limit_of_its_device_once(monkeypatch):
     monkeypatch.setattr(driver, "missing", lambda: "")
     monkeypatch.setattr(driver, "device", lambda ordinal: KNOWN["h200"])
-    monkeypatch.setattr(on_cuda.fingerprint, "gpu", lambda ordinal: records.MACHINE)
+    monkeypatch.setattr(on_cuda.record, "gpu_machine", lambda ordinal: records.MACHINE)
     monkeypatch.setattr(on_cuda, "Stream", lambda ordinal: SimpleNamespace(ordinal=ordinal))
     monkeypatch.setattr(on_cuda, "Monitor", lambda ordinal: Monitor())
     monkeypatch.setattr(on_cuda.device_limits, "peak", lambda dtype, unit, stream: PEAKS[dtype, unit])

@@ -1,4 +1,4 @@
-"""What doctor says of CUDA: with nothing installed, without a device, and on made-up ones."""
+"""What doctor says of the tile unit and of CUDA: with nothing installed, without a device, and on made-up ones."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from rich.console import Console
 
 import gemmery_lab as lab
 from gemmery import cache, tiers
-from gemmery.cpu import jit
+from gemmery.cpu import jit, target
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.driver import find
 from gemmery.errors import DeviceError
@@ -66,6 +66,36 @@ def test_without_the_compiler_nothing_is_wrong_either(looked, monkeypatch):
     assert found["cuda"].ok
     assert "pip install '.[cuda]'" in found["cuda"].advice
     assert "pip install nvidia-cuda-nvdisasm" in found["nvdisasm"].advice
+
+
+@pytest.mark.parametrize(
+    ("flags", "granted", "limit", "value", "advice"),
+    [
+        ("amx_tile amx_bf16 amx_int8", True, "", "Intel AMX, granted by the system", ""),
+        ("amx_tile amx_bf16 amx_int8", False, "", "not used", "Linux does from version 5.16 on"),
+        (
+            "amx_tile amx_bf16 amx_int8",
+            True,
+            "avx512",
+            "not used",
+            "GEMMERY_ISA switches the tile unit (Intel AMX) off",
+        ),
+        ("amx_tile amx_bf16", True, "", "not used", "lacks bfloat16 or 8-bit integers"),
+        ("", True, "", "none", ""),
+    ],
+)
+def test_the_tile_unit_is_granted_or_it_is_said_what_to_do(monkeypatch, flags, granted, limit, value, advice):
+    features = frozenset(flags.split()) | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}
+    monkeypatch.setattr(target, "_cpuinfo", lambda: ("a Xeon", features))
+    monkeypatch.setattr(target, "_grants_tiles", lambda: granted)
+    monkeypatch.setattr(target, "host", target.host.__wrapped__)
+    monkeypatch.setenv("GEMMERY_ISA", limit)
+    monkeypatch.setattr(health, "_EXAMINED", {"tile unit": health._tile_unit})
+    monkeypatch.setattr(health, "_gpus", dict)
+    (diagnosis,) = lab.doctor()
+    assert diagnosis.value.startswith(value)
+    assert diagnosis.ok == (not advice)
+    assert advice in diagnosis.advice
 
 
 def test_each_device_is_described(looked, devices):

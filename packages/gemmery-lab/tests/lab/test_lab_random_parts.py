@@ -41,7 +41,7 @@ def placed_on(card):
 def test_products_on_a_device(card, monkeypatch):
     """Of each precision, by the rung that is its own."""
     monkeypatch.setattr(random_products, "_PARTS_MOST", 1e4)
-    products = [verification._product(seed, PARTS, "cuda") for seed in range(150)]
+    products = [random_products.drawn(seed, PARTS, "cuda") for seed in range(150)]
     deep = [p for p in products if p.k >= 128 and p.batch * p.m * p.n * p.k < 1e4]
     for precision, rung in zip(PARTS, ("split_fp16x3", "split_bf16x6", "split_paired"), strict=True):
         product = next(p for p in deep if p.dtype == precision and (p.invariant or precision != "f32_tensor"))
@@ -62,7 +62,7 @@ def in_float64(p, a, b, c, vectors, off=0.0):
 
 def test_an_error_beyond_the_bound_shows(monkeypatch):
     for seed in range(60):
-        product = verification._product(seed, PARTS, "cuda")
+        product = random_products.drawn(seed, PARTS, "cuda")
         if product.batch * product.m * product.n * product.k > 1e6:
             continue
         monkeypatch.setattr(verification, "_call", in_float64)
@@ -74,7 +74,7 @@ def test_an_error_beyond_the_bound_shows(monkeypatch):
 
 def test_what_is_drawn():
     """The seed and the precision repeat a product; all spreads occur, batches of many, and k at which steps begin."""
-    products = [verification._product(seed, PARTS, "cuda") for seed in range(300)]
+    products = [random_products.drawn(seed, PARTS, "cuda") for seed in range(300)]
     assert products[7] == random_products.batch_in_parts(7, products[7].dtype)
     assert set(Counter(p.spread for p in products)) == set(random_products.SPREADS)
     assert {p.dtype for p in products} == set(PARTS)
@@ -96,7 +96,7 @@ def test_a_batch_counts_as_its_products(monkeypatch):
     assert run.ok
     assert run.products == sum(run.types.values()) >= 300 > run.seeds
     assert run.products == sum(
-        verification._product(5 + i, ("f32_tensor", "f32_plus"), "cuda").batch for i in range(run.seeds)
+        random_products.drawn(5 + i, ("f32_tensor", "f32_plus"), "cuda").batch for i in range(run.seeds)
     )
     with pytest.raises(gm.ArgumentError, match="f32_tensor"):
         lab.verify(3, "cpu", ["f32_tensor"])

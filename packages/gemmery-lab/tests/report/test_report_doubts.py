@@ -1,5 +1,6 @@
 """Figures in doubt: a banner, ties and no headline, in every form."""
 
+import io
 import re
 from dataclasses import replace
 
@@ -10,7 +11,9 @@ import records
 from gemmery_emulator.pages import numerals
 from gemmery_lab.report import tables, terminal, words
 from gemmery_lab.report.page import page
-from gemmery_lab.report.tables import markdown, over_fastest, summary
+from gemmery_lab.report.terminal import summary
+from gemmery_lab.report.words import over_fastest
+from records import markdown
 
 
 def busy(run, load=0.8):
@@ -30,11 +33,12 @@ RUNS = (records.ladder(), records.sweep_block(), records.sweep_size(), records.b
 
 
 def printed(run):
-    console = Console(width=160, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=160, force_terminal=False, record=True, file=io.StringIO())
     terminal.show(run, records.RUNGS, console)
     return console.export_text()
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
 def test_a_quiet_run_is_trusted(run):
     assert words.doubts(run) == ()
@@ -42,6 +46,7 @@ def test_a_quiet_run_is_trusted(run):
     assert "Unreliable" not in printed(run) + page(run, records.RUNGS) + markdown(run, records.RUNGS)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
 def test_load_is_a_banner_in_every_form(run):
     said = "Other processes used up to 0.8 of the 2 cores during the measurement."

@@ -1,5 +1,6 @@
 """Reports of GPU runs, from records of a GPU: their words, units and limits."""
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from gemmery_emulator.pages import numerals
 from gemmery_lab.measure import record
 from gemmery_lab.report import terminal, words
 from gemmery_lab.report.page import figures, page
-from gemmery_lab.report.tables import markdown, sheets
+from gemmery_lab.report.tables import sheets
+from records import markdown
 
 RUNS = record.read(Path(__file__).parents[1] / "data" / "h200.jsonl")
 OF_CPUS = re.compile(r"NumPy|llvmlite|\bthreads?\b|\bms\b|GFLOP/s")
@@ -44,7 +46,7 @@ def without_rival(run):
 
 
 def shown(run, width=400):  # nothing folds
-    console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=width, force_terminal=False, record=True, file=io.StringIO())
     terminal.show(run, CUDA, console)
     return console.export_text()
 

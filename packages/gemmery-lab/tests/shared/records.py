@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from gemmery.ladder.rung import Rung
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
+from gemmery_lab.report import sheet, tables, words
 
 MACHINE = MachineRecord(
     name="made-up-avx512-2c",
@@ -136,3 +137,11 @@ def bench():
             timed = {"seconds": flops / own / 1e9, "versus": against, "spread": dict.fromkeys(against, 0.03)}
             found.append(measurement("skinny_f32", kernel, n, own, **shape, **timed))
     return Run(MACHINE, STARTED, tuple(found))
+
+
+def markdown(run, rungs=()):
+    """A run as Markdown, as documents show it: the machine, then a table for each sheet."""
+    parts = [f"# {words.title(run)}\n", f"{words.machine(run.machine)}. Measured {words.when(run)}.\n"]
+    parts += [f"**{warning}**\n"] if (warning := words.banner(run)) else []
+    parts += [f"## {each.title}\n\n{sheet.table(each)}" for each in tables.sheets(run, rungs)]
+    return "\n".join(parts)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import gemmery.torch  # noqa: E402
 from gemmery.errors import ArgumentError, DTypeError, ShapeError  # noqa: E402
-from gemmery.torch import packed_weights  # noqa: E402
+from gemmery.torch import quantization  # noqa: E402
 from gemmery.torch.quantization import dequantize  # noqa: E402
 
 functional = torch.nn.functional
@@ -43,7 +43,7 @@ def test_values_whole_and_in_parts(bits, activation, monkeypatch):
     x, bias = draw(2, 5, 24), draw(40)
     expected = ACTIVATIONS[activation](functional.linear(x, weight_of(packed, scales), bias))
     for part in (1 << 20, 10 * 24 * 8):  # bytes: all rows of the weight; 10 of its 40
-        monkeypatch.setattr(packed_weights, "_PART", part)
+        monkeypatch.setattr(quantization, "_PART", part)
         for layer in (gemmery.torch.quantized_linear, OPERATOR):
             assert close(layer(x, packed, scales, bias, activation), expected)
         with pytest.raises(ShapeError, match="bias has shape"):
@@ -173,11 +173,11 @@ def test_a_kernel_reads_packed_weights_on_a_device(bits, monkeypatch):
     from emulated_card import installed
 
     card = installed(monkeypatch)
-    monkeypatch.setattr(packed_weights, "_stream_of", lambda device: 0)
+    monkeypatch.setattr(quantization, "_stream_of", lambda device: 0)
     packed, scales = gemmery.torch.quantize(draw(40, 256, dtype=torch.float16), bits, 128)
     x = draw(2, 3, 256, dtype=torch.float16)
     for _ in range(2):  # the second launch is known
-        result = packed_weights.quantized_layer(*(OnDevice(card, z) for z in (x, packed, scales)), None, "relu")
+        result = quantization.quantized_layer(*(OnDevice(card, z) for z in (x, packed, scales)), None, "relu")
         exact, size = x.double() @ weight_of(packed, scales).T, x.double().abs() @ weight_of(packed, scales).abs().T
         tolerance = (2.5 * 256 + 4) * 2.0**-24 * size + 2.0**-11 * exact.abs()
         numbers = torch.tensor(result.array.numbers.astype("f8"))

@@ -56,13 +56,13 @@ if TYPE_CHECKING:
     from gemmery.api.contractions import einsum as einsum
     from gemmery.api.contractions import tensordot as tensordot
     from gemmery.api.contractions import vecdot as vecdot
+    from gemmery.api.device_operands import get_float32_precision as get_float32_precision
+    from gemmery.api.device_operands import set_float32_precision as set_float32_precision
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
     from gemmery.api.packing import PackedMatrix as PackedMatrix
     from gemmery.api.packing import pack as pack
-    from gemmery.api.precision import get_float32_precision as get_float32_precision
-    from gemmery.api.precision import set_float32_precision as set_float32_precision
     from gemmery.api.splitting import SplitOperand as SplitOperand
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
+    from gemmery_emulator.arguments import device_memory as device_memory
     from gemmery_emulator.hopper.tensormap import tensor_map as tensor_map
-    from gemmery_emulator.kernels.device_arrays import device_memory as device_memory
     from gemmery_emulator.kernels.kernel import emulate as emulate
     from gemmery_emulator.textures import texture as texture
     from gemmery_lab.inspection.notebook import inspect as inspect
@@ -92,11 +92,11 @@ _HOMES = {
     "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
+    "gemmery.api.device_operands": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.packing": ("PackedMatrix", "pack"),
-    "gemmery.api.precision": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
-    "gemmery_emulator.kernels.device_arrays": ("device_memory",),
+    "gemmery_emulator.arguments": ("device_memory",),
     "gemmery_emulator.kernels.kernel": ("emulate",),
     "gemmery_emulator.hopper.tensormap": ("tensor_map",),
     "gemmery_emulator.textures": ("texture",),

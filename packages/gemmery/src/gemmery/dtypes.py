@@ -146,7 +146,11 @@ def resolve(spelling: object, known: Iterable[str] = NAMES, also: Iterable[str] 
     name = row.name if row else lower
     if name in known or name in also:
         return name
-    close = _alike(lower, known, also)
+    from difflib import get_close_matches  # brings `re`, which a product does not need
+
+    names = {**{name: name for name in (*known, *also)}, **{get(name).numpy: name for name in known}}
+    alike = dict.fromkeys(names[match] for match in get_close_matches(lower, names, 3))
+    close = [repr(name) for name in alike][:2]
     meant = f"; did you mean {' or '.join(close)}?" if close else "."
     raise DTypeError(f"dtype {brief(spelling)} is not supported{meant} Supported: {', '.join((*known, *also))}")
 
@@ -163,12 +167,3 @@ def meanings_of_code(code: str) -> str:
     in_bytes, in_bits = f"{kind}{8 * int(code[1:])}", f"{kind}{code[1:]}"
     names = " or ".join(repr(name) for name in (in_bytes, in_bits) if name in _BY_ANY_NAME)
     return names and f"counts bytes in NumPy ({in_bytes}) and bits elsewhere ({in_bits}): write {names}"
-
-
-def _alike(spelling: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
-    """At most two names that are spelled like `wanted`, as literals."""
-    from difflib import get_close_matches  # brings `re`, which a product does not need
-
-    names = {**{name: name for name in (*known, *also)}, **{get(name).numpy: name for name in known}}
-    close = dict.fromkeys(names[match] for match in get_close_matches(spelling, names, 3))
-    return [repr(name) for name in close][:2]

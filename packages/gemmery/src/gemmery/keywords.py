@@ -27,6 +27,7 @@ DTypeName = Literal[
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     class TorchDType(Protocol):
         """An element type of PyTorch, such as torch.float32."""
@@ -36,6 +37,25 @@ if TYPE_CHECKING:
             """Return True for a floating-point type."""
 
     DTypeLike: TypeAlias = DTypeName | np.dtype[Any] | type[Any] | TorchDType
+
+    class Tensor(Protocol):
+        """A tensor of PyTorch."""
+
+        def data_ptr(self) -> int:
+            """Return the address of the first element."""
+
+    class HasNamespace(Protocol):
+        """An array of a library with the array API and DLPack, such as CuPy and JAX."""
+
+        def __array_namespace__(self, *, api_version: Any = None) -> Any:
+            """Return the library's functions."""
+
+        def __dlpack__(self, *args: Any, **options: Any) -> Any:
+            """Return a DLPack capsule."""
+
+    Plain: TypeAlias = NDArray[Any] | list[Any] | tuple[Any, ...]  # operands whose product is a NumPy array
+    Foreign = TypeVar("Foreign", bound=Tensor | HasNamespace)
+    Out = TypeVar("Out")
 
 
 class GemmOptions(TypedDict, total=False):
@@ -64,6 +84,27 @@ class ContractionOptions(GemmOptions, total=False):
     """Options of tensordot, vecdot and einsum."""
 
     dtype: DTypeLike | None
+
+
+if TYPE_CHECKING:
+
+    class VecdotOptions(ContractionOptions, total=False):
+        """Options of vecdot."""
+
+        keepdims: bool
+
+    class EinsumOptions(ContractionOptions, total=False):
+        """Options of einsum."""
+
+        optimize: Any
+        order: str
+        casting: str
+
+    class GemvOptions(GemmOptions, total=False):
+        """Options of gemv."""
+
+        alpha: complex
+        beta: complex
 
 
 NAMES: dict[str, frozenset[str]] = {  # of the options of a function

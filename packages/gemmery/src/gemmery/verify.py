@@ -199,12 +199,6 @@ def _tiny(name: str) -> float:
     return row.unit_roundoff * 2.0 ** (row.normal + 1)
 
 
-def _largest(name: str) -> float:
-    """Return the largest finite value of a floating type."""
-    row = dtypes.get(name)
-    return (2 - 2 * row.unit_roundoff) * 2.0 ** (1 - row.normal)
-
-
 def _wide(x: Array) -> Array:
     """Return `x` in the type of the reference."""
     name = dtypes.get(x.dtype.name).name
@@ -340,7 +334,9 @@ def _ratio(result: Array, expected: Array, allowed: Array, out: str) -> NDArray[
         difference = np.abs(got - expected).astype(np.float64)
         ratio = np.where(difference == 0, 0.0, difference / allowed)
         # A value that may round to more than the largest finite one may have become an infinity of its sign.
-        overflows = (np.abs(expected).astype(np.float64) + allowed >= _largest(out)) & np.isinf(got)
+        row = dtypes.get(out)
+        largest = (2 - 2 * row.unit_roundoff) * 2.0 ** (1 - row.normal)
+        overflows = (np.abs(expected).astype(np.float64) + allowed >= largest) & np.isinf(got)
         right = (np.isnan(got) & np.isnan(expected)) | (got == expected)
         if np.iscomplexobj(got):  # which component of a complex number is not finite depends on the order of operations
             right |= (overflows | ~np.isfinite(expected)) & ~np.isfinite(got)

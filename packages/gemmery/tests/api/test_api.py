@@ -450,6 +450,7 @@ def test_wrong_arguments_are_named(call, error, word):
     assert np.all(whole == 1)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
 def test_the_epilogue(name, activation):
@@ -598,6 +599,7 @@ def test_jax_tracing_is_told_of_gemmery_jax():
         jax.jit(gm.matmul)(np.ones((2, 2)), np.ones((2, 2)))
 
 
+@pytest.mark.process
 def test_without_docstrings_the_entry_has_none():
     shown = "import numpy as np, gemmery as gm; gm.matmul(np.eye(2), np.eye(2)); print(repr(gm.matmul.__doc__))"
     output = subprocess.run([sys.executable, "-OO", "-c", shown], check=True, capture_output=True, text=True).stdout

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmery import arrays
 from gemmery.api import array_libraries
 from gemmery.api.device_call import table
+from gemmery.arrays import pytorch
 
 torch = pytest.importorskip("torch")
 
@@ -169,9 +169,9 @@ def test_repeated_products_are_forgotten_with_the_others(path):
 
 
 def test_comparisons_that_do_not_tell_tensors_apart_are_not_used(monkeypatch):
-    assert arrays.comparer(torch) is not None
+    assert pytorch.comparer(torch) is not None
     guards = SimpleNamespace(TensorGuards=lambda *_, **__: SimpleNamespace(check=lambda *_: True))
     monkeypatch.setattr(torch._C, "_dynamo", SimpleNamespace(guards=guards))
-    assert arrays.comparer(torch) is None
+    assert pytorch.comparer(torch) is None
     monkeypatch.setattr(torch._C, "_dynamo", SimpleNamespace(guards=SimpleNamespace()))
-    assert arrays.comparer(torch) is None
+    assert pytorch.comparer(torch) is None

@@ -12,6 +12,7 @@ from gemmery.api import array_libraries
 from gemmery.api.device_call import table
 from gemmery.api.device_operands import Inputs, OperandScales
 from gemmery.arrays import View
+from gemmery.keywords import Options
 
 
 class OnDevice:
@@ -102,15 +103,15 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     monkeypatch.setattr(array_libraries, "PATHS", {})
     monkeypatch.setattr(array_libraries, "_libraries", {})
     run, out = Launches(), OnDevice(4096)
-    target = View(4096, (3, 3), (6, 2), "bf16", "cuda:0")
-    served = SimpleNamespace(countdown=0, run=run)
+    target = View(4096, (3, 3), (6, 2), "bf16", "cuda:0", owner=out)
+    served = SimpleNamespace(countdown=0, run=run, form=SimpleNamespace(runs=1))
     options = {"bias": row(64), "scale_b": row(96)}
-    x, y = (View(pointer, (3, 3), (12, 4), "f32", "cuda:0") for pointer in (1024, 2048))
+    x, y = (View(at, (3, 3), (12, 4), "f32", "cuda:0", owner=OnDevice(at)) for at in (1024, 2048))
     bias, scale = (View(pointer, (3,), (4,), "f32", "cuda:0") for pointer in (64, 96))
     inputs = Inputs(x, y, bias, scales=OperandScales("outer", 1.0, None, scale))
     for result in (None, out):
-        tensors = OnDevice(1024), OnDevice(2048), result
-        array_libraries.remember(*tensors, "matmul", inputs, target, served, options, (2.0, 0.0))
+        known = Options(alpha=2.0, beta=0.0), options, served
+        array_libraries.remember("matmul", inputs, target, result is None, *known)
     assert len(table.calls) == 2
     path = array_libraries.PATHS[OnDevice]
     new = path(OnDevice(8192), OnDevice(2048), None, "matmul", None, {"bias": row(640), "scale_b": row(960)})
@@ -119,8 +120,7 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     assert [call[:5] for call in run.calls] == [(8192, 2048, 1 << 20, 7, 640), (8192, 2048, 4096, 7, 64)]
     assert path(OnDevice(4096 + 16), OnDevice(2048), out, "matmul", None, options) is None
     assert path(OnDevice(4096 + 18), OnDevice(2048), out, "matmul", None, options) is None  # at another alignment
-    tensors = OnDevice(1024), OnDevice(2048), None
-    array_libraries.remember(*tensors, "matmul", inputs, target, served, {"bias": 1.0}, (1.0, 0.0))
+    array_libraries.remember("matmul", inputs, target, True, Options(alpha=1.0, beta=0.0), {"bias": 1.0}, served)
     assert len(table.calls) == 2
 
 

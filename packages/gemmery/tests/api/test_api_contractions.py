@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gemmery as gm
 from gemmery import arrays, dispatch, dtypes
-from gemmery.api import products, quick_contractions, sums_of_products
+from gemmery.api import products, sums_of_products
 from gemmery.api.one_product import Labels, one_product, shape_of
 from gemmery.problem import Problem
 from operands import random
@@ -255,7 +255,7 @@ def test_what_is_copied_is_what_the_plan_says(data, letters):
     out = data.draw(laid_out(shape_of(labels, a.shape, b.shape), "f32", 3))
     form = one_product(labels, a.shape, a.strides, b.shape, b.strides, out.shape, out.strides)
     for name, array, turn in (("a", a, form.a), ("b", b, form.b), ("c", out, form.c)):
-        assert np.shares_memory(quick_contractions.turned(array, turn), array) == (name not in form.copied)
+        assert np.shares_memory(sums_of_products.turned(array, turn), array) == (name not in form.copied)
 
 
 def test_results_have_the_kind_of_the_operands():
@@ -413,7 +413,7 @@ def test_an_out_that_overlaps_an_operand():
 def test_an_array_on_a_device_without_a_library_is_refused():
     its_view = arrays.View(4096, (2, 2), (8, 4), "f32", "cuda:0")
     with pytest.raises(gm.DeviceError, match=r"cupy\.from_dlpack"):
-        sums_of_products.with_transposes(object(), its_view, own=False)
+        sums_of_products.with_transposes(its_view, own=False)
 
 
 @st.composite
@@ -499,6 +499,7 @@ def test_a_batch_whose_elements_are_adjacent(expression, name, count, k):
     check(np.asarray(gm.einsum(expression, a, b)), expression, a, b)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", ["f32", "f64", "f16", "int32", "uint16", "complex64"])
 def test_rows_by_the_kernel_for_their_length(name):
     for k in (3, 15, 16, 17, 37, 100, 256):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import device_operands, enqueue, explanation, on_device, prepared
+from gemmery.api import device_operands, explanation, on_device, prepared
 from gemmery.api.device_call import table
 from gemmery.arrange import arrange
-from gemmery.arrays import View, contiguous
+from gemmery.arrays import View, contiguous, view
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
 from gemmery.keywords import NO_OPTIONS, Options
@@ -387,16 +387,15 @@ class Run:
 
 def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     """It was planned at every call, which took 48 us, because its scratch memory counted as a converted operand."""
-    x, y = views((8, 8), (8, 8))
+    x, y = (z._replace(device="cuda:0") for z in views((8, 8), (8, 8)))
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(on_device, "located", lambda view: view)
-    monkeypatch.setattr(enqueue, "ordinal", lambda view: 0)
-    monkeypatch.setattr(enqueue, "new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
-    monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+    monkeypatch.setattr(on_device, "new", lambda x, shape, dtype: y._replace(pointer=1 << 20))
+    monkeypatch.setattr(on_device, "scratch", lambda x, size: y._replace(pointer=1 << 21))
     monkeypatch.setattr(on_device, "prepare", lambda call: served)
     monkeypatch.setattr(on_device.array_libraries, "remember", lambda *given: kept.append(given[-1]))
-    on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS, {})
+    on_device.product("matmul", x, y, None, NO_OPTIONS, {})
     assert run.addresses[5] == 1 << 21
     assert kept == [served]
 
@@ -410,15 +409,15 @@ def enqueued(monkeypatch):
         x, y = (z._replace(device="cuda:0") for z in views((6, 300), (300, 300), "e4m3"))
         new = x._replace(pointer=1 << 20, shape=(6, 300), strides=(600, 2), dtype="bf16")
         served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
-        monkeypatch.setattr(enqueue, "new", lambda a, shape, dtype, x: (a, new))
-        monkeypatch.setattr(enqueue, "scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+        monkeypatch.setattr(on_device, "new", lambda x, shape, dtype: new)
+        monkeypatch.setattr(on_device, "scratch", lambda x, size: y._replace(pointer=1 << 21))
         monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
         monkeypatch.setattr(on_device, "prepare", lambda call: served)
-        monkeypatch.setattr(enqueue, "copy", lambda *given: copies.append(given))
+        monkeypatch.setattr(on_device, "copy", lambda *given: copies.append(given))
         monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
         monkeypatch.setattr(on_device, "view", lambda z: z)
         monkeypatch.setattr(device_operands, "view", lambda z: z)
-        on_device.product("matmul", "a", "b", x, y, out, Options(**options), options)
+        on_device.product("matmul", x, y, out, Options(**options), options)
         return run, copies, waits
 
     return product
@@ -448,6 +447,33 @@ def test_factors_of_blocks_write_rows_and_a_copy_turns_them(enqueued, strides, c
     assert run.addresses[7] == (64, 128, 0)
 
 
+def test_memory_for_a_call_is_of_the_library_of_its_first_operand():
+    """Tensors on the CPU stand in for those on a device: a view has what PyTorch allocates, converts and copies by."""
+    torch = pytest.importorskip("torch")
+    a, out = torch.arange(6.0).reshape(2, 3), torch.empty(3, 2).t()
+    x = view(a)
+    target, memory, wide = on_device.new(x, (2, 4), "f16"), on_device.scratch(x, 24), on_device._converted(x, "f64")
+    assert (target.shape, target.strides, target.dtype) == ((2, 4), (8, 2), "f16")
+    assert (target.array.dtype, target.array.data_ptr()) == (torch.float16, target.pointer)
+    assert on_device.finished(x, target) is target.array
+    assert (memory.array.dtype, memory.shape, memory.array.data_ptr()) == (torch.uint8, (24,), memory.pointer)
+    assert wide.array.equal(a.double())
+    assert on_device._converted(x, "f32") is x
+    on_device.copy(x, view(out))
+    assert out.equal(a)
+
+
+def test_a_view_has_the_array_that_lends_its_memory():
+    a = Matrix()
+    x = view(a)
+    assert x.array is a
+    assert (x.device, x.ordinal) == ("cuda:0", 0)
+    assert view(Matrix(device=(2, 3))).ordinal == 3
+    with pytest.raises(gm.LayoutError, match=r"a Matrix with strides \(16, 4\) cannot be copied into a Capsule"):
+        on_device.copy(x, view(Capsule((4, 4), (2, 0), 8192, element=(2, 16))))
+
+
+@pytest.mark.process
 def test_a_product_on_the_cpu_loads_nothing_for_devices():
     code = (
         "import sys, numpy as np, gemmery as gm\n"

@@ -23,6 +23,7 @@ def _entry_is_made():
     gm.matmul(np.eye(2), np.eye(2))
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", dtypes.NAMES)
 def test_the_second_call_gives_the_bits_of_the_first(name):
     for (m, n, k), turn_a, turn_b in itertools.product(SHAPES, (False, True), (False, True)):
@@ -174,6 +175,7 @@ def test_ten_threads_through_the_entry():
         assert all(pool.map(repeat, range(10)))
 
 
+@pytest.mark.process
 def test_a_name_imported_before_the_first_product_is_fast_and_right_too():
     code = (
         "from gemmery import matmul\n"

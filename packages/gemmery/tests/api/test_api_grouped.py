@@ -259,7 +259,7 @@ def test_a_product_on_a_device_is_checked_before_it_is_touched(monkeypatch, call
     monkeypatch.setattr(device_products, "check_capability", lambda *given: None)
     monkeypatch.setattr(device_products.driver, "captures", lambda stream: False)
     monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
-    monkeypatch.setattr(device_products.enqueue, "new", lambda a, shape, dtype, x: (None, on_device(shape, (16, 4))))
+    monkeypatch.setattr(device_products, "new", lambda x, shape, dtype: on_device(shape, (16, 4)))
     monkeypatch.setattr(device_products.arrays, "allocates", lambda a: True)
     with pytest.raises(error, match=words):
         gm.grouped_matmul(**{"a": Matrix(), "b": Matrix((3, 4, 4)), "offsets": [1, 1, 4], **call})
@@ -278,25 +278,22 @@ def one_by_one(monkeypatch):
         assert np.shape(scale_b) in ((), (1,), b.shape[1:])
         out[...] = (a * np.reshape(scale_a, (-1, 1))) @ (b * scale_b)
 
-    def new(a, shape, dtype, x):
-        array = np.full(shape, 9, dtypes.get(dtype).numpy)
-        return array, viewed(array)
+    def new(x, shape, dtype):
+        return viewed(np.full(shape, 9, dtypes.get(dtype).numpy))
 
     monkeypatch.setattr(device_products, "view", viewed)
     monkeypatch.setattr(device_operands, "view", viewed)
     monkeypatch.setattr(device_products, "check_capability", lambda *_: None)
     monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
     monkeypatch.setattr(device_products.driver, "captures", lambda _: False)
-    monkeypatch.setattr(device_products.enqueue, "new", new)
-    monkeypatch.setattr(device_products.enqueue, "copy", lambda source, _, target, its: np.copyto(target, source))
+    monkeypatch.setattr(device_products, "new", new)
+    monkeypatch.setattr(device_products, "copy", lambda source, target: np.copyto(target.array, source.array))
     monkeypatch.setattr(device_products.arrays, "allocates", lambda _: True)
     monkeypatch.setattr(products, "matmul", multiply)
 
     def run(a, b, ends, out=None, **terms):
-        views = viewed(a), viewed(b), view(ends)
-        shape = (len(a), b.shape[2])
-        terms_of = views, shape, out, Options(**terms), multiply_groups
-        return device_products.grouped_product(a, b, ends, *terms_of)
+        views, shape = (viewed(a), viewed(b), view(ends)), (len(a), b.shape[2])
+        return device_products.grouped_product(*views, shape, out, Options(**terms), multiply_groups)
 
     return run
 

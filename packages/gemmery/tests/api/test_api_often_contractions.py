@@ -72,7 +72,7 @@ def test_a_contraction_that_comes_often_does_not_reach_python(monkeypatch):
         "vecdot of vectors": lambda: gm.vecdot(v, v),
     }
     before = {name: often(call) for name, call in calls.items()}
-    monkeypatch.setattr(contractions.quick_contractions, "is_plain", lambda *arguments: pytest.fail("Python"))
+    monkeypatch.setattr(contractions.sums_of_products, "is_plain", lambda *arguments: pytest.fail("Python"))
     for name, call in calls.items():
         assert np.array_equal(call(), before[name]), name
 

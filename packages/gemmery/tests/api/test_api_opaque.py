@@ -36,6 +36,7 @@ else:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "before",
     ["", "gm.matmul(np.eye(2), np.eye(2))"],

@@ -15,6 +15,7 @@ EXAMPLES = 200  # products per case
 SHARED = Path(__file__).parents[1] / "shared"
 
 
+@pytest.mark.process
 @pytest.mark.skipif("ARRAY_API_TESTS_DIR" not in os.environ, reason="ARRAY_API_TESTS_DIR names no array-api-tests")
 def test_the_array_api():
     folder = Path(os.environ["ARRAY_API_TESTS_DIR"])

@@ -80,6 +80,7 @@ def test_ten_threads_at_once():
     multiply_at_once()
 
 
+@pytest.mark.process
 def test_ten_threads_compile_the_same_kernels_at_once(tmp_path):
     succeeds(fresh("import test_concurrency; test_concurrency.multiply_at_once()", tmp_path))
 
@@ -111,6 +112,7 @@ def test_other_threads_run_while_a_long_product_does():
     assert during >= 3
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_multiplies_and_the_parent_goes_on():
     code = """
@@ -135,6 +137,7 @@ for new in range(3):
     succeeds(fresh(code))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_while_another_thread_multiplies():
     """Only gemmery runs at the moment of the fork: NumPy's BLAS has locks of its own, which a fork may catch held."""
@@ -163,6 +166,7 @@ busy.join()
     succeeds(fresh(code))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("batches", [1, 40], ids=["one product", "a loop of products"])
 def test_an_interrupt_leaves_the_process_usable_and_out_whole_or_an_error(batches):
     """One kernel runs to its end, and then KeyboardInterrupt is raised; between kernels it is raised at once."""
@@ -225,6 +229,7 @@ def filled(stored_once, tmp_path):
     return shutil.copytree(stored_once, tmp_path / "cache")
 
 
+@pytest.mark.process
 def test_flipped_bytes_in_every_cache_file_only_cost_a_recompile(filled):
     stored = entries(filled)
     assert len(stored) > 3
@@ -238,6 +243,7 @@ def test_flipped_bytes_in_every_cache_file_only_cost_a_recompile(filled):
     assert [path.name for path in stored if path.read_bytes()[flipped[path]] != whole[path][flipped[path]]] == []
 
 
+@pytest.mark.process
 def test_truncated_and_empty_cache_files_only_cost_a_recompile(filled):
     folder, *others = entries(filled)
     folder.unlink()
@@ -248,6 +254,7 @@ def test_truncated_and_empty_cache_files_only_cost_a_recompile(filled):
     assert folder.is_dir()
 
 
+@pytest.mark.process
 def test_killing_a_process_while_it_fills_the_cache_only_costs_a_recompile(tmp_path):
     """Killed at the first file that appears, at the second, at the fourth: each time at work on the next."""
     for count in (1, 2, 4):
@@ -259,11 +266,13 @@ def test_killing_a_process_while_it_fills_the_cache_only_costs_a_recompile(tmp_p
     succeeds(fresh(PRODUCTS, tmp_path))
 
 
+@pytest.mark.process
 def test_two_processes_fill_one_cache(tmp_path):
     for process in [fresh(PRODUCTS, tmp_path) for _ in range(2)]:
         succeeds(process)
 
 
+@pytest.mark.process
 def test_without_a_cache_that_can_be_used_products_are_still_right(tmp_path):
     occupied = tmp_path / "a file"
     occupied.write_text("in the way")
@@ -275,6 +284,7 @@ def test_without_a_cache_that_can_be_used_products_are_still_right(tmp_path):
     assert not entries(shared), "code was taken from, or left in, a folder that others can write"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads in /proc")
 def test_workers_sleep_when_idle_and_end_with_the_process():
     code = """
@@ -319,6 +329,7 @@ t.check("f32", (41, 42, 43), threads=2)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("prepare", "interrupt"),
     [
@@ -372,6 +383,7 @@ def test_a_product_in_the_middle_of_a_compilation(prepare, interrupt, tmp_path):
     succeeds(fresh(REENTRANT.format(prepare=prepare, interrupt=interrupt), tmp_path))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library is called by its Linux names")
 def test_a_fork_that_python_does_not_see():
     """A C extension or a server forks without Python's hooks: the child multiplies, with workers of its own."""

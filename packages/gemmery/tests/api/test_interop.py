@@ -123,6 +123,7 @@ def test_options_and_scalars_of_tensors(torch):
     assert gm.matmul(torch.zeros(0, 3), torch.zeros(3, 2)).shape == (0, 2)
 
 
+@pytest.mark.process
 def test_bfloat16_tensors_do_not_need_ml_dtypes(torch):
     code = (
         "import sys, torch, gemmery as gm\n"

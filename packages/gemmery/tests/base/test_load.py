@@ -57,6 +57,7 @@ def test_the_kernels_table_is_read_for_the_cores_that_may_be_used(monkeypatch, t
     assert load._busy() == 0.0
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="there is no /proc")
 def test_a_child_counts_as_ours_while_it_runs_and_when_it_has_ended():
     spin = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"

@@ -179,6 +179,7 @@ atexit.register(lambda: tiers.aside("late", lambda: print("a job ran")))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -222,6 +223,7 @@ os._exit(os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("end", ["", "os._exit(0)", pytest.param(FORK, marks=forks, id="fork")])
 def test_a_process_ends_or_forks_while_llvm_compiles(end, tmp_path):
     environment = {**os.environ, "GEMMERY_CACHE_DIR": str(tmp_path)}
@@ -232,6 +234,7 @@ def test_a_process_ends_or_forks_while_llvm_compiles(end, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.process
 @forks
 def test_a_forked_process_has_a_queue_of_its_own(monkeypatch):
     """What waits or is in progress at the fork may be asked for again in the child; what is finished may not."""
@@ -258,6 +261,7 @@ def test_a_forked_process_has_a_queue_of_its_own(monkeypatch):
     gate.opened.set()
 
 
+@pytest.mark.process
 @forks
 def test_a_fork_waits_until_a_key_has_its_job():
     """Another thread is between the two: the child would take the key for finished, and never make it."""
@@ -284,6 +288,7 @@ def test_a_fork_waits_until_a_key_has_its_job():
         tiers._forget(work)
 
 
+@pytest.mark.process
 @forks
 def test_a_fork_waits_for_the_job_in_progress(monkeypatch):
     gate, ended = Gate(), []
@@ -307,6 +312,7 @@ def test_a_fork_waits_for_the_job_in_progress(monkeypatch):
     assert ended == [True]
 
 
+@pytest.mark.process
 @forks
 def test_a_job_that_forks():
     codes = []
@@ -322,6 +328,7 @@ def test_a_job_that_forks():
     assert codes == [0]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_started_by_other_means(method, tmp_path):
     script = tmp_path / "started.py"
@@ -341,6 +348,7 @@ def test_processes_started_by_other_means(method, tmp_path):
     subprocess.run([sys.executable, str(script), method], timeout=60, check=True)
 
 
+@pytest.mark.process
 def test_importing_starts_no_thread_and_does_not_even_load_their_module():
     code = (
         "import sys, gemmery.tiers as tiers; tiers.enabled(); print('threading' in sys.modules)\n"

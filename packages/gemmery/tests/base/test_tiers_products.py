@@ -100,6 +100,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot f
 timers = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "script",
     [
@@ -113,5 +114,6 @@ def test_products_that_come_back_often_keep_their_bits(script, general, tmp_path
     run(shutil.copytree(general, tmp_path / "own"), script)
 
 
+@pytest.mark.process
 def test_with_tiers_off_nothing_runs_in_the_background(tmp_path):
     run(tmp_path, OFF, "off")

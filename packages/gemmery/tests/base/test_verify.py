@@ -205,6 +205,7 @@ def test_empty_products_have_nothing_to_fail():
         verify.check(np.zeros(3), np.zeros((3, 1)), np.zeros((1, 1)))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", ["abc", "9999999"])
 def test_a_wrong_variable_is_no_wrong_product(number):
     """In a process of its own: the number of threads is read once."""

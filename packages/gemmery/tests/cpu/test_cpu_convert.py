@@ -98,6 +98,7 @@ def test_floats_narrow_to_the_nearest_and_ties_to_even(isa, lanes, name, low, hi
     assert not wrong.any(), (values[wrong][:5], got[wrong][:5], wanted[wrong][:5])
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])

@@ -349,6 +349,7 @@ def test_long_products_release_the_interpreter():
         other.join()
 
 
+@pytest.mark.process
 def test_it_can_be_switched_off():
     code = "import numpy as np, gemmery as gm; x = np.eye(3); gm.matmul(x, x); print(type(gm.matmul).__name__)"
     for value, kind in (("0", "function"), ("1", "builtin_function_or_method")):

@@ -30,7 +30,7 @@ def member(launch, m=(1, MOST), n=(1, MOST), k=(0, 256), work=1e9, most=None):
     blocks = launch.blocks(96, 512, 256)
     for name, word in (("mc", blocks.mc), ("kc", blocks.kc), ("nc", blocks.nc), ("workspace_bytes", blocks.workspace)):
         struct.pack_into("<q", job, JOB_AT[name], word)
-    return Member(m, n, k, MOST, MOST, work, most or work, bytes(job))
+    return Member(m, n, k, MOST, MOST, 0, work, most or work, bytes(job))
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.parametrize("isa", NARROWER)
 @pytest.mark.parametrize("part", PARTS)

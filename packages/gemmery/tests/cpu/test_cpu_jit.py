@@ -102,6 +102,7 @@ def test_ir_that_llvm_refuses_names_the_kernel():
         jit.load(host(), "test_broken", generate)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not FLAT, reason="kernels are cached as flat images on x86-64 alone")
 def test_a_cached_product_does_without_llvm_and_generators():
     code = (
@@ -117,6 +118,7 @@ def test_a_cached_product_does_without_llvm_and_generators():
     assert seen == ["True", "False"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not FLAT, reason="kernels are cached as flat images on x86-64 alone")
 def test_a_source_that_is_edited_during_a_run_does_not_spoil_the_cache(tmp_path):
     """A generator is imported late: what it makes must not be stored as the code of the source there was before."""
@@ -278,6 +280,7 @@ def test_missing_modules_are_made_together_and_an_error_is_that_of_its_module():
     assert not jit._making
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_waits_for_modules_that_other_threads_compile():
     begun, calls, done = threading.Event(), [], []
@@ -312,6 +315,7 @@ def test_what_was_postponed_is_done_with_the_next_modules_even_if_these_are_ther
     assert jit._postponed == []
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not FLAT, reason="elsewhere the entry is compiled when it is first named")
 def test_the_entry_is_compiled_beside_the_first_product():
     """Until then builtins call Python; later products do not."""
@@ -357,6 +361,7 @@ assert not any(seen), "LLVM was called in the main thread"
 """
 
 
+@pytest.mark.process
 def test_an_interrupt_does_not_reach_llvm(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],

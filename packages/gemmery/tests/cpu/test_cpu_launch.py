@@ -77,7 +77,7 @@ def test_every_element_belongs_to_one_part(shape, unit, threads):
 
 @given(
     some.integers(0, 40), some.integers(0, 900), some.integers(0, 900), some.integers(1, 2000), some.integers(1, 70),
-    some.sampled_from([Unit(6, 64, 4.0, 0.3), Unit(12, 32, 4.0), Unit(0, 128, 9.0), Unit(4, 0, 2.0)]),
+    some.sampled_from([Unit(6, 64, 4.0, 0.3), Unit(12, 32, 4.0), Unit(0, 128, 9.0), Unit(4, 0, 2.0, read=0.25)]),
 )  # fmt: skip
 def test_parts_are_whole_tiles_for_no_more_threads_than_pay(batch, m, n, k, threads, unit):
     cut = grid(unit, batch, m, n, k, threads)
@@ -85,7 +85,7 @@ def test_parts_are_whole_tiles_for_no_more_threads_than_pay(batch, m, n, k, thre
     if not (batch and m and n):
         assert cut.parts == 0
         return
-    work = batch * unit.cost(m, n, k)
+    work = batch * unit.work(m, n, k)
     assert cut.threads == 1 or cut.threads * split.WORTH <= work
     assert cut.parts == 1 or cut.threads > 1
     assert cut.parts <= split.FINEST * cut.threads + batch
@@ -102,6 +102,13 @@ def test_a_product_that_is_not_worth_it_runs_on_one_thread():
     assert grid(Unit(6, 64, 4.0, 0.3), 1, 16, 16, 16, 16) == Grid(1, 1, 1, 1, 16, 16, 1)
     assert grid(None, 5, 4000, 4000, 4000, 16) == Grid(1, 1, 1, 1, 4000, 4000, 5)
     assert grid(Unit(6, 64, 4.0, 0.3), 1, 256, 256, 256, 16).threads == 16
+
+
+def test_loads_that_take_longer_than_arithmetic_are_worth_threads():
+    few_rows = Unit(4, 16, 0.1)
+    assert grid(few_rows, 1, 4, 1000, 1000, 16).threads == 1
+    assert grid(few_rows._replace(read=0.25), 1, 4, 1000, 1000, 16).threads == 16
+    assert grid(few_rows._replace(read=0.25), 1, 4, 1000, 40, 16).threads == 1
 
 
 def test_a_batch_is_cut_between_products_and_skinny_ones_along_their_long_side():

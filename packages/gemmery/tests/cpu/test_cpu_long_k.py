@@ -48,6 +48,7 @@ def compare(a, b):
     assert ours <= 4 * max(theirs, LEAST), (a.shape, b.shape, a.dtype, ours, theirs)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_errors_are_at_most_four_times_numpys(shape, dtype):
@@ -58,6 +59,7 @@ def test_errors_are_at_most_four_times_numpys(shape, dtype):
         compare((a * scale).astype(dtype), b)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(("shape", "dtype", "k"), [
     ((1, 1), "f4", 10**7), ((2, 3), "f4", 10**7), ((1, 3), "f8", 10**6), ((3, 1), "c8", 10**6), ((4, 4), "f8", 10**6),
     ((4, 4), "c8", 10**6), ((2, 2), "c16", 300_000), ((64, 64), "f4", 10**5), ((200, 200), "f4", 10**4),
@@ -157,11 +159,12 @@ def rows_that_differ(a, b, options):
     return different + ["vector"] * (gm.matmul(a[1], b, **options).tobytes() != whole[1].tobytes())
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "complex64", "complex128", "int32"])
 @pytest.mark.parametrize("b_layout", LAYOUTS)
 def test_a_row_has_the_same_bits_in_every_number_of_rows(dtype, b_layout):
     exempt = b_layout == "columns" or dtype[0] == "c" or (dtype == "bf16" and adds_bf16_in_pairs())
-    borders = ((3, 7), (64, 383), (5, 385), (60, 1000), (1, 600))
+    borders = ((3, 7), (64, 383), (5, 385), (60, 1000), (1, 600), (2, 47), (2, 48), (4, 1500))
     borders += ((700, 500),) if (dtype, b_layout) == ("f32", "rows") else ()  # a B beyond L2: streamed, then packed
     for a_layout, (n, k) in itertools.product(("rows", "columns", "every third"), borders):
         a, b = placed((170 if n > 50 else 20, k), dtype, a_layout, 0), placed((k, n), dtype, b_layout, 1)

@@ -51,6 +51,7 @@ def test_the_bits_are_the_same_for_every_number_of_threads(shape, name, out, lay
         assert product(shape, name, out, threads, layouts) == alone
 
 
+@pytest.mark.process
 @compiled
 def test_only_as_many_workers_start_as_a_product_uses():
     code = """
@@ -109,6 +110,7 @@ def test_more_callers_than_workspaces_take_turns():
     assert all(array.item() == 1 for array, _ in results)
 
 
+@pytest.mark.process
 @compiled
 @forks
 def test_a_child_forked_in_the_middle_of_a_product_has_workers_of_its_own():
@@ -130,6 +132,7 @@ def test_a_child_forked_in_the_middle_of_a_product_has_workers_of_its_own():
     assert (array == 1).all()
 
 
+@pytest.mark.process
 @forks
 def test_children_of_a_process_that_goes_on_multiplying_get_the_same_bits():
     code = """
@@ -153,6 +156,7 @@ busy.join()
     succeeds(code)
 
 
+@pytest.mark.process
 @compiled
 def test_a_process_ends_while_workers_wait_or_spin():
     code = """
@@ -179,6 +183,31 @@ def test_idle_workers_wait_in_the_system():
 
 
 @compiled
+def test_workers_wait_longer_for_the_next_job_of_a_series():
+    """In a process of its own, which has one worker; a busy machine may stretch a pause, so several are tried."""
+    code = """
+import ctypes, time
+import probes
+from gemmery.cpu import layout, pool
+from gemmery.cpu.split import Unit
+array, view = probes.zeros(1, 40, 40)
+run = probes.mark(Unit(1, 1, 1e6))
+patience = ctypes.c_int64.from_address(pool.address() + layout.WORKER_SLOTS + 32)
+
+def after(pause):
+    run(view, view, view, threads=2)
+    time.sleep(pause)
+    run(view, view, view, threads=2)
+    time.sleep(0.001)
+    return patience.value
+
+assert any(after(0.0004) > 0 for _ in range(300)), "a short sleep teaches the worker to wait"
+assert any(after(0.02) == 0 for _ in range(100)), "and a long one not to"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@compiled
 def test_an_interrupt_comes_when_the_result_is_whole():
     gate, (array, view) = probes.Gate(), probes.zeros(1, 4, 1)
 
@@ -197,6 +226,7 @@ def test_an_interrupt_comes_when_the_result_is_whole():
     assert (array == 1).all()
 
 
+@pytest.mark.process
 @compiled
 @tasks
 def test_workers_leave_signals_and_cores_as_they_were():
@@ -343,6 +373,7 @@ def test_quotas_of_groups_of_both_versions_hold(monkeypatch, files, number):
     assert target.cores() == number
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["gemmery", "threadpoolctl"])
 def test_threadpoolctl_sees_and_limits_gemmery(first):
     pytest.importorskip("threadpoolctl")

@@ -13,11 +13,10 @@ import pytest
 
 from gemmery import dtypes, limits, verify
 from gemmery.arrays import View
-from gemmery.cpu import build, loops
+from gemmery.cpu import build, convert, loops, panels, simple
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.panels import operands, whole, workspace_bytes
 from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
@@ -27,7 +26,8 @@ XEON = Target("avx512", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
 REGISTERS = np.zeros((8, 16, 64), np.uint8)
 KEPT = []
 PRODUCTS = [("bf16", "f32", "tdpbf16ps"), ("bf16", "bf16", "tdpbf16ps"), ("int8", "int32", "tdpbssd"),
-            ("uint8", "int32", "tdpbuud"), ("int8", "int8", "tdpbssd")]  # fmt: skip
+            ("uint8", "uint32", "tdpbuud"), ("int8", "int8", "tdpbssd")]  # fmt: skip
+SUMS = (("bf16", "f32"), ("int8", "int32"), ("uint8", "uint32"))
 
 
 def define_model(module, step):
@@ -49,8 +49,15 @@ def define_model(module, step):
         pass
     with module.function("model.tilezero", ("i8", "to")) as f, f.loop(0, 1024, 64) as at:
         f.store(f.zero(row), register(f, f["to"]) + at)
-    with module.function("model.tileloadd64", ("i8", "to"), ("ptr", "at"), ("i64", "step")) as f, f.loop(0, 16) as r:
-        f.store(f.load(row, f["at"] + r * f["step"]), register(f, f["to"]) + r * 64)
+    for name in ("tileloadd64", "tileloaddt164"):
+        with (
+            module.function(f"model.{name}", ("i8", "to"), ("ptr", "at"), ("i64", "step")) as f,
+            f.loop(0, 16) as r,
+        ):
+            f.store(f.load(row, f["at"] + r * f["step"]), register(f, f["to"]) + r * 64)
+    name = "model.avx512bf16.cvtneps2bf16.512"
+    with module.function(name, (vector(16, "float"), "x"), returns=vector(16, "i16")) as f:
+        f.ret(convert.narrow(f, f["x"], dtypes.get("bf16")))
     with module.function("model.tilestored64", ("i8", "of"), ("ptr", "at"), ("i64", "step")) as f, f.loop(0, 16) as r:
         f.store(f.load(row, register(f, f["of"]) + r * 64), f["at"] + r * f["step"])
     wide, narrow, group = ("float", "bfloat", 2) if step == "tdpbf16ps" else ("i32", "i8", 4)
@@ -77,21 +84,13 @@ def define_model(module, step):
         f.store(total, at)
 
 
-@functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64), once=False):
-    """The packed product on the model; with `once` a pair with the function that packs B for it."""
-    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
-    made = build.product(XEON, problem)
-    assert made.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
-    module = loops.packed(XEON, made, once=once)
-    define_model(module, made.step)
-    lines = (line for line in str(module).splitlines() if not re.match(r"declare void @llvm.x86.(ldtilecfg|t)", line))
+def compiled(module, step, *names):
+    """The addresses of functions of a module for the tile unit, whose instructions are those of the model."""
+    define_model(module, step)
+    instruction = r"@llvm\.x86\.(?=ldtilecfg|t|avx512bf16)"
+    lines = (line for line in str(module).splitlines() if not re.match(rf"declare .* {instruction}", line))
     # Without bfloat16 in the CPU, LLVM calls functions that are not there, even for shuffles.
-    text = (
-        re.sub(r"@llvm\.x86\.(?=ldtilecfg|t)", "@model.", "\n".join(lines))
-        .replace("bfloat 0xR0000", "i16 0")
-        .replace("bfloat", "i16")
-    )
+    text = re.sub(instruction, "@model.", "\n".join(lines)).replace("bfloat 0xR0000", "i16 0").replace("bfloat", "i16")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     parsed = llvm.parse_assembly(text)
@@ -99,15 +98,30 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), once=False):
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     KEPT.append(engine)
+    return [engine.get_function_address(name) for name in names]
+
+
+@functools.cache
+def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, once=False):
+    """The packed product on the model; with `once` a pair with the function that packs B for it."""
+    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
+    kinds = build.product(XEON, problem)
+    assert kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
     mc, kc, nc = sizes
-    register = register_tile(XEON, made)
+    register = register_tile(XEON, kinds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panels, "DEPTH", depth)
+        names = ("packed", "panels")[: 1 + once]
+        address, *whole = compiled(loops.packed(XEON, kinds, once=once), kinds.step, *names)
 
     def blocks(m, n, k):
-        tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, made.unit), build.even(n, nc, register.nr)
-        return Blocks(tall, deep, wide, workspace_bytes(XEON, made, m, k, tall, deep, wide))
+        tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, kinds.unit), build.even(n, nc, register.nr)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(panels, "DEPTH", depth)
+            return Blocks(tall, deep, wide, panels.workspace_bytes(XEON, kinds, m, k, tall, deep, wide, once))
 
     def bytes_of(k, n):
-        return whole(operands(made, register)[1], k, n, build.even(k, kc, made.unit))
+        return panels.whole(panels.operands(kinds, register)[1], k, n, build.even(k, kc, kinds.unit))
 
     def steps(k, n):
         return bytes_of(k, n).block, bytes_of(k, n).panel // register.nr
@@ -118,22 +132,21 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), once=False):
         to = np.full(size.size + 64, 0x7F, np.uint8)
         values = {
             "n": n, "k": k, "b": b.ctypes.data, "b_row": b.strides[1], "b_col": b.strides[2],
-            "kc": build.even(k, kc, made.unit), "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel,
+            "kc": build.even(k, kc, kinds.unit), "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel,
         }  # fmt: skip
         record = np.array([values.get(name, 0) for name, _ in FIELDS], np.int64)
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("panels"))(record.ctypes.data)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(whole[0])(record.ctypes.data)
         assert (to[-64:] == 0x7F).all()
         return View(to.ctypes.data, (1, k, n), (0, 0, 0), dtype, owner=to)
 
-    address, scalar, size = engine.get_function_address("packed"), made.scalar, dtypes.get(out).size
-    if once:
-        return Launch(address, scalar, size, blocks, b_steps=steps), pack
-    return Launch(address, scalar, size, blocks)
+    kernel = Launch(address, kinds.scalar, dtypes.get(out).size, blocks, b_steps=steps if once else None)
+    return (kernel, pack) if once else kernel
 
 
 SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
 
 
+@pytest.mark.many(7)
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
 @pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF", "padded", "strided"])
 def test_products_on_the_model(dtype, out, step, layouts):
@@ -153,15 +166,76 @@ def test_products_on_the_model(dtype, out, step, layouts):
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
 @pytest.mark.parametrize("layout", ["C", "F", "strided"])
 def test_a_b_packed_once_gives_the_same_bits(dtype, out, step, layout):
-    (kernel, pack), plain = launch(dtype, out, once=True), launch(dtype, out)
+    """Blocks of k, and parts and chains of k in a block, of which the last are shorter."""
+    parts = {"sizes": (64, 4096, 96), "depth": 4 << 10}
+    for keywords, shapes in (({}, SIZES), (parts, ((96, 96, 512), (70, 130, 700), (48, 113, 2112), (16, 50, 4200)))):
+        (kernel, pack), plain = launch(dtype, out, **keywords, once=True), launch(dtype, out, **keywords)
+        for m, n, k in shapes:
+            a = place(random((1, m, k), dtype, 0), dtype, "C")
+            b = place(random((1, k, n), dtype, 1), dtype, layout)
+            c, expected = (place(random((1, m, n), out, 2), out, "C") for _ in range(2))
+            kernel(a.view, pack(b.array, k, n), c.view, alpha=3, beta=2)
+            plain(a.view, b.view, expected.view, alpha=3, beta=2)
+            assert c.array.tobytes() == expected.array.tobytes(), (m, n, k)
+            assert b.untouched()
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
+def test_the_parts_for_threads_begin_at_panels_of_a_b_packed_once(dtype, out, step, monkeypatch):
+    monkeypatch.setattr(build, "host", lambda: XEON)
+    monkeypatch.setattr(build, "once_entries", lambda types: {"packed": 0})
+    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out, b_layout="packed"))
+    kernel, panel = build.packed_once.__wrapped__(kinds), panels.operands(kinds, register_tile(XEON, kinds))[1]
+    assert kernel.unit.columns % panel.width == 0
+    assert kernel.b_steps(300, 500)[1] * panel.width == panels.panel_bytes(panel, 300)
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
+def test_sums_that_stay_tiles_between_parts_of_k(dtype, out, step):
+    """Parts of one or more steps, and several chains of k in a block: a second one begins at 1024 for bfloat16."""
+    for sizes, depth in (((64, 4096, 96), 4 << 10), ((64, 256, 96), 4 << 10), ((32, 4096, 96), panels.DEPTH)):
+        kernel = launch(dtype, out, sizes=sizes, depth=depth)
+        for m, n, k in ((96, 96, 512), (70, 130, 700), (48, 113, 2112)):
+            a, b = (place(random((1, *shape), dtype, seed), dtype, "C") for seed, shape in enumerate(((m, k), (k, n))))
+            c = place(random((1, m, n), out, 2), out, "C")
+            for alpha, beta in ((1, 0), (1, 1), (3, 2)):
+                old = c.array.copy()
+                kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
+                checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
+                assert checked.ok, (m, n, k, alpha, checked)
+                assert c.untouched_around()
+
+
+@pytest.mark.parametrize(
+    ("out", "epilogue"), [("bf16", "bias"), ("bf16", "bias+gelu"), ("f32", "bias+relu"), ("f32", "relu")]
+)
+def test_epilogues_on_the_model(out, epilogue):
+    """Whole tiles and edges, one chain of k and two."""
+    kernel, activation = launch("bf16", out, epilogue, (64, 4096, 96)), epilogue.rpartition("+")[2]
+    for m, n, k in ((32, 96, 64), (33, 50, 1100)):
+        a, b = (place(random((1, *shape), "bf16", seed), "bf16", "C") for seed, shape in enumerate(((m, k), (k, n))))
+        c, row = place(random((1, m, n), out, 2), out, "C"), place(random((1, 1, n), "f32", 3), "f32", "C")
+        bias = row.view._replace(shape=(n,), strides=row.array.strides[2:]) if "bias" in epilogue else None
+        kernel(a.view, b.view, c.view, bias=bias)
+        checked = verify.check(
+            c.array, a.array, b.array, verify.blocked, bias=None if bias is None else row.array[0, 0],
+            activation="" if activation == "bias" else activation,
+        )  # fmt: skip
+        assert checked.ok, (m, n, k, checked)
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
+def test_the_rung_that_packs_nothing(dtype, out, step):
+    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out))
+    [address] = compiled(simple.amx_tile(XEON, kinds), step, "amx_tile")
+    kernel = Launch(address, kinds.scalar, 4, lambda m, n, k: Blocks())
     for m, n, k in SIZES:
-        a = place(random((1, m, k), dtype, 0), dtype, "C")
-        b = place(random((1, k, n), dtype, 1), dtype, layout)
-        c, expected = (place(random((1, m, n), out, 2), out, "C") for _ in range(2))
-        kernel(a.view, pack(b.array, k, n), c.view, alpha=3, beta=2)
-        plain(a.view, b.view, expected.view, alpha=3, beta=2)
-        assert c.array.tobytes() == expected.array.tobytes(), (m, n, k)
-        assert b.untouched()
+        a, b = (place(random((1, *shape), dtype, seed), dtype, "padded") for seed, shape in enumerate(((m, k), (k, n))))
+        c = place(random((1, m, n), out, 2), out, "padded")
+        kernel(a.view, b.view, c.view)
+        checked = verify.check(c.array, a.array, b.array)
+        assert checked.ok, (m, n, k, checked)
+        assert c.untouched_around()
 
 
 def test_the_peak_is_that_of_resident_tiles():

@@ -9,8 +9,7 @@ import pytest
 
 from gemmery.arrays import dlpack, view
 from gemmery.cuda import driver
-from gemmery.cuda.array import DeviceArray
-from gemmery.cuda.ordered import Mark
+from gemmery.cuda.ordered import DeviceArray, Mark
 from gemmery.errors import DTypeError
 
 

@@ -69,6 +69,7 @@ def check(geometry, arch):
     assert report.shared + geometry.shared <= limits.shared, what
 
 
+@pytest.mark.compiler
 @pytest.mark.many
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
@@ -81,6 +82,7 @@ def test_a_rung_compiles(rung, arch):
             check(geometry, arch)
 
 
+@pytest.mark.compiler
 @pytest.mark.many
 @pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
 def test_a_rung_compiles_with_all_that_may_happen_to_a_sum(rung):
@@ -126,6 +128,7 @@ template <int N> __global__ void __launch_bounds__(1024) spilling(float* x) {
 """
 
 
+@pytest.mark.compiler
 def test_a_spill_is_seen(monkeypatch):
     monkeypatch.setattr(nvrtc, "text", lambda source: SPILLING)
     program = nvrtc.compiled("spilling.cu", "spilling<80>", "sm_80")
@@ -135,6 +138,7 @@ def test_a_spill_is_seen(monkeypatch):
     assert report.registers == 64
 
 
+@pytest.mark.compiler
 def test_what_does_not_compile_says_why(monkeypatch):
     monkeypatch.setattr(nvrtc, "text", lambda source: "template <int N> __global__ void broken() { undeclared = N; }")
     with pytest.raises(CompileError, match=r"broken<1> of broken\.cu did not compile for sm_80(.|\n)*undeclared"):
@@ -159,6 +163,7 @@ def compilations(monkeypatch, tmp_path):
     return done
 
 
+@pytest.mark.compiler
 def test_an_architecture_that_the_compiler_lacks_is_named_with_those_it_has():
     with pytest.raises(
         CompileError, match=r"did not compile for sm_35: NVRTC [0-9.]+ does not support it; use one of .*sm_90"
@@ -166,11 +171,13 @@ def test_an_architecture_that_the_compiler_lacks_is_named_with_those_it_has():
         nvrtc.compiled("simt_naive.cu", "simt_naive<float, float, 0, 32>", "sm_35")
 
 
+@pytest.mark.compiler
 def test_a_kernel_is_compiled_once(compilations):
     assert nvrtc.code(*KERNEL) == nvrtc.code(*KERNEL)
     assert len(compilations) == 1
 
 
+@pytest.mark.compiler
 def test_another_instance_or_architecture_is_compiled_anew(compilations):
     source, kernel, _ = KERNEL
     assert nvrtc.code(*KERNEL).cubin != nvrtc.code(source, "simt_naive<double, double, 0>", "sm_80").cubin
@@ -178,6 +185,7 @@ def test_another_instance_or_architecture_is_compiled_anew(compilations):
     assert len(compilations) == 3
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(("old", "new"), [("int j = ", "int j = 1 + "), ("S sum = 0;", "S sum = 1;")])
 def test_a_changed_source_is_compiled_anew(compilations, monkeypatch, old, new):
     """The file itself, or that of its parent, which it includes."""
@@ -188,6 +196,7 @@ def test_a_changed_source_is_compiled_anew(compilations, monkeypatch, old, new):
     assert len(compilations) == 2
 
 
+@pytest.mark.compiler
 def test_a_changed_header_is_compiled_anew(compilations, monkeypatch):
     nvrtc.code(*KERNEL)
     headers = {**nvrtc.headers(), "epilogue.cuh": nvrtc.headers()["epilogue.cuh"] + "// more\n"}
@@ -200,7 +209,8 @@ def test_a_changed_header_is_compiled_anew(compilations, monkeypatch):
     assert len(compilations) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda old: old[:-1], lambda old: old[:100] + b"\0" + old[101:], lambda old: b""])
+@pytest.mark.compiler
+@pytest.mark.parametrize("damage", [lambda old: old[:-1], lambda old: old[:100] + b"\xff" + old[101:], lambda old: b""])
 def test_a_damaged_entry_is_a_miss(compilations, damage):
     before = nvrtc.code(*KERNEL)
     (entry,) = Path(config.cache_dir()).iterdir()
@@ -233,6 +243,7 @@ template <int EARLY, int LOCAL> __global__ void multiply(u64 a, u64 b, int steps
 """
 
 
+@pytest.mark.compiler
 def test_products_by_wgmma_that_wait_for_each_other_fail_the_build():
     def build(instance, arch="sm_90a"):
         return nvrtc.compiled("multiply.cu", instance, arch, texts={"multiply.cu": PRODUCTS}, alone=True)
@@ -259,6 +270,7 @@ def test_the_report_of_a_kernel_begins_where_ptxas_compiles_it():
         assert "bytes of local memory" in nvrtc.serialised(log.replace("C7517", f"C{code}"), "f")
 
 
+@pytest.mark.compiler
 @pytest.mark.many
 @pytest.mark.parametrize(("name", "out", "epilogue"), [("bf16", "bf16", "bias"), ("int8", "int32", "")])
 def test_the_largest_tile_of_the_library_has_registers_for_its_end(name, out, epilogue):
@@ -271,6 +283,7 @@ def test_the_largest_tile_of_the_library_has_registers_for_its_end(name, out, ep
     assert nvrtc.code(launch.source, launch.kernel, "sm_90a").report.registers == 168
 
 
+@pytest.mark.compiler
 def test_three_warpgroups_have_registers_for_a_finished_tile_beside_the_next_one():
     """Of 192 rows; the largest need is that of A and B whose sides are adjacent."""
     problem = Problem(3000, 3000, 3000, "bf16", "bf16", a_layout="col", b_layout="row", device="h200")

@@ -143,6 +143,7 @@ def test_more_blocks_than_run_evenly_become_half_as_many_that_share_k():
     assert grid(20480, batch=2) == (320, 2, 1)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", ["f16", "f64"])
 def test_nothing_spills_at_any_number_of_threads(name):
     pytest.importorskip("cuda.bindings")

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from gemmery.arrays import View
-from gemmery.cuda import addition, geometry, launch, nvrtc
+from gemmery.cuda import geometry, halved, launch, nvrtc
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
@@ -136,6 +136,7 @@ def offsets(number):
     return found, -(-at // 8) * 8
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("out", "type_", "number"), [("f32", "float", "f"), ("f16", "f16", "f"), ("f64", "double", "d")]
 )
@@ -180,12 +181,12 @@ def test_rows_that_are_apart_are_those_of_a_batch():
 def test_a_sum_of_matrices_that_differ_is_refused():
     one = View(256, (1, 4, 4), (64, 16, 4), "f32", "cuda:0")
     with pytest.raises(ShapeError, match="must be equal"):
-        addition.addition(one, one._replace(shape=(1, 4, 5)), one)
+        halved.addition(one, one._replace(shape=(1, 4, 5)), one)
 
 
 def test_a_sum_takes_as_many_elements_as_all_three_allow():
     def width(**options):
-        return addition.geometry(Problem(4, 100, 0, "f16", "f16", **options), {"threads": 256}).kernel[-2]
+        return halved.geometry_of_sum(Problem(4, 100, 0, "f16", "f16", **options), {"threads": 256}).kernel[-2]
 
     assert width() == "8"
     assert width(alignments=(16, 4, 16)) == "2"

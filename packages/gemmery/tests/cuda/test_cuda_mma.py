@@ -10,8 +10,8 @@ import pytest
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import RefusedError
-from gemmery.ladder.mma import MMA
 from gemmery.ladder.rung import find
+from gemmery.ladder.tensor import MMA
 from gemmery.problem import Problem
 
 LDMATRIX, PIPELINED = find(MMA, "mma_ldmatrix"), find(MMA, "mma_pipelined")

@@ -5,8 +5,7 @@ import pytest
 from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.device import KNOWN, RATES, architecture, card
 from gemmery.cuda.driver import find
-from gemmery.cuda.occupancy import occupancy, registered_warps, shared_allocated
-from gemmery.cuda.roofline import loaded, roofline
+from gemmery.cuda.roofline import loaded, occupancy, registered_warps, roofline, shared_allocated
 from gemmery.errors import DeviceError
 from gemmery.problem import Problem
 

@@ -52,12 +52,14 @@ def code():
     return sass.instructions(sass.section(RECORDED, "_Zkernel"))
 
 
+@pytest.mark.compiler
 def test_each_instruction_is_read(code):
     assert [one.address for one in code] == list(range(0, 0x120, 16))
     assert code[3] == sass.SassInstruction(0x30, "LDG.E.128.CONSTANT", "R4, [R20.64]")
     assert [one.target for one in code if one.opcode == "BRA"] == [0xE0, 0x60, 0x30, 0x100]
 
 
+@pytest.mark.compiler
 def test_kinds_are_counted_those_that_matter_first(code):
     assert list(sass.counts(code).items()) == [
         ("FFMA", 2),
@@ -76,12 +78,14 @@ def test_kinds_are_counted_those_that_matter_first(code):
     ]
 
 
+@pytest.mark.compiler
 def test_the_main_loop_is_the_innermost_that_multiplies(code):
     loop = sass.main_loop(code)
     assert (loop[0].address, loop[-1].address) == (0x30, 0xD0)
     assert sass.main_loop(code[-3:]) == ()
 
 
+@pytest.mark.compiler
 def test_of_nested_loops_with_arithmetic_the_inner_is_taken():
     line = "        /*{:04x}*/                   {} ;\n"
     text = ".L_a:\n" + line.format(0, "FFMA R0, R0, R0, R0") + line.format(16, "FFMA R0, R0, R0, R0")
@@ -125,6 +129,7 @@ WARPGROUPS = """
 """
 
 
+@pytest.mark.compiler
 def test_code_behind_the_end_of_the_kernel_belongs_to_no_loop():
     counts = sass.counts(sass.main_loop(sass.instructions(WARPGROUPS)))
     assert counts == {
@@ -136,6 +141,7 @@ def test_code_behind_the_end_of_the_kernel_belongs_to_no_loop():
     }
 
 
+@pytest.mark.compiler
 def test_a_step_counts_the_inner_loop_as_often_as_it_runs():
     code = sass.instructions(NESTED)
     found, passes = sass.step(code, multiplies=8 * 32)
@@ -143,16 +149,19 @@ def test_a_step_counts_the_inner_loop_as_often_as_it_runs():
     assert found == {"FFMA": 8, "LDG.32": 1, "LDS.32": 4, "STS.32": 1, "BAR": 1, "BRA": 5}
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("multiplies", [0, 7 * 32, 32])
 def test_a_step_is_unknown_where_the_passes_of_its_inner_loop_are(multiplies):
     assert sass.step(sass.instructions(NESTED), multiplies) == ({}, 0)
 
 
+@pytest.mark.compiler
 def test_a_main_loop_that_loads_from_global_memory_is_a_whole_step(code):
     assert sass.loading_loop(code) == ()
     assert sass.step(code, 0) == (sass.counts(sass.main_loop(code)), 1)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("name", "each"),
     [
@@ -172,6 +181,7 @@ def test_multiply_adds_of_a_warp_follow_the_shape(name, each):
     assert sass.multiply_adds({name: 3}) == 3 * each
 
 
+@pytest.mark.compiler
 def test_bytes_a_thread_loads_for_a_multiply_add(code):
     found = sass.counts(sass.main_loop(code))
     assert sass.bytes_each(found, "global") == (16 + 4) / 2
@@ -180,29 +190,34 @@ def test_bytes_a_thread_loads_for_a_multiply_add(code):
     assert sass.bytes_each({"FFMA2": 8, "LDS.128": 4}, "shared") == 4
 
 
+@pytest.mark.compiler
 def test_constants_made_by_hfma2_are_no_tensor_cores(code):
     assert not sass.on_tensor_cores(sass.counts(code))
     assert sass.on_tensor_cores({"DMMA.8x8x4": 1})
     assert sass.on_tensor_cores({"HGMMA.64x256x16.F32": 2})
 
 
+@pytest.mark.compiler
 def test_a_kernel_that_is_not_there_is_an_error():
     with pytest.raises(DeviceError, match="_Zother, _Zkernel"):
         sass.section(RECORDED, "_Znothing")
 
 
+@pytest.mark.compiler
 def test_without_nvdisasm_the_way_out_is_said(monkeypatch):
     monkeypatch.setattr(sass, "nvdisasm", lambda: "")
     with pytest.raises(DeviceError, match="pip install nvidia-cuda-nvdisasm"):
         sass.disassembled(b"", "_Zkernel")
 
 
+@pytest.mark.compiler
 @NEEDS_NVDISASM
 def test_what_nvdisasm_cannot_read_is_an_error():
     with pytest.raises(DeviceError, match="nvdisasm failed"):
         sass.disassembled(b"no machine code", "_Zkernel")
 
 
+@pytest.mark.compiler
 def test_ptx_is_counted_by_opcode():
     text = ".visible .entry k(\n\t.param .b64 p\n)\n{\n\t.reg .b32 %r<3>;\n\tld.param.b64 \t%rd1, [p];\n$L__BB0_1:\n"
     text += "\t// begin inline asm\n\tfma.rn.f32 %f1, %f2, %f3, %f4;\n\t// end inline asm\n"
@@ -211,6 +226,7 @@ def test_ptx_is_counted_by_opcode():
     assert sass.ptx_counts(text) == {"fma.rn.f32": 2, "bra": 1, "ld.param.b64": 1, "mma.sync.m8n8k4": 1, "ret": 1}
 
 
+@pytest.mark.compiler
 def test_every_instruction_of_a_line_of_ptx_is_counted():
     """Inline assembly may have several on a line, in braces, after a label, under a predicate."""
     text = ".entry k(\n)\n{\n\t{ .reg .pred p; setp.ne.b32 p, %r1, 0; wgmma.mma_async.sync.m64n64k16.f32.f16.f16 "
@@ -228,6 +244,7 @@ def test_every_instruction_of_a_line_of_ptx_is_counted():
     }
 
 
+@pytest.mark.compiler
 @NEEDS_NVDISASM
 @pytest.mark.many
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_100a", "sm_120a"])

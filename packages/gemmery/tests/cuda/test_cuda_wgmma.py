@@ -162,6 +162,7 @@ def test_the_next_launch_may_begin_at_once_after_brief_products():
         assert launch(product(8192, 8192, 1024), **tile, cm=1, cn=1).ahead == 0  # k is short, the product is not
 
 
+@pytest.mark.compiler
 @pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 def test_pairs_of_64_rows_ask_for_stages_without_a_loop_over_lanes():
     """ptxas loops over the lanes that may be there, each with ELECT, unless elect.sync has named the one."""

@@ -110,6 +110,8 @@ def test_every_problem_has_a_rung_on_every_device(where):
                 assert cuda.refusal(problem, found) == ""
 
 
+@pytest.mark.compiler
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("name", "out"), [("f32", "f64"), ("f16", "f32"), ("bf16", "f32"), ("f16", "f64"), ("bf16", "f64")]
 )

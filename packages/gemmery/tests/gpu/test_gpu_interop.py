@@ -10,7 +10,7 @@ import pytest
 import gemmery as gm
 from gemmery.arrays import dlpack
 from gemmery.cuda import driver
-from gemmery.cuda.array import DeviceArray
+from gemmery.cuda.ordered import DeviceArray
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

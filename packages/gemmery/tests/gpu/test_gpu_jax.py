@@ -21,7 +21,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 from gemmery.jax import handler, matmul, traced  # noqa: E402 # after the skip
-from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED  # noqa: E402 # after the skip
+from gemmery.jax.handler import A_TRANSPOSED, B_TRANSPOSED  # noqa: E402 # after the skip
 
 pytestmark = [
     pytest.mark.gpu,
@@ -247,6 +247,7 @@ print(json.dumps([float(c.min()), float(c.max()), "/jax/compilation_cache/cache_
 """
 
 
+@pytest.mark.process
 def test_a_program_that_jax_stored_on_disk(tmp_path):
     answers = []
     for _ in range(2):

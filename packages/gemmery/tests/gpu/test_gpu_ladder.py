@@ -9,7 +9,7 @@ import pytest
 
 from gemmery import dtypes, verify
 from gemmery.arrays import View
-from gemmery.cuda import addition, driver
+from gemmery.cuda import driver, halved
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
@@ -230,7 +230,7 @@ def test_a_sum_of_matrices(name):
         for layouts in itertools.product(("row", "col", "odd", "reversed", "padded"), repeat=2):
             a, b = (place(random((batch, m, n), name, at), name, layout) for at, layout in enumerate(layouts))
             c = place(np.full((batch, m, n), np.nan).astype(numpy_dtype(name)), name, layouts[0])
-            addition.addition(a.view(), b.view(), c.view())(a.view(), b.view(), c.view())
+            halved.addition(a.view(), b.view(), c.view())(a.view(), b.view(), c.view())
             driver.synchronize()
             assert np.array_equal(c.result(), a.values + b.values)
 
@@ -238,7 +238,7 @@ def test_a_sum_of_matrices(name):
 def test_a_sum_of_more_than_two_to_the_31_elements():
     name = "bf16"
     memory, lines, x = large(name, (long(name), SIDE), "row")
-    addition.addition(x, x, x)(x, x, x)
+    halved.addition(x, x, x)(x, x, x)
     driver.synchronize()
     result = np.empty_like(lines)
     for row, at in zip(result, picked(name), strict=True):

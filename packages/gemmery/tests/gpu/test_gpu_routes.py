@@ -1,6 +1,6 @@
 """Products whose operands are packed first, on a GPU: any layout and alignment, the same bits, chains of launches.
 
-The rungs by tensor copies run behind `wgmma_routes.library`, as the one that serves products does.
+The rungs by tensor copies run behind `gpu.library`, as the one that serves products does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gemmery import dtypes
 from gemmery.cuda import driver
 from gemmery.cuda.launch import CudaLaunch
 from gemmery.errors import RefusedError
-from gemmery.ladder import wgmma_routes
+from gemmery.ladder import gpu
 from gemmery.ladder.cuda import CUDA
 from gpu_operands import matrices, place, problem, run
 from layouts import OTHERS
@@ -31,7 +31,7 @@ def routed(rung):
     """The rung with any operands; the one that serves products is routed already."""
     if rung.name == "wgmma_epilogue":
         return rung
-    geometry = partial(wgmma_routes.library, rung.geometry)
+    geometry = partial(gpu.library, rung.geometry)
     return rung._replace(
         geometry=geometry,
         refuses=lambda case: "",

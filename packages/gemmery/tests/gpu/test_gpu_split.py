@@ -7,7 +7,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda import driver
-from gemmery.ladder import float32_bounds
+from gemmery.ladder import float32_parts
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gpu_operands import built, matrices, place, problem, run
@@ -22,9 +22,9 @@ pytestmark = [
     ),
 ]
 BOUNDS = {
-    "split_fp16x3": float32_bounds.two_parts,
-    "split_bf16x6": float32_bounds.three_parts,
-    "split_paired": float32_bounds.pairs,
+    "split_fp16x3": float32_parts.two_parts,
+    "split_bf16x6": float32_parts.three_parts,
+    "split_paired": float32_parts.pairs,
 }
 
 

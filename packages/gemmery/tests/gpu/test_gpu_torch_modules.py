@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason
 
 from torch import nn  # noqa: E402 # of the package that may be missing
 
-from gemmery.torch import linear, packed_weights, quantize, quantized_linear, replace_linear  # noqa: E402
+from gemmery.torch import linear, quantization, quantize, quantized_linear, replace_linear  # noqa: E402
 from gemmery.torch.quantization import dequantize  # noqa: E402
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -112,7 +112,7 @@ def test_a_kernel_reads_packed_weights(rows, dtype, bits, group, activation):
     x, bias = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((rows, 1280), (1000,)))
     packed, scales = quantize(torch.randn(1000, 1280, device="cuda", dtype=dtype), bits, group)
     result = quantized_linear(x, packed, scales, bias, activation)
-    assert torch.equal(result, packed_weights._by_kernel(x, packed, scales, bias, activation))
+    assert torch.equal(result, quantization._by_kernel(x, packed, scales, bias, activation))
     weight = dequantize(packed, scales, bits, group, torch.float64)
     exact = x.double() @ weight.T + bias.double()
     size = x.double().abs() @ weight.abs().T + bias.double().abs()
@@ -126,7 +126,7 @@ def test_a_kernel_reads_packed_weights(rows, dtype, bits, group, activation):
 @pytest.mark.parametrize(("bits", "group"), [(8, 8), (8, 120), (4, 24), (4, 240)])
 def test_a_kernel_unpacks_weights_for_many_rows(bits, group, dtype):
     packed, scales = quantize(torch.randn(1111, 1200, device="cuda", dtype=dtype), bits, group)
-    weight = packed_weights._whole(packed, scales, dtype)
+    weight = quantization._whole(packed, scales, dtype)
     assert torch.equal(weight, dequantize(packed, scales, bits, group, dtype))
     x = torch.randn(65, 1200, device="cuda", dtype=dtype)
     assert torch.equal(quantized_linear(x, packed, scales), linear(x, weight))

@@ -28,8 +28,8 @@ jnp = jax.numpy
 
 from jax.extend.core import jaxprs_in_params  # noqa: E402 # after the skip
 
-from gemmery.jax import handler, matmul, static, traced  # noqa: E402 # after the skip
-from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct  # noqa: E402
+from gemmery.jax import handler, matmul, traced  # noqa: E402 # after the skip
+from gemmery.jax.handler import A_TRANSPOSED, B_TRANSPOSED, StaticProduct  # noqa: E402
 
 NAMES = ("f64", "f32", "f16", "bf16", "complex64", "int8", "int32", "uint16")
 SIDES = st.one_of(st.integers(1, 9), st.integers(1, 70))
@@ -270,7 +270,7 @@ LOADED = """
 import numpy as np
 import gemmery.jax, jax
 from jax._src import xla_bridge
-from gemmery.jax.static import StaticProduct
+from gemmery.jax.handler import StaticProduct
 
 assert not xla_bridge.backends_are_initialized()  # jax.distributed.initialize may still be called
 a, b = np.arange(6, dtype="f4").reshape(2, 3), np.ones((3, 4), "f4")
@@ -281,6 +281,7 @@ assert np.array_equal(c, a @ b), c
 """
 
 
+@pytest.mark.process
 def test_a_process_that_only_imports_the_module_runs_a_stored_program():
     """What the program does there: it calls the handler, and nothing traces `matmul`."""
     subprocess.run([sys.executable, "-c", LOADED], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
@@ -301,7 +302,7 @@ def test_a_batch_of_vectors_is_one_job_on_exchanged_operands():
     """The batch is more columns, and C is column-major: the kernel computes C' = B' A'."""
     a, b = random((5, 7), "f64", 1), random((6, 7, 1), "f64", 2)
     product = StaticProduct(a.shape, b.shape, "f64", "f64", 0)
-    assert static.job(product, static.prepared(product), 1).swapped
+    assert handler.job(product, handler.prepared(product), 1).swapped
     assert np.allclose(matmul(a, b), a @ b, rtol=1e-13, atol=1e-13)
 
 
@@ -314,10 +315,10 @@ def test_a_kernel_for_one_shape_takes_its_place_in_the_background():
     assert np.array_equal(matmul(a, b), expected)
     tiers.wait()
     address = handler.know(product)
-    how = static.specialised(static.prepared(product))
+    how = handler.specialised(handler.prepared(product))
     assert how is not None
     job = ctypes.string_at(address + xla.JOB_AT, 8 * len(JOB))
-    assert job == static.job(product, how, gm.get_num_threads()).job
+    assert job == handler.job(product, how, gm.get_num_threads()).job
     assert np.array_equal(matmul(a, b), expected)
 
 

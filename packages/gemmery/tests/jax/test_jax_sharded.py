@@ -120,6 +120,7 @@ CASES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.many(4)
 @pytest.mark.parametrize("case", CASES)
 def test_on_four_devices(case):

@@ -15,6 +15,7 @@ import pytest
 
 import shapes
 from gemmery import dtypes, verify
+from gemmery.cpu import target
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -37,6 +38,7 @@ PAIRS = [
     for name in rung.dtypes
     for out in (name, *WIDER.get(name, ()))
 ]
+SUMS = {"bf16": "f32", "int8": "int32", "uint8": "uint32"}  # of the tile unit
 FOR_ONE_SHAPE = {"batched"}  # rungs that compile a kernel for every shape
 SLOW = {"scalar_naive": 3e6, "scalar_reordered": 3e6}  # rung -> most operations of a case
 
@@ -92,7 +94,12 @@ def takes(rung, name, out):
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_a_rung_takes_the_types_it_names(rung):
     for name in rung.dtypes:
-        assert takes(rung, name, name), name
+        if rung.name.startswith("amx_") and not target.host().has_tiles:
+            refusal = rung.refuses(problem(*matrices((64, 64, 64), name, SUMS[name])))
+            assert refusal == target.without_tiles()
+            assert "tile unit" in refusal
+        else:
+            assert any(takes(rung, name, out) for out in (name, SUMS.get(name, name))), name
     assert find(CPU, rung.name) is rung
     assert rung.parent is None or find(CPU, rung.parent)
 
@@ -145,6 +152,7 @@ def test_batches(rung, name, out):
         run(rung, *matrices(shape, name, out, ("padded", "reversed", "padded"), batch=5))
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
 def test_alpha_and_beta(rung, name, out):
     if not takes(rung, name, out):
@@ -244,16 +252,19 @@ def at_the_end(values):
     return array
 
 rung = find(CPU, sys.argv[1])
+sums = {"bf16": "f32", "int8": "int32", "uint8": "uint32"} if rung.name == "amx_tile" else {}
 for name in sys.argv[2:]:
+    out = sums.get(name, name)
     for shape in shapes.NEAR_THE_END:
         m, n, k = shape
         for swap_a in (False, True):
             for swap_b in (False, True):
                 a = at_the_end(operands.random((k, m) if swap_a else (m, k), name, 1))
                 b = at_the_end(operands.random((n, k) if swap_b else (k, n), name, 2))
-                c = at_the_end(operands.random((m, n), name, 3))
+                c = at_the_end(operands.random((m, n), out, 3))
                 a, b = (a.T if swap_a else a), (b.T if swap_b else b)
-                one, two, three = (operands.Placed(x[None], None, None, name) for x in (a, b, c))
+                one, two = (operands.Placed(x[None], None, None, name) for x in (a, b))
+                three = operands.Placed(c[None], None, None, out)
                 case = operands.problem(one, two, three)
                 if rung.refuses(case):
                     continue
@@ -262,6 +273,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_no_byte_past_an_operand_is_touched(rung):
@@ -271,7 +283,8 @@ def test_no_byte_past_an_operand_is_touched(rung):
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"the last problem begun: {lines[-1:] or 'none'}\n{done.stderr[-2000:]}"
-    assert {line.split()[0] for line in lines} == set(rung.dtypes)
+    refused = rung.name.startswith("amx_") and not target.host().has_tiles
+    assert {line.split()[0] for line in lines} == set(() if refused else rung.dtypes)
 
 
 def test_what_a_config_leaves_to_the_rung_is_not_explicit():

@@ -340,6 +340,7 @@ except gemmery.InstallError as error:
 """
 
 
+@pytest.mark.process
 def test_without_pytorch_the_error_says_how_to_install_it():
     result = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("InstallError torch gemmery.torch needs PyTorch: run pip install torch")

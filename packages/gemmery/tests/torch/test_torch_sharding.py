@@ -98,6 +98,7 @@ def work(rank, store):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.process
 def test_two_processes(tmp_path):
     """All cases in two processes: starting them takes longer than a case."""
     run = f"import test_torch_sharding as t; t.work({{}}, {str(tmp_path / 'store')!r})"
@@ -119,6 +120,7 @@ def test_two_processes(tmp_path):
     assert [each.returncode for each in both] == [0, 0], "\n".join(errors)[-4000:]
 
 
+@pytest.mark.process
 def test_nothing_is_imported_where_no_dtensor_is():
     code = "import sys, torch, gemmery.torch; assert 'torch.distributed.tensor' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery_emulator.blackwell.tensor_memory import HALF, LANE_AT, TensorMemory
+from gemmery_emulator.blackwell import HALF, LANE_AT, TensorMemory
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.hopper.bulk import Bulk
-from gemmery_emulator.hopper.descriptors import DEPTH, PieceReaders, SharedTile, pieces_of_chunk
+from gemmery_emulator.hopper.bulk import DEPTH, Bulk, PieceReaders, SharedTile
 from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery_emulator.hopper.products import added_whole, multiplied
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery_emulator.op import Flags, Indices
-from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ops.warp import DECODED
 
 
 class OperationWork(Rows):
@@ -39,7 +38,6 @@ class OperationWork(Rows):
 class Operation(Rows):
     """An operation under way."""
 
-    row_fields = ("threads", "work", "pieces", "blocks", "places")
     index: int
     threads: Indices
     work: OperationWork
@@ -53,7 +51,6 @@ class Operation(Rows):
 class Commit(Rows):
     """Arrivals at mbarriers that wait for the operations before a number."""
 
-    row_fields = ("threads", "there", "barriers")
     index: int
     threads: Indices  # that committed
     there: Indices  # threads in the mbarriers' blocks
@@ -134,10 +131,9 @@ class Operations:
         machine = self._machine
         own = operation.threads % machine.block_threads
         for block in operation.blocks.T:
-            for observer in machine.observers:
-                observer.tensor(
-                    machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
-                )
+            machine.observers.tensor(
+                machine, operation.index, block * machine.block_threads + own, operation.places * 4, what
+            )
 
 
 # The types of each kind, by the numbers in an instruction descriptor.
@@ -233,7 +229,6 @@ def shape_of(kind: str, pair: bool, bits: int) -> TensorShape | str:
 class TensorProduct(OperationWork):
     """A product that threads have started, each for its block or pair of blocks."""
 
-    row_fields = ("threads", "blocks", "a", "b", "sums", "adds")
     index: int
     threads: Indices
     blocks: Indices  # (threads, 1 or 2)
@@ -265,9 +260,9 @@ class TensorProduct(OperationWork):
 
     def _shared(self, machine: Machine, tile: SharedTile, kind: str, blocks: Indices) -> Array:
         """The elements of a tile of these blocks: (threads, rows, k)."""
-        places = pieces_of_chunk(machine, tile.pieces(), blocks)
+        places = tile.places(machine, blocks)
         machine.unit(Bulk).compare(self.index, self.threads, places, tile.swizzles())
-        return DECODED[kind](tile.words(machine.shared.view("c16", 1).take(places)))
+        return DECODED[kind](tile.words(machine, places))
 
     def _added(self, before: Array, a: Array, b: Array) -> Array:
         """The words of the sums after adding A (threads, rows, k) times the transpose of B (threads, n, k)."""

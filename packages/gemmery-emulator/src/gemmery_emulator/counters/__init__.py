@@ -95,7 +95,9 @@ class Counters(Observer):
         elif event.space == "shared":
             cost = self._served(machine, event) if event.kind in SHARED else ()
         elif event.kind == "bulk":
-            cost = _copied(machine, event)
+            # Count a bulk copy of `width` bytes for each thread that issues one.
+            copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
+            cost = copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
         elif event.space == "local":
             cost = _interleaved(machine.spread(event.addresses), event.mask, event.width)
         else:
@@ -253,7 +255,7 @@ class Counters(Observer):
 def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
     """Return the kind of an instruction in EmulatedRun.instructions, and how many machine instructions it stands for.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> [
     ...     _kind(read, find(read))[0]
     ...     for read in map(opcode, ("ld.global.f32", "ld.param.u64", "cp.async.cg.shared.global"))
@@ -276,12 +278,6 @@ def _same(mask: Mask, other: Mask) -> bool:
     if mask is None or other is None:
         return mask is other
     return np.array_equal(mask, other)
-
-
-def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
-    """Count a bulk copy of `width` bytes for each thread that issues one."""
-    copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-    return copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
 
 
 def _cost(addresses: Indices, mask: Mask, space: str, kind: str, width: int) -> tuple[int, ...]:

@@ -18,19 +18,7 @@ from dataclasses import dataclass
 from gemmery_emulator.control import End
 from gemmery_emulator.instructions import find, written
 from gemmery_emulator.op import NUMPY
-from gemmery_emulator.ptx import (
-    Address,
-    Immediate,
-    Instruction,
-    Label,
-    Opcode,
-    Operand,
-    PtxKernel,
-    Register,
-    Symbol,
-    Variable,
-    Vector,
-)
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Label, Operand, PtxKernel, Register, Symbol, Vector
 
 MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
 
@@ -71,11 +59,17 @@ UNKNOWN = Low(0, 0)
 
 def low_bits(kernel: PtxKernel) -> dict[str, Low]:
     """Return the low bits of each register and shared variable on every path."""
-    known = {name: _of_variable(variable) for name, variable in kernel.variables.items()}
+    known = {
+        name: Low(MOST, each.offset) if each.space == "shared" and each.size else Low(each.align.bit_length() - 1, 0)
+        for name, each in kernel.variables.items()
+    }
     carrying: list[tuple[str, Instruction]] = []
     for instruction in kernel.instructions:
         for register in written(instruction):
-            if _carries(instruction):
+            # Whether the low bits of a result depend on the low bits of the operands alone.
+            opcode = instruction.opcode
+            floats = any(kind.startswith("f") for kind in opcode.types)
+            if opcode.name in MEANINGS and "hi" not in opcode.modifiers and not floats:
                 carrying.append((register.name, instruction))
             else:
                 known[register.name] = UNKNOWN
@@ -90,18 +84,6 @@ def low_bits(kernel: PtxKernel) -> dict[str, Low]:
             if result is not None and (now := result if before is None else before.either(result)) != before:
                 known[name], changed = now, True
     return known
-
-
-def _of_variable(variable: Variable) -> Low:
-    placed = variable.space == "shared" and variable.size
-    return Low(MOST, variable.offset) if placed else Low(variable.align.bit_length() - 1, 0)
-
-
-def _carries(instruction: Instruction) -> bool:
-    """Whether the low bits of a result depend on the low bits of the operands alone."""
-    opcode = instruction.opcode
-    floats = any(kind.startswith("f") for kind in opcode.types)
-    return opcode.name in MEANINGS and "hi" not in opcode.modifiers and not floats
 
 
 def _result(instruction: Instruction, known: Mapping[str, Low]) -> Low | None:
@@ -350,18 +332,10 @@ def predicated(kernel: PtxKernel) -> Mapping[int, int]:
         if instruction.opcode.name != "bra" or instruction.guard is None or not isinstance(target, Label):
             continue
         body = range(index + 1, kernel.labels[target.name])
-        names = [_name(kernel.instructions[at].opcode) for at in body]
+        opcodes = (kernel.instructions[at].opcode for at in body)
+        # A load is named with its first modifier, which is its space.
+        names = [".".join((each.family, *each.modifiers[: each.name == "ld"])) for each in opcodes]
         short = len(names) - names.count("mov") <= LONGEST and labels.isdisjoint(body)
         if short and LOAD in names and all(name in PLAIN for name in names):
             skipped |= dict.fromkeys(body, index)
     return skipped
-
-
-def _name(opcode: Opcode) -> str:
-    """Return the name of an instruction; for a load with its first modifier, which is its space.
-
-    >>> from gemmery_emulator.ptx.opcodes import opcode
-    >>> [_name(opcode(text)) for text in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
-    ['ld.global', 'ld.shared', 'add']
-    """
-    return ".".join(("ld", *opcode.modifiers[:1])) if opcode.name == "ld" else opcode.family

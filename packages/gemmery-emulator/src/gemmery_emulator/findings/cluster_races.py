@@ -15,13 +15,13 @@ from collections.abc import Callable
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.control import BARRIERS, leaving
 from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.messages import Collection
 from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery_emulator.hopper import cluster
-from gemmery_emulator.hopper.descriptors import PIECE
-from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine
+from gemmery_emulator.hopper.bulk import PIECE
+from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
 
 READS = frozenset(("ld", "ldmatrix"))
@@ -40,7 +40,7 @@ def may_copy(machine: Machine, orders: Orders) -> bool:
     return any(opcode.name == "mapa" or "multicast::cluster" in opcode.modifiers for opcode in opcodes)
 
 
-class ClusterRaces:
+class ClusterRaces(Observer):
     """The last two warps that read each piece of a chunk's shared memory, and what orders the warps of a cluster."""
 
     def __init__(self, machine: Machine, collection: Collection) -> None:
@@ -53,17 +53,15 @@ class ClusterRaces:
 
     # ---- what reads and copies ----
 
-    def access(self, event: Access) -> None:
-        """Threads read shared memory of their own block."""
-        if event.kind not in READS:
+    def access(self, machine: Machine, event: Access) -> None:
+        if event.space != "shared" or event.kind not in READS:
             return
-        machine = self._machine
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         self._reads(event.index, threads, machine.spread(event.addresses)[threads])
 
-    def bulk(self, index: int, threads: Words, addresses: Words) -> None:
-        """Asynchronous units read 16 bytes at each of `addresses` (threads, pieces)."""
-        self._reads(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
+    def bulk(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
+        if what == "reads":
+            self._reads(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
 
     def _reads(self, index: int, threads: Words, addresses: Words) -> None:
         places = threads // self._machine.block_threads * self._pieces + addresses // PIECE
@@ -72,9 +70,9 @@ class ClusterRaces:
         stamps |= warps % (self._size * self._warps)
         _keep_two(self._read, self._read_too, places, stamps, np.not_equal)
 
-    def copied(self, event: CopyEvent) -> None:
+    def copied(self, machine: Machine, event: CopyEvent) -> None:
         """Threads start copies: those into other blocks need their readers' leave."""
-        own = event.threads // self._machine.block_threads
+        own = event.threads // machine.block_threads
         for copy in np.flatnonzero(own != event.blocks).tolist():
             self._check(event, copy)
         self._release(event.threads, event.blocks, event.barriers)
@@ -95,7 +93,7 @@ class ClusterRaces:
                 there = messages.block(machine, block)
                 text = (
                     f"{messages.thread(machine, thread)} copies to {where} of {there}, which threads there read at "
-                    f"{self._collection.line(machine, other)}; nothing orders the two: let the readers "
+                    f"{messages.line_of(machine, other)}; nothing orders the two: let the readers "
                     "arrive at an mbarrier of the block that copies, too, and wait for it before the copy"
                 )
                 self._collection.add(machine, "race", event.index, thread, 1, text, other)
@@ -103,9 +101,11 @@ class ClusterRaces:
 
     # ---- what orders warps ----
 
-    def barrier(self, index: int, barrier: int, mask: Mask) -> None:
-        """These threads leave a barrier of their blocks or warps."""
-        warps = self._of_mask(mask)
+    def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        mask = leaving(machine, index, barrier, mask)
+        warps: Flags = np.ones(self.clocks.clock.shape, np.bool_)
+        if mask is not None:
+            warps = np.any(mask.reshape(*warps.shape, WARP), axis=2)
         if barrier < 0:
             self.clocks.meets_itself(warps)
             return
@@ -122,33 +122,32 @@ class ClusterRaces:
                 self.clocks.acquire(some, key)
                 self.clocks.meets(some)
 
-    def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
+    def ordered(self, machine: Machine, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         """Threads arrive at the barrier of their cluster or pass it, or cp.async arrives for them at an mbarrier."""
         if self._opcodes[index].name == "cp.async.mbarrier.arrive":
-            self._release(threads, threads // self._machine.block_threads, addresses)
+            self._release(threads, threads // machine.block_threads, addresses)
         elif addresses[0] == cluster.BARRIER and acquired:
-            self.clocks.acquire(self._of(threads), cluster.BARRIER)
+            self.clocks.acquire(self.clocks.warps_of(threads), cluster.BARRIER)
         elif addresses[0] == cluster.BARRIER and "relaxed" not in self._opcodes[index].modifiers:
-            self.clocks.release(self._of(threads), cluster.BARRIER)
+            self.clocks.release(self.clocks.warps_of(threads), cluster.BARRIER)
 
-    def mbarrier(self, event: BarrierEvent) -> None:
+    def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
         """Threads arrive at mbarriers of any block of the cluster, or pass those of their own."""
         if event.what == "passes":
             for key, some in self._each(event.blocks, event.addresses):
-                self.clocks.acquire(self._of(event.threads[some]), key)
+                self.clocks.acquire(self.clocks.warps_of(event.threads[some]), key)
         elif event.what in ("arrives", "expects") and "relaxed" not in self._opcodes[event.index].modifiers:
             self._release(event.threads, event.blocks, event.addresses)
 
-    def warpgroup(self, threads: Words) -> None:
-        """The four warps from each of these threads on have waited together."""
-        each = self._size * self._machine.block_threads  # threads of a cluster
+    def warpgroup(self, machine: Machine, index: int, threads: Words) -> None:
+        each = self._size * machine.block_threads  # threads of a cluster
         for first in np.unique(threads % each):
             some = threads[threads % each == first]
-            self.clocks.meets(self._of((some[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
+            self.clocks.meets(self.clocks.warps_of((some[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
 
     def _release(self, threads: Words, blocks: Words, addresses: Words) -> None:
         for key, some in self._each(blocks, addresses):
-            self.clocks.release(self._of(threads[some]), key)
+            self.clocks.release(self.clocks.warps_of(threads[some]), key)
 
     def _each(self, blocks: Words, addresses: Words) -> list[tuple[tuple[str, int, int], Flags]]:
         """The mbarriers, by the rank of their block and their address, and which of the rows are theirs."""
@@ -157,18 +156,6 @@ class ClusterRaces:
             (("mbarrier", rank, address), (ranks == rank) & (addresses == address))
             for rank, address in np.unique(np.stack([ranks, addresses]), axis=1).T.tolist()
         ]
-
-    def _of(self, threads: Words) -> Flags:
-        """The warps of these threads: (clusters, warps of a cluster)."""
-        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
-        warps.reshape(-1)[threads // WARP] = True
-        return warps
-
-    def _of_mask(self, mask: Mask) -> Flags:
-        if mask is None:
-            return np.ones(self.clocks.clock.shape, np.bool_)
-        warps: Flags = np.any(mask.reshape(*self.clocks.clock.shape, WARP), axis=2)
-        return warps
 
 
 WRITES = UPDATES | {"st", "stmatrix"}
@@ -195,7 +182,7 @@ def may_access(machine: Machine, orders: Orders) -> bool:
     return accesses and not hands_over and not (relaxed and any(map(is_fence, opcodes)))
 
 
-class PeerRaces:
+class PeerRaces(Observer):
     """The accesses of a chunk to shared memory that other blocks of the cluster may access, too."""
 
     def __init__(self, machine: Machine, clocks: Clocks, collection: Collection) -> None:
@@ -209,12 +196,11 @@ class PeerRaces:
         self._written, self._read, self._read_too = np.zeros((3, machine.blocks * self._each), np.int64)
         self._updates = np.array([opcode.name in UPDATES for opcode in opcodes])
 
-    def access(self, event: Access) -> None:
+    def access(self, machine: Machine, event: Access) -> None:
         """Threads access shared memory, of their own block or of another."""
-        if event.kind not in KINDS:
+        if event.space not in ("shared", cluster.SPACE) or event.kind not in KINDS:
             return
-        machine = self._machine
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         addresses = machine.spread(event.addresses)[threads]
         blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
         count = max(event.width // self._granule, 1)
@@ -249,19 +235,16 @@ class PeerRaces:
         racing &= others >> CLOCK_AT > known
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
-            self._report(index, other, these, threads, places, others)
-
-    def _report(self, index: int, other: int, these: Flags, threads: Words, places: Words, others: Words) -> None:
-        machine, first = self._machine, int(these.argmax())
-        thread, place = int(threads[first]), int(places[first])
-        second = thread - thread % self._threads + (int(others[first]) & WHO)
-        where = messages.address(machine, "shared", place % self._each * self._granule)
-        text = (
-            f"{messages.thread(machine, thread)} {messages.does(machine, index)} {where} of "
-            f"{messages.block(machine, place // self._each)}, which {messages.thread(machine, second)} "
-            f"{messages.does(machine, other)} at {messages.line_of(machine, other)}; {_WAY_OUT}"
-        )
-        self._collection.add(machine, "race", index, thread, int(these.sum()), text, other)
+            machine, first = self._machine, int(these.argmax())
+            thread, place = int(threads[first]), int(places[first])
+            second = thread - thread % self._threads + (int(others[first]) & WHO)
+            where = messages.address(machine, "shared", place % self._each * self._granule)
+            text = (
+                f"{messages.thread(machine, thread)} {messages.does(machine, index)} {where} of "
+                f"{messages.block(machine, place // self._each)}, which {messages.thread(machine, second)} "
+                f"{messages.does(machine, other)} at {messages.line_of(machine, other)}; {_WAY_OUT}"
+            )
+            self._collection.add(machine, "race", index, thread, int(these.sum()), text, other)
 
 
 def _keep_two(

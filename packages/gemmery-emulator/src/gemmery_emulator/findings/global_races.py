@@ -15,14 +15,14 @@ from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery_emulator.findings.handover import Handover
 from gemmery_emulator.findings.messages import EQUAL, UNWRITTEN, Collection
-from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words
+from gemmery_emulator.findings.orders import UPDATES, Followed, Orders, Words
 from gemmery_emulator.findings.pointers import Reach, reach
-from gemmery_emulator.machine import Access, Machine, Pieces
-from gemmery_emulator.op import Flags, Indices
+from gemmery_emulator.machine import Access, Machine, Observer, Pieces, active
+from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Opcode
 
 
-class GlobalRaces:
+class GlobalRaces(Observer):
     """Follows the accesses of a launch to the arrays that it also writes."""
 
     def __init__(self, machine: Machine, orders: Orders, collection: Collection) -> None:
@@ -33,16 +33,18 @@ class GlobalRaces:
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
         self._checked = _checked(self.reach, self._atomic)
         accesses = tuple(index for index, checked in enumerate(self._checked) if checked)
-        fields = StampFields.of(accesses, machine.block_threads, machine.launch.blocks)
+        fields = StampFields(accesses, machine.block_threads, machine.launch.blocks)
         self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
         self._ids: list[Indices | range] = []  # the block numbers of each chunk so far
 
-    def start(self, machine: Machine, clocks: Clocks) -> None:
-        """Start a chunk of blocks."""
-        self._machine, self._clocks = machine, clocks
-        x, y, z = machine.launch.cluster
-        mates = x * y * z if self._orders.meets else 1
+    def follow(self, followed: Followed) -> None:
+        """The next chunk's threads are ordered by the clocks of these blocks."""
+        self._followed, self._clocks = followed, followed.clocks
+
+    def start(self, machine: Machine) -> None:
+        self._machine, clocks = machine, self._clocks
+        mates = machine.launch.together if self._orders.meets else 1
         self._grid.start(machine.blocks, machine.block_threads, clocks, self._handover, mates)
         self._handover.start()
         ids = machine.block_ids  # in order they are kept as a range: 2 billion blocks would take 16 GB
@@ -53,13 +55,12 @@ class GlobalRaces:
         # The clocks that each warp covered at its last fence: of any scope, and of a scope beyond its block.
         self._own_fence, self._fence = np.zeros((2, machine.blocks, warps, warps), np.int64)
 
-    def access(self, event: Access) -> None:
-        """Threads access global memory."""
-        if event.kind == "bulk" or not self.reach.followed[event.index]:
+    def access(self, machine: Machine, event: Access) -> None:
+        if event.space != "global" or event.kind == "bulk" or not self.reach.followed[event.index]:
             return
         self._event: Access | None = event
         threads = self._threads if event.mask is None else event.mask.nonzero()[0]
-        addresses = self._machine.spread(event.addresses)
+        addresses = machine.spread(event.addresses)
         addresses = addresses if event.mask is None else addresses[threads]
         if self._checked[event.index]:
             writes = event.kind in UPDATES or event.kind == "st"
@@ -68,26 +69,24 @@ class GlobalRaces:
         if self._orders.hands_over:
             self._hand_over(event, threads, addresses)
 
-    def transferred(self, index: int, places: Callable[[], Pieces]) -> None:
-        """Bulk copies read global memory as they begin, or write or update it when their threads wait for them."""
+    def transferred(self, machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
         if not self._checked[index]:
             return
         self._event = None
         threads, addresses, width = places()
         if not threads.size:
             return
-        opcode = self._machine.kernel.instructions[index].opcode
+        opcode = machine.kernel.instructions[index].opcode
         touch = self._grid.writes if "bulk_group" in opcode.modifiers else self._grid.reads
         touch(index, addresses, threads, width, bool(self._atomic[index]))
 
-    def fenced(self, index: int, warps: Flags) -> None:
-        """Warps (blocks, warps) execute a fence; one block may stand for all."""
-        if not self._orders.hands_over:
+    def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
+        if not (self._orders.hands_over and self._orders.fence[index]):
             return
-        own = bool(self._orders.own[index])
+        warps, own = self._followed.warps(mask), bool(self._orders.own[index])
         for fences in (self._own_fence,) if own else (self._own_fence, self._fence):
             np.copyto(fences, self._clocks.vouched(), where=warps[:, :, None])
-        blocks = np.flatnonzero(np.broadcast_to(warps.any(axis=1), self._machine.blocks))
+        blocks = np.flatnonzero(np.broadcast_to(warps.any(axis=1), machine.blocks))
         self._handover.fence(blocks.tolist(), own)
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
@@ -136,7 +135,6 @@ class GlobalRaces:
         each = self._fence.shape[1]
         until = np.zeros((2, self._machine.blocks * each), np.int64)
         for (block, warp, scope), clocks in covered.items():
-            self._clocks.publishing.pass_on(block, clocks)
             until[int(scope < 0), block * each + warp] = clocks[warp]
         for clocks in until:
             self._clocks.publishing.publish(index, threads, clocks)
@@ -250,7 +248,7 @@ _WAY_OUT = (
 )
 
 
-class ReadOnlyLoads:
+class ReadOnlyLoads(Observer):
     """The last store to each granule of global memory, in kernels that may load it by way of the read-only cache."""
 
     def __init__(self, machine: Machine, reach: Reach, collection: Collection) -> None:
@@ -267,8 +265,7 @@ class ReadOnlyLoads:
         self._stored = np.zeros(size, np.min_scalar_type(len(self._stores)))  # numbers of stores; 0 for none
 
     def access(self, machine: Machine, event: Access) -> None:
-        """Threads access global memory."""
-        if event.kind == "bulk":
+        if event.space != "global" or event.kind == "bulk":
             return
         if event.index in self._number:
             _, places = self._places(machine, event)
@@ -286,8 +283,7 @@ class ReadOnlyLoads:
                 )
                 self._collection.add(machine, "misuse", event.index, thread, len(these), text, other)
 
-    def transferred(self, index: int, pieces: Callable[[], Pieces]) -> None:
-        """Bulk copies write global memory."""
+    def transferred(self, machine: Machine, index: int, pieces: Callable[[], Pieces]) -> None:
         if index in self._number:
             _, addresses, width = pieces()
             places = addresses[:, None] // self._granule + np.arange(max(width // self._granule, 1))
@@ -295,7 +291,7 @@ class ReadOnlyLoads:
 
     def _places(self, machine: Machine, event: Access) -> tuple[Words, Words]:
         """The threads of an access, and the granules of each."""
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         first = machine.spread(event.addresses)[threads] // self._granule
         return threads, first[:, None] + np.arange(max(event.width // self._granule, 1))
 

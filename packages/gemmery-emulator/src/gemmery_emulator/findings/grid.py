@@ -20,34 +20,23 @@ from gemmery_emulator.findings.stamps import LatestReads, ReadPlaces, Stamps
 from gemmery_emulator.op import Flags, highest, lowest
 
 
-@dataclass(frozen=True)
 class StampFields:
     """The fields of a stamp, from bit 0: the access, the atomic flag, the thread in its block, the block, a clock.
 
     Accesses are instructions, numbered among those that are followed; blocks are numbered from 1 in the order in which
-    they run.
+    they run. The fields are the narrowest for a launch of so many threads and blocks.
     """
 
-    accesses: tuple[int, ...]  # the instructions
-    atomic: int  # the bit that marks an atomic
-    thread_at: int  # the first bit of each
-    block_at: int
-    clock_at: int
-    someone: int  # the bits that say which thread of which block
-    same_block: int  # those that say which block
-    last_clock: int  # the last clock that fits
-    narrow_clock: int  # the last clock with which a stamp is less than 2^32
-
-    @classmethod
-    def of(cls, accesses: tuple[int, ...], threads: int, blocks: int) -> StampFields:
-        """The narrowest fields for a launch in which these instructions are followed."""
-        thread_at = len(accesses).bit_length() + 1
-        block_at = thread_at + (threads - 1).bit_length()
-        clock_at = block_at + blocks.bit_length()
-        someone, same_block = (1 << clock_at) - (1 << thread_at), (1 << clock_at) - (1 << block_at)
-        last_clock, narrow_clock = (1 << 62 - clock_at) - 1, (1 << max(32 - clock_at, 0)) - 1
-        atomic = 1 << thread_at - 1
-        return cls(accesses, atomic, thread_at, block_at, clock_at, someone, same_block, last_clock, narrow_clock)
+    def __init__(self, accesses: tuple[int, ...], threads: int, blocks: int) -> None:
+        self.accesses = accesses  # the instructions
+        self.thread_at = len(accesses).bit_length() + 1  # the first bit of each
+        self.block_at = self.thread_at + (threads - 1).bit_length()
+        self.clock_at = self.block_at + blocks.bit_length()
+        self.atomic = 1 << self.thread_at - 1  # the bit that marks an atomic
+        self.someone = (1 << self.clock_at) - (1 << self.thread_at)  # the bits that say which thread of which block
+        self.same_block = (1 << self.clock_at) - (1 << self.block_at)  # those that say which block
+        self.last_clock = (1 << 62 - self.clock_at) - 1  # the last clock that fits
+        self.narrow_clock = (1 << max(32 - self.clock_at, 0)) - 1  # the last one with which a stamp is less than 2^32
 
     def instructions(self, stamps: Words) -> Words:
         """The instruction of each stamp."""

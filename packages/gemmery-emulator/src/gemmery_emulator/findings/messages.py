@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gemmery_emulator.findings import pointers
-from gemmery_emulator.machine import Dims, Machine
+from gemmery_emulator.machine import Dims, Machine, unravelled
 from gemmery_emulator.memory import PAGE
 from gemmery_emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
@@ -24,6 +24,8 @@ _COPIED = (
     "nothing orders the copy and the other access: wait for the copy (cp.async.bulk.wait_group, or its mbarrier), and "
     "put a barrier between the two"
 )
+OWN = frozenset(("cta", "cluster"))  # scopes of atomics that other blocks may not see
+READING = ("wmma.load", "tcgen05.mma", "tcgen05.cp")
 _BLOCKS = "read it in a later launch, or hand it over with an atomic and __threadfence() on both sides"
 
 
@@ -46,7 +48,7 @@ def line_of(machine: Machine, index: int) -> str:
 def indices(machine: Machine, thread: int) -> tuple[Dims, Dims]:
     """blockIdx and threadIdx of a thread of the chunk."""
     number, own = divmod(thread, machine.block_threads)
-    return _unravel(int(machine.block_ids[number]), machine.launch.grid), _unravel(own, machine.launch.block)
+    return unravelled(int(machine.block_ids[number]), machine.launch.grid), unravelled(own, machine.launch.block)
 
 
 def thread(machine: Machine, number: int, with_block: bool = True) -> str:
@@ -73,11 +75,20 @@ def address(machine: Machine, space: str, at: int) -> str:
 
 def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach: pointers.Reach) -> str:
     """How far an access is outside its memory, and what to do about it."""
-    if space == "global":
-        return _beyond_arrays(machine, at, width, index in reach.nulls, reach.arrays[index])
-    size, whose = (machine.shared.size, "block") if space == "shared" else (machine.kernel.local, "thread")
-    far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
-    return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
+    if space != "global":
+        size, whose = (machine.shared.size, "block") if space == "shared" else (machine.kernel.local, "thread")
+        far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
+        return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
+    reached = reach.arrays[index]  # that the address is computed from; None if they are not known
+    arrays = [array for array in machine.memory.allocations if reached is None or array.name in reached]
+    # By the distance of the access before an array, or the bytes that it reaches beyond it.
+    array = min(arrays, key=lambda each: each.start - at if at < each.start else at + width - each.stop, default=None)
+    if index in reach.nulls or array is None or (reached is None and 0 <= at < PAGE and at < array.start - at):
+        return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or check the pointer"
+    if at < array.start:
+        return f"address {at:#x}, {array.start - at} bytes before {array.name}; bound the index"
+    far = f"ending {at + width - array.stop} bytes beyond the {array.size} of {array.name}"
+    return f"address {at:#x}, {far}; bound the index, or allocate more"
 
 
 def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool, reason: str) -> str:
@@ -115,19 +126,24 @@ def grid_race(
     block, own = place
     launch, mine = machine.launch, int(machine.block_ids[number // machine.block_threads])
     one_block = block == mine
-    here, there = (_does_globally(machine, each) for each in (index, other))
+    here, there = (does(machine, each, globally=True) for each in (index, other))
+    opcodes = [machine.kernel.instructions[each].opcode for each in (index, other)]
     if reason:
         cause = reason
     elif way := pointers.update(machine.kernel, index, other):
         cause = _unordered_update(way)
-    elif not one_block and _own_scope(machine, index, other):
+    elif (
+        not one_block
+        and all(each.name in ("atom", "red") for each in opcodes)
+        and any(not OWN.isdisjoint(each.modifiers) for each in opcodes)
+    ):
         cause = "they are atomic within one block or cluster: use device scope, atomicAdd() and not atomicAdd_block()"
     elif not one_block:
         both = here == there == "writes"
         cause = f"blocks run in any order: {'give each its own elements, or use an atomic' if both else _BLOCKS}"
     elif _both_store(machine, index, other):
         cause = _LAST
-    elif any(in_bulk(machine, each) for each in (index, other)):
+    elif any(opcode.is_bulk for opcode in opcodes):
         cause = _COPIED
     else:
         one_warp = own // 32 == number % machine.block_threads // 32
@@ -184,23 +200,6 @@ def mbarrier(machine: Machine, at: int, phase: int, expected: int, pending: int,
     return f"waits for ever at the mbarrier at {where}: in its phase {phase} {lacks}; {check}"
 
 
-def _does_globally(machine: Machine, index: int) -> str:
-    """What an access does to global memory: bulk copies read one end and write the other."""
-    opcode = machine.kernel.instructions[index].opcode
-    if not opcode.is_bulk:
-        return does(machine, index)
-    if opcode.name.startswith("cp.reduce"):
-        return "updates"
-    return "writes" if "bulk_group" in opcode.modifiers else "reads"
-
-
-def _own_scope(machine: Machine, *indices: int) -> bool:
-    """Whether both are atomic updates, and at least one has the scope of its block."""
-    opcodes = [machine.kernel.instructions[index].opcode for index in indices]
-    updates = all(opcode.name in ("atom", "red") for opcode in opcodes)
-    return updates and any({"cta", "cluster"} & set(opcode.modifiers) for opcode in opcodes)
-
-
 def _both_store(machine: Machine, index: int, other: int) -> bool:
     both = does(machine, index) == does(machine, other) == "writes"
     return both and line_of(machine, index) == line_of(machine, other)
@@ -215,32 +214,15 @@ def in_bulk(machine: Machine, index: int) -> bool:
     return machine.kernel.instructions[index].opcode.is_bulk
 
 
-def does(machine: Machine, index: int, atomic: bool = False) -> str:
-    """What an access does: "reads", "writes" or "updates"."""
+def does(machine: Machine, index: int, atomic: bool = False, globally: bool = False) -> str:
+    """What an access does: "reads", "writes" or "updates"; bulk copies read one end and write the other."""
     opcode = machine.kernel.instructions[index].opcode
-    if opcode.name in ("atom", "red") or atomic:
+    if opcode.name in ("atom", "red") or atomic or (globally and opcode.name.startswith("cp.reduce")):
         return "updates"
-    if "bulk_group" in opcode.modifiers:
-        return "reads"
-    reads = opcode.family in ("ld", "ldu", "ldmatrix", "wgmma") or opcode.name in (
-        "wmma.load",
-        "tcgen05.mma",
-        "tcgen05.cp",
-    )
+    if opcode.is_bulk:
+        return "reads" if ("bulk_group" in opcode.modifiers) != globally else "writes"
+    reads = opcode.family in ("ld", "ldu", "ldmatrix", "wgmma") or opcode.name in READING
     return "reads" if reads else "writes"
-
-
-def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:
-    """`reached` holds the arrays that the address is computed from; None if they are not known."""
-    arrays = [array for array in machine.memory.allocations if reached is None or array.name in reached]
-    # By the distance of the access before an array, or the bytes that it reaches beyond it.
-    array = min(arrays, key=lambda each: each.start - at if at < each.start else at + width - each.stop, default=None)
-    if null or array is None or (reached is None and 0 <= at < PAGE and at < array.start - at):
-        return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or check the pointer"
-    if at < array.start:
-        return f"address {at:#x}, {array.start - at} bytes before {array.name}; bound the index"
-    far = f"ending {at + width - array.stop} bytes beyond the {array.size} of {array.name}"
-    return f"address {at:#x}, {far}; bound the index, or allocate more"
 
 
 def variable_at(kernel: PtxKernel, space: str, at: int) -> tuple[str, int]:
@@ -260,14 +242,9 @@ def _plain(symbol: str) -> str:
     return symbol
 
 
-def _unravel(index: int, shape: Dims) -> Dims:
-    x, y, _ = shape
-    return index % x, index // x % y, index // (x * y)
-
-
 def _short(index: int, shape: Dims) -> str:
     """A place as a number if the shape has one dimension, else as (x, y, z)."""
-    return str(index % shape[0] if shape[1] == shape[2] == 1 else _unravel(index, shape))
+    return str(index % shape[0] if shape[1] == shape[2] == 1 else unravelled(index, shape))
 
 
 EQUAL, SKIPPED, UNWRITTEN = WARNINGS = ("equal stores", "skipped barrier", "unwritten")
@@ -305,9 +282,7 @@ class Collection:
     """The findings of a run, one for each kind and pair of lines."""
 
     def __init__(self) -> None:
-        self._findings: dict[tuple[str, str, str], Finding] = {}  # by kind and both lines
-        self._strengths: dict[tuple[str, str, str], int] = {}
-        self._lines: dict[int, str] = {}  # of instructions
+        self._findings: dict[tuple[str, str, str], tuple[int, Finding]] = {}  # by kind and both lines, with strengths
 
     def sorted(self) -> tuple[Finding, ...]:
         """All findings so far, causes first; warnings are not among them."""
@@ -322,7 +297,9 @@ class Collection:
 
     def _sorted(self, selects: Callable[[tuple[str, str, str]], bool]) -> tuple[Finding, ...]:
         ranks = {kind: rank for rank, kind in enumerate(ORDER)} | {LATE: len(ORDER) + 1}
-        some = [(ranks.get(key[0], len(ORDER)), finding) for key, finding in self._findings.items() if selects(key)]
+        some = [
+            (ranks.get(key[0], len(ORDER)), finding) for key, (_, finding) in self._findings.items() if selects(key)
+        ]
         some.sort(key=lambda it: (it[0], it[1].line.file, it[1].line.number, it[1].kind))
         return tuple(finding for _, finding in some)
 
@@ -342,23 +319,16 @@ class Collection:
         Of a race the pair is told that needs the strongest order: 1 of two warps, 2 of two blocks, 3 of a unit that
         reads for itself.
         """
-        key = kind, self.line(machine, index), "" if other is None else self.line(machine, other)
-        known = self._findings.get(key)
-        if known is not None:
+        key = kind, line_of(machine, index), "" if other is None else line_of(machine, other)
+        if key in self._findings:
+            before, known = self._findings[key]
             count += known.count
-            if strength <= self._strengths[key]:
-                self._findings[key] = replace(known, count=count)
+            if strength <= before:
+                self._findings[key] = before, replace(known, count=count)
                 return
-        self._strengths[key] = strength
         instruction = machine.kernel.instructions[index]
         second = None if other is None else machine.kernel.instructions[other].line
         text = message if isinstance(message, str) else message()
         block_and_thread, inner = indices(machine, thread), done_at(instruction)
         kind = "misuse" if kind == LATE else kind
-        self._findings[key] = Finding(kind, instruction.line, text, *block_and_thread, second, count, inner)
-
-    def line(self, machine: Machine, index: int) -> str:
-        """The line of an instruction, with the inlined line."""
-        if index not in self._lines:
-            self._lines[index] = line_of(machine, index)
-        return self._lines[index]
+        self._findings[key] = strength, Finding(kind, instruction.line, text, *block_and_thread, second, count, inner)

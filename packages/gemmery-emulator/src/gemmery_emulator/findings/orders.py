@@ -8,7 +8,6 @@ does not, which PTX has not guaranteed since sm_70.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +16,9 @@ from numpy.typing import NDArray
 
 from gemmery.banks import WARP
 from gemmery_emulator.findings import pointers
-from gemmery_emulator.findings.publishing import Publishing
-from gemmery_emulator.op import Flags
+from gemmery_emulator.findings.handover import Publishing
+from gemmery_emulator.machine import Machine
+from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Opcode, PtxKernel
 
 UPDATES = frozenset(("atom", "red"))
@@ -30,46 +30,53 @@ COUNTS = frozenset(("add", "inc", "dec"))
 ELSEWHERE = frozenset(("proxy", "mbarrier_init"))  # fences for asynchronous units alone
 
 
-def is_atomic(opcode: Opcode) -> bool:
-    """An update, or a load or store with a memory order."""
-    ordered = opcode.name in ("ld", "st") and not ATOMICALLY.isdisjoint(opcode.modifiers)
-    return opcode.name in UPDATES or ordered
-
-
-def is_ticket(opcode: Opcode) -> bool:
-    """Whether it takes a ticket: an atomic that counts and returns the old value.
-
-    PTX asks for a fence after it as well, before what others stored is read. Last blocks that sum up after a ticket and
-    a barrier do without one, NVIDIA's threadFenceReduction sample among them: it is taken to acquire.
-    """
-    return opcode.name == "atom" and not COUNTS.isdisjoint(opcode.modifiers)
-
-
 def is_fence(opcode: Opcode) -> bool:
     """Whether it is a fence between threads, and not only for asynchronous units."""
     return opcode.name == "membar" or (opcode.name == "fence" and ELSEWHERE.isdisjoint(opcode.modifiers))
 
 
-@dataclass(frozen=True)
 class Orders:
     """Properties of a kernel's instructions, by number."""
 
-    atomic: Flags
-    volatile: Flags
-    own: Flags  # atomics and fences with the scope of one block or cluster
-    stores: Flags  # stores whose values are known
-    fence: Flags  # between threads
-    releases: Flags
-    acquires: Flags
-    tickets: Flags
-    with_fences: Flags  # atomic or volatile accesses of a kernel that has fences
-    hands_over: bool  # whether threads may synchronize by global memory
-    publishes: bool  # whether some lanes may publish what others have written: by atomics or mbarriers
-    meets: bool  # whether blocks of a cluster may order each other by more than atomics that all blocks see
-    products: bool  # whether there are products of warpgroups
-    bulk_groups: bool  # whether there are bulk copies out of shared memory
-    operations: Flags  # of tensor memory: tcgen05.mma and tcgen05.cp
-    tensor_memory: bool  # whether there is any
+    def __init__(self, kernel: PtxKernel) -> None:
+        opcodes = [instruction.opcode for instruction in kernel.instructions]
+        retried = pointers.retried(kernel)
+        ordered = (opcode.name in ("ld", "st") and not ATOMICALLY.isdisjoint(opcode.modifiers) for opcode in opcodes)
+        updates = _flags(opcode.name in UPDATES for opcode in opcodes) | _flags(ordered)
+        adds = _flags(opcode.name.startswith("cp.reduce.async.bulk") for opcode in opcodes)
+        self.atomic = updates | adds | _flags(index in retried for index in range(len(opcodes)))
+        self.volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
+        self.fence = _flags(map(is_fence, opcodes))  # between threads
+        # Atomics and fences with the scope of one block or cluster.
+        self.own = _flags(not OWN_SCOPES.isdisjoint(opcode.modifiers) for opcode in opcodes) & (updates | self.fence)
+        self.stores = _flags(opcode.name == "st" for opcode in opcodes)  # whose values are known
+        self.releases, self.acquires = (
+            _flags(not order.isdisjoint(opcode.modifiers) for opcode in opcodes) for order in (RELEASES, ACQUIRES)
+        )
+        # Tickets: atomics that count and return the old value. PTX asks for a fence after one as well, before what
+        # others stored is read. Last blocks that sum up after a ticket and a barrier do without it, NVIDIA's
+        # threadFenceReduction sample among them: a ticket is taken to acquire.
+        self.tickets = _flags(opcode.name == "atom" and not COUNTS.isdisjoint(opcode.modifiers) for opcode in opcodes)
+        # Atomic or volatile accesses of a kernel that has fences.
+        self.with_fences = (self.atomic | self.volatile) & self.fence.any()
+        reaches = _flags(pointers.reached(instruction) is not None for instruction in kernel.instructions)
+        orders = self.fence.any() | self.releases | self.acquires
+        # Whether threads may synchronize by global memory.
+        self.hands_over = bool(((updates | self.volatile) & reaches & orders).any())
+        # Whether some lanes may publish what others have written: by atomics or mbarriers.
+        published = ((updates | self.volatile) & (self.fence.any() | self.releases)).any()
+        self.publishes = bool(published) or any(opcode.family == "mbarrier" for opcode in opcodes)
+        # Whether blocks of a cluster may order each other by more than atomics that all blocks see.
+        self.meets = any(
+            opcode.family == "mapa"
+            or opcode.name.startswith("barrier.cluster")
+            or not CLUSTER.isdisjoint(opcode.modifiers)
+            for opcode in opcodes
+        )
+        self.products = any(opcode.name == "wgmma.mma_async" for opcode in opcodes)  # of warpgroups
+        self.bulk_groups = any("bulk_group" in opcode.modifiers for opcode in opcodes)  # copies out of shared memory
+        self.operations = _flags(opcode.name in ("tcgen05.mma", "tcgen05.cp") for opcode in opcodes)
+        self.tensor_memory = any(opcode.family == "tcgen05" for opcode in opcodes)
 
     def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
         """Pairs of accesses that do not race because both are atomic, or volatile and of different warps.
@@ -83,40 +90,7 @@ class Orders:
         return pairs
 
 
-@lru_cache(maxsize=64)
-def orders(kernel: PtxKernel) -> Orders:
-    """The orders of a kernel."""
-    opcodes = [instruction.opcode for instruction in kernel.instructions]
-    retried = pointers.retried(kernel)
-    updates = _flags(map(is_atomic, opcodes))
-    adds = _flags(opcode.name.startswith("cp.reduce.async.bulk") for opcode in opcodes)
-    atomic = updates | adds | _flags(index in retried for index in range(len(opcodes)))
-    volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
-    releases, acquires = (
-        _flags(not order.isdisjoint(opcode.modifiers) for opcode in opcodes) for order in (RELEASES, ACQUIRES)
-    )
-    fence = _flags(map(is_fence, opcodes))
-    reaches = _flags(pointers.reached(instruction) is not None for instruction in kernel.instructions)
-    ordered = (updates | volatile) & reaches
-    return Orders(
-        atomic,
-        volatile,
-        _flags(not OWN_SCOPES.isdisjoint(opcode.modifiers) for opcode in opcodes) & (updates | fence),
-        _flags(opcode.name == "st" for opcode in opcodes),
-        fence,
-        releases,
-        acquires,
-        _flags(map(is_ticket, opcodes)),
-        (atomic | volatile) & fence.any(),
-        bool((ordered & (fence.any() | releases | acquires)).any()),
-        bool(((updates | volatile) & (fence.any() | releases)).any()) or any(op.family == "mbarrier" for op in opcodes),
-        any(opcode.family == "mapa" or opcode.name.startswith("barrier.cluster") for opcode in opcodes)
-        or any(not CLUSTER.isdisjoint(opcode.modifiers) for opcode in opcodes),
-        any(opcode.name == "wgmma.mma_async" for opcode in opcodes),
-        any("bulk_group" in opcode.modifiers for opcode in opcodes),
-        _flags(opcode.name in ("tcgen05.mma", "tcgen05.cp") for opcode in opcodes),
-        any(opcode.family == "tcgen05" for opcode in opcodes),
-    )
+orders = lru_cache(maxsize=64)(Orders)  # of a kernel
 
 
 def _flags(values: Iterable[bool]) -> Flags:
@@ -148,6 +122,12 @@ class Clocks:
         self.lanes: Words | None = None
         # For each warp: the clocks known at its last fence, and those that its atomics have received since.
         self._at_fence, self._received = np.zeros((2, blocks, warps, warps), np.int64)
+
+    def warps_of(self, threads: Words) -> Flags:
+        """The warps of these threads, numbered through the blocks: (blocks, warps)."""
+        warps: Flags = np.zeros(self.clock.shape, np.bool_)
+        warps.reshape(-1)[threads // WARP] = True
+        return warps
 
     def settle(self) -> None:
         """Let the histories check what they have left for later."""
@@ -296,3 +276,82 @@ class Clocks:
     def _advance(self, warps: Flags) -> None:
         self.clock += warps
         self.ticks += 1
+
+
+class Followed:
+    """The blocks of a chunk that are followed; `alike` is the number of blocks that each of them stands for."""
+
+    def __init__(self, machine: Machine, clocks: Clocks, *spreads: Callable[[int], None]) -> None:
+        self.alike = machine.blocks
+        self.clocks, self.spreads = clocks, list(spreads)  # of the histories of accesses
+        self._every = np.arange(machine.threads)
+        self._threads, self._block_threads = machine.threads, machine.block_threads
+
+    def warps(self, mask: Mask) -> Flags:
+        """The warps of a mask: (blocks, warps)."""
+        if mask is None:
+            return np.ones(self.clocks.clock.shape, np.bool_)
+        warps: Flags = np.any(self.lanes(mask), axis=2)
+        return warps
+
+    def lanes(self, mask: Mask) -> Flags:
+        """The lanes of a mask: (blocks, warps, 32)."""
+        if mask is not None and self.alike > 1:
+            rows = mask.reshape(self.alike, -1)
+            if (rows == rows[0]).all():
+                mask = rows[0]
+            else:
+                self._spread()
+        shape = (*self.clocks.clock.shape, WARP)
+        return np.ones(shape, np.bool_) if mask is None else mask.reshape(shape)
+
+    def active(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
+        """The active threads and their addresses; those of the followed block alone while all blocks do the same."""
+        block_threads = self._block_threads
+        if self.alike > 1:
+            rows = addresses.reshape(-1, block_threads) if addresses.ndim else addresses
+            masks = None if mask is None else mask.reshape(-1, block_threads)
+            same: Any = rows == rows[0] if addresses.ndim else np.True_
+            if masks is not None:
+                same = (same | ~masks) if (masks == masks[0]).all() else np.False_
+            if same.all():
+                mask = None if masks is None else masks[0]
+                addresses = rows[0] if addresses.ndim else rows
+            else:
+                self._spread()
+        threads = self._every[: self.clocks.blocks * block_threads] if mask is None else mask.nonzero()[0]
+        if not addresses.ndim:
+            return threads, np.full(threads.shape, addresses, np.int64)
+        return threads, addresses if mask is None else addresses[mask]
+
+    def listed(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
+        """The same for threads listed by number; each is listed once while one block stands for all."""
+        if self.alike > 1:
+            mask = np.zeros(self._threads, bool)
+            spread = np.zeros(self._threads, np.int64)
+            mask[threads], spread[threads] = True, addresses
+            if np.count_nonzero(mask) == len(threads):
+                return self.active(spread, mask)
+            self._spread()
+        return threads, addresses
+
+    def pieces(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
+        """The same for threads of which each has several addresses: (threads, addresses)."""
+        count = addresses.shape[1]
+        if self.alike > 1:
+            rows = np.column_stack([threads, addresses])
+            blocks = rows.reshape(self.alike, -1, count + 1) if len(rows) % self.alike == 0 else rows[None, :0]
+            blocks[..., 0] -= np.arange(len(blocks))[:, None] * self._block_threads
+            if blocks.size and (blocks == blocks[0]).all():
+                threads, addresses = blocks[0, :, 0], blocks[0, :, 1:]
+            else:
+                self._spread()
+        return np.repeat(threads, count), addresses.ravel()
+
+    def _spread(self) -> None:
+        """Follow each block from now on."""
+        if self.alike > 1:
+            for spread in self.spreads:
+                spread(self.alike)
+            self.clocks.spread(self.alike)
+            self.alike = 1

@@ -13,30 +13,24 @@ from functools import lru_cache
 
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import tensormap
-from gemmery_emulator.instructions import written
+from gemmery_emulator.instructions import makers, written
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import STORED
-from gemmery_emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Operand, PtxKernel, Register, Symbol, Vector
 from gemmery_emulator.ptx.scopes import SIZES
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
 Makers = dict[str, list[Instruction]]  # of each register
 ANYWHERE = "anywhere"
 LOADS = frozenset(("ld", "ldu", "ldmatrix"))
+STORES = frozenset(("st", "stmatrix", "atom", "red", "wmma.store"))
 _FOLLOWED = frozenset(("mov", "cvta", "add", "sub", "and", "or", "xor", "min", "max"))
 _NEVER = frozenset(
     ("mul", "shl", "shr", "cvt", "div", "rem", "neg", "not", "abs", "popc", "clz", "fma", "createpolicy")
 )
 _UPDATES = {
-    "add": "atomicAdd()",
-    "sub": "atomicSub()",
-    "fma": "atomicAdd()",
-    "mad": "atomicAdd()",
-    "min": "atomicMin()",
-    "max": "atomicMax()",
-    "and": "atomicAnd()",
-    "or": "atomicOr()",
-    "xor": "atomicXor()",
+    **{name: f"atomic{name.title()}()" for name in ("add", "sub", "min", "max", "and", "or", "xor")},
+    **dict.fromkeys(("fma", "mad"), "atomicAdd()"),
 }
 _MOST = 4096  # bytes of parameters, as far as an address is followed: a loop that moves it ends there
 _FAR = 64  # registers between a store and the load that it depends on
@@ -68,7 +62,8 @@ def reach(kernel: PtxKernel, memory: Global, parameters: bytes) -> Reach:
         arrays[index] = names
         if null:
             nulls.add(index)
-        if _writes(kernel.instructions[index].opcode):
+        opcode = kernel.instructions[index].opcode
+        if opcode.name in STORES or (opcode.is_bulk and "bulk_group" in opcode.modifiers):
             everything |= names is None
             written |= names or set()
     followed = [False] * len(arrays)
@@ -96,11 +91,6 @@ def reached(instruction: Instruction) -> Address | None:
     if opcode.family == "cp":
         places = places[:1] if "bulk_group" in opcode.modifiers else places[1:2]
     return places[0] if places else None
-
-
-def _writes(opcode: Opcode) -> bool:
-    stores = opcode.name in ("st", "stmatrix", "atom", "red", "wmma.store")
-    return stores or (opcode.is_bulk and "bulk_group" in opcode.modifiers)
 
 
 def _of_tensors(origins: Origins, memory: Global, parameters: bytes) -> frozenset[str] | None:
@@ -160,19 +150,14 @@ def _origins(kernel: PtxKernel) -> Mapping[str, Origins]:
             if not result:
                 continue
             for place, register in enumerate(written(instruction)):
-                element = _next(result, place)
+                element = result
+                if place:  # in a later element of a vector parameters advance by 8 bytes
+                    element = frozenset((o[0], o[1] + 8 * place) if isinstance(o, tuple) else o for o in result)
                 known = origins.get(register.name, frozenset())
                 if not element <= known:
                     origins[register.name] = known | element
                     grown = True
     return origins
-
-
-def _next(origins: Origins, place: int) -> Origins:
-    """The origins of a later element of a vector: parameters advance by 8 bytes per element."""
-    if not place:
-        return origins
-    return frozenset((origin[0], origin[1] + 8 * place) if isinstance(origin, tuple) else origin for origin in origins)
 
 
 def _result(instruction: Instruction, known: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
@@ -226,18 +211,11 @@ def retried(kernel: PtxKernel) -> frozenset[int]:
     """Loads from the address of an atom.cas of the same size: a stale value only costs another turn."""
     if not any("cas" in instruction.opcode.modifiers for instruction in kernel.instructions):
         return frozenset()
-    makers = _makers(kernel)
-    swapped = {
-        (_place(instruction.operands[1], makers), SIZES[instruction.opcode.type])
-        for instruction in kernel.instructions
-        if instruction.opcode.name == "atom" and "cas" in instruction.opcode.modifiers
-    }
-    return frozenset(
-        index
-        for index, instruction in enumerate(kernel.instructions)
-        if instruction.opcode.name == "ld"
-        and (_place(instruction.operands[1], makers), SIZES[instruction.opcode.type]) in swapped
-    )
+    makers, every = _makers(kernel), kernel.instructions
+    atomics = (each for each in every if each.opcode.name == "atom" and "cas" in each.opcode.modifiers)
+    swapped = {(_place(each.operands[1], makers), SIZES[each.opcode.type]) for each in atomics}
+    loads = ((index, each) for index, each in enumerate(every) if each.opcode.name == "ld")
+    return frozenset(at for at, ld in loads if (_place(ld.operands[1], makers), SIZES[ld.opcode.type]) in swapped)
 
 
 def update(kernel: PtxKernel, index: int, other: int) -> str:
@@ -253,12 +231,8 @@ def update(kernel: PtxKernel, index: int, other: int) -> str:
 
 
 def _makers(kernel: PtxKernel) -> Makers:
-    """The instructions that write each register."""
-    makers: Makers = {}
-    for instruction in kernel.instructions:
-        for register in written(instruction):
-            makers.setdefault(register.name, []).append(instruction)
-    return makers
+    every = makers(kernel).items()
+    return {name: [kernel.instructions[index] for index in indices] for name, indices in every}
 
 
 def _place(operand: Operand, makers: Makers) -> Operand:

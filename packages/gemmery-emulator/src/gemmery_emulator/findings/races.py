@@ -13,6 +13,7 @@ conflict is each checked alone, in its order and with the clocks that it met: to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,11 @@ class History:
         self._new = 0  # every warp has seen every access below it
         self.event: Access | None = None  # the access being checked, for reports; set before it is passed
         self._contents = contents
+        self._check: dict[int, Callable[..., None]] = {
+            READ: self._read_now,
+            WRITE: self._write_now,
+            UPDATE: self._update_now,
+        }
         self._later: list[Later] = []  # accesses that are not checked yet
         self._of_later = 0  # their threads
         self._barriers = 0  # of all threads, since the first of them
@@ -86,28 +92,25 @@ class History:
 
         With `stores`, a flag for each instruction by which threads store, asynchronous units read for the threads.
         """
-        if stores is None and threads.size <= FEW:
-            self._wait(READ, index, addresses, threads, width)
-            return
-        self._make_ready()
-        self._read_now(index, addresses, threads, width, stores)
+        self._access(READ, index, addresses, threads, width, at_once=stores is not None, stores=stores)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, asynchronous: bool = False) -> None:
         """Threads store, or start an asynchronous copy."""
-        small = self._contents is None or self._contents.small
-        if not asynchronous and small and threads.size <= FEW:
-            self._wait(WRITE, index, addresses, threads, width)
-            return
-        self._make_ready()
-        self._write_now(index, addresses, threads, width, asynchronous)
+        at_once = asynchronous or not (self._contents is None or self._contents.small)
+        self._access(WRITE, index, addresses, threads, width, at_once, asynchronous=asynchronous)
 
     def updates(self, index: int, addresses: Words, threads: Words, width: int) -> None:
         """Threads update atomically; such accesses do not race with each other."""
-        if threads.size <= FEW:
-            self._wait(UPDATE, index, addresses, threads, width)
-            return
-        self._make_ready()
-        self._update_now(index, addresses, threads, width)
+        self._access(UPDATE, index, addresses, threads, width)
+
+    def _access(
+        self, kind: int, index: int, addresses: Words, threads: Words, width: int, at_once: bool = False, **how: Any
+    ) -> None:
+        if threads.size <= FEW and not at_once:
+            self._wait(kind, index, addresses, threads, width)
+        else:
+            self._make_ready()
+            self._check[kind](index, addresses, threads, width, **how)
 
     def _wait(self, kind: int, index: int, addresses: Words, threads: Words, width: int) -> None:
         """Leave an access for later."""
@@ -197,12 +200,11 @@ class History:
         if written.max() >= UNDER_WAY:
             return True
         early = joined.early
-        places, threads, stamps = (each[early] for each in (joined.places, joined.threads, joined.stamps))
-        written = written[early]
-        if self._racing(written, threads, stamps).any():
+        places, written, by = joined.places[early], written[early], (joined.threads[early], joined.stamps[early])
+        if self._racing(written, *by).any():
             return True
-        stored = np.where(written & stamps & ATOMIC != 0, self._stored[places], 0)
-        return bool(self._unordered(stored, threads, stamps).any())
+        stored = np.where(written & by[1] & ATOMIC != 0, self._stored[places], 0)
+        return bool(self._unordered(stored, *by).any())
 
     def _reads_may_conflict(self, joined: Joined) -> bool:
         """Whether writes or updates conflict with reads before all these accesses."""
@@ -229,15 +231,9 @@ class History:
                 self._known_by = np.broadcast_to(known[:, None, :], self._clocks.known.shape).reshape(-1)
                 self._new = (int(known.min()) + 1) << CLOCK_AT
             self.event = access.event
-            place = access.number, access.addresses, access.threads, access.width
-            if access.kind == READ:
-                self._read_now(*place)
-            elif access.kind == UPDATE:
-                self._update_now(*place)
-            else:
-                self._write_now(*place)
-                if self._contents is not None:
-                    self._contents.overwrite(access.event)
+            self._check[access.kind](access.number, access.addresses, access.threads, access.width)
+            if access.kind == WRITE and self._contents is not None:
+                self._contents.overwrite(access.event)
         self.event, self._ticks = event, ticks
         self._stamps, self._known_by, self._new = before
 

@@ -1,123 +1,37 @@
-"""Races in shared memory, reported as findings: accesses that nothing orders, and copies that nothing waited for.
+"""Races in shared and tensor memory, as findings: accesses that nothing orders, and copies that nothing waited for.
 
-While all blocks of a chunk do the same, one of them stands for all: `Followed`.
+While all blocks of a chunk do the same, one of them stands for all: `Followed` of orders.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from gemmery.banks import WARP
 from gemmery_emulator import specials
+from gemmery_emulator.blackwell import COLUMNS, HALF, LANES
 from gemmery_emulator.blackwell.operations import Operations
-from gemmery_emulator.control import BARRIERS
+from gemmery_emulator.control import BARRIERS, leaving
 from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.grid import stored
 from gemmery_emulator.findings.messages import EQUAL, Collection
-from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words
+from gemmery_emulator.findings.orders import UPDATES, Clocks, Followed, Orders, Words
 from gemmery_emulator.findings.races import ATOMIC, CLOCK_AT, INDEX, INDEX_AT, THREAD, History
 from gemmery_emulator.findings.together import Contents
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.bulk import Bulk
 from gemmery_emulator.hopper.products import Products
-from gemmery_emulator.machine import Access, Machine
+from gemmery_emulator.machine import Access, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Immediate
-
-
-class Followed:
-    """The blocks of a chunk that are followed; `alike` is the number of blocks that each of them stands for."""
-
-    def __init__(self, machine: Machine, clocks: Clocks, *histories: History) -> None:
-        self.alike = machine.blocks
-        self.clocks, self.histories = clocks, list(histories)
-        self._every = np.arange(machine.threads)
-        self._threads, self._block_threads = machine.threads, machine.block_threads
-
-    def warps(self, mask: Mask) -> Flags:
-        """The warps of a mask: (blocks, warps)."""
-        if mask is None:
-            return np.ones(self.clocks.clock.shape, np.bool_)
-        warps: Flags = np.any(self.lanes(mask), axis=2)
-        return warps
-
-    def lanes(self, mask: Mask) -> Flags:
-        """The lanes of a mask: (blocks, warps, 32)."""
-        if mask is not None and self.alike > 1:
-            rows = mask.reshape(self.alike, -1)
-            if (rows == rows[0]).all():
-                mask = rows[0]
-            else:
-                self._spread()
-        shape = (*self.clocks.clock.shape, WARP)
-        return np.ones(shape, np.bool_) if mask is None else mask.reshape(shape)
-
-    def warps_of(self, threads: Words) -> Flags:
-        """The warps of these threads, numbered through the blocks that are followed."""
-        warps: Flags = np.zeros(self.clocks.clock.shape, np.bool_)
-        warps.reshape(-1)[threads // WARP] = True
-        return warps
-
-    def active(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
-        """The active threads and their addresses; those of the followed block alone while all blocks do the same."""
-        block_threads = self._block_threads
-        if self.alike > 1:
-            rows = addresses.reshape(-1, block_threads) if addresses.ndim else addresses
-            masks = None if mask is None else mask.reshape(-1, block_threads)
-            same: Any = rows == rows[0] if addresses.ndim else np.True_
-            if masks is not None:
-                same = (same | ~masks) if (masks == masks[0]).all() else np.False_
-            if same.all():
-                mask = None if masks is None else masks[0]
-                addresses = rows[0] if addresses.ndim else rows
-            else:
-                self._spread()
-        threads = self._every[: self.clocks.blocks * block_threads] if mask is None else mask.nonzero()[0]
-        if not addresses.ndim:
-            return threads, np.full(threads.shape, addresses, np.int64)
-        return threads, addresses if mask is None else addresses[mask]
-
-    def listed(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
-        """The same for threads listed by number; each is listed once while one block stands for all."""
-        if self.alike > 1:
-            mask = np.zeros(self._threads, bool)
-            spread = np.zeros(self._threads, np.int64)
-            mask[threads], spread[threads] = True, addresses
-            if np.count_nonzero(mask) == len(threads):
-                return self.active(spread, mask)
-            self._spread()
-        return threads, addresses
-
-    def pieces(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
-        """The same for threads of which each has several addresses: (threads, addresses)."""
-        count = addresses.shape[1]
-        if self.alike > 1:
-            rows = np.column_stack([threads, addresses])
-            blocks = rows.reshape(self.alike, -1, count + 1) if len(rows) % self.alike == 0 else rows[None, :0]
-            blocks[..., 0] -= np.arange(len(blocks))[:, None] * self._block_threads
-            if blocks.size and (blocks == blocks[0]).all():
-                threads, addresses = blocks[0, :, 0], blocks[0, :, 1:]
-            else:
-                self._spread()
-        return np.repeat(threads, count), addresses.ravel()
-
-    def _spread(self) -> None:
-        """Follow each block from now on."""
-        if self.alike > 1:
-            for history in self.histories:
-                history.spread(self.alike)
-            self.clocks.spread(self.alike)
-            self.alike = 1
-
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 
 
-class SharedRaces:
+class SharedRaces(Observer):
     """Follows the accesses of a chunk of blocks to shared memory, and what orders them."""
 
     def __init__(self, machine: Machine, orders: Orders, collection: Collection) -> None:
@@ -127,7 +41,7 @@ class SharedRaces:
         zeroed = specials.GROUPS if size > machine.kernel.shared + machine.launch.shared else 0
         self._contents = Contents(machine)
         self._history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed, self._contents)
-        self.followed = Followed(machine, self.clocks, self._history)
+        self.followed = Followed(machine, self.clocks, self._history.spread)
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
         # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
         self._readers: list[tuple[Products | Bulk | Operations, str, str]] = []
@@ -140,11 +54,14 @@ class SharedRaces:
                 (machine.unit(Operations), "tcgen05 operation", "at the mbarrier of its tcgen05.commit")
             )
 
-    def access(self, event: Access) -> None:
+    def access(self, machine: Machine, event: Access) -> None:
         """Threads load, store or update."""
-        machine = self._machine
+        if event.space == cluster.SPACE and event.kind != "ld":
+            self._receives(machine, event)
+        if event.space != "shared":
+            return
         if self._readers and (event.kind in STORES or event.kind in UPDATES):
-            writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+            writers = active(machine, event.mask)
             self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
         threads, addresses = self.followed.active(event.addresses, event.mask)
         if not threads.size:
@@ -158,15 +75,24 @@ class SharedRaces:
             self._history.reads(event.index, addresses, threads, event.width)
         self._hand_over(event, threads, addresses)
 
-    def finish(self) -> None:
-        """Check the accesses that were left for later, and forget all, at the end of the chunk."""
+    def finish(self, machine: Machine) -> None:
+        """Check the accesses that were left for later, and forget all."""
         self.clocks.settle()
         self._history.forget()
 
-    def receives(self, event: Access) -> None:
+    def converged(self, machine: Machine, mask: Mask) -> None:
+        if self._orders.publishes and self.clocks.publishing.matters():
+            self.clocks.converge(self.followed.lanes(mask))
+
+    def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
+        if self._orders.fence[index]:
+            self.clocks.orders(self.followed.warps(mask))
+        else:
+            self.clocks.fences(self.followed.lanes(mask))
+
+    def _receives(self, machine: Machine, event: Access) -> None:
         """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""
-        machine = self._machine
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        threads = active(machine, event.mask)
         own, number = np.divmod(threads, machine.block_threads)
         addresses = machine.spread(event.addresses)[threads]
         blocks = cluster.resolved(addresses, own, cluster.size(machine))
@@ -185,7 +111,11 @@ class SharedRaces:
             self.clocks.lanes_publish(index, threads, at_fence=not releases)
         for address in np.unique(addresses).tolist():
             key = ("atomic", address)
-            for warps in _in_turn(self.followed.warps_of(threads[addresses == address]), event.kind == "atom"):
+            warps = self.clocks.warps_of(threads[addresses == address])
+            turns = [warps]
+            if event.kind == "atom":  # each update sees those before it
+                turns = [warps & (np.arange(warps.shape[1]) == warp) for warp in np.flatnonzero(warps.any(axis=0))]
+            for warps in turns:
                 if acquires:
                     self.clocks.acquire(warps, key)
                 elif fences and event.kind in ("ld", "atom"):
@@ -208,20 +138,19 @@ class SharedRaces:
             thread, where = int(threads[first]), messages.address(machine, "shared", int(addresses[first]))
             message = (
                 f"{messages.thread(machine, thread)} writes {where}, which the {name} at "
-                f"{self._collection.line(machine, other)} may still read: wait {wait} first"
+                f"{messages.line_of(machine, other)} may still read: wait {wait} first"
             )
             # A barrier would not end the unit's reads, whatever pair of threads races beside it.
             self._collection.add(machine, "race", index, thread, 1, message, other, strength=3)
 
-    def landed(self, index: int, addresses: Words, threads: Words) -> None:
-        """The data of cp.async `index` is written."""
-        size = self._machine.kernel.instructions[index].operands[2]
+    def landed(self, machine: Machine, index: int, addresses: Words, threads: Words) -> None:
+        size = machine.kernel.instructions[index].operands[2]
         assert isinstance(size, Immediate)
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.lands(index, addresses, threads, size.bits)
 
-    def barrier(self, index: int, barrier: int, mask: Mask) -> None:
-        """These threads leave a barrier."""
+    def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        mask = leaving(machine, index, barrier, mask)
         warps = self.followed.warps(mask)
         if barrier < 0:
             self._warps_meet(mask, warps)
@@ -243,8 +172,7 @@ class SharedRaces:
         self.clocks.publishing.meet(warps, self.clocks.clock)
         self.clocks.meets_itself(warps)
 
-    def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
-        """Threads arrive at mbarriers or pass them."""
+    def ordered(self, machine: Machine, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.event = None
         inside = addresses >= 0  # the barrier of a cluster has no address
@@ -253,20 +181,18 @@ class SharedRaces:
         if not acquired:
             self.clocks.lanes_publish(index, threads)
         for address in np.unique(addresses).tolist():
-            warps = self.followed.warps_of(threads[addresses == address])
+            warps = self.clocks.warps_of(threads[addresses == address])
             if acquired:
                 self.clocks.acquire(warps, ("mbarrier", address))
             else:
                 self.clocks.release(warps, ("mbarrier", address))
 
-    def initialised(self, index: int, threads: Words, addresses: Words) -> None:
-        """Threads initialise mbarriers."""
+    def initialised(self, machine: Machine, index: int, threads: Words, addresses: Words) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.event = None
         self._history.writes(index, addresses, threads, 8)
 
-    def bulk(self, index: int, threads: Words, addresses: Words, what: str) -> None:
-        """Asynchronous units access 16 bytes at each of `addresses` (threads, pieces)."""
+    def bulk(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
         self._history.event = None
         if what == "begins":
             self._overwrite(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
@@ -279,15 +205,16 @@ class SharedRaces:
             stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in self._opcodes])
             self._history.reads(index, addresses, threads, 16, stores)
 
-    def warpgroup(self, threads: Words) -> None:
-        """The four warps from each of these threads on have waited together."""
+    def warpgroup(self, machine: Machine, index: int, threads: Words) -> None:
         threads, _ = self.followed.listed(threads, np.zeros_like(threads))
-        self.clocks.meets(self.followed.warps_of((threads[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
+        self.clocks.meets(self.clocks.warps_of((threads[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
 
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
         """Report the first conflict with each other instruction that the history found."""
         if kind in ("race", "clash"):
-            racing = ~self._atomic(index, threads, others)
+            one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
+            pairs = index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp)
+            racing = ~self._orders.pairs(*pairs)  # but for those that are both atomic
             event = self._history.event
             if event is not None and event.kind == "st" and event.index == index:
                 equal = racing & self._same(kind, threads, addresses, others)
@@ -305,13 +232,13 @@ class SharedRaces:
             strong = kind in ("race", EQUAL) and bool(apart.any())
             first = int((apart if strong else these).argmax())  # of two warps if there are any
             place = int(threads[first]), int(addresses[first])
-            self._report(kind, index, *place, other, int(others[first]), int(these.sum()), int(strong))
+            count = int(these.sum()) * self.followed.alike
+            self._report(kind, index, *place, other, int(others[first]), count, int(strong))
 
     def _report(
         self, kind: str, index: int, thread: int, address: int, other: int, stamp: int, count: int, strength: int
     ) -> None:
-        machine, collection = self._machine, self._collection
-        count *= self.followed.alike
+        machine = self._machine
         place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
         message: str | Callable[[], str]
         if kind in ("race", EQUAL):
@@ -324,21 +251,16 @@ class SharedRaces:
             way_out = "its group first (cp.async.wait_group with a smaller number)"
             if messages.in_bulk(machine, other):
                 way_out = "its mbarrier first, which has to expect all bytes of the copy"
-            line = collection.line(machine, other)
-            message = f"{place}, which the cp.async at {line} may still be writing: wait for {way_out}"
+            at = messages.line_of(machine, other)
+            message = f"{place}, which the cp.async at {at} may still be writing: wait for {way_out}"
         else:
             message = (
-                f"{place} through the async proxy, which was written at {collection.line(machine, other)} without a "
+                f"{place} through the async proxy, which was written at {messages.line_of(machine, other)} without a "
                 "fence.proxy.async since: put one after the store, before the barrier"
             )
             kind = "misuse"
         second = None if kind == "uninitialised" else other
-        collection.add(machine, kind, index, thread, count, message, second, strength)
-
-    def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
-        """Pairs of accesses of one block that do not race because both are atomic."""
-        one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
-        return self._orders.pairs(index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp))
+        self._collection.add(machine, kind, index, thread, count, message, second, strength)
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
         """Stores of the value that the other thread stored: the order does not matter."""
@@ -354,11 +276,62 @@ class SharedRaces:
         return same
 
 
-def _in_turn(warps: Flags, updates: bool) -> Iterator[Flags]:
-    """Yield warps (blocks, warps) one after the other if they update, since each update sees those before it."""
-    each = np.flatnonzero(warps.any(axis=0))
-    if not updates or each.size < 2:
-        yield warps
-        return
-    for warp in each.tolist():
-        yield warps & (np.arange(warps.shape[1]) == warp)
+WORD = 4
+
+
+class TensorRaces(Observer):
+    """Races in tensor memory: what nothing orders with a product or a copy of another thread, or with a warp.
+
+    The clocks are those of shared memory. A word stands for one column of 16 lanes.
+    """
+
+    def __init__(self, machine: Machine, orders: Orders, followed: Followed, collection: Collection) -> None:
+        self._machine, self._followed, self._collection = machine, followed, collection
+        self._operations = orders.operations
+        if orders.tensor_memory:
+            size = LANES // HALF * COLUMNS * WORD
+            self._history = History(followed.clocks, machine.block_threads, size, self._conflict)
+            followed.spreads.append(self._history.spread)
+
+    def tensor(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
+        threads, addresses = self._followed.pieces(threads, addresses)
+        if what == "reads":
+            self._history.reads(index, addresses, threads, WORD)
+        elif what == "lands":
+            self._history.lands(index, addresses, threads, WORD, then=True)
+        else:
+            self._history.writes(index, addresses, threads, WORD, asynchronous=what == "begins")
+
+    def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
+        """Report a conflict, unless one thread's operations follow each other."""
+        instructions = others >> INDEX_AT & INDEX
+        own = threads % self._machine.block_threads == others & THREAD
+        if kind == "uninitialised":
+            bad = self._operations[np.full(threads.shape, index)]
+        else:
+            bad = ~(own & self._operations[index] & self._operations[instructions])
+        if not bad.any():
+            return
+        first, machine = int(bad.argmax()), self._machine
+        other, thread = int(instructions[first]), messages.thread(machine, int(threads[first]))
+        half, column = divmod(int(addresses[first]) // WORD, COLUMNS)
+        where = f"column {column} of tensor memory (lanes {half * HALF} to {half * HALF + HALF - 1})"
+        does = "uses" if self._operations[index] else "reads" if self._name(index) == "tcgen05.ld" else "writes"
+        at = messages.line_of(machine, other)
+        if kind == "uninitialised":
+            message = f"{thread} adds to {where}, which nothing has written: the first product must not add"
+        elif kind == "not landed" or (self._operations[other] and not own[first]):
+            way_out = "wait at the mbarrier of a tcgen05.commit that follows it"
+            message = f"{thread} {does} {where}, which the {self._name(other)} at {at} may still use: {way_out}"
+        else:
+            second = messages.thread(machine, int(others[first] & THREAD), False)
+            message = (
+                f"{thread} {does} {where}, which {second} uses at {at}; nothing orders the two: let one arrive at a "
+                "barrier where the other waits, with tcgen05.fence::before_thread_sync and ::after_thread_sync"
+            )
+        kind, pair = ("uninitialised", None) if kind == "uninitialised" else ("race", other)
+        count = int(bad.sum()) * self._followed.alike
+        self._collection.add(machine, kind, index, int(threads[first]), count, message, pair)
+
+    def _name(self, index: int) -> str:
+        return self._machine.kernel.instructions[index].opcode.name

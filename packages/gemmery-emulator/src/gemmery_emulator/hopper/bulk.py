@@ -1,36 +1,169 @@
-"""Bulk copies between global and shared memory, of contiguous bytes and of boxes of tensors.
+"""Bulk copies between global and shared memory, and the tiles of shared memory that asynchronous units read.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy". A load lands when a
 thread waits for its mbarrier, and only as much of it as ends the phase; a store reads its data when its thread waits
 for the group. Both are as late as possible, so that a missing wait is found.
 After cp.async.bulk.wait_group.read a store has read its data, but counts as a write only at a wait without .read, or
 when its block ends.
+
+wgmma and tcgen05 multiply the bytes of shared memory that a descriptor selects, or of registers ("Asynchronous
+Warpgroup Level Matrix Instructions: Matrix Descriptor Format", "TensorCore 5th Generation: Shared memory descriptor").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.dtypes import Array
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import cluster, tensormap
-from gemmery_emulator.hopper.descriptors import PIECE, PieceReaders
 from gemmery_emulator.hopper.mbarrier import Mbarriers, Needed
 from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery_emulator.machine import Machine, Pieces, Rows, landed, report_misuse, report_transfer
+from gemmery_emulator.machine import Machine, Pieces, Rows, landed, report_misuse
 from gemmery_emulator.memory import PARAMETER_WINDOW
 from gemmery_emulator.op import Flags, Indices, Mask
+
+ROWS = 64  # of a warpgroup's product
+PIECE = 16  # bytes that a swizzle moves as a unit
+DEPTH = 32  # bytes along k in one product
+SWIZZLES = (0, 128, 64, 32)  # bytes, by the two highest bits of a descriptor
+START, FINE = 0x3FFF, 0x3F  # bits of the address where a matrix starts, and of its place in 1024 bytes; both in pieces
+
+
+@lru_cache(maxsize=512)
+def _pattern(descriptor: int, rows: int, size: int, by_rows: bool, depth: int) -> Indices:
+    """Offsets of a matrix's 16-byte pieces: (rows, pieces), or (pieces, k) of one that is contiguous along its rows."""
+    start, leading, stride = ((descriptor >> at & START) << 4 for at in (0, 16, 32))
+    base, swizzle = descriptor >> 49 & 7, SWIZZLES[descriptor >> 62 & 3]
+    pitch = swizzle or PIECE  # between rows, or along k
+    if not by_rows:
+        row, piece = np.arange(rows)[:, None], np.arange(depth // PIECE)
+        addresses = start + row // 8 * stride + row % 8 * pitch + piece * (PIECE if swizzle else leading)
+    else:
+        piece, k = np.arange(rows * size // PIECE)[:, None], np.arange(depth // size)
+        many = pitch // PIECE
+        groups, along = (leading, stride) if swizzle else (stride, leading)
+        addresses = start + piece // many * groups + piece % many * PIECE + k // 8 * along + k % 8 * pitch
+    if swizzle:
+        addresses = addresses ^ (((addresses >> 7) - base & swizzle // PIECE - 1) << 4)
+    return addresses
+
+
+@dataclass(frozen=True)
+class SharedTile(Rows):
+    """A matrix in shared memory, by a descriptor for each warpgroup or block."""
+
+    descriptors: Indices
+    rows: int  # m or n
+    size: int = 2  # bytes of an element
+    by_rows: bool = False  # M- or N-major: the matrix is contiguous along its rows
+    depth: int = DEPTH  # bytes along k
+
+    def wrong(self) -> tuple[Flags, str]:
+        """The descriptors of tcgen05 that are wrong or not modelled, and what is wrong with the first kind of them."""
+        for bad, what in (
+            (self.descriptors >> 46 & 7 != 1, "whose bits 46 to 48 are not 0b001, the version of sm_100"),
+            (self.descriptors >> 61 & 1 != 0, "with another swizzle than none, 32, 64 or 128 bytes"),
+            (self.descriptors >> 52 & 1 != 0, "with an absolute leading dimension"),
+        ):
+            if bad.any():
+                return bad, what
+        return np.zeros(len(self.descriptors), np.bool_), ""
+
+    def swizzles(self) -> Indices:
+        """The swizzle of each matrix, in bytes."""
+        swizzles: Indices = np.array(SWIZZLES)[self.descriptors >> 62 & 3]
+        return swizzles
+
+    def _pieces(self) -> Indices:
+        """Return the offsets in shared memory of the 16-byte pieces: (descriptors, ...)."""
+        rough = self.descriptors & START & ~FINE
+        kinds, which = np.unique(self.descriptors - rough, return_inverse=True)
+        patterns = [_pattern(kind, self.rows, self.size, self.by_rows, self.depth) for kind in kinds.tolist()]
+        every = patterns[0] if len(patterns) == 1 else np.stack(patterns)[which.reshape(-1)]
+        pieces: Indices = every + (rough << 4)[:, None, None]
+        return pieces
+
+    def places(self, machine: Machine, blocks: Indices, offsets: Indices | None = None) -> Indices:
+        """Return its pieces in the chunk's shared memory, (blocks, ...); the first takes the place of those beyond."""
+        offsets = self._pieces() if offsets is None else offsets
+        inside = np.where(offsets + PIECE > machine.shared.size, 0, offsets)
+        places: Indices = (inside + (blocks * machine.shared.stride)[:, None, None]) // PIECE
+        return places
+
+    def read(self, machine: Machine, index: int, threads: Indices, blocks: Indices) -> Indices:
+        """Report that threads' products read its pieces in their blocks, and those outside; return their places."""
+        offsets = self._pieces()
+        bad = offsets + PIECE > machine.shared.size
+        if bad.any():
+            far = int(offsets.max()) + PIECE
+            what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
+            report_misuse(machine, index, threads[bad.any(axis=(1, 2))], what)
+            offsets = np.where(bad, 0, offsets)
+        there = blocks * machine.block_threads + threads % machine.block_threads
+        machine.observers.bulk(machine, index, there, offsets.reshape(len(offsets), -1), "reads")
+        return self.places(machine, blocks, offsets)
+
+    def words(self, machine: Machine, places: Indices) -> Array:
+        """Return the bytes at its places by rows, as words: (descriptors, rows, words)."""
+        bytes_: Array = machine.shared.view("c16", 1).take(places)
+        if not self.by_rows:
+            return bytes_.view("u4")
+        count, pieces, k = bytes_.shape
+        elements = bytes_.view(f"u{self.size}").reshape(count, pieces, k, PIECE // self.size)
+        rows = np.ascontiguousarray(elements.swapaxes(2, 3)).reshape(count, self.rows, k)
+        return rows.view("u4")
+
+
+@dataclass(frozen=True)
+class RegisterMatrix(Rows):
+    """A of wgmma in registers, for all warpgroups that execute an instruction together."""
+
+    registers: tuple[Array, ...]  # four, each (warpgroups, 128)
+    slots: tuple[int, ...]  # where the machine has them
+
+    def words(self) -> Array:
+        """Return its bytes by rows, as words: lane / 4 is the row, the second register is 8 rows below, the third 16
+        bytes further.
+        """
+        words = np.stack(self.registers).reshape(2, 2, -1, 4, 8, 4)  # bytes, rows, warpgroup, warp, row, word
+        return np.ascontiguousarray(words.transpose(2, 3, 1, 4, 0, 5)).reshape(-1, ROWS, 8)
+
+
+class PieceReaders:
+    """How many operations under way read each piece of a chunk's shared memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._counts = np.zeros(-(-machine.shared.data.size // PIECE), np.int32)
+
+    def begin(self, pieces: Indices) -> None:
+        """An operation that reads these pieces is under way."""
+        np.add.at(self._counts, pieces, 1)
+
+    def end(self, pieces: Indices) -> None:
+        """It has read them."""
+        np.subtract.at(self._counts, pieces, 1)
+
+    def reader(self, places: Indices, under_way: Iterable[tuple[int, Sequence[Indices]]]) -> tuple[int, int] | None:
+        """Return which of these bytes of shared memory is read, and the instruction: `under_way` has their pieces."""
+        read = self._counts[places // PIECE] > 0
+        if not read.any():
+            return None
+        first = int(read.argmax())
+        piece = places[first] // PIECE
+        return first, next(index for index, every in under_way if any((piece == each).any() for each in every))
 
 
 @dataclass(frozen=True)
 class Load(Rows):
     """The loads of one instruction, one row for each copy; under way until the phase of their mbarrier needs them."""
 
-    row_fields = ("threads", "places", "data", "barriers")
     index: int  # of the instruction
     threads: Indices  # threads in the destination block with the numbers of the issuing threads
     places: Indices  # (copies, pieces) in the chunk's shared memory
@@ -43,7 +176,6 @@ class Load(Rows):
 class Store(Rows):
     """The stores of one instruction to global memory, which happen when its thread waits."""
 
-    row_fields = ("threads", "places", "write", "groups")
     index: int
     threads: Indices
     places: Indices  # (copies, pieces) in the chunk's shared memory
@@ -111,15 +243,12 @@ class Bulk:
         self._shared[load.places] = load.data
         self._mbarriers.complete(load.barriers, load.places.shape[1] * PIECE)
         if load.swizzle or self._swizzled is not None:
-            self._mark(load)
-
-    def _mark(self, load: Load) -> None:
-        """Record the swizzle by which pieces were written, and their contents."""
-        if self._swizzled is None:
-            self._swizzled = np.zeros(self._shared.size, np.int64), np.empty_like(self._shared)
-        marks, brought = self._swizzled
-        marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
-        brought[load.places] = load.data
+            # Record the swizzle by which pieces were written, and their contents.
+            if self._swizzled is None:
+                self._swizzled = np.zeros(self._shared.size, np.int64), np.empty_like(self._shared)
+            marks, brought = self._swizzled
+            marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
+            brought[load.places] = load.data
 
     def compare(self, index: int, threads: Indices, places: Indices, swizzles: Indices) -> None:
         """Report tiles whose pieces (threads, ...) were copied with another swizzle, and not overwritten since.
@@ -171,7 +300,7 @@ class Bulk:
         return ready if mask is None else ready & mask[copies.threads]
 
     def _show(self, unseen: Unseen) -> None:
-        report_transfer(self._machine, unseen.index, unseen.places)
+        self._machine.observers.transferred(self._machine, unseen.index, unseen.places)
 
     def _finish(self) -> None:
         """Complete the stores for which no thread has waited, when all threads have ended."""
@@ -222,5 +351,4 @@ class Bulk:
         """Report to the observers what a copy does to pieces of shared memory."""
         machine = self._machine
         addresses = places * PIECE - (threads // machine.block_threads * machine.shared.stride)[:, None]
-        for observer in machine.observers:
-            observer.bulk(machine, index, threads, addresses, what)
+        machine.observers.bulk(machine, index, threads, addresses, what)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from gemmery.errors import EmulationError
-from gemmery_emulator.machine import LaunchConfig, Machine, report_misuse
+from gemmery_emulator.machine import LaunchConfig, Machine, active, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW
 from gemmery_emulator.op import Flags, Indices, Kinds, Mask, Values, sort_by_kind
 from gemmery_emulator.ptx import Instruction
@@ -42,8 +42,7 @@ def in_order(launch: LaunchConfig, step: int, shuffled: np.random.Generator | No
 
     Raises EmulationError for more clusters than can be put in random order.
     """
-    (gx, gy, _), (x, y, z) = launch.grid, launch.cluster
-    each = x * y * z
+    (gx, gy, _), (x, y, z), each = launch.grid, launch.cluster, launch.together
     clusters = launch.blocks // each
     if shuffled is not None and clusters > SHUFFLED:
         raise EmulationError(
@@ -64,8 +63,7 @@ def in_order(launch: LaunchConfig, step: int, shuffled: np.random.Generator | No
 
 def size(machine: Machine) -> int:
     """Blocks of a cluster."""
-    x, y, z = machine.launch.cluster
-    return x * y * z
+    return machine.launch.together
 
 
 def ranks(machine: Machine) -> Indices:
@@ -117,8 +115,8 @@ def report_order(machine: Machine, index: int, threads: Indices, addresses: Indi
     """Report that threads arrived at mbarriers or passed; equal threads of a cluster's blocks count as one."""
     if acquired:
         threads, addresses = machine.unit(Peers).alike(threads, addresses)
-    for observer in machine.observers if len(threads) else ():
-        observer.ordered(machine, index, threads, addresses, acquired)
+    if len(threads):
+        machine.observers.ordered(machine, index, threads, addresses, acquired)
 
 
 def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
@@ -144,40 +142,27 @@ def destinations(
     return copies, own[copies] - own[copies] % count + rank
 
 
-def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """mapa: map an address to the shared memory of the block with a rank."""
+def _of_peers(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """mapa: map an address to the shared memory of the block with a rank; getctarank: the rank of its block."""
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
     if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
         raise refused(instruction)
-    target, source, rank = instruction.operands
-    read, its_rank = lowering.read(source, kind, instruction), lowering.read(rank, "u32", instruction)
-    write = lowering.write(target, kind, instruction)
-    window = 0 if space else SHARED_WINDOW
+    target, source, *ranks_of = instruction.operands
+    read, window = lowering.read(source, kind, instruction), 0 if space else SHARED_WINDOW
+    read_ranks = [lowering.read(rank, "u32", instruction) for rank in ranks_of]
+    write = lowering.write(target, kind if ranks_of else "u32", instruction)
 
     def mapped(address: Values, rank: Values) -> Values:
         offset = address.astype(np.int64) - window & OFFSET
         place = (rank.astype(np.int64) + 1 << RANK_AT) + offset + window
         return place.astype(np.uint32 if kind == "u32" else np.uint64)
 
-    return lane_step(mapped, [read, its_rank], [write])
-
-
-def _rank_of(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """getctarank: the rank of the block that an address belongs to."""
-    space, kind = instruction.opcode.modifiers, instruction.opcode.type
-    if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
-        raise refused(instruction)
-    target, source = instruction.operands
-    read, write = lowering.read(source, kind, instruction), lowering.write(target, "u32", instruction)
-    window = 0 if space else SHARED_WINDOW
-
-    def step(machine: Machine, mask: Mask) -> None:
-        addresses = machine.spread(read(machine.registers).astype(np.int64) - window)
-        rank = addresses >> RANK_AT
+    def rank(machine: Machine, mask: Mask) -> None:
+        ranked = machine.spread(read(machine.registers).astype(np.int64) - window) >> RANK_AT
         own = np.repeat(ranks(machine), machine.block_threads)
-        write(machine.registers, mask, np.where(rank > 0, rank - 1, own).astype(np.uint32))
+        write(machine.registers, mask, np.where(ranked > 0, ranked - 1, own).astype(np.uint32))
 
-    return step
+    return lane_step(mapped, [read, *read_ranks], [write]) if ranks_of else rank
 
 
 class ClusterBarrier:
@@ -191,7 +176,7 @@ class ClusterBarrier:
     def arrive(self, index: int, mask: Mask) -> None:
         """Count the arrival of these threads, which do not wait here."""
         machine = self._machine
-        self._report(index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
+        self._report(index, active(machine, mask), acquired=False)
         self.arrived[slice(None) if mask is None else mask] += 1
         machine.changes += 1
 
@@ -205,10 +190,9 @@ class ClusterBarrier:
         self.waited[passes] += 1
         machine.failed = ~passes if mask is None else mask & ~passes
         if passes.any():
-            self._report(index, passes, acquired=True)
+            self._report(index, np.flatnonzero(passes), acquired=True)
 
-    def _report(self, index: int, passing: Flags, acquired: bool) -> None:
-        threads = np.flatnonzero(passing)
+    def _report(self, index: int, threads: Indices, acquired: bool) -> None:
         report_order(self._machine, index, threads, np.full(threads.shape, BARRIER), acquired)
 
 
@@ -217,14 +201,13 @@ def _barrier(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     opcode = instruction.opcode
     if opcode.types or sort_by_kind(opcode.modifiers, _BARRIERS[opcode.name]) is None:
         raise refused(instruction)
-    if opcode.name == "barrier.cluster.arrive":
-        return lambda machine, mask: machine.unit(ClusterBarrier).arrive(index, mask)
-    return lambda machine, mask: machine.unit(ClusterBarrier).wait(index, mask)
+    does = ClusterBarrier.arrive if opcode.name == "barrier.cluster.arrive" else ClusterBarrier.wait
+    return lambda machine, mask: does(machine.unit(ClusterBarrier), index, mask)
 
 
 TABLE = {
-    "mapa": Handler(step=_map_address, effect=False),
-    "getctarank": Handler(step=_rank_of, effect=False),
+    "mapa": Handler(step=_of_peers, operands=(3,), effect=False),
+    "getctarank": Handler(step=_of_peers, operands=(2,), effect=False),
     "barrier.cluster.arrive": Handler(step=_barrier, kind="barrier.cluster", orders=True),
     "barrier.cluster.wait": Handler(step=_barrier, kind="barrier.cluster", orders=True, waits=True),
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.machine import BarrierEvent, Machine, report_misuse
+from gemmery_emulator.machine import BarrierEvent, Machine, active, report_misuse
 from gemmery_emulator.memory import SHARED_WINDOW
 from gemmery_emulator.op import Flags, Indices, Kinds, Mask, sort_by_kind
 from gemmery_emulator.ptx import Address, Instruction
@@ -124,8 +124,7 @@ class Mbarriers:
         if len(places):
             blocks, granules = np.divmod(places, self._stride)
             event = BarrierEvent(index, what, threads, blocks, granules * SIZE, amounts)
-            for observer in self._machine.observers:
-                observer.mbarrier(self._machine, event)
+            self._machine.observers.mbarrier(self._machine, event)
 
     def missing(self, thread: int) -> tuple[int, int, int, int, int]:
         """Of the mbarrier where a thread waits: its address, its phase, its arrivals, the missing ones, and bytes."""
@@ -180,11 +179,6 @@ def _entry(
     return Handler(step=step, operands=operands, kind=kind, waits=waits, orders=True)
 
 
-def active(machine: Machine, mask: Mask) -> Indices:
-    """Return the indices of the threads in a mask."""
-    return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
-
-
 def of(value: Any, threads: Indices) -> Indices:
     """Return the value of each of these threads."""
     if not value.ndim:
@@ -193,65 +187,59 @@ def of(value: Any, threads: Indices) -> Indices:
     return values
 
 
+Located = tuple[Mbarriers, Indices, Indices]  # with the active threads that name one, and the place of each
+Act = Callable[[Machine, int, Mask, Located, Any], object]
+
+
 def _located(
     lowering: Lowering, instruction: Instruction, operand: Any, index: int, by_kind: ByKind, fresh: bool = False
-) -> Callable[[Machine, Mask], tuple[Mbarriers, Indices, Indices]]:
-    """Return a function that gives the mbarriers, the active threads that name one, and the place of each.
-
-    The address of an mbarrier may be generic.
-    """
-    if not isinstance(operand, Address):
-        raise refused(instruction)
+) -> Callable[[Machine, Mask], Located]:
+    """Return a function that gives the mbarriers that are named, whose address may be generic."""
     where, window = lowering.address(operand, instruction), 0 if "space" in by_kind else SHARED_WINDOW
 
-    def locate(machine: Machine, mask: Mask) -> tuple[Mbarriers, Indices, Indices]:
+    def locate(machine: Machine, mask: Mask) -> Located:
         mbarriers, threads = machine.unit(Mbarriers), active(machine, mask)
         return mbarriers, *mbarriers.places(index, threads, of(where(machine.registers), threads) - window, fresh)
 
     return locate
 
 
-def _init(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
-    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind, fresh=True)
-    count = lowering.read(instruction.operands[1], "u32", instruction)
+def _acting(act: Act, counted: bool = False, fresh: bool = False) -> Callable[..., Step]:
+    """Lower an instruction that does something to the mbarrier of its first operand, as often as its second says."""
 
-    def step(machine: Machine, mask: Mask) -> None:
-        mbarriers, threads, places = locate(machine, mask)
-        counts = of(count(machine.registers), threads)
-        wrong = (counts < 1) | (counts > MOST)
-        if wrong.any():
-            what = f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
-            report_misuse(machine, index, threads[wrong], what)
-        mbarriers.start(places, counts)
-        machine.unit(Lifetimes).initialises(threads, places)
-        for observer in machine.observers if len(threads) else ():
-            observer.initialised(machine, index, threads, mbarriers.offsets(places))
+    def lower(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
+        locate = _located(lowering, instruction, instruction.operands[0], index, by_kind, fresh)
+        count = lowering.read(instruction.operands[1], "u32", instruction) if counted else lambda _: np.int64(1)
 
-    return step
+        def step(machine: Machine, mask: Mask) -> None:
+            located = locate(machine, mask)
+            act(machine, index, mask, located, of(count(machine.registers), located[1]))
+
+        return step
+
+    return lower
 
 
-def _inval(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
-    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind)
+def _init(machine: Machine, index: int, mask: Mask, located: Located, counts: Any) -> None:
+    mbarriers, threads, places = located
+    wrong = (counts < 1) | (counts > MOST)
+    if wrong.any():
+        what = f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
+        report_misuse(machine, index, threads[wrong], what)
+    mbarriers.start(places, counts)
+    machine.unit(Lifetimes).initialises(threads, places)
+    if len(threads):
+        machine.observers.initialised(machine, index, threads, mbarriers.offsets(places))
 
-    def step(machine: Machine, mask: Mask) -> None:
-        mbarriers, _, places = locate(machine, mask)
-        mbarriers.end(places)
 
-    return step
-
-
-def _transaction(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
-    """expect_tx and complete_tx."""
-    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind)
-    count = lowering.read(instruction.operands[1], "u32", instruction)
-    expects = instruction.opcode.name == "mbarrier.expect_tx"
-
-    def step(machine: Machine, mask: Mask) -> None:
-        mbarriers, threads, places = locate(machine, mask)
-        counts = of(count(machine.registers), threads)
-        (mbarriers.expect if expects else mbarriers.complete)(places, counts)
-
-    return step
+def _copies_arrive(machine: Machine, index: int, mask: Mask, located: Located, counts: Any) -> None:
+    """cp.async.mbarrier.arrive: arrive when all copies of the thread have landed, which here is at once."""
+    machine.unit(Copies).wait_all(mask)
+    mbarriers, threads, places = located
+    cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
+    if "noinc" not in machine.kernel.instructions[index].opcode.modifiers:
+        mbarriers.expect_arrival(places)
+    mbarriers.arrive(index, threads, places, counts)
 
 
 def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
@@ -319,39 +307,28 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_
     return lane_step(lambda state: (state >> np.uint64(PENDING_AT)).astype(np.uint32), [read], [write])
 
 
-def _copies_arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
-    """cp.async.mbarrier.arrive: arrive when all copies of the thread have landed, which here is at once."""
-    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        machine.unit(Copies).wait_all(mask)
-        mbarriers, threads, places = locate(machine, mask)
-        cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
-        if "noinc" not in by_kind:
-            mbarriers.expect_arrival(places)
-        mbarriers.arrive(index, threads, places, np.ones(len(threads), np.int64))
-
-    return step
-
-
 _OWN, _ANY = ("shared", "shared::cta"), ("shared", "shared::cta", "shared::cluster")
 _ARRIVALS: Kinds = {"space": _ANY, "order": ("release", "relaxed"), "scope": ("cta", "cluster")}
 _WAITS: Kinds = {**_ARRIVALS, "space": _OWN, "order": ("acquire", "relaxed")}
 _COUNTED: Kinds = {**_ARRIVALS, "order": ("relaxed",)}
 _PLACED: Kinds = {"space": _OWN}
 TABLE = {
-    "mbarrier.init": _entry(_init, _PLACED, 2),
-    "mbarrier.inval": _entry(_inval, _PLACED, 1),
+    "mbarrier.init": _entry(_acting(_init, counted=True, fresh=True), _PLACED, 2),
+    "mbarrier.inval": _entry(_acting(lambda _, __, ___, at, counts: at[0].end(at[2])), _PLACED, 1),
     "mbarrier.arrive": _entry(_arrive, _ARRIVALS, 1, 2, 3),
     "mbarrier.arrive.expect_tx": _entry(_arrive, _ARRIVALS, 2, 3),
     "mbarrier.arrive_drop": _entry(_arrive, _ARRIVALS, 1, 2, 3),
     "mbarrier.arrive_drop.expect_tx": _entry(_arrive, _ARRIVALS, 2, 3),
-    "mbarrier.expect_tx": _entry(_transaction, _COUNTED, 2),
-    "mbarrier.complete_tx": _entry(_transaction, _COUNTED, 2),
+    "mbarrier.expect_tx": _entry(
+        _acting(lambda _, __, ___, at, counts: at[0].expect(at[2], counts), counted=True), _COUNTED, 2
+    ),
+    "mbarrier.complete_tx": _entry(
+        _acting(lambda _, __, ___, at, counts: at[0].complete(at[2], counts), counted=True), _COUNTED, 2
+    ),
     "mbarrier.test_wait": _entry(_wait, _WAITS, 3, waits=True),
     "mbarrier.test_wait.parity": _entry(_wait, _WAITS, 3, waits=True),
     "mbarrier.try_wait": _entry(_wait, _WAITS, 3, 4, waits=True),  # the last operand is a time limit
     "mbarrier.try_wait.parity": _entry(_wait, _WAITS, 3, 4, waits=True),
     "mbarrier.pending_count": _entry(_pending_count, {}, 2),
-    "cp.async.mbarrier.arrive": _entry(_copies_arrive, {**_PLACED, "noinc": ("noinc",)}, 1, kind="cp.async"),
+    "cp.async.mbarrier.arrive": _entry(_acting(_copies_arrive), {**_PLACED, "noinc": ("noinc",)}, 1, kind="cp.async"),
 }

@@ -16,19 +16,10 @@ import numpy as np
 from gemmery.dtypes import FLOAT8, Array
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.fragments import BITS
-from gemmery_emulator.hopper.bulk import Bulk
-from gemmery_emulator.hopper.descriptors import (
-    DEPTH,
-    ROWS,
-    PieceReaders,
-    RegisterMatrix,
-    SharedTile,
-    pieces_of_chunk,
-    read_pieces,
-)
+from gemmery_emulator.hopper.bulk import DEPTH, ROWS, Bulk, PieceReaders, RegisterMatrix, SharedTile
 from gemmery_emulator.machine import Machine, Rows, landed, report_misuse
 from gemmery_emulator.op import Flags, Indices, Mask
-from gemmery_emulator.ops.mma import DECODED
+from gemmery_emulator.ops.warp import DECODED
 from gemmery_emulator.ptx import Opcode
 
 THREADS = 128  # of a warpgroup
@@ -76,7 +67,7 @@ class WgmmaShape:
 def shape_of(opcode: Opcode) -> WgmmaShape | None:
     """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> shape_of(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
     64
     """
@@ -94,7 +85,6 @@ def shape_of(opcode: Opcode) -> WgmmaShape | None:
 class WarpgroupProduct(Rows):
     """One wgmma.mma_async, for the warpgroups that executed it together."""
 
-    row_fields = ("groups", "a", "b", "adds", "batch")
     index: int
     shape: WgmmaShape
     slots: tuple[int, ...]  # of the registers of its sums
@@ -123,14 +113,6 @@ class Products:
         """wgmma.fence."""
         self._fenced[groups] = True
 
-    def fenced(self, product: WarpgroupProduct) -> None:
-        """Report registers that were written since the last fence."""
-        bad = ~self._fenced[product.groups]
-        if bad.any() and self._rewritten(product)[bad].any():
-            what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
-            report_misuse(self._machine, product.index, product.groups[bad], what)
-            self._fenced[product.groups] = True
-
     def _rewritten(self, product: WarpgroupProduct) -> Flags:
         """The warpgroups that may have written the registers of a product since they last waited for them."""
         if any(earlier.slots == product.slots for earlier in self._under_way):
@@ -148,14 +130,17 @@ class Products:
 
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
-        self.fenced(product)
+        bad = ~self._fenced[product.groups]
+        if bad.any() and self._rewritten(product)[bad].any():
+            what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
+            report_misuse(self._machine, product.index, product.groups[bad], what)
+            self._fenced[product.groups] = True
         of_a = product.a.slots if isinstance(product.a, RegisterMatrix) else ()
         self.used(dict.fromkeys((*product.slots, *of_a), product.index), None, product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             self._readers.begin(places)
-        for observer in self._machine.observers:
-            observer.multiplied(self._machine, product.index, product.groups)
+        self._machine.observers.multiplied(self._machine, product.index, product.groups)
 
     def used(self, uses: Mapping[int, int], mask: Mask, by: WarpgroupProduct | None = None) -> None:
         """Report the first use of a register, by slot, that a product under way will write; a product may add to it."""
@@ -196,7 +181,7 @@ class Products:
         """Return the pieces of the chunk's shared memory that a product reads, for each operand in shared memory."""
         machine, sides = self._machine, (product.a, product.b)
         blocks = product.groups // machine.block_threads
-        return [pieces_of_chunk(machine, side.pieces(), blocks) for side in sides if isinstance(side, SharedTile)]
+        return [side.places(machine, blocks) for side in sides if isinstance(side, SharedTile)]
 
     def commit(self, groups: Indices) -> None:
         """wgmma.commit_group."""
@@ -219,8 +204,7 @@ class Products:
             self._finish(run)
         for group in np.unique(groups % self._machine.block_threads):
             some = groups[groups % self._machine.block_threads == group]
-            for observer in self._machine.observers:
-                observer.warpgroup(self._machine, index, some)
+            self._machine.observers.warpgroup(self._machine, index, some)
         self._fenced[groups] = False
 
     def _finish(self, run: list[WarpgroupProduct]) -> None:
@@ -257,9 +241,9 @@ class Products:
         if isinstance(side, RegisterMatrix):
             return side.words()
         machine, groups = self._machine, product.groups
-        places = read_pieces(machine, product.index, groups, side.pieces(), groups // machine.block_threads)
+        places = side.read(machine, product.index, groups, groups // machine.block_threads)
         machine.unit(Bulk).compare(product.index, groups, places, side.swizzles())
-        return side.words(machine.shared.view("c16", 1).take(places))
+        return side.words(machine, places)
 
     def _rounded(self, product: WarpgroupProduct, a: Array, b: Array) -> Array:
         """Return the registers' sums after one or several instructions that add to them."""

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.errors import ArgumentError, EmulationError, LayoutError, brief
+from gemmery_emulator.exact import from_bf16, to_bf16
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Flags, Indices
-from gemmery_emulator.ops.half import from_bf16, to_bf16
 
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the array's address, its strides and the inner side of a box

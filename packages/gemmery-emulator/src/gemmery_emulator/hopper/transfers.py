@@ -15,23 +15,13 @@ import numpy as np
 
 from gemmery.errors import EmulationError
 from gemmery_emulator.hopper import cluster, tensormap
-from gemmery_emulator.hopper.bulk import Bulk, Load, Store
+from gemmery_emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery_emulator.hopper.cluster import Lifetimes
-from gemmery_emulator.hopper.descriptors import PIECE
-from gemmery_emulator.hopper.mbarrier import Mbarriers, active, of
+from gemmery_emulator.hopper.mbarrier import Mbarriers, of
 from gemmery_emulator.hopper.tensormap import Chunks, DecodedMap, add_in_turn
-from gemmery_emulator.machine import (
-    Access,
-    CopyEvent,
-    Machine,
-    Pieces,
-    Rows,
-    report_access,
-    report_misuse,
-    report_transfer,
-)
+from gemmery_emulator.machine import Access, CopyEvent, Machine, Pieces, Rows, active, report_misuse
 from gemmery_emulator.op import NUMPY, POLICY, Flags, Indices, Mask
-from gemmery_emulator.ptx import Address, Instruction
+from gemmery_emulator.ptx import Address, Instruction, Opcode
 from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, on_unit, only_constant, refused
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -62,28 +52,27 @@ def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     opcode, spelling = instruction.opcode, str(instruction.opcode)
     stores = any(pattern.fullmatch(spelling) for pattern in (_STORED, _ADDED, _ADDED_ROW))
     multicast = "multicast::cluster" in opcode.modifiers
-    hinted = POLICY in opcode.modifiers
     if not (stores or spelling == _SENT or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
         raise refused(instruction)
     tensor = opcode.name in ("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
-    operands = instruction.operands[: len(instruction.operands) - hinted]
+    operands = instruction.operands[: len(instruction.operands) - (POLICY in opcode.modifiers)]
     mask_of: Read | None = None
     if multicast:
         mask_of, operands = lowering.read(operands[-1], "u16", instruction), operands[:-1]
     if len(operands) != 2 + (not tensor) + (not stores):
         raise refused(instruction, f"{len(instruction.operands)} operands:")
-    ends = _Ends(lowering, instruction, operands, tensor, not stores)
-    return (_stores if stores else _loads)(instruction, index, ends, mask_of)
+    ends = _Ends(lowering, instruction, operands, tensor, stores)
+    return partial(ends.store, index, opcode) if stores else partial(ends.load, index, mask_of)
 
 
 class _Ends:
     """Both ends of a copy, as functions of the registers."""
 
     def __init__(
-        self, lowering: Lowering, instruction: Instruction, operands: tuple[Any, ...], tensor: bool, loads: bool
+        self, lowering: Lowering, instruction: Instruction, operands: tuple[Any, ...], tensor: bool, stores: bool
     ) -> None:
-        shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
-        if not isinstance(shared, Address) or not isinstance(outside, Address):
+        outside, shared = operands[:2] if stores else operands[1::-1]
+        if not isinstance(outside, Address):
             raise refused(instruction)
         self.tensor = tensor
         self.sends = instruction.opcode.spelling == _SENT  # from the block's own shared memory to another's
@@ -91,7 +80,7 @@ class _Ends:
         self.outside = lowering.address(outside, instruction)
         self.coordinates = [lowering.read(coordinate, "s32", instruction) for coordinate in outside.coordinates]
         self.bytes = None if tensor else lowering.read(operands[2], "u32", instruction)
-        self.barrier = lowering.address(operands[-1], instruction) if loads else None
+        self.barrier: Read = self.shared if stores else lowering.address(operands[-1], instruction)
 
     def boxes(self, machine: Machine, index: int, threads: Indices) -> list[tuple[Indices, _Boxes | _Row]]:
         """Group the threads by tensor map, or by number of bytes; each group has its end outside shared memory."""
@@ -113,12 +102,56 @@ class _Ends:
                 boxes.append((some, (_Own if self.sends else _Row)(index, some, addresses[these], group)))
         return boxes
 
+    def _checked(self, machine: Machine, index: int, mask: Mask) -> Iterator[tuple[Any, Indices, Indices]]:
+        """Yield the copies that may start: their end outside shared memory, their threads, their addresses inside."""
+        for threads, end in self.boxes(machine, index, active(machine, mask)):
+            addresses = of(self.shared(machine.registers), threads)
+            good = _inside(machine, index, addresses, threads, end)
+            if good.any():
+                yield end.only(good), threads[good], addresses[good]
+
+    def load(self, index: int, mask_of: Read | None, machine: Machine, mask: Mask) -> None:
+        """Copy from global to shared memory, of one block or of several of the cluster.
+
+        The mbarrier is at the same offset in the destination block.
+        """
+        each, mbarriers = machine.block_threads, machine.unit(Mbarriers)
+        for outside, every, at in self._checked(machine, index, mask):
+            end, data = outside.get(machine)
+            some = np.isin(every, end.threads)
+            threads, addresses = every[some], at[some]
+            marks = of(self.barrier(machine.registers), threads)
+            ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
+            copies, blocks = cluster.destinations(machine, threads, addresses, ranks)
+            there = threads[copies] % each + blocks * each
+            order = np.lexsort((addresses[copies], there))
+            there, blocks, copies = there[order], blocks[order], copies[order]
+            own, which = marks[copies] & cluster.OFFSET, threads[copies]
+            barriers = mbarriers.places(index, there, own)[1]
+            if len(barriers) == len(there):
+                if cluster.size(machine) > 1:
+                    machine.unit(Lifetimes).arrives(index, which, barriers, mbarriers.phases(barriers))
+                places = _pieces(machine, blocks, addresses[copies], end)
+                offsets = places * PIECE - (blocks * machine.shared.stride)[:, None]
+                source, box, element, where = end.described(copies)
+                event = CopyEvent(index, which, blocks, offsets, own, source, box, element, where, end.swizzle)
+                machine.observers.copied(machine, event)
+                machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
+
+    def store(self, index: int, opcode: Opcode, machine: Machine, mask: Mask) -> None:
+        """Copy from shared to global memory, at the latest when the thread waits for its group."""
+        for end, threads, addresses in self._checked(machine, index, mask):
+            inside = end
+            if opcode.name.startswith("cp.reduce.async.bulk"):
+                inside = replace(end, adds=True if isinstance(end, _Boxes) else opcode.type)
+            places = _pieces(machine, threads // machine.block_threads, addresses, inside)
+            machine.unit(Bulk).store(Store(index, threads, places, inside, np.zeros(len(threads), np.int64)))
+
 
 @dataclass(frozen=True)
 class _Boxes(Rows):
     """Boxes of a tensor in global memory, one for each copy."""
 
-    row_fields = ("threads", "coordinates")
     index: int
     threads: Indices
     tensor: DecodedMap
@@ -144,7 +177,7 @@ class _Boxes(Rows):
         return self.tensor.pieces(self.coordinates, whole=True)[1]
 
     def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
-        report_transfer(machine, self.index, partial(self._touched, whole=False))
+        machine.observers.transferred(machine, self.index, partial(self._touched, whole=False))
         data, moved = self.tensor.fetch(machine.memory, self.coordinates)
         _count(machine, self.index, self.threads, self.tensor.address, moved)
         return self, data
@@ -165,7 +198,6 @@ class _Boxes(Rows):
 class _Row(Rows):
     """Contiguous bytes in global memory, one row for each copy."""
 
-    row_fields = ("threads", "addresses")
     index: int
     threads: Indices
     addresses: Indices
@@ -179,7 +211,7 @@ class _Row(Rows):
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         inside, places = self._checked(machine)
-        report_transfer(machine, self.index, partial(inside._touched, places))
+        machine.observers.transferred(machine, self.index, partial(inside._touched, places))
         return inside, machine.memory.view("c16", 1).take(places)
 
     def put(self, machine: Machine, data: Chunks) -> Callable[[], Pieces]:
@@ -235,7 +267,7 @@ def _count(machine: Machine, index: int, threads: Indices, address: int, moved: 
         if len(some):
             mask = np.zeros(machine.threads, bool)
             mask[some] = True
-            report_access(machine, Access(index, "global", "bulk", np.int64(address), mask, width))
+            machine.observers.access(machine, Access(index, "global", "bulk", np.int64(address), mask, width))
 
 
 def _fault(
@@ -245,8 +277,7 @@ def _fault(
     spread[threads], mask[threads[bad]] = addresses, True
     aligned = addresses[bad] % PIECE == 0
     event = Access(index, space, "bulk", spread, mask, width if aligned.all() else PIECE)
-    for observer in machine.observers:
-        observer.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
+    machine.observers.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
 
 
 def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> Flags:
@@ -279,66 +310,6 @@ def _pieces(machine: Machine, blocks: Indices, addresses: Indices, end: Any) -> 
     offsets = (addresses & cluster.OFFSET)[:, None] + np.arange(0, end.bytes, PIECE)
     places: Indices = (tensormap.swizzled(offsets, end.swizzle) + (blocks * machine.shared.stride)[:, None]) // PIECE
     return places
-
-
-def _checked(ends: _Ends, machine: Machine, index: int, mask: Mask) -> Iterator[tuple[Any, Indices, Indices]]:
-    """Yield the copies that may start: their end outside shared memory, their threads, their addresses inside."""
-    for threads, end in ends.boxes(machine, index, active(machine, mask)):
-        addresses = of(ends.shared(machine.registers), threads)
-        good = _inside(machine, index, addresses, threads, end)
-        if good.any():
-            yield end.only(good), threads[good], addresses[good]
-
-
-def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
-    """Copy from global to shared memory, of one block or of several of the cluster.
-
-    The mbarrier is at the same offset in the destination block.
-    """
-    assert ends.barrier is not None
-    barrier = ends.barrier
-
-    def step(machine: Machine, mask: Mask) -> None:
-        size, each = cluster.size(machine), machine.block_threads
-        for outside, every, at in _checked(ends, machine, index, mask):
-            end, data = outside.get(machine)
-            some = np.isin(every, end.threads)
-            threads, addresses = every[some], at[some]
-            marks = of(barrier(machine.registers), threads)
-            ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
-            copies, blocks = cluster.destinations(machine, threads, addresses, ranks)
-            there = threads[copies] % each + blocks * each
-            order = np.lexsort((addresses[copies], there))
-            there, blocks, copies = there[order], blocks[order], copies[order]
-            mbarriers = machine.unit(Mbarriers)
-            barriers = mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
-            if len(barriers) == len(there):
-                if size > 1:
-                    machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
-                places = _pieces(machine, blocks, addresses[copies], end)
-                offsets = places * PIECE - (blocks * machine.shared.stride)[:, None]
-                own, which = marks[copies] & cluster.OFFSET, threads[copies]
-                source, box, element, where = end.described(copies)
-                event = CopyEvent(index, which, blocks, offsets, own, source, box, element, where, end.swizzle)
-                for observer in machine.observers:
-                    observer.copied(machine, event)
-                machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
-
-    return step
-
-
-def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
-    """Copy from shared to global memory, at the latest when the thread waits for its group."""
-    opcode = instruction.opcode
-    adds = opcode.name.startswith("cp.reduce.async.bulk")
-
-    def step(machine: Machine, mask: Mask) -> None:
-        for end, threads, addresses in _checked(ends, machine, index, mask):
-            inside = replace(end, adds=True if isinstance(end, _Boxes) else opcode.type) if adds else end
-            places = _pieces(machine, threads // machine.block_threads, addresses, inside)
-            machine.unit(Bulk).store(Store(index, threads, places, inside, np.zeros(len(threads), np.int64)))
-
-    return step
 
 
 def _entry(step: Lower, spelled: re.Pattern[str] | None, kind: str = "cp.async.bulk") -> Handler:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from gemmery_emulator.exact import added as tensor_sums
-from gemmery_emulator.hopper.descriptors import ROWS, RegisterMatrix, SharedTile
+from gemmery_emulator.hopper.bulk import ROWS, RegisterMatrix, SharedTile
 from gemmery_emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery_emulator.machine import Machine, report_misuse
 from gemmery_emulator.op import Indices, Mask
@@ -89,25 +90,24 @@ def checked_sums(lowering: Lowering, first: int, steps: Sequence[Step]) -> list[
             later = {}
         elif uses and instruction.guard is not None:
             read = lowering.read(instruction.guard, "pred", instruction)
-            checked[place] = _looking(checked[place], uses, read, instruction.negated)
+            checked[place] = partial(_looking, checked[place], uses, read, instruction.negated)
         elif uses:
             if later:
                 checked[at] = steps[at]
             at, later = place, later | uses
-            checked[at] = _looking(steps[at], later)
+            checked[at] = partial(_looking, steps[at], later, None, False)
     return checked
 
 
-def _looking(step: Step, uses: Mapping[int, int], guard: Read | None = None, negated: bool = False) -> Step:
-    def run(machine: Machine, mask: Mask) -> None:
-        some = mask
-        if guard is not None:
-            some = np.broadcast_to(guard(machine.registers) ^ negated, (machine.threads,))
-            some = some if mask is None else some & mask
-        machine.unit(Products).used(uses, some)
-        step(machine, mask)
-
-    return run
+def _looking(
+    step: Step, uses: Mapping[int, int], guard: Read | None, negated: bool, machine: Machine, mask: Mask
+) -> None:
+    some = mask
+    if guard is not None:
+        some = np.broadcast_to(guard(machine.registers) ^ negated, (machine.threads,))
+        some = some if mask is None else some & mask
+    machine.unit(Products).used(uses, some)
+    step(machine, mask)
 
 
 def _constants(

@@ -166,7 +166,7 @@ def _run(
     """Run one file on copies of the arrays; returns what is wrong with the result, too."""
     import numpy as np
 
-    from gemmery.cuda.kernel_names import names_of
+    from gemmery.cuda.device_part import names_of
     from gemmery_emulator.kernels import written_arguments
     from gemmery_emulator.kernels.kernel import emulate, only_kernel, written_launch
     from gemmery_emulator.run import progress

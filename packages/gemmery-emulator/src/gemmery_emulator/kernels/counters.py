@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gemmery.cuda import nvrtc
 from gemmery.problem import Problem
@@ -120,21 +121,14 @@ def _tree(counts: Counts, texts: Mapping[str, str] | None) -> Iterator[LineCount
             yield _line_counts(str(last), source_line(last, texts), here, len(place) - 1)
 
 
+_OF_LINE: Callable[[Counts], tuple[int, int, int, int, int, int, int, int]] = attrgetter(
+    *("shared.wavefronts", "shared.wavefronts_ideal", "shared.bank_conflicts"),
+    *("global_.requests", "global_.sectors", "global_.used", "divergent_branches", "flops"),
+)  # the fields of LineCounts in their order
+
+
 def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCounts:
-    return LineCounts(
-        line,
-        code,
-        sum(counts.instructions.values()),
-        counts.shared.wavefronts,
-        counts.shared.wavefronts_ideal,
-        counts.shared.bank_conflicts,
-        counts.global_.requests,
-        counts.global_.sectors,
-        counts.global_.used,
-        counts.divergent_branches,
-        counts.flops,
-        depth,
-    )
+    return LineCounts(line, code, sum(counts.instructions.values()), *_OF_LINE(counts), depth)
 
 
 def source_lines(drawn: Selection, texts: Mapping[str, str] | None = None) -> Mapping[str, str]:

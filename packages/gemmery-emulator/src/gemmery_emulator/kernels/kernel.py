@@ -16,19 +16,27 @@ from numpy.typing import NDArray
 from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import LIMITS, architecture
-from gemmery.cuda.device_part import device_part, has_host_functions, headers_of, program_of
-from gemmery.cuda.kernel_names import declared, kernels_of, launch_of, listed, meant
+from gemmery.cuda.device_part import (
+    declared,
+    device_part,
+    has_host_functions,
+    headers_of,
+    kernels_of,
+    launch_of,
+    listed,
+    meant,
+    program_of,
+)
 from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
-from gemmery_emulator.arguments import bound
+from gemmery_emulator.arguments import bound, resident
 from gemmery_emulator.findings import Finding
-from gemmery_emulator.kernels.device_arrays import resident
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
 from gemmery_emulator.kernels.programs import parsed, prepared, refusal, three
+from gemmery_emulator.lockstep import LIMIT
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Line, PtxKernel
 from gemmery_emulator.run import Drawable, Rerun, emulated
-from gemmery_emulator.spinning import LIMIT
 from gemmery_emulator.trace import Trace
 
 Sides = int | Sequence[int]

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.occupancy import occupancy
 from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.cuda.roofline import occupancy
 from gemmery.errors import EmulationError
-from gemmery_emulator import spinning
 from gemmery_emulator.findings.orders import orders
-from gemmery_emulator.lockstep import LockStep
+from gemmery_emulator.hopper.cluster import in_order
+from gemmery_emulator.lockstep import LIMIT, LockStep
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Indices
+from gemmery_emulator.pace import UNITS, Pace, Paced, shares
 from gemmery_emulator.pace.demand import KINDS
-from gemmery_emulator.pace.multiprocessor import UNITS, Pace, Paced, shares
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
 
@@ -204,7 +204,7 @@ class SampledLaunch:
     launch: LaunchConfig
     registers: int  # of a thread
     shared: int  # bytes of a block, static and dynamic
-    max_steps: int = spinning.LIMIT
+    max_steps: int = LIMIT
 
     def shape(self, device: Device, size: float) -> LaunchShape:
         """Return how the launch fills a device; `size` is the bytes of all arrays.
@@ -217,9 +217,10 @@ class SampledLaunch:
                 f"no block fits on a multiprocessor of {device.name}: {self.launch.block_threads} threads of "
                 f"{self.registers} registers, {self.shared} bytes of shared memory; name another card"
             )
-        x, y, z = self.launch.cluster
         lines = tuple(each.line for each in self.program.kernel.instructions)
-        return LaunchShape(self.launch.blocks, self.launch.block_threads, full.blocks, x * y * z, size, lines)
+        return LaunchShape(
+            self.launch.blocks, self.launch.block_threads, full.blocks, self.launch.together, size, lines
+        )
 
     def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape) -> Paced:
         """Run the blocks that one multiprocessor begins with.
@@ -238,6 +239,4 @@ def _numbers(launch: LaunchConfig, shape: LaunchShape, sms: int) -> Indices:
     """The blocks of one multiprocessor, which get them in turn; of a cluster all of its blocks."""
     if shape.cluster == 1:
         return np.arange(min(shape.resident, -(-shape.blocks // sms)), dtype=np.int64) * sms
-    (gx, gy, _), (x, y, z) = launch.grid, launch.cluster
-    layer, row, column = np.meshgrid(np.arange(z), np.arange(y), np.arange(x), indexing="ij")
-    return np.asarray((column + gx * (row + gy * layer)).ravel(), np.int64)
+    return next(in_order(launch, shape.cluster))

@@ -92,7 +92,7 @@ def _refused_cluster(kernel: PtxKernel, launch: LaunchConfig, capability: int) -
     sides, needed = launch.cluster, kernel.limits.get("reqnctapercluster")
     if needed and three(needed) != sides:
         return f"cluster={sides}: the kernel was compiled for clusters of {three(needed)}"
-    blocks = sides[0] * sides[1] * sides[2]
+    blocks = launch.together
     if blocks == 1:
         return ""
     if capability < 90:

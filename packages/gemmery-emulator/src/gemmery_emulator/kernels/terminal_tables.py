@@ -50,12 +50,28 @@ def show_runs(old: EmulatedRun, new: EmulatedRun, console: Console) -> None:
 def show_section(section: Section, console: Console) -> None:
     """Print a section, with counters in the room that there is."""
     part = fitted(section, console.width - 2)  # the table's edges
-    _show(part, _table(part), console)
+    rows, head = part.rows, part.head
+    gap = 1 if head[:1] == counters.HEAD[:1] else 2
+    table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, gap, 0, 0))
+    for index in range(len(rows[0]) if rows else len(head)):
+        name = head[index] if head else ""
+        is_name = index == 0 or not head or name == SOURCE
+        table.add_column(
+            name, justify="left" if is_name else "right", no_wrap=index == 0 or bool(head), overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
+    _show(part, table, console)
 
 
 def show_pair(section: Section, console: Console) -> None:
     """Print a section of two kernels, with the differences in colour."""
-    _show(section, _two_columns(section), console)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    for name in section.head:
+        table.add_column(name, justify="right" if name and section.numbers else "left", overflow="fold")
+    for (name, old, new, *ratio), mark in zip(section.rows, section.marks, strict=True):
+        table.add_row(Text(name, style="dim"), Text(old), Text(new, style=STYLES[mark]), *ratio)
+    _show(section, table, console)
 
 
 def _show(section: Section, table: Table, console: Console) -> None:
@@ -124,27 +140,3 @@ def _rounded(cell: str) -> str:
         return digits
     exponent = (len(digits) - 1) // 3
     return f"{numerals.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
-
-
-def _table(section: Section) -> Table:
-    rows, head = section.rows, section.head
-    gap = 1 if head[:1] == counters.HEAD[:1] else 2
-    table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, gap, 0, 0))
-    for index in range(len(rows[0]) if rows else len(head)):
-        name = head[index] if head else ""
-        is_name = index == 0 or not head or name == SOURCE
-        table.add_column(
-            name, justify="left" if is_name else "right", no_wrap=index == 0 or bool(head), overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
-    return table
-
-
-def _two_columns(section: Section) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    for name in section.head:
-        table.add_column(name, justify="right" if name and section.numbers else "left", overflow="fold")
-    for (name, old, new, *ratio), mark in zip(section.rows, section.marks, strict=True):
-        table.add_row(Text(name, style="dim"), Text(old), Text(new, style=STYLES[mark]), *ratio)
-    return table

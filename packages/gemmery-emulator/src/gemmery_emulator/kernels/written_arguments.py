@@ -127,7 +127,7 @@ def _known(text: str, kind: str) -> str:
 
 def _bits(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     """Numbers as bfloat16, which NumPy lacks: their bits."""
-    from gemmery_emulator.ops.half import to_bf16
+    from gemmery_emulator.exact import to_bf16
 
     return np.asarray(to_bf16(numbers.astype(np.float32)), np.uint16)
 

@@ -5,6 +5,7 @@ Between integers and f16, bf16, f32, f64; to tf32, to pairs of 16-bit floats, to
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,10 +13,9 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery_emulator import exact
-from gemmery_emulator.exact import where
+from gemmery_emulator.exact import from_bf16, packed, to_bf16, to_f16, unpacked, where
 from gemmery_emulator.op import NUMPY, Meaning, Op, Values
 from gemmery_emulator.ops.floating import SAT, flushed, saturated
-from gemmery_emulator.ops.half import from_bf16, packed, to_bf16, to_f16, unpacked
 
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 BYTES = ("u8", "s8")  # which are not converted to and from bf16
@@ -35,21 +35,21 @@ def _of_float(of: str) -> Meaning:
     return (lambda x: x.astype(np.float32)) if of == "f16" else (lambda x: x)
 
 
-def _to_float(to: str, mode: str) -> Meaning:
-    """Convert a float32, or a float64 that is exact or rounded to odd, to another type."""
+def _to(to: str, mode: str = "rn") -> Meaning:
+    """Convert a float32, or a float64 that is exact or rounded to odd, to another type; an integer to another one."""
+    if to == "tf32":
+        return partial(_to_tf32, mode)
     if to == "bf16":
         return lambda x: to_bf16(x, mode)
     if to == "f16":
         return lambda x: to_f16(x, mode)
     kind = np.dtype(NUMPY[to])
-    if mode == "rn":
-        return lambda x: x.astype(kind)
+    return (lambda x: x.astype(kind)) if mode == "rn" else partial(_directed, kind, mode)
 
-    def convert(x: Values) -> Values:
-        nearest = x.astype(kind)
-        return exact.step(nearest, x - nearest, mode)
 
-    return convert
+def _directed(kind: np.dtype[Any], mode: str, x: Values) -> Values:
+    nearest = x.astype(kind)
+    return exact.step(nearest, x - nearest, mode)
 
 
 def _chain(*steps: Meaning | None) -> Meaning:
@@ -71,16 +71,11 @@ def _between_integers() -> dict[str, Op]:
     """Truncate or extend, and with .sat clamp."""
     table = {}
     for to, of in product(INTEGERS, INTEGERS):
-        table[f"cvt.{to}.{of}"] = _op(to, of, _cast(to))
+        table[f"cvt.{to}.{of}"] = _op(to, of, _to(to))
         target, source = np.iinfo(NUMPY[to]), np.iinfo(NUMPY[of])
         if target.min > source.min or target.max < source.max:
             table[f"cvt.sat.{to}.{of}"] = _op(to, of, _clamped(to, of))
     return table
-
-
-def _cast(to: str) -> Meaning:
-    kind = np.dtype(NUMPY[to])
-    return lambda x: x.astype(kind)
 
 
 def _clamped(to: str, of: str) -> Meaning:
@@ -89,24 +84,20 @@ def _clamped(to: str, of: str) -> Meaning:
     return lambda x: np.clip(x, low, high).astype(target.dtype)
 
 
-def _packing(to: str) -> Meaning:
+def _packed_integers(to: str, a: Values, b: Values, *c: Values) -> Values:
     """Pack a above b; with 8 bits each, the low half of c goes above both."""
-    clamp, bits = _clamped(to, "s32"), np.uint32(to[1:])
+    bits = np.uint32(to[1:])
     mask = (np.uint32(1) << bits) - np.uint32(1)
-
-    def pack(a: Values, b: Values, *c: Values) -> Values:
-        high, low = (clamp(x).astype(np.uint32) & mask for x in (a, b))
-        pair = low | high << bits
-        return pair | c[0] << np.uint32(16) if c else pair
-
-    return pack
+    high, low = (_clamped(to, "s32")(x).astype(np.uint32) & mask for x in (a, b))
+    pair = low | high << bits
+    return pair | c[0] << np.uint32(16) if c else pair
 
 
 def _pack() -> dict[str, Op]:
     """cvt.pack.sat of 8 and of 16 bits."""
     forms = [(to, ("s32", "b32")) for to in ("u8", "s8")] + [(to, ("s32",)) for to in ("u16", "s16")]
     return {
-        f"cvt.pack.sat.{to}.{'.'.join(types)}": Op(("b32",), ("s32", *types), _packing(to), kind="cvt")
+        f"cvt.pack.sat.{to}.{'.'.join(types)}": Op(("b32",), ("s32", *types), partial(_packed_integers, to), kind="cvt")
         for to, types in forms
     }
 
@@ -118,11 +109,11 @@ def _from_integers() -> dict[str, Op]:
         if to == "bf16" and of in BYTES:
             continue
         if to == "f64" and of in ("u64", "s64") and mode != "rn":
-            meaning = _wide_to_f64(mode)
+            meaning: Meaning = partial(_rounded_sum, mode)
         elif to in ("f32", "f64") and mode == "rn":
-            meaning = _cast(to)
+            meaning = _to(to)
         else:
-            meaning = _chain(lambda x: exact.odd_sum(*_halves(x)), _to_float(to, mode))
+            meaning = _chain(lambda x: exact.odd_sum(*_halves(x)), _to(to, mode))
         table[f"cvt.{mode}.{to}.{of}"] = _op(to, of, meaning)
     return table
 
@@ -135,8 +126,8 @@ def _halves(x: Values) -> tuple[Values, Values]:
     return (x >> kind(32)) * np.float64(2**32), (x & kind(0xFFFFFFFF)).astype(np.float64)
 
 
-def _wide_to_f64(mode: str) -> Meaning:
-    return lambda x: exact.step(*exact.two_sum(*_halves(x)), mode)
+def _rounded_sum(mode: str, x: Values) -> Values:
+    return exact.step(*exact.two_sum(*_halves(x)), mode)
 
 
 def _to_integer(to: str, of: str, rounding: str) -> Meaning:
@@ -194,11 +185,11 @@ def _between_floats() -> dict[str, Op]:
             for rounding, whole in WHOLE.items():
                 table[f"cvt.{rounding}{modifiers}.{to}.{of}"] = _op(to, of, _chain(before, whole, after))
         elif np.dtype(NUMPY[to]).itemsize > np.dtype(NUMPY[of]).itemsize:
-            meaning = _chain(before, _of_float(of), _to_float(to, "rn"), after)
+            meaning = _chain(before, _of_float(of), _to(to, "rn"), after)
             table[f"cvt{modifiers}.{to}.{of}"] = _op(to, of, meaning)
         elif to != of:
             for mode in MODES:
-                meaning = _chain(before, _of_float(of), _to_float(to, mode), after)
+                meaning = _chain(before, _of_float(of), _to(to, mode), after)
                 table[f"cvt.{mode}{modifiers}.{to}.{of}"] = _op(to, of, meaning)
     for rounding, whole in WHOLE.items():
         table[f"cvt.{rounding}.bf16.bf16"] = _op("bf16", "bf16", _chain(from_bf16, whole, to_bf16))
@@ -216,49 +207,37 @@ def _relu(x: Values) -> Values:
     return np.maximum(x, zero) + zero
 
 
-def _paired(meaning: Meaning) -> Meaning:
-    """Pack two results of 16 bits into one register; that of the first operand is the upper one."""
-    return lambda high, low: packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
-
-
-LARGEST = {"f16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))}
+LARGEST = {
+    "f16": 65504.0,
+    "bf16": float(np.uint32(0x7F7F0000).view(np.float32)),
+    "tf32": float(np.uint32(0x7F7FE000).view(np.float32)),
+}
 
 
 def _rectified_or_limited() -> dict[str, Op]:
-    """Convert f32 to f16 and bf16, and to pairs of them with the first operand in the upper half."""
+    """Convert f32 to f16, bf16 and tf32, and to pairs of 16 bits with the first operand in the upper half."""
     table = {}
-    for to, mode, relu, finite in product(LARGEST, ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
-        before = (_relu if relu else None, _limited(LARGEST[to]) if finite else None)
-        meaning = _chain(*before, _to_float(to, mode))
-        table[f"cvt.{mode}{relu}{finite}.{to}.f32"] = _op(to, "f32", meaning)
-        table[f"cvt.{mode}{relu}{finite}.{to}x2.f32"] = _op(f"{to}x2", "f32", _paired(meaning), 2)
+    for to, mode, relu, finite in product(LARGEST, ("rn", "rz", "rna"), ("", ".relu"), ("", ".satfinite")):
+        if mode == "rna" and (relu or to != "tf32"):
+            continue
+        meaning = _chain(_relu if relu else None, _limited(LARGEST[to]) if finite else None, _to(to, mode))
+        modifiers = finite + relu if to == "tf32" else relu + finite
+        table[f"cvt.{mode}{modifiers}.{to}.f32"] = _op(to, "f32", meaning)
+        if to != "tf32":
+            table[f"cvt.{mode}{modifiers}.{to}x2.f32"] = _op(f"{to}x2", "f32", partial(_paired, meaning), 2)
     return table
 
 
-def _to_tf32(mode: str) -> Meaning:
+def _paired(meaning: Meaning, high: Values, low: Values) -> Values:
+    return packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
+
+
+def _to_tf32(mode: str, x: Values) -> Values:
     """Return the bits of a float32 rounded to 10 bits: ties to even ("rn") or away from zero ("rna"), or truncated."""
-
-    def convert(x: Values) -> Values:
-        bits = np.asarray(x).view(np.uint32)
-        if mode == "rna":
-            short = bits + np.uint32(0x1000)
-        elif mode == "rn":
-            short = bits + (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)
-        else:
-            short = bits
-        return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short & np.uint32(0xFFFFE000)))
-
-    return convert
-
-
-def _tf32() -> dict[str, Op]:
-    table = {}
-    largest = float(np.uint32(0x7F7FE000).view(np.float32))
-    for mode, finite, relu in product(("rna", "rn", "rz"), ("", ".satfinite"), ("", ".relu")):
-        if not (mode == "rna" and relu):
-            meaning = _chain(_relu if relu else None, _limited(largest) if finite else None, _to_tf32(mode))
-            table[f"cvt.{mode}{finite}{relu}.tf32.f32"] = _op("tf32", "f32", meaning)
-    return table
+    bits = np.asarray(x).view(np.uint32)
+    half: dict[str, Any] = {"rna": np.uint32(0x1000), "rn": (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)}
+    short = (bits + half.get(mode, np.uint32(0))) & np.uint32(0xFFFFE000)
+    return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short))
 
 
 # 8-bit floats
@@ -292,22 +271,18 @@ def _to_8_bits(type_: str) -> Meaning:
     return encode
 
 
-def _two_codes(encode: Meaning) -> Meaning:
-    return lambda high, low: encode(low) | encode(high).astype(np.uint16) << np.uint16(8)
+def _two_codes(encode: Meaning, high: Values, low: Values) -> Values:
+    return encode(low) | encode(high).astype(np.uint16) << np.uint16(8)
 
 
-def _codes_of_pair(two: Meaning) -> Meaning:
+def _codes_of_pair(encode: Meaning, x: Values) -> Values:
     """The same for a register that holds two float16."""
-
-    def convert(x: Values) -> Values:
-        parts = unpacked(x).view(np.float16)
-        return two(parts[..., 1][()], parts[..., 0][()])
-
-    return convert
+    parts = unpacked(x).view(np.float16)
+    return _two_codes(encode, parts[..., 1][()], parts[..., 0][()])
 
 
-def _pair_of_codes(values: Any) -> Meaning:
-    return lambda x: packed(values[np.stack([x & np.uint16(0xFF), x >> np.uint16(8)], axis=-1)])
+def _pair_of_codes(values: Any, x: Values) -> Values:
+    return packed(values[np.stack([x & np.uint16(0xFF), x >> np.uint16(8)], axis=-1)])
 
 
 def _8_bits() -> dict[str, Op]:
@@ -315,10 +290,10 @@ def _8_bits() -> dict[str, Op]:
     table = {}
     for type_, relu in product(dtypes.FLOAT8, ("", ".relu")):
         codes, values = f"{type_}x2", decoded(type_)
-        two = _two_codes(_chain(_relu if relu else None, _to_8_bits(type_)))
-        table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", two, 2)
-        table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", _codes_of_pair(two))
-        wide = _pair_of_codes(_relu(values) if relu else values)
+        encode = _chain(_relu if relu else None, _to_8_bits(type_))
+        table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", partial(_two_codes, encode), 2)
+        table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", partial(_codes_of_pair, encode))
+        wide = partial(_pair_of_codes, _relu(values) if relu else values)
         table[f"cvt.rn{relu}.f16x2.{codes}"] = _op("f16x2", codes, wide)
     return table
 
@@ -330,6 +305,5 @@ TABLE: dict[str, Op] = {
     **_to_integers(),
     **_between_floats(),
     **_rectified_or_limited(),
-    **_tf32(),
     **_8_bits(),
 }

@@ -37,15 +37,11 @@ def clamped(wide: Values) -> Values:
     return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
 
 
-def halves(kind: str, meaning: Meaning) -> Meaning:
+def halves(kind: str, meaning: Meaning, *operands: Values) -> Values:
     """Apply a meaning for 16-bit integers to both halves of 32 bits."""
-
-    def packed(*operands: Values) -> Values:
-        low = unsigned(meaning(*(x.astype(np.uint16).view(kind) for x in operands)))
-        high = unsigned(meaning(*((x >> 16).astype(np.uint16).view(kind) for x in operands)))
-        return high.astype(np.uint32) << 16 | low
-
-    return packed
+    low = unsigned(meaning(*(x.astype(np.uint16).view(kind) for x in operands)))
+    high = unsigned(meaning(*((x >> 16).astype(np.uint16).view(kind) for x in operands)))
+    return high.astype(np.uint32) << 16 | low
 
 
 def magnitude(x: Values) -> Values:
@@ -53,33 +49,19 @@ def magnitude(x: Values) -> Values:
     return unsigned(np.abs(x)) if x.dtype.kind == "i" else x
 
 
-def div(a: Values, b: Values) -> Values:
-    """Divide, rounding towards zero; all ones if `b` is zero, which the ISA leaves open."""
-    quotient = (magnitude(a) // np.maximum(magnitude(b), 1)).view(a.dtype)
+def divided(operation: np.ufunc, sign: Meaning, a: Values, b: Values) -> Values:
+    """Divide, rounding towards zero, with the sign of what `sign` gives; all ones where `b` is zero, which the ISA
+    leaves open.
+    """
+    result = operation(magnitude(a), np.maximum(magnitude(b), 1)).view(a.dtype)
     if a.dtype.kind == "i":
-        quotient = choose((a ^ b) < 0, np.negative(quotient), quotient)
-    return choose(b == 0, np.invert(a.dtype.type(0)), quotient)
-
-
-def rem(a: Values, b: Values) -> Values:
-    """Return the remainder with the sign of `a`; all ones if `b` is zero, which the ISA leaves open."""
-    rest = (magnitude(a) % np.maximum(magnitude(b), 1)).view(a.dtype)
-    if a.dtype.kind == "i":
-        rest = choose(a < 0, np.negative(rest), rest)
-    return choose(b == 0, np.invert(a.dtype.type(0)), rest)
+        result = choose(sign(a, b) < 0, np.negative(result), result)
+    return choose(b == 0, np.invert(a.dtype.type(0)), result)
 
 
 def sad(a: Values, b: Values, c: Values) -> Values:
     """Return c + |a - b| without overflow of the difference."""
     return c + (np.maximum(a, b) - np.minimum(a, b))
-
-
-def mul_hi(kind: str) -> Meaning:
-    """Return the upper half of the product."""
-    if kind in WIDE:
-        narrow, wide, width = NUMPY[kind], NUMPY[WIDE[kind]], bits(kind)
-        return lambda a, b: (np.multiply(a, b, dtype=wide) >> width).astype(narrow)
-    return mul_hi_u64 if kind == "u64" else mul_hi_s64
 
 
 def mul_hi_u64(a: Values, b: Values) -> Values:
@@ -107,7 +89,12 @@ def mul(kind: str, part: str) -> Meaning:
     """Return the lower half ("lo"), the upper half ("hi") or all ("wide") of a product."""
     if part == "lo":
         return np.multiply
-    return mul_hi(kind) if part == "hi" else partial(np.multiply, dtype=NUMPY[WIDE[kind]])
+    if kind not in WIDE:
+        return mul_hi_u64 if kind == "u64" else mul_hi_s64
+    narrow, wide, width = NUMPY[kind], NUMPY[WIDE[kind]], bits(kind)
+    if part == "wide":
+        return partial(np.multiply, dtype=wide)
+    return lambda a, b: (np.multiply(a, b, dtype=wide) >> width).astype(narrow)
 
 
 def then_add(product: Meaning) -> Meaning:
@@ -125,33 +112,22 @@ def relu(meaning: Meaning) -> Meaning:
     return lambda a, b: np.maximum(meaning(a, b), a.dtype.type(0))
 
 
-def dot(a_kind: str, b_kind: str, fields: tuple[tuple[int, int], ...], width: int) -> Meaning:
+def dot(kind: str, fields: tuple[tuple[int, int], ...], width: int, a: Values, b: Values, c: Values) -> Values:
     """Return c plus the products of fields: of `width` bits in a and of 8 in b, at the bits in `fields`."""
-
-    def field(x: Values, at: int, size: int) -> Values:
-        return x << (32 - size - at) >> (32 - size)  # arithmetic where x is signed
-
-    wide = NUMPY["u32" if (a_kind, b_kind) == ("u32", "u32") else "s32"]
-
-    def meaning(a: Values, b: Values, c: Values) -> Values:
-        for at, other in fields:
-            c = c + field(a, at, width).astype(wide) * field(b, other, 8).astype(wide)
-        return c
-
-    return meaning
+    for at, other in fields:  # the second shift is arithmetic where x is signed
+        of_a, of_b = a << (32 - width - at) >> (32 - width), b << (24 - other) >> 24
+        c = c + of_a.astype(NUMPY[kind]) * of_b.astype(NUMPY[kind])
+    return c
 
 
 def dots() -> dict[str, Op]:
     """dp4a and dp2a: signed unless both factors are unsigned."""
     table = {}
-    for a in ("u32", "s32"):
-        for b in ("u32", "s32"):
-            c = "u32" if a == b == "u32" else "s32"
-            bytes_ = tuple((at, at) for at in (0, 8, 16, 24))
-            table[f"dp4a.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, bytes_, 8), kind="dp")
-            for part, other in (("lo", 0), ("hi", 16)):
-                fields = ((0, other), (16, other + 8))
-                table[f"dp2a.{part}.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, fields, 16), kind="dp")
+    bytes_, low, high = tuple((at, at) for at in (0, 8, 16, 24)), ((0, 0), (16, 8)), ((0, 16), (16, 24))
+    for a, b in product(("u32", "s32"), repeat=2):
+        c = "u32" if a == b == "u32" else "s32"
+        for name, fields, width in (("dp4a", bytes_, 8), ("dp2a.lo", low, 16), ("dp2a.hi", high, 16)):
+            table[f"{name}.{a}.{b}"] = Op((c,), (a, b, c), partial(dot, c, fields, width), kind="dp")
     return table
 
 
@@ -182,10 +158,8 @@ def with_carry() -> dict[str, Op]:
     forms = (("{}{}.cc", "out"), ("{}c{}", "in"), ("{}c{}.cc", "in out"))
     for kind, (form, carry) in product(WORDS, forms):
         sums = (("add", "", add_carry), ("sub", "", sub_borrow))
-        for base, part, meaning in (
-            *sums,
-            *(("mad", f".{part}", product_carry(mul(kind, part))) for part in ("lo", "hi")),
-        ):
+        products = (("mad", f".{part}", product_carry(mul(kind, part))) for part in ("lo", "hi"))
+        for base, part, meaning in (*sums, *products):
             operands, unit = ((kind,) * 3, "imad") if part else ((kind,) * 2, "int")
             opcode = f"{form.format(base, part)}.{kind}"
             table[opcode] = Op((kind,), operands, flagged(meaning, carry), kind=unit, carry=carry)
@@ -204,8 +178,8 @@ def arithmetic() -> dict[str, Op]:
         **same("sub", TYPES, 2, np.subtract, "int"),
         **same("min", TYPES, 2, np.minimum, "int"),
         **same("max", TYPES, 2, np.maximum, "int"),
-        **same("div", TYPES, 2, div, "int"),
-        **same("rem", TYPES, 2, rem, "int"),
+        **same("div", TYPES, 2, partial(divided, np.floor_divide, np.bitwise_xor), "int"),
+        **same("rem", TYPES, 2, partial(divided, np.remainder, lambda a, b: a), "int"),
         **same("sad", TYPES, 3, sad, "int"),
         **same("neg", SIGNED, 1, np.negative, "int"),
         **same("abs", SIGNED, 1, np.abs, "int"),
@@ -217,30 +191,26 @@ def arithmetic() -> dict[str, Op]:
         for spelled in ("relu.{}", "{}.relu"):  # as in the ISA, and as in CUDA's headers
             opcode = f"{name}.{spelled}"
             table[opcode.format("s32")] = Op(("s32",), ("s32",) * 2, relu(meaning), kind="int")
-            table[opcode.format("s16x2")] = Op(("b32",), ("b32",) * 2, halves("i2", relu(meaning)), kind="int")
+            table[opcode.format("s16x2")] = Op(("b32",), ("b32",) * 2, partial(halves, "i2", relu(meaning)), kind="int")
     for kind in ("u16x2", "s16x2"):
         pairs: tuple[tuple[str, Meaning], ...] = (("add", np.add), *extremes)
         for name, meaning in pairs:
-            table[f"{name}.{kind}"] = Op(("b32",), ("b32",) * 2, halves(NUMPY[kind[:3]], meaning), kind="int")
+            table[f"{name}.{kind}"] = Op(("b32",), ("b32",) * 2, partial(halves, NUMPY[kind[:3]], meaning), kind="int")
     return table
 
 
 def products() -> dict[str, Op]:
     """mul, mad and their 24-bit forms."""
     table = {}
-    for kind in TYPES:
-        for part in ("lo", "hi", "wide"):
-            if part == "wide" and kind not in WIDE:
-                continue
-            result = WIDE[kind] if part == "wide" else kind
-            whole = mul(kind, part)
+    for kind, part in product(TYPES, ("lo", "hi", "wide")):
+        if part != "wide" or kind in WIDE:
+            result, whole = WIDE[kind] if part == "wide" else kind, mul(kind, part)
             table[f"mul.{part}.{kind}"] = Op((result,), (kind, kind), whole, kind="imad")
             table[f"mad.{part}.{kind}"] = Op((result,), (kind, kind, result), then_add(whole), kind="imad")
-    for kind in ("u32", "s32"):
-        for part in ("lo", "hi"):
-            whole = product24(kind, part)
-            table |= same(f"mul24.{part}", (kind,), 2, whole, "imad")
-            table |= same(f"mad24.{part}", (kind,), 3, then_add(whole), "imad")
+    for kind, part in product(("u32", "s32"), ("lo", "hi")):
+        whole = product24(kind, part)
+        table |= same(f"mul24.{part}", (kind,), 2, whole, "imad")
+        table |= same(f"mad24.{part}", (kind,), 3, then_add(whole), "imad")
     table |= same("mad.hi.sat", ("s32",), 3, then_add_clamped(mul("s32", "hi")), "imad")
     table |= same("mad24.hi.sat", ("s32",), 3, then_add_clamped(product24("s32", "hi")), "imad")
     return table

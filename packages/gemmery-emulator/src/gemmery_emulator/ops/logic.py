@@ -1,16 +1,161 @@
-"""Logic, shifts, byte permutes and bit fields: PTX ISA 9.0, "Logic and Shift Instructions", prmt, popc, bfe and others.
+"""Comparison and selection, logic, shifts, byte permutes and bit fields.
 
+PTX ISA 9.0, "Comparison and Selection Instructions" (setp, set, selp, slct), "Logic and Shift Instructions", prmt,
+popc, bfe and others. `setp` returns p; Op.complement returns q of "p|q". f16 and bf16 have no q; pairs always have one.
 Counts beyond the width need no special case: NumPy's shifts then give zeros, or the sign.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from gemmery_emulator.op import NUMPY, Meaning, Op, Values, same
+from gemmery_emulator.exact import from_bf16
+from gemmery_emulator.op import NUMPY, Meaning, Op, Values, pair, same
+from gemmery_emulator.ops.floating import flushed, flushed_f16
 from gemmery_emulator.ops.integer import WORDS, bits, choose, unsigned
+
+EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
+ORDERED: dict[str, Meaning] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+UNSIGNED: dict[str, Meaning] = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+OPPOSITE: dict[Meaning, Meaning] = {
+    np.equal: np.not_equal,
+    np.less: np.greater_equal,
+    np.less_equal: np.greater,
+    np.greater: np.less_equal,
+    np.greater_equal: np.less,
+    np.not_equal: np.equal,
+}
+BOOLEAN: dict[str, np.ufunc | None] = {"": None, ".and": np.bitwise_and, ".or": np.bitwise_or, ".xor": np.bitwise_xor}
+INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
+FLOATS = ("f16", "bf16", "f32", "f64")
+PAIRS = ("f16x2", "bf16x2")
+FLUSHED: dict[str, Meaning] = {"f16": flushed_f16, "f32": flushed}  # by .ftz
+TRUE = {"f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80}  # 1.0 in the bits of a type, or of half a pair
+
+
+def negated(meaning: Meaning) -> Meaning:
+    """Negate a meaning."""
+    return lambda *operands: np.logical_not(meaning(*operands))
+
+
+def nan(a: Values, b: Values) -> Values:
+    """Whether at least one operand is NaN."""
+    return np.isnan(a) | np.isnan(b)
+
+
+def unequal(a: Values, b: Values) -> Values:
+    """Whether both operands are numbers and differ."""
+    return (a < b) | (a > b)
+
+
+# For floats, plain comparisons with NaN are false, and those that end with u are true.
+FLOAT: dict[str, Meaning] = {
+    "eq": np.equal,
+    "ne": unequal,
+    **ORDERED,
+    "equ": negated(unequal),
+    "neu": np.not_equal,
+    "ltu": negated(np.greater_equal),
+    "leu": negated(np.greater),
+    "gtu": negated(np.less_equal),
+    "geu": negated(np.less),
+    "num": negated(nan),
+    "nan": nan,
+}
+
+
+def comparisons(kind: str) -> dict[str, Meaning]:
+    """The comparisons of a type: bits have only equality."""
+    if kind in INTEGERS:
+        return EQUAL if kind[0] == "b" else EQUAL | ORDERED | (UNSIGNED if kind[0] == "u" else {})
+    return FLOAT
+
+
+def compared(compare: Meaning, read: Meaning | None, join: np.ufunc | None) -> Meaning:
+    """A comparison of what is read of two operands, combined with a third one by a Boolean operator."""
+    both: Meaning = compare if read is None else lambda a, b: compare(read(a), read(b))
+    return both if join is None else lambda a, b, c: join(both(a, b), c)
+
+
+def reads(kind: str, ftz: str) -> tuple[Meaning | None, ...]:
+    """How each value in an operand is read: of a packed pair the lower and the upper one."""
+    scalar = kind.removesuffix("x2")
+    convert = FLUSHED[scalar] if ftz else from_bf16 if scalar == "bf16" else None
+    return (convert,) if kind not in PAIRS else tuple(partial(part, at, NUMPY[scalar], convert) for at in (0, 16))
+
+
+def part(at: int, dtype: str, convert: Meaning | None, x: Values) -> Values:
+    """Read 16 of 32 bits."""
+    value = (x >> at).astype(np.uint16).view(dtype)
+    return value if convert is None else convert(value)
+
+
+def answered(compare: Meaning, kind: str) -> Meaning:
+    """Turn a comparison into one with a result of a type: 0 and 1.0 for floats, 0 and all ones for integers."""
+    dtype = np.dtype(NUMPY[kind]).type
+    true = dtype(TRUE.get(kind, 1)) if kind in FLOATS else np.invert(dtype(0))
+    return lambda *operands: choose(compare(*operands), true, dtype(0))
+
+
+def answered_packed(low: Meaning, high: Meaning, kind: str, *operands: Values) -> Values:
+    """Combine two comparisons, with results in the halves of 32 bits."""
+    true = np.uint32(TRUE.get(kind, 0xFFFF))
+    lower, upper = (choose(each(*operands), true, np.uint32(0)) for each in (low, high))
+    return (upper << 16 | lower).view(NUMPY[kind])
+
+
+def set_results(kind: str, ftz: str) -> tuple[str, ...]:
+    """The types of results of set for operands of a type."""
+    if kind in PAIRS:
+        return kind, "u32", "s32"
+    if kind == "bf16":
+        return "bf16", "u16", "s16", "u32", "s32"
+    alternate = () if ftz else ("bf16",)
+    return ("f16", *alternate, "u32", "s32", *(("u16", "s16") if kind == "f16" else ("f32",)))
+
+
+def _comparing() -> dict[str, Op]:
+    """setp, with predicates as results (of packed pairs p for the lower values and q for the upper ones), and set.
+
+    Each comparison comes with each Boolean operator: setp.lt.and.ftz.f32.
+    """
+    table = {}
+    for kind in (*INTEGERS, *FLOATS, *PAIRS):
+        flushes = ("", ".ftz") if kind.removesuffix("x2") in FLUSHED else ("",)
+        for ftz, (name, compare), (boolean, join) in product(flushes, comparisons(kind).items(), BOOLEAN.items()):
+            operands = (kind, kind) if join is None else (kind, kind, "pred")
+            first, *second = (compared(compare, read, join) for read in reads(kind, ftz))
+            setp, set_ = (f"{word}.{name}{boolean}{ftz}" for word in ("setp", "set"))
+            if second:
+                op = Op(("pred", "pred"), operands, pair(first, second[0]), kind="setp")
+            elif kind in ("f16", "bf16"):
+                op = Op(("pred",), operands, first, kind="setp")
+            else:
+                opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
+                complement = compared(opposite, reads(kind, ftz)[0], join)
+                op = Op(("pred",), operands, first, kind="setp", complement=complement)
+            table[f"{setp}.{kind}"] = op
+            for result in set_results(kind, ftz):
+                meaning = partial(answered_packed, first, second[0], result) if second else answered(first, result)
+                table[f"{set_}.{result}.{kind}"] = Op((result,), operands, meaning, kind="set")
+    return table
+
+
+def selp(a: Values, b: Values, p: Values) -> Values:
+    """Return `a` where `p` is true, else `b`."""
+    return choose(p, a, b)
+
+
+def slct(a: Values, b: Values, c: Values) -> Values:
+    """Return `a` where `c` is not negative, else `b`; for NaN `b`, for -0.0 `a`."""
+    return choose(c >= 0, a, b)
+
+
+SELECTED = (*INTEGERS, "f32", "f64")
 
 WIDTHS = ("b16", "b32", "b64")
 
@@ -43,14 +188,10 @@ def lop3(a: Values, b: Values, c: Values, table: Values) -> Values:
     return ~result if negated else result
 
 
-def lop3_with(join: Meaning) -> Meaning:
+def lop3_with(join: Meaning, a: Values, b: Values, c: Values, table: Values, q: Values) -> tuple[Values, Values]:
     """lop3 with a predicate: whether any bit is set, combined with a predicate operand."""
-
-    def meaning(a: Values, b: Values, c: Values, table: Values, q: Values) -> tuple[Values, Values]:
-        result = lop3(a, b, c, table)
-        return result, join(result != 0, q)
-
-    return meaning
+    result = lop3(a, b, c, table)
+    return result, join(result != 0, q)
 
 
 def shift(ufunc: np.ufunc, kind: str) -> Meaning:
@@ -63,15 +204,10 @@ def shift(ufunc: np.ufunc, kind: str) -> Meaning:
     return ufunc
 
 
-def funnel(direction: str, mode: str) -> Meaning:
+def funnel(direction: str, mode: str, a: Values, b: Values, count: Values) -> Values:
     """Return the upper ("l") or lower ("r") 32 bits of b:a after a shift."""
-
-    def meaning(a: Values, b: Values, count: Values) -> Values:
-        both = b.astype(np.uint64) << 32 | a
-        count = np.minimum(count, 32) if mode == "clamp" else count & 31
-        return (both << count >> 32 if direction == "l" else both >> count).astype(np.uint32)
-
-    return meaning
+    both, count = b.astype(np.uint64) << 32 | a, limited(count, mode)
+    return (both << count >> 32 if direction == "l" else both >> count).astype(np.uint32)
 
 
 def prmt(a: Values, b: Values, selector: Values) -> Values:
@@ -157,35 +293,25 @@ def byte_of(x: Values, width: int) -> Values:
     return x & 255 if width == 32 else x
 
 
-def bfe(kind: str) -> Meaning:
+def bfe(kind: str, a: Values, start: Values, length: Values) -> Values:
     """Return `length` bits from `start`; the bits above are zeros, or the sign, which is the last bit of the field."""
     width = bits(kind)
     word = np.dtype(NUMPY[f"u{width}"]).type
-
-    def meaning(a: Values, start: Values, length: Values) -> Values:
-        start, length = byte_of(start, width), byte_of(length, width)
-        field = unsigned(a >> start.astype(a.dtype))
-        inside = ones(word, length)
-        if kind[0] == "u":
-            return field & inside
-        last = (np.minimum(start, width) + length - 1).astype(a.dtype)
-        sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
-        return (field & inside | sign & ~inside).view(a.dtype)
-
-    return meaning
+    start, length = byte_of(start, width), byte_of(length, width)
+    field, inside = unsigned(a >> start.astype(a.dtype)), ones(word, length)
+    if kind[0] == "u":
+        return field & inside
+    last = (np.minimum(start, width) + length - 1).astype(a.dtype)
+    sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
+    return (field & inside | sign & ~inside).view(a.dtype)
 
 
-def bfi(kind: str) -> Meaning:
+def bfi(kind: str, a: Values, b: Values, start: Values, length: Values) -> Values:
     """Insert the lower `length` bits of a into b at bit `start`."""
-    width = bits(kind)
-    word = np.dtype(NUMPY[kind]).type
-
-    def meaning(a: Values, b: Values, start: Values, length: Values) -> Values:
-        start = byte_of(start, width).astype(word)
-        field = ones(word, byte_of(length, width)) << start
-        return (a << start & field) | (b & ~field)
-
-    return meaning
+    width, word = bits(kind), np.dtype(NUMPY[kind]).type
+    start = byte_of(start, width).astype(word)
+    field = ones(word, byte_of(length, width)) << start
+    return (a << start & field) | (b & ~field)
 
 
 def limited(count: Values, mode: str) -> Values:
@@ -193,14 +319,10 @@ def limited(count: Values, mode: str) -> Values:
     return np.minimum(count, 32) if mode == "clamp" else count & 31
 
 
-def szext(mode: str) -> Meaning:
+def szext(mode: str, a: Values, count: Values) -> Values:
     """Return the lower `count` bits, with zeros or the sign above."""
-
-    def meaning(a: Values, count: Values) -> Values:
-        unused = (32 - limited(count, mode)).astype(a.dtype)
-        return a << unused >> unused
-
-    return meaning
+    unused = (32 - limited(count, mode)).astype(a.dtype)
+    return a << unused >> unused
 
 
 def bmsk(mode: str) -> Meaning:
@@ -214,6 +336,13 @@ def op(result: str, operands: tuple[str, ...], meaning: Meaning) -> Op:
 
 
 TABLE: dict[str, Op] = {
+    **_comparing(),
+    **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
+    **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},
+    **{
+        f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), lambda a, b, c: slct(a, b, flushed(c)), kind="slct")
+        for t in SELECTED
+    },
     **same("and", ("pred", *WIDTHS), 2, np.bitwise_and, "logic"),
     **same("or", ("pred", *WIDTHS), 2, np.bitwise_or, "logic"),
     **same("xor", ("pred", *WIDTHS), 2, np.bitwise_xor, "logic"),
@@ -221,7 +350,9 @@ TABLE: dict[str, Op] = {
     **same("cnot", WIDTHS, 1, cnot, "logic"),
     "lop3.b32": Op(("b32",), ("b32", "b32", "b32", "u32"), lop3, kind="logic"),
     **{
-        f"lop3.{name}.b32": Op(("b32", "pred"), ("b32", "b32", "b32", "u32", "pred"), lop3_with(join), kind="logic")
+        f"lop3.{name}.b32": Op(
+            ("b32", "pred"), ("b32", "b32", "b32", "u32", "pred"), partial(lop3_with, join), kind="logic"
+        )
         for name, join in (("and", np.logical_and), ("or", np.logical_or))
     },
     **{f"shl.{t}": Op((t,), (t, "u32"), shift(np.left_shift, t), kind="shift") for t in WIDTHS},
@@ -230,7 +361,9 @@ TABLE: dict[str, Op] = {
         for t in (*WIDTHS, "u16", "u32", "u64", "s16", "s32", "s64")
     },
     **{
-        f"shf.{direction}.{mode}.b32": Op(("b32",), ("b32", "b32", "u32"), funnel(direction, mode), kind="shift")
+        f"shf.{direction}.{mode}.b32": Op(
+            ("b32",), ("b32", "b32", "u32"), partial(funnel, direction, mode), kind="shift"
+        )
         for direction in "lr"
         for mode in ("clamp", "wrap")
     },
@@ -242,8 +375,12 @@ TABLE: dict[str, Op] = {
     **{f"bfind.shiftamt.{t}": op("u32", (t,), bfind_shiftamt) for t in WORDS},
     **{f"brev.{t}": op(t, (t,), brev) for t in ("b32", "b64")},
     "fns.b32": op("b32", ("b32", "b32", "s32"), fns),
-    **{f"bfe.{t}": op(t, (t, "u32", "u32"), bfe(t)) for t in WORDS},
-    **{f"bfi.{t}": op(t, (t, t, "u32", "u32"), bfi(t)) for t in ("b32", "b64")},
-    **{f"szext.{mode}.{t}": op(t, (t, "u32"), szext(mode)) for mode in ("clamp", "wrap") for t in ("u32", "s32")},
+    **{f"bfe.{t}": op(t, (t, "u32", "u32"), partial(bfe, t)) for t in WORDS},
+    **{f"bfi.{t}": op(t, (t, t, "u32", "u32"), partial(bfi, t)) for t in ("b32", "b64")},
+    **{
+        f"szext.{mode}.{t}": op(t, (t, "u32"), partial(szext, mode))
+        for mode in ("clamp", "wrap")
+        for t in ("u32", "s32")
+    },
     **{f"bmsk.{mode}.b32": op("b32", ("u32", "u32"), bmsk(mode)) for mode in ("clamp", "wrap")},
 }

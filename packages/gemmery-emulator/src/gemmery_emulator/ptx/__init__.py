@@ -85,9 +85,9 @@ class Label:
 
 @dataclass(frozen=True)
 class Opcode:
-    """What an instruction does; `opcodes.opcode` takes the text apart, once.
+    """What an instruction does; `instructions.opcode` takes the text apart, once.
 
-    >>> from gemmery_emulator.ptx.opcodes import opcode
+    >>> from gemmery_emulator.instructions import opcode
     >>> read = opcode("ld.global.nc.v4.f32")
     >>> read.name, read.modifiers, read.types, read.space, str(read)
     ('ld', ('global', 'nc', 'v4'), ('f32',), 'global', 'ld.global.nc.v4.f32')

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmery.errors import EmulationError
+from gemmery_emulator.instructions import opcode
 from gemmery_emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
-from gemmery_emulator.ptx.body import Body
-from gemmery_emulator.ptx.indirect import NAME, SWITCH, case, reachable, signature
-from gemmery_emulator.ptx.opcodes import opcode
+from gemmery_emulator.ptx.body import NAME, SWITCH, Body, case, reachable, signature
 from gemmery_emulator.ptx.scopes import SIZES
 
 DEEPEST = 64  # nested calls
@@ -185,7 +184,15 @@ class _Expansion:
                     continue
                 self.instructions.append(replace(instruction, opcode=opcode("bra"), operands=(Label(end),)))
             elif (memory := self._slot_memory(instruction)) is not None:
-                self._moves(instruction, memory)
+                # Replace an ld.param or st.param by moves, one for each value.
+                width = _width(instruction)
+                sign = "s" if instruction.opcode.type.startswith("s") else "u"
+                for i, value in enumerate(_values(instruction)):
+                    slot = self._slot(memory.name, memory.offset + i * width)
+                    if instruction.opcode.name == "st":
+                        self._move(instruction, slot, value, 8 * width, "u")
+                    elif isinstance(value, Register) and value.type:
+                        self._move(instruction, value, slot, 8 * width, sign)
             elif suffix and instruction.opcode.name in ("bra", "brx"):
                 moved = tuple(_renamed(operand, suffix) for operand in instruction.operands)
                 self.instructions.append(replace(instruction, operands=moved))
@@ -263,17 +270,6 @@ class _Expansion:
         register = Register(f"{name}+{offset}", f"b{max(16, 8 * self.slots[name][offset])}")
         self.registers[register.name] = register.type
         return register
-
-    def _moves(self, instruction: Instruction, at: Symbol) -> None:
-        """Replace an ld.param or st.param by moves, one for each value."""
-        width = _width(instruction)
-        sign = "s" if instruction.opcode.type.startswith("s") else "u"
-        for i, value in enumerate(_values(instruction)):
-            slot = self._slot(at.name, at.offset + i * width)
-            if instruction.opcode.name == "st":
-                self._move(instruction, slot, value, 8 * width, "u")
-            elif isinstance(value, Register) and value.type:
-                self._move(instruction, value, slot, 8 * width, sign)
 
     def _pass(self, call: Instruction, to: Operand, source: Operand) -> None:
         """Move what the caller passed into the function's parameter; for .param variables move all parts."""

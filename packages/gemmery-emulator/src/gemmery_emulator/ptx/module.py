@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 from gemmery.errors import EmulationError
 from gemmery_emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
-from gemmery_emulator.ptx.body import Body, place
+from gemmery_emulator.ptx.body import Body, address, place, with_functions
 from gemmery_emulator.ptx.calls import DeviceFunction, Functions, expand
-from gemmery_emulator.ptx.indirect import address, with_functions
 from gemmery_emulator.ptx.scopes import REGISTERS, Scope, laid_out, variable
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -217,10 +217,7 @@ class Scope:
         constant = _constant(text)
         if constant is not None:
             return constant
-        return self._sum(text)
-
-    def _sum(self, text: str) -> Operand:
-        """Read variable+8 outside brackets; any other text is an error."""
+        # Read variable+8 outside brackets; any other text is an error.
         name, offset = _split(text)
         variable = self.variable(name)
         if variable is None or not offset:

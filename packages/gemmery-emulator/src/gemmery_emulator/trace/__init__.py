@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.banks import WARP
-from gemmery_emulator.instructions import written
+from gemmery_emulator.instructions import makers
 from gemmery_emulator.machine import Access, Machine, Observer
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Instruction, Line, PtxKernel, names_of
@@ -127,19 +127,16 @@ class Trace(Observer):
         if block.active.any():  # perhaps only lanes of other blocks are active
             self.accesses[key] = block.warps(machine.kernel.instructions[event.index])
             if event.space == "shared" and event.kind in ("st", "cp.async"):
-                self._stored(machine, event, block)
-
-    def _stored(self, machine: Machine, event: Access, block: _Block) -> None:
-        """Record the global addresses of the values that a store puts into shared memory."""
-        pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
-        size = event.width // max(1, len(pieces))
-        for place, (load, offset) in enumerate(pieces):
-            if load in self._fetched:
-                fetched = _Block(machine, self._fetched[load])
-                both = block.active & fetched.active
-                to, of = block.addresses[both] + place * size, fetched.addresses[both] + offset
-                places = ((self._launch, at) for at in to.tolist())
-                self.sources.update(zip(places, of.tolist(), strict=True))
+                # Record the global addresses of the values that a store puts into shared memory.
+                pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
+                size = event.width // max(1, len(pieces))
+                for place, (load, offset) in enumerate(pieces):
+                    if load in self._fetched:
+                        fetched = _Block(machine, self._fetched[load])
+                        both = block.active & fetched.active
+                        to, of = block.addresses[both] + place * size, fetched.addresses[both] + offset
+                        places = ((self._launch, at) for at in to.tolist())
+                        self.sources.update(zip(places, of.tolist(), strict=True))
 
     def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         key = self._launch, index
@@ -245,14 +242,10 @@ def origins(kernel: PtxKernel) -> Mapping[int, tuple[tuple[int, int], ...]]:
     are traced through moves and conversions; stores of other values are left out.
     """
     instructions = kernel.instructions
-    writers: dict[str, list[int]] = {}
-    for index, instruction in enumerate(instructions):
-        for register in written(instruction):
-            writers.setdefault(register.name, []).append(index)
     sources = {}
     for index, instruction in enumerate(instructions):
         if instruction.opcode.name == "st" and instruction.opcode.space in ("shared", "shared::cluster", ""):
-            pieces = [_origin(instructions, writers, name) for name in names_of(instruction.operands[1:])]
+            pieces = [_origin(instructions, makers(kernel), name) for name in names_of(instruction.operands[1:])]
             if pieces and all(piece is not None for piece in pieces):
                 sources[index] = tuple(piece for piece in pieces if piece is not None)
     return sources

@@ -46,6 +46,8 @@ def inspect_cpu_rung(
     Raises ArgumentError for an element type, a side or a config that it does not take, RefusedError where it refuses.
     """
     row = find(CPU, name)
+    if name.startswith("amx_"):
+        raise RefusedError(f"rung {name}: loads of tile registers are not counted, so it cannot be inspected")
     settings = {**row.default, **asked.keys(row, config or {})}
     problem = _problem(row, m, n, k, dtype)
     launch = row.build(problem, settings)
@@ -133,12 +135,12 @@ def _by_operand(sites: Sequence[Site], ranges: Mapping[str, range]) -> dict[str,
     own: dict[str, list[Site]] = {name: [] for name in (*ranges, REST)}
     for site in sites:
         own[next((name for name, place in ranges.items() if site.address in place), REST)].append(site)
-    return {name: _traffic(part) for name, part in {**own, "all": sites}.items()}
 
+    def traffic(part: Sequence[Site]) -> Accesses:
+        kinds = (sum(site.touches for site in part if site.kind == kind) for kind in ("loads", "stores", "prefetches"))
+        return Accesses(*kinds, *(sum(getattr(site, name) for site in part) for name in ("l1", "l2", "pages")))
 
-def _traffic(sites: Sequence[Site]) -> Accesses:
-    kinds = (sum(site.touches for site in sites if site.kind == kind) for kind in ("loads", "stores", "prefetches"))
-    return Accesses(*kinds, *(sum(getattr(site, name) for site in sites) for name in ("l1", "l2", "pages")))
+    return {name: traffic(part) for name, part in {**own, "all": sites}.items()}
 
 
 def _costs(problem: Problem, loop: Sequence[str], whole: Accesses) -> dict[str, Cost]:

@@ -14,14 +14,13 @@ from operator import add
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery import dtypes
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
-from gemmery.cuda.occupancy import occupancy
-from gemmery.cuda.roofline import loaded, roofline, unit
+from gemmery.cuda.roofline import loaded, occupancy, roofline, unit
+from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EMULATED, Exhibit, numbers
@@ -46,11 +45,6 @@ LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its
 ROW = 128  # bytes of a stage along k
 ROUNDS = 2  # times that each stage of the ring is filled for a tile
 TILES = 2  # tiles of one block, where it takes one after the other
-
-
-def small(problem: Problem) -> Problem:
-    """The same product with no side above LARGEST."""
-    return problem._replace(m=min(problem.m, LARGEST), n=min(problem.n, LARGEST), k=min(problem.k, LARGEST))
 
 
 def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
@@ -101,23 +95,17 @@ def trace_barriers(rung: Rung, problem: Problem, config: Mapping[str, int], arch
 
 
 def _random_product(problem: Problem) -> Gemm:
-    """Random operands in the layouts of a problem, and zeros for C."""
-    sides = ((problem.m, problem.k), problem.a_layout), ((problem.k, problem.n), problem.b_layout)
-    a, b = (
-        random_operand(problem.dtype, (1, *shape))
-        if layout != "col"
-        else random_operand(problem.dtype, (1, *shape[::-1])).mT
-        for shape, layout in sides
-    )
-    return Gemm(a, b, empty_result(problem))
+    """Random operands in the layouts of a problem, and zeros for C; bf16 as bits."""
 
+    def matrix(rows: int, columns: int, layout: str, values: Callable[[tuple[int, ...]], Array]) -> Array:
+        by_columns = layout == "col"
+        filled = values((1, columns, rows) if by_columns else (1, rows, columns))
+        return filled.mT if by_columns else filled
 
-def empty_result(problem: Problem) -> NDArray[np.generic]:
-    """Zeros of a result; bf16 as bits."""
-    by_columns = problem.c_layout == "col"
-    sides = (problem.n, problem.m) if by_columns else (problem.m, problem.n)
-    zeros = np.zeros((1, *sides), dtypes.get(problem.out).stored)
-    return zeros.mT if by_columns else zeros
+    m, n, k, out = problem.m, problem.n, problem.k, dtypes.get(problem.out).stored
+    a = matrix(m, k, problem.a_layout, partial(random_operand, problem.dtype))
+    b = matrix(k, n, problem.b_layout, partial(random_operand, problem.dtype))
+    return Gemm(a, b, matrix(m, n, problem.c_layout, partial(np.zeros, dtype=out)))
 
 
 def _few_tiles(problem: Problem, geometry: Geometry, config: Mapping[str, int]) -> Problem:
@@ -177,33 +165,27 @@ def inspect_rung(
     reason = reason or (refusal(geometry, target) if geometry else "it has no launch to inspect")
     if reason or geometry is None:
         raise RefusedError(f"rung {rung}: {reason}")
-    count = partial(count_rung, row, small(problem), settings, target.arch, line)
+    m, n, k = (min(side, LARGEST) for side in (problem.m, problem.n, problem.k))
+    count = partial(count_rung, row, problem._replace(m=m, n=n, k=k), settings, target.arch, line)
     return _gathered(row, problem, row.explicit(settings), geometry, target, count if counters else None)
 
 
 def inspections(
-    names: Sequence[str],
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    config: Mapping[str, int] | None,
-    device: str,
-    line: str,
-    counters: bool = True,
+    names: Sequence[str], device: str, line: str, counters: bool = True, **product: Any
 ) -> list[Callable[[], AnyInspection]]:
-    """Return what inspects each of these CPU rungs, GPU rungs or exhibits.
+    """Return what inspects each of these CPU rungs, GPU rungs or exhibits for a `product`: m, n, k, dtype and config.
 
     Raises ArgumentError for names that do not go together, and for a device or a line with CPU rungs.
     """
     if asked.inspectable(*names) != "a CPU rung":
-        dtype = dtype or shared_dtype(names, m, n, k, device)
-        return [partial(inspect_rung, name, m, n, k, dtype, config, device, line, counters) for name in names]
+        sides = {side: product[side] for side in ("m", "n", "k")}
+        product["dtype"] = product["dtype"] or shared_dtype(names, **sides, device=device)
+        return [partial(inspect_rung, name, device=device, line=line, counters=counters, **product) for name in names]
     if device or line:
         raise ArgumentError(
             f"{device or line!r}: {names[0]} runs on the CPU of this machine; leave out device and line"
         )
-    return [partial(inspect_cpu_rung, name, m, n, k, dtype, config) for name in names]
+    return [partial(inspect_cpu_rung, name, **product) for name in names]
 
 
 def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, device: str = "") -> str:

@@ -1,65 +1,38 @@
-"""`gm.inspect()`: the records of one rung or two, in a terminal and as the page that notebooks display too."""
+"""`gm.inspect()`: the records of one rung, or of two side by side, in a terminal and as the page of notebooks too."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gemmery.errors import ArgumentError, not_installed
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.exhibits import EXHIBITS, Exhibit
+from gemmery.ladder.rung import Rung
+from gemmery_emulator.kernels.counters import EmulatorCounts
 from gemmery_emulator.kernels.kernel_run import KernelRun, KernelRuns, paired_pictures, with_page
 from gemmery_emulator.run import EmulatedRun
-from gemmery_lab.inspection import records, side_by_side
+from gemmery_lab.inspection import records
 from gemmery_lab.inspection.gather import inspections
-from gemmery_lab.inspection.records import AnyInspection, AnyPair, Inspection
-from gemmery_lab.inspection.sections import codes, lesson, sections, subject, untraced
+from gemmery_lab.inspection.records import AnyInspection, AnyPair, CpuInspection, Inspection
+from gemmery_lab.inspection.sections import differences, glance, sections, subject
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-class NotebookInspection(records.Inspection):
-    """A rung for one problem on one device; a notebook displays it as a page with its pictures."""
+def _displayed(kind: type) -> Any:
+    """A kind of record that a notebook displays as a page, and that is one line without the code of its kernels."""
 
-    def __repr__(self) -> str:
-        """One line, without the code of its kernels."""
-        return f"<Inspection of {self.rung}: {subject(self)}>"
+    def one_line(record: Any) -> str:
+        if isinstance(record, AnyInspection):
+            return f"<Inspection of {record.rung}: {subject(record)}>"
+        return f"<Comparison of {record.old.rung} and {record.new.rung}: {subject(record.new, config=False)}>"
 
-    def _repr_html_(self) -> str:
-        return _framed(self)
-
-
-class NotebookCpuInspection(records.CpuInspection):
-    """A CPU rung for one problem; a notebook displays it as a page."""
-
-    __repr__ = NotebookInspection.__repr__
-    _repr_html_ = NotebookInspection._repr_html_
-
-
-class NotebookSideBySide(records.SideBySide):
-    """Two rungs for the same product on the same device; a notebook displays them side by side."""
-
-    def __repr__(self) -> str:
-        """One line, without the code of their kernels."""
-        return f"<Comparison of {self.old.rung} and {self.new.rung}: {subject(self.new, config=False)}>"
-
-    def _repr_html_(self) -> str:
-        return _framed(self)
-
-
-class NotebookCpuSideBySide(records.CpuSideBySide):
-    """Two CPU rungs for the same product; a notebook displays them side by side."""
-
-    __repr__ = NotebookSideBySide.__repr__
-    _repr_html_ = NotebookSideBySide._repr_html_
-
-
-DISPLAYED: Mapping[type, Callable[..., Any]] = {
-    records.Inspection: NotebookInspection,
-    records.CpuInspection: NotebookCpuInspection,
-    records.SideBySide: NotebookSideBySide,
-    records.CpuSideBySide: NotebookCpuSideBySide,
-}
+    own = {"__doc__": kind.__doc__, "__module__": __name__, "__repr__": one_line, "_repr_html_": _framed}
+    return type(f"Notebook{kind.__name__}", (kind,), own)
 
 
 def inspect(
@@ -105,7 +78,8 @@ def inspect(
             return with_page(rung)
         raise ArgumentError(f"inspect({rung!r}, {other!r}): compare two runs, or two rungs")
     names = [rung, *([other] if other else [])]
-    first, *second = (each() for each in inspections(names, m, n, k, dtype, config, device, line, counters))
+    product = {"m": m, "n": n, "k": k, "dtype": dtype, "config": config}
+    first, *second = (each() for each in inspections(names, device, line, counters, **product))
     record = records.paired(first, *second) if second else first
     page: AnyInspection | AnyPair = DISPLAYED[type(record)](
         **{field.name: getattr(record, field.name) for field in fields(record)}
@@ -123,6 +97,11 @@ def _framed(record: AnyInspection | AnyPair) -> str:
         return framed(side_by_side_page(record), f"gemmery inspect {record.old.rung} {record.new.rung}")
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of gemmery.inspect") from error
+
+
+KINDS = (records.Inspection, records.CpuInspection, records.SideBySide, records.CpuSideBySide)
+DISPLAYED = {kind: _displayed(kind) for kind in KINDS}
+NotebookInspection = DISPLAYED[records.Inspection]
 
 
 def show_inspection(inspection: AnyInspection, console: "Console", ptx: bool = False, sass: bool = False) -> None:
@@ -147,13 +126,13 @@ def show_side_by_side(pair: AnyPair, console: "Console") -> None:
 
     from gemmery_emulator.kernels.terminal_tables import show_pair
 
-    console.print(Text(side_by_side.title(pair), style="bold"))
+    console.print(Text(f"{pair.old.rung} and {pair.new.rung}", style="bold"))
     console.print(Text(subject(pair.new, config=False), style="dim"))
     for inspection in (pair.old, pair.new):
         console.print(Text.assemble((f"{inspection.rung}: ", "dim"), inspection.idea))
-    if glance := side_by_side.glance(pair):
-        console.print(Text(glance))
-    for section in side_by_side.sections(pair):
+    if changes := glance(pair):
+        console.print(Text(changes))
+    for section in differences(pair):
         show_pair(section, console)
 
 
@@ -189,10 +168,36 @@ def side_by_side_page(pair: AnyPair) -> str:
     return render(
         "side_by_side.html",
         __package__,
-        title=side_by_side.title(pair),
-        glance=side_by_side.glance(pair),
+        title=f"{pair.old.rung} and {pair.new.rung}",
+        glance=glance(pair),
         rungs=[(rung, lesson(rung.rung)) for rung in (pair.old, pair.new)],
         subject=subject(pair.new, config=False),
-        sections=side_by_side.sections(pair),
+        sections=differences(pair),
         pairs=paired_pictures([(rung.rung, rung.emulated) for rung in (pair.old, pair.new)]),
     )
+
+
+def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
+    """Titles and texts of the code of every launch, or of a CPU rung's module."""
+    if isinstance(inspection, CpuInspection):
+        rows = [
+            ("LLVM IR", inspection.rung, inspection.ir, ptx),
+            ("Assembly", inspection.rung, inspection.assembly, sass),
+        ]
+    else:
+        pairs = [(("PTX", x.name, x.ptx, ptx), ("SASS", x.name, x.sass or x.missing, sass)) for x in inspection.kernels]
+        rows = [row for pair in pairs for row in pair]
+    return [(f"{kind} of {name}", text) for kind, name, text, is_shown in rows if is_shown]
+
+
+def lesson(name: str) -> str:
+    """What a reader learns from a rung or an exhibit."""
+    rows: tuple[Rung | Exhibit, ...] = (*CPU, *CUDA, *EXHIBITS)
+    return next((row.lesson for row in rows if row.name == name), "")
+
+
+def untraced(counts: EmulatorCounts) -> str:
+    """The reason why there is no picture of a tile."""
+    known = "the contents of shared memory are known only where a kernel stores what it loaded from global memory"
+    tile = f"There is no picture of the tile of {' or '.join(counts.chosen.untraced)}"
+    return f"{tile}: {known}, unchanged or converted. This one stores other values."

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gemmery.cuda.device import Device
-from gemmery.cuda.occupancy import Occupancy
-from gemmery.cuda.roofline import Roofline, roofs
+from gemmery.cuda.roofline import Occupancy, Roofline, roofs
 from gemmery.problem import Problem
 from gemmery_emulator.kernels.counters import EmulatorCounts
 

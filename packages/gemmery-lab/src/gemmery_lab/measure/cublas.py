@@ -111,15 +111,15 @@ def _place_torch(resident: Resident) -> Placed:
     stream, sets = on_torch(resident), tensors(resident)
     name = f"torch.{function.__name__}"
     ways = {
-        name: functools.partial(put_by, stream, sets, function),
-        f"{name} by cublasLt": functools.partial(put_by, stream, sets, functools.partial(_by_lt, function)),
+        name: put_by(stream, sets, function),
+        f"{name} by cublasLt": put_by(stream, sets, functools.partial(_by_lt, function)),
     }
     if work.batch == 1 and sets[0][0].element_size() <= LARGEST_BIASED:
         bias = torch.zeros(work.n, dtype=sets[0][2].dtype, device=sets[0][2].device)
-        ways["torch.addmm"] = functools.partial(put_by, stream, sets, functools.partial(torch.addmm, bias))
+        ways["torch.addmm"] = put_by(stream, sets, functools.partial(torch.addmm, bias))
     if work.batch == 1 and 1 in (work.m, work.n):
         rows = [(b.T, a[0], c[0]) if work.m == 1 else (a, b[:, 0], c[:, 0]) for a, b, c in sets]
-        ways["torch.mv"] = functools.partial(put_by, stream, rows, torch.mv)
+        ways["torch.mv"] = put_by(stream, rows, torch.mv)
     return _quickest(ways, resident)
 
 
@@ -133,17 +133,14 @@ def _eight_bit_ways(resident: Resident, fast: bool) -> dict[str, Put]:
     if work.dtype == "int8":
         if work.out != "int32" or work.scales:
             raise RefusedError("torch._int_mm multiplies int8 into int32, without factors")
-        return {"torch._int_mm": functools.partial(put_by, stream, sets, torch._int_mm)}
+        return {"torch._int_mm": put_by(stream, sets, torch._int_mm)}
     factors = [torch.ones((), device=sets[0][0].device)] * 2
     a_factor, b_factor = map(tensor, resident.scales) if work.scales else factors
 
-    def scaled(a: Any, b: Any, out: Any, accumulates: bool) -> None:
-        torch._scaled_mm(a, b, a_factor, b_factor, out_dtype=out.dtype, use_fast_accum=accumulates, out=out)
+    def scaled(a: Any, b: Any, out: Any) -> None:
+        torch._scaled_mm(a, b, a_factor, b_factor, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
-    function = functools.partial(scaled, accumulates=fast)
-    ways: dict[str, Put] = {
-        f"torch._scaled_mm, use_fast_accum={fast}": functools.partial(put_by, stream, sets, function)
-    }
+    ways = {f"torch._scaled_mm, use_fast_accum={fast}": put_by(stream, sets, scaled)}
     by_recipes = getattr(torch.nn.functional, "scaled_mm", None)
     if work.scales == "blocks" and by_recipes is not None:
         kinds = torch.nn.functional.ScalingType
@@ -175,7 +172,7 @@ def grouped_ways(resident: Resident) -> dict[str, Put]:
 
     return {
         "torch._grouped_mm": allocating(stream, sets, grouped),
-        "a loop of torch.mm": functools.partial(put_by, stream, sets, loop),
+        "a loop of torch.mm": put_by(stream, sets, loop),
     }
 
 
@@ -218,7 +215,7 @@ def _by_lt(function: Callable[..., object], a: Any, b: Any, out: Any) -> None:
 
 
 def _torch_calls(resident: Resident) -> Sample:
-    return host_time(on_torch(resident), _torch_function(resident), tensors(resident)[0], resident)
+    return host_time(on_torch(resident), tensors(resident), _torch_function(resident), resident)
 
 
 def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
@@ -250,16 +247,14 @@ def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
 def _place_cupy(resident: Resident) -> Placed:
     import cupy
 
-    stream, sets = _on_cupy(resident)
     note = "cupy.matmul, which cannot be captured in a graph: short calls include time of the host"
-    return Placed(functools.partial(put_by, stream, sets, cupy.matmul), note, captured=False)
+    return Placed(put_by(*_on_cupy(resident), cupy.matmul), note, captured=False)
 
 
 def _cupy_calls(resident: Resident) -> Sample:
     import cupy
 
-    stream, sets = _on_cupy(resident)
-    return host_time(stream, cupy.matmul, sets[0], resident)
+    return host_time(*_on_cupy(resident), cupy.matmul, resident)
 
 
 RIVALS = (

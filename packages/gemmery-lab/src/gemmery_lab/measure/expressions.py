@@ -7,7 +7,9 @@ s (3 x n x n), t (n x 4 x n), w (b in float64), u and v (every second row and co
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmery.errors import RefusedError
@@ -26,55 +28,8 @@ class Expressions(NamedTuple):
     torch: str = ""
 
 
-CALLS: dict[str, Expressions] = {
-    "a @ b": Expressions("gm.matmul(a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
-    "a @ b, out": Expressions("gm.matmul(a, b, out=out)", "np.matmul(a, b, out=out)", "torch.mm(a, b, out=out)"),
-    "a @ x": Expressions("gm.matmul(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
-    "x @ a": Expressions("gm.matmul(x, a)", "np.matmul(x, a)", "torch.matmul(x, a)"),
-    "x @ y": Expressions("gm.matmul(x, y)", "np.matmul(x, y)", "torch.dot(x, y)"),
-    "batch of 4": Expressions("gm.matmul(p, q)", "np.matmul(p, q)", "torch.bmm(p, q)"),
-    "broadcast batches": Expressions("gm.matmul(r, s)", "np.matmul(r, s)", "torch.matmul(r, s)"),
-    "gemm": Expressions("gm.gemm(1.0, a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
-    "gemm, alpha": Expressions("gm.gemm(2.0, a, b)", "2.0 * np.matmul(a, b)", "2.0 * torch.mm(a, b)"),
-    "gemm, alpha, beta": Expressions(
-        "gm.gemm(2.0, a, b, 3.0, c)", "2.0 * np.matmul(a, b) + 3.0 * c", "torch.addmm(c, a, b, beta=3.0, alpha=2.0)"
-    ),
-    "gemm, out": Expressions(
-        "gm.gemm(2.0, a, b, out=out)",
-        "np.multiply(np.matmul(a, b, out=out), 2.0, out=out)",
-        "torch.addmm(c, a, b, beta=0.0, alpha=2.0, out=out)",
-    ),
-    "gemv": Expressions("gm.gemv(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
-    "gemv, alpha, beta": Expressions(
-        "gm.gemv(a, x, y, alpha=2.0, beta=3.0)",
-        "2.0 * np.matmul(a, x) + 3.0 * y",
-        "torch.addmv(y, a, x, beta=3.0, alpha=2.0)",
-    ),
-    "bias and relu": Expressions(
-        'gm.matmul(a, b, bias=bias, activation="relu")',
-        "np.maximum(np.matmul(a, b) + bias, 0)",
-        "torch.relu(torch.addmm(bias, a, b))",
-    ),
-    "f32 by f64": Expressions("gm.matmul(a, w)", "np.matmul(a, w)"),
-    "strided views": Expressions("gm.matmul(u, v)", "np.matmul(u, v)", "torch.mm(u, v)"),
-    "out of another type": Expressions("gm.matmul(a, b, out=wide)", "np.matmul(a, b, out=wide)"),
-    "vecdot": Expressions("gm.vecdot(x, y)", "np.vecdot(x, y)", "torch.linalg.vecdot(x, y)"),
-    "vecdot of rows": Expressions("gm.vecdot(a, b)", "np.vecdot(a, b)", "torch.linalg.vecdot(a, b)"),
-    "tensordot": Expressions("gm.tensordot(a, b, 1)", "np.tensordot(a, b, 1)", "torch.tensordot(a, b, 1)"),
-    **{
-        f"einsum {text}": Expressions(*(f'{library}.einsum("{text}", {operands})' for library in ("gm", "np", "torch")))
-        for text, operands in {
-            "ij,jk->ik": "a, b",
-            "ij,jk->ki": "a, b",
-            "...ij,j...->i...": "a, x",
-            "bij,bjk->bik": "p, q",
-            "ij,ij->": "a, b",
-            "ij,ij->i": "a, b",
-            "ac,abc->cb": "a, t",
-        }.items()
-    },
-    "bfloat16": Expressions("gm.matmul(g, h)", "np.matmul(g, h)", "torch.mm(g, h)"),
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("calls.toml").read_text(encoding="utf-8"))
+CALLS = {name: Expressions(**row) for name, row in _TABLES.items()}
 ARRAYS = ("numpy", "torch")  # the kinds of arrays, which are also the rivals
 Convert = Callable[[Any], Any]
 

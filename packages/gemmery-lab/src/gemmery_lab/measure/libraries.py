@@ -30,7 +30,7 @@ from gemmery import config, dtypes
 from gemmery.cpu import target
 from gemmery.errors import GemmeryError, RefusedError, not_installed
 from gemmery_lab.measure import expressions
-from gemmery_lab.measure.timing import Contestant, Rival, Sample, by_name, not_found, products
+from gemmery_lab.measure.timing import Rival, Sample, by_name, not_found, products
 from gemmery_lab.measure.work import Work, operands
 
 try:
@@ -199,19 +199,23 @@ def _runs_mkl() -> str:
     return blas("libmkl")
 
 
-def _without_avx512() -> str:
-    return "" if "avx512f" in target.host().features else "this CPU has no AVX-512"
-
-
-def _without_mkl() -> str:
-    return "" if _mkl_file() else "mkl is not installed"
-
-
 RIVALS = (
     Library("numpy", str, _runs_numpy, _prepare_numpy),
-    Library("numpy_avx512", _without_avx512, _runs_numpy, _prepare_numpy, {"OPENBLAS_CORETYPE": "SKYLAKEX"}),
+    Library(
+        "numpy_avx512",
+        lambda: "" if "avx512f" in target.host().features else "this CPU has no AVX-512",
+        _runs_numpy,
+        _prepare_numpy,
+        {"OPENBLAS_CORETYPE": "SKYLAKEX"},
+    ),
     Library("torch", functools.partial(not_found, "torch"), _runs_torch, _prepare_torch, threads=_set_torch_threads),
-    Library("mkl", _without_mkl, _runs_mkl, _prepare_mkl, {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"}),
+    Library(
+        "mkl",
+        lambda: "" if _mkl_file() else "mkl is not installed",
+        _runs_mkl,
+        _prepare_mkl,
+        {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"},
+    ),
 )
 
 
@@ -275,11 +279,6 @@ class RivalProcess:
     def pid(self) -> int:
         """Its process ID."""
         return self._process.pid
-
-    @property
-    def contestant(self) -> Contestant:
-        """The rival as a contestant of `timing.compare`."""
-        return Contestant(self.name, self.sample)
 
     def close(self) -> None:
         """End the process by closing its input; kill it if it still runs a second later."""

@@ -1,4 +1,4 @@
-"""One measurement, the machine it was taken on, and JSON lines of them.
+"""One measurement, the machine it was taken on, JSON lines of them, and the progress of a command that takes them.
 
 A file has two kinds of lines: `{"run": ..., "machine": {...}}` once per run, and
 `{"run": ..., "measurement": {...}}` for each measurement as it is taken. One system call writes each line, so a killed
@@ -10,14 +10,19 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-from dataclasses import MISSING, asdict, dataclass, field, fields
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gemmery import config, display
 from gemmery.errors import ArgumentError
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -113,18 +118,119 @@ class Run:
     def _repr_html_(self) -> str:
         """The measurements as a table, which a notebook displays."""
         head = ("kernel", "m × n × k", "types", "threads", "time, µs", "GFLOP/s", "error/bound")
-        rows = [
-            (
-                m.kernel,
-                f"{m.m} × {m.n} × {m.k}" + (f", {m.batch} times" if m.batch > 1 else ""),
-                m.precision or (m.dtype if m.dtype == m.out else f"{m.dtype} → {m.out}"),
-                str(m.threads or ""),
-                *((f"not run: {m.refused}", "", "") if m.refused else (f"{m.seconds * 1e6:,.4g}", f"{m.gflops:,.4g}")),
-                f"{m.error:.2g}" if m.checked and not m.refused else "",
-            )[: len(head)]
-            for m in self.measurements
-        ]
+        rows = list[tuple[str, ...]]()
+        for m in self.measurements:
+            shape = f"{m.m} × {m.n} × {m.k}" + (f", {m.batch} times" if m.batch > 1 else "")
+            types = m.precision or (m.dtype if m.dtype == m.out else f"{m.dtype} → {m.out}")
+            figures = f"{m.seconds * 1e6:,.4g}", f"{m.gflops:,.4g}", f"{m.error:.2g}" if m.checked else ""
+            reached = (f"not run: {m.refused}", "", "") if m.refused else figures
+            rows.append((m.kernel, shape, types, str(m.threads or ""), *reached))
         return display.table(rows, head)
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """One step of a command.
+
+    `what` names the step ("packed, 1024x1024x1024 f32"). When a step has ended, `measurement` is its result and
+    `run` all results so far. `done` of `total` steps have ended, including this one.
+    """
+
+    what: str
+    done: int
+    total: int
+    measurement: Measurement | None = None
+    run: Run | None = None
+
+
+OnEvent = Callable[[RunEvent], None]
+OnStep = Callable[[str, int, int, R | None], None]  # what runs, finished and all steps, the record of a finished one
+
+
+def ignore(_: RunEvent) -> None:
+    """A listener that ignores progress."""
+
+
+class RunSteps(Generic[R]):
+    """The records of a run so far, of which `on_step` hears."""
+
+    def __init__(self, total: int, on_step: OnStep[R]) -> None:
+        self._what, self._done, self._total, self._on_step = "", 0, total, on_step
+        self.records: list[R] = []
+
+    def begin(self, what: str) -> None:
+        """Tell the listener what begins."""
+        self._what = what
+        self._on_step(what, self._done, self._total, None)
+
+    def end(self, *records: R) -> None:
+        """End a step and record its results."""
+        self._done += 1
+        self.add(*records)
+
+    def add(self, *records: R) -> None:
+        """Record results, and tell the listener of each."""
+        self.records += records
+        for record in records:
+            self._on_step(self._what, self._done, self._total, record)
+
+
+@cache
+def cpu_machine() -> MachineRecord:
+    """Return the fingerprint of this machine, which every record is stored with.
+
+    >>> cpu_machine().name  # doctest: +SKIP
+    'amd-zen4-avx512-2c'
+    """
+    from gemmery.cpu import jit, target  # these load what reading records does not need
+    from gemmery_lab.measure import libraries
+
+    host, cores, blas = target.host(), target.cores(), libraries.blas()
+    if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
+        with libraries.RivalProcess(libraries.find("numpy"), threads=1) as numpy:
+            blas = numpy.runs.partition(", ")[2]
+    model = jit.host_cpu().replace("znver", "amd-zen")
+    return MachineRecord(
+        name=_file_safe(f"{model}-{host.isa}-{cores}c"),
+        cpu=host.cpu,
+        isa=host.isa,
+        cores=cores,
+        l1d=host.l1d,
+        l2=host.l2,
+        l3=host.l3,
+        os=f"{platform.system()} {platform.release().partition('-')[0]}",
+        python=platform.python_version(),
+        numpy=version("numpy"),
+        llvmlite=version("llvmlite"),
+        blas=blas,
+        gemmery=version("gemmery"),
+    )
+
+
+def gpu_machine(ordinal: int = 0) -> MachineRecord:
+    """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
+
+    Raises DeviceError if there is no such device.
+    """
+    from gemmery.cuda import driver, nvml, nvrtc
+
+    device, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
+    described = Gpu(
+        name=device.name,
+        capability=device.capability,
+        sms=device.sms,
+        l2=device.l2,
+        clock_mhz=monitor.most_clock or round(device.clock * 1e3),
+        power_w=monitor.power_limit,
+        driver=nvml.driver_version(),
+        cuda=driver.version(),
+        nvrtc=nvrtc.version(),
+    )
+    return replace(cpu_machine(), name=_file_safe(described.name), gpu=described)
+
+
+def _file_safe(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def now() -> str:
@@ -156,7 +262,11 @@ def append(file: Path, run: Run) -> None:
     Raises ValueError for a NaN or infinite number: none is ever stored.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"run": run.started, "measurement": _set(m)}, allow_nan=False) for m in run.measurements]
+    lines = []
+    for m in run.measurements:
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(m)}
+        differing = {name: value for name, value in vars(m).items() if value != defaults[name]}  # most do not
+        lines.append(json.dumps({"run": run.started, "measurement": differing}, allow_nan=False))
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(handle).st_size
@@ -197,17 +307,6 @@ def read(file: Path) -> tuple[Run, ...]:
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{file}:{number}: not a record ({error!r}); remove the line") from error
     return tuple(Run(machine, run, tuple(measurements.get(run, ()))) for run, machine in sorted(machines.items()))
-
-
-def _set(measurement: Measurement) -> dict[str, Any]:
-    """Return the fields that differ from their defaults: most do not."""
-    stored = {}
-    for f in fields(measurement):
-        value = getattr(measurement, f.name)
-        default = f.default if f.default_factory is MISSING else f.default_factory()
-        if value != default:
-            stored[f.name] = value
-    return stored
 
 
 # Records of version 0.1.0 name integers by their bits.

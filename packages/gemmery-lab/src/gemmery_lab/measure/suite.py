@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DTypeError
+from gemmery.errors import ArgumentError, DTypeError, unknown
 from gemmery_lab.measure import expressions
 from gemmery_lab.measure.timing import Rival
 from gemmery_lab.measure.work import CALLS, LAYOUTS, OF_A, Work
@@ -26,16 +25,7 @@ IN_PROCESS = {  # kinds whose rival runs in gemmery's own process, and why no ot
     "first_call": "only NumPy's first product is timed",
     "new_shapes": "only NumPy is timed in the same process",
 }
-PRECISIONS = ("", "tf32")
-SCALES = ("", "one", "blocks")
-_CALLS = {"square", "call", "arrays"}  # keys of a product of calls
-_NEW_SHAPES = {"count", "largest", "dtype"}  # keys of a product of new shapes
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
-_TOP = {"about", "kind", "device", "threads", "rivals", "rest", "sustained", "product"}
-_PRODUCT = {
-    *("name", "rungs", "square", "shapes", "rows", "weights", "dtype", "out", "batch", "a", "b", "call", "vector"),
-    *("precision", "scales", "groups"),
-}
 
 
 @dataclass(frozen=True)
@@ -74,11 +64,7 @@ def find(name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     if name not in names():
-        close = get_close_matches(name, names(), 1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ArgumentError(
-            f"suite {name!r} is not known; {meant}known: {', '.join(names())}, or a path to a .toml file"
-        )
+        raise ArgumentError(f"{unknown(f'suite {name!r} is not known', name, names())}, or a path to a .toml file")
     return SUITES / f"{name}.toml"
 
 
@@ -112,99 +98,76 @@ def load(path: Path) -> Suite:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ArgumentError(f"suite {str(path)!r} is not TOML: {error}; correct that line") from error
     where = str(path)
-    _only(table, _TOP, where)
-    kind = _one_of(table.get("kind", "product"), KINDS, f"{where}: kind")
-    device = _one_of(table.get("device", "cpu"), DEVICES, f"{where}: device")
+    top = _read(table, _TOP, where)
+    kind, device, rows = top.get("kind", "product"), top.get("device", "cpu"), top.get("product")
     if device == "cpu" and kind in ON_A_GPU:
         raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "cuda"')
     if device == "cuda" and kind in ON_A_CPU:
         raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "cpu"')
-    if kind in ALONE and "rivals" in table:
+    if kind in ALONE and "rivals" in top:
         raise ArgumentError(f"{where}: rivals: there are no rivals in kind = {kind!r}; leave the key out")
-    rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{where}: product: give at least one [[product]] table")
-    if device == "cpu" and ("rest" in table or "sustained" in table):
+    if device == "cpu" and ("rest" in top or "sustained" in top):
         raise ArgumentError(f'{where}: rest and sustained: only for suites with device = "cuda"')
-    for index, row in enumerate(rows):
+    works, rungs = list[Work](), dict[str, tuple[str, ...]]()
+    readers: dict[str, tuple[Any, Any]] = {"calls": (_CALLS, _calls), "new_shapes": (_NEW_SHAPES, _new_shapes)}
+    keys, of = readers.get(kind, (_PRODUCT, _works))
+    for index, row in enumerate(rows, 1):
+        here = f"{where}: product {index}"
         if kind == "emulator" and "rungs" not in row:
-            raise ArgumentError(f"{where}: product {index + 1}: rungs: name the rungs to emulate")
-        only = [key for key in ("precision", "scales", "groups") if key in row and device == "cpu"]
-        if only:
-            raise ArgumentError(f'{where}: product {index + 1}: {only[0]}: only for suites with device = "cuda"')
-    read = {"calls": _calls, "new_shapes": _new_shapes}.get(kind, _works)
-    works = tuple(work for index, row in enumerate(rows) for work in read(row, f"{where}: product {index + 1}"))
-    return Suite(
-        name=path.stem,
-        about=_text(table.get("about", ""), f"{where}: about"),
-        kind=kind,
-        works=works,
-        threads=_threads(table.get("threads", [1]), f"{where}: threads"),
-        rivals=tuple(_texts(table.get("rivals", []), f"{where}: rivals")),
-        rungs=_rungs(rows, where),
-        device=device,
-        rest=_seconds(table.get("rest", 0), f"{where}: rest"),
-        sustained=_seconds(table.get("sustained", 0), f"{where}: sustained"),
-    )
+            raise ArgumentError(f"{here}: rungs: name the rungs to emulate")
+        for key in ("precision", "scales", "groups"):
+            if key in row and device == "cpu":
+                raise ArgumentError(f'{here}: {key}: only for suites with device = "cuda"')
+        product = _read(row, keys, here)
+        works += of(product, here)
+        if "rungs" in product:
+            rungs[_unique(product, rungs, here)] = tuple(product["rungs"])
+    defaults = {"about": "", "threads": [1], "rivals": [], "rest": 0.0, "sustained": 0.0}
+    values: dict[str, Any] = {name: top.get(name, default) for name, default in defaults.items()}
+    values |= {name: float(values[name]) for name in ("rest", "sustained")}
+    values |= {"rivals": tuple(values["rivals"]), "threads": tuple(0 if n == "all" else n for n in values["threads"])}
+    return Suite(path.stem, kind=kind, works=tuple(works), rungs=rungs, device=device, **values)
 
 
-def _rungs(rows: list[dict[str, Any]], where: str) -> dict[str, tuple[str, ...]]:
-    """Return the rungs that products name instead of gemmery's choice, by the name of the product."""
-    rungs: dict[str, tuple[str, ...]] = {}
-    for index, row in enumerate(rows):
-        here = f"{where}: product {index + 1}"
-        if "rungs" not in row:
-            continue
-        name = row.get("name")
-        if not name or name in rungs:
-            raise ArgumentError(f"{here}: name = {name!r}: products with rungs need a unique name")
-        if row.get("vector") or "call" in row:
-            raise ArgumentError(f"{here}: rungs: they write matrices into an existing one; leave out vector and call")
-        rungs[name] = tuple(_texts(row["rungs"], f"{here}: rungs"))
-        if not rungs[name] or len(set(rungs[name])) < len(rungs[name]):
-            raise ArgumentError(f"{here}: rungs: give at least one, such as 'packed kc=256', and none twice")
-    return rungs
+def _unique(row: dict[str, Any], known: Collection[str], where: str) -> str:
+    """Return the name of a product that has rungs, which run it instead of gemmery's choice."""
+    name, rungs = row.get("name", ""), row["rungs"]
+    if not name or name in known:
+        raise ArgumentError(f"{where}: name = {row.get('name')!r}: products with rungs need a unique name")
+    if row.get("vector") or "call" in row:
+        raise ArgumentError(f"{where}: rungs: they write matrices into an existing one; leave out vector and call")
+    if not rungs or len(set(rungs)) < len(rungs):
+        raise ArgumentError(f"{where}: rungs: give at least one, such as 'packed kc=256', and none twice")
+    return str(name)
 
 
 def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     """Yield every combination of the lists of a [[product]] table, with shapes as the outer loop."""
-    _only(row, _PRODUCT, where)
-    shapes = _shapes(row, where)
-    types = [_dtype(name, f"{where}: dtype") for name in _list(row.get("dtype", ["f32"]), f"{where}: dtype")]
-    batches = _sizes(row.get("batch", [1]), f"{where}: batch")
-    calls = [_one_of(name, CALLS, f"{where}: call") for name in _list(row.get("call", ["out"]), f"{where}: call")]
-    a = _one_of(row.get("a", "row"), LAYOUTS, f"{where}: a")
-    b = _one_of(row.get("b", "row"), (*LAYOUTS, OF_A), f"{where}: b")
-    if b == OF_A and ("groups" in row or any(m != n for m, n, _ in shapes)):
-        raise ArgumentError(f"{where}: b = {b!r}: only where m = n, and without groups")
-    name = _text(row.get("name", ""), f"{where}: name")
-    precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
+    shapes, types, batches = _shapes(row, where), row.get("dtype", ["f32"]), row.get("batch", [1])
+    precision, groups, vector = row.get("precision", ""), row.get("groups", [0]), row.get("vector", False)
+    if row.get("b") == OF_A and ("groups" in row or any(m != n for m, n, _ in shapes)):
+        raise ArgumentError(f"{where}: b = {OF_A!r}: only where m = n, and without groups")
     if precision and types != ["f32"]:
         raise ArgumentError(f"{where}: precision = {precision!r}: only for products of f32")
-    scales = _one_of(row.get("scales", ""), SCALES, f"{where}: scales")
-    groups = _sizes(row["groups"], f"{where}: groups") if "groups" in row else [0]
-    if groups != [0] and (batches != [1] or row.get("vector")):
+    if groups != [0] and (batches != [1] or vector):
         raise ArgumentError(f"{where}: groups: they take neither batch nor vector")
-    vector = row.get("vector", False)
-    if not isinstance(vector, bool):
-        raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
     if vector and (any(n != 1 for _, n, _ in shapes) or batches != [1]):
         raise ArgumentError(f"{where}: vector: B is a vector, so n and batch must be 1")
-    for (m, n, k), batch, dtype, call, count in product(shapes, batches, types, calls, groups):
+    same = {"name": row.get("name", ""), "precision": precision, "scales": row.get("scales", "")}
+    layouts = row.get("a", "row"), row.get("b", "row")
+    for (m, n, k), batch, dtype, call, count in product(shapes, batches, types, row.get("call", ["out"]), groups):
         if max(m * k, k * n * max(1, count), m * n) * batch > LARGEST:
             raise ArgumentError(f"{where}: {m} x {n} x {k}, batch {batch}: at most {LARGEST} elements per matrix")
-        out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
-        work = Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
-        yield replace(work, scales=scales, groups=count)
+        yield Work(m, n, k, dtype, row.get("out", dtype), batch, *layouts, call, vector, groups=count, **same)
 
 
 def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
     """Yield the calls of a [[product]] table of a suite of kind "calls", for each size."""
-    _only(row, _CALLS, where)
-    arrays = _one_of(row.get("arrays", "numpy"), expressions.ARRAYS, f"{where}: arrays")
+    arrays = row.get("arrays", "numpy")
     known = tuple(name for name, call in expressions.CALLS.items() if getattr(call, arrays))
-    names = [_one_of(name, known, f"{where}: call") for name in _list(row.get("call", list(known)), f"{where}: call")]
-    for (n, _, _), name in product(_shapes(row, where), names):
+    for (n, _, _), name in product(_shapes(row, where), _checked(row.get("call", [*known]), [known], f"{where}: call")):
         if n * n > LARGEST:
             raise ArgumentError(f"{where}: n = {n}: at most {LARGEST} elements per matrix")
         yield Work(n, n, n, "f32", "f32", call=name, arrays=arrays)
@@ -212,19 +175,11 @@ def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
 
 def _new_shapes(row: dict[str, Any], where: str) -> Iterator[Work]:
     """Yield the works of a [[product]] table of a suite of kind "new_shapes": `batch` products up to (m, n, k)."""
-    _only(row, _NEW_SHAPES, where)
-    (count,), (largest,) = (_sizes([row.get(key, 0)], f"{where}: {key}") for key in ("count", "largest"))
+    count, largest = (_checked(row.get(key, 0), _SIZE, f"{where}: {key}") for key in ("count", "largest"))
     if largest * largest * count > LARGEST:
         raise ArgumentError(f"{where}: {count} products up to {largest}: at most {LARGEST} elements")
-    for name in _list(row.get("dtype", ["f32"]), f"{where}: dtype"):
-        dtype = _dtype(name, f"{where}: dtype")
+    for dtype in row.get("dtype", ["f32"]):
         yield Work(largest, largest, largest, dtype, dtype, batch=count, call="new", seed=5)
-
-
-def _threads(value: Any, where: str) -> tuple[int, ...]:
-    """Return the numbers of threads, 0 for "all": those that the process may use."""
-    counts = _list(value, where) or _sizes(value, where)
-    return tuple(0 if count == "all" else _sizes([count], where)[0] for count in counts)
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
@@ -235,71 +190,92 @@ def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
             f"{where}: give either square = [n, ...] or shapes = [[m, n, k], ...] or rows = [m, ...] and "
             "weights = [[n, k], ...]"
         )
-    if "square" in row:
-        return [(n, n, n) for n in _sizes(row["square"], f"{where}: square")]
-    if "shapes" in row:
-        return [(m, n, k) for m, n, k in _tuples(row["shapes"], 3, "[m, n, k]", f"{where}: shapes")]
-    weights = _tuples(row["weights"], 2, "[n, k]", f"{where}: weights")
-    return [(m, n, k) for n, k in weights for m in _sizes(row["rows"], f"{where}: rows")]
+    for key, count, form in (("shapes", 3, "[m, n, k]"), ("weights", 2, "[n, k]")):
+        for each in row.get(key, []):
+            if len(each) != count:
+                raise ArgumentError(f"{where}: {key}: {each!r} must be {form}")
+    if "weights" in row:
+        return [(m, n, k) for n, k in row["weights"] for m in row["rows"]]
+    return [(n, n, n) for n in row["square"]] if "square" in row else [(m, n, k) for m, n, k in row["shapes"]]
 
 
-def _tuples(value: Any, count: int, form: str, where: str) -> list[list[int]]:
-    """Return a list of lists of `count` sizes each."""
-    tuples = []
-    for each in _list(value, where):
-        sizes = _sizes(each, where)
-        if len(sizes) != count:
-            raise ArgumentError(f"{where}: {each!r} must be {form}")
-        tuples.append(sizes)
-    return tuples
-
-
-def _only(table: dict[str, Any], known: set[str], where: str) -> None:
+def _read(table: dict[str, Any], rules: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values of a table by its keys, each as its rule has it."""
     for key in table:
-        if key not in known:
-            raise ArgumentError(f"{where}: key {key!r} is not known; known: {', '.join(sorted(known))}")
+        if key not in rules:
+            raise ArgumentError(f"{where}: key {key!r} is not known; known: {', '.join(sorted(rules))}")
+    return {key: _checked(value, rules[key], f"{where}: {key}") for key, value in table.items()}
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ArgumentError(f"{where} = {value!r}: it must be a list")
+def _checked(value: Any, rule: Any, where: str) -> Any:
+    """Return a value that follows its rule.
+
+    A rule is a tuple of known values, a list with the rule of what a list holds, a function that returns the value, or
+    a test and the words for a value that fails it.
+    """
+    if isinstance(rule, list):
+        if not isinstance(value, list):
+            raise ArgumentError(f"{where} = {value!r}: it must be a list")
+        if not value and rule[0] in (_SIZE, _COUNT):
+            raise ArgumentError(f"{where}: the list is empty; give at least one number")
+        return [_checked(each, rule[0], where) for each in value]
+    if isinstance(rule, _Rule):
+        if not rule.allows(value):
+            raise ArgumentError(f"{where}{rule.words.format(value)}")
+    elif isinstance(rule, tuple):
+        if value not in rule:
+            raise ArgumentError(f"{where} = {value!r}: it must be one of {', '.join(rule)}")
+    else:
+        return rule(value, where)
     return value
 
 
-def _texts(value: Any, where: str) -> list[str]:
-    return [_text(text, where) for text in _list(value, where)]
+class _Rule(NamedTuple):
+    allows: Callable[[Any], bool]
+    words: str
 
 
-def _sizes(value: Any, where: str) -> list[int]:
-    sizes = _list(value, where)
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ArgumentError(f"{where}: {size!r} must be a whole number >= 1")
-    if not sizes:
-        raise ArgumentError(f"{where}: the list is empty; give at least one number")
-    return sizes
+_SIZE = _Rule(lambda value: type(value) is int and value >= 1, ": {!r} must be a whole number >= 1")
+_COUNT = _SIZE._replace(allows=lambda value: value == "all" or _SIZE.allows(value))  # of threads
+_SECONDS = _Rule(
+    lambda value: type(value) in (int, float) and 0 <= value < 3600, " = {!r}: it must be a number of seconds"
+)
+_TEXT = _Rule(lambda value: isinstance(value, str), " = {!r}: it must be text in quotes")
+_FLAG = _Rule(lambda value: isinstance(value, bool), " = {!r}: it must be true or false")
 
 
-def _seconds(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 3600:
-        raise ArgumentError(f"{where} = {value!r}: it must be a number of seconds")
-    return float(value)
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where} = {value!r}: it must be text in quotes")
-    return value
-
-
-def _one_of(value: Any, known: tuple[str, ...], where: str) -> str:
-    if value not in known:
-        raise ArgumentError(f"{where} = {value!r}: it must be one of {', '.join(known)}")
-    return str(value)
-
-
-def _dtype(name: Any, where: str) -> str:
+def _dtype(value: Any, where: str) -> str:
     try:
-        return dtypes.resolve(_text(name, where), (*dtypes.NAMES, *dtypes.FLOAT8))
+        return dtypes.resolve(_checked(value, _TEXT, where), (*dtypes.NAMES, *dtypes.FLOAT8))
     except DTypeError as error:
         raise ArgumentError(f"{where}: {error}") from None
+
+
+_TOP = {
+    "about": _TEXT,
+    "kind": KINDS,
+    "device": DEVICES,
+    "threads": [_COUNT],
+    "rivals": [_TEXT],
+    "rest": _SECONDS,
+    "sustained": _SECONDS,
+    "product": lambda rows, where: rows,
+}
+_SHAPES = {"square": [_SIZE], "shapes": [[_SIZE]], "rows": [_SIZE], "weights": [[_SIZE]]}
+_PRODUCT = {
+    **_SHAPES,
+    "name": _TEXT,
+    "rungs": [_TEXT],
+    "dtype": [_dtype],
+    "out": _dtype,
+    "batch": [_SIZE],
+    "call": [CALLS],
+    "a": LAYOUTS,
+    "b": (*LAYOUTS, OF_A),
+    "vector": _FLAG,
+    "precision": ("", "tf32"),
+    "groups": [_SIZE],
+    "scales": ("", "one", "blocks"),
+}
+_CALLS = {"square": [_SIZE], "call": [_TEXT], "arrays": expressions.ARRAYS}
+_NEW_SHAPES = {"count": _SIZE, "largest": _SIZE, "dtype": [_dtype]}

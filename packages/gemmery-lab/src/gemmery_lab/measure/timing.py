@@ -56,11 +56,6 @@ class Ratio:
     spread: float  # half the interquartile range over the rounds
     pairs: int
 
-    @property
-    def tie(self) -> bool:
-        """True when the difference is smaller than the spread."""
-        return is_tie(self.median, self.spread)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -73,11 +68,6 @@ class Comparison:
     def ratios(self, name: str) -> dict[str, Ratio]:
         """Return the ratios of all other contestants to the one called `name`."""
         return {rival: _ratio(self.seconds[name], rounds) for rival, rounds in self.seconds.items() if rival != name}
-
-
-def is_tie(ratio: float, spread: float) -> bool:
-    """Return True if `ratio` differs from 1 by at most `spread`."""
-    return not abs(ratio - 1.0) > spread
 
 
 def _quietly(loop: Callable[[int], int]) -> Sample:
@@ -168,11 +158,6 @@ def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
     return _Plan(inner, warm, min(max(int(share_ns / turn), MIN_ROUNDS), MAX_ROUNDS), None)
 
 
-def _takes_part(index: int, turns: int, rounds: int) -> bool:
-    """Return True for `turns` of `rounds` rounds, evenly spread, including the first."""
-    return index == 0 or index * turns // rounds != (index - 1) * turns // rounds
-
-
 def _rounds(
     contestants: Sequence[Contestant],
     plans: Mapping[str, _Plan],
@@ -188,7 +173,8 @@ def _rounds(
         order = [*contestants[shift:], *contestants[:shift]]
         for contestant in draw.sample(order, len(order)) if draw else order:
             plan = plans[contestant.name]
-            if not _takes_part(index, min(plan.rounds, rounds), rounds):
+            turns = min(plan.rounds, rounds)  # evenly spread over the rounds, including the first
+            if index and index * turns // rounds == (index - 1) * turns // rounds:
                 continue
             if plan.first is not None:
                 seconds[contestant.name][index] = plan.first
@@ -207,11 +193,6 @@ def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
         return Ratio(median, median / 2, len(ratios))  # too few for a spread: only a factor of two counts
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return Ratio(median, (high - low) / 2, len(ratios))
-
-
-def _timing(samples: Sequence[float]) -> Timing:
-    p95 = statistics.quantiles(samples, n=20, method="inclusive")[-1] if len(samples) > 1 else samples[0]
-    return Timing(statistics.median(samples), min(samples), p95, len(samples))
 
 
 def compare(
@@ -252,8 +233,12 @@ def tally(seconds: Mapping[str, Mapping[int, float]]) -> Comparison:
     >>> tally({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 4.0}}).versus["b"].median
     2.0
     """
+    timings = {}
+    for name, rounds in seconds.items():
+        samples = list(rounds.values())
+        p95 = statistics.quantiles(samples, n=20, method="inclusive")[-1] if len(samples) > 1 else samples[0]
+        timings[name] = Timing(statistics.median(samples), min(samples), p95, len(samples))
     first, *others = seconds
-    timings = {name: _timing(list(rounds.values())) for name, rounds in seconds.items()}
     return Comparison(timings, {name: _ratio(seconds[first], seconds[name]) for name in others}, seconds)
 
 

@@ -5,11 +5,10 @@ There are so many copies that no call finds its own in the L2 cache.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +19,7 @@ from gemmery.cuda.driver import Memory, Stream
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.limits.device_limits import Put
 from gemmery.problem import Problem
-from gemmery_lab.measure import processes as shapes
 from gemmery_lab.measure import work as works
-from gemmery_lab.measure.processes import Pairs
 from gemmery_lab.measure.timing import Sample, not_found, products
 from gemmery_lab.measure.work import Work
 
@@ -31,8 +28,7 @@ MOST_SETS = 1024  # sets below 180 KB stay in an L2 of 60 MB: a graph of more ca
 ALIGNMENT = 256  # alignment of operands in bytes, that of the driver's allocations
 
 
-@dataclass(frozen=True)
-class DeviceOperands:
+class DeviceOperands(NamedTuple):
     """A, B and C of one product, each of shape (batch, rows, columns)."""
 
     a: View
@@ -84,8 +80,7 @@ class Resident:
     @property
     def problem(self) -> Problem:
         """The problem that a rung is built for."""
-        views = (self.sets[0].a, self.sets[0].b, self.sets[0].c)
-        a, b, c = (alignment(view) for view in views)
+        a, b, c = map(alignment, self.sets[0])
         return self.work.problem._replace(device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
 
     @property
@@ -112,16 +107,17 @@ class Resident:
 
     def _small(self, x: np.ndarray[Any, Any]) -> View:
         """Copy an array that all sets share to the device; its strides stay."""
-        memory, device = Memory(x.nbytes, self.stream.ordinal), f"cuda:{self.stream.ordinal}"
+        memory = Memory(x.nbytes, self.stream.ordinal)
         memory.write(x.T if x.flags.f_contiguous else x)
-        name = dtypes.get(x.dtype.name).name
-        return View(memory.pointer, x.shape, x.strides, name, device, self.stream.handle, True, memory)
+        return self._placed(x, memory.pointer, memory)
 
     def _view(self, x: np.ndarray[Any, Any], place: int, offset: int) -> View:
         start = self._memory.pointer + offset + place + x.ctypes.data - _stored(x).ctypes.data
-        name = dtypes.get(x.dtype.name).name
-        device = f"cuda:{self.stream.ordinal}"
-        return View(start, x.shape, x.strides, name, device, self.stream.handle, True, self._memory)
+        return self._placed(x, start, self._memory)
+
+    def _placed(self, x: np.ndarray[Any, Any], pointer: int, memory: Memory) -> View:
+        name, device = dtypes.get(x.dtype.name).name, f"cuda:{self.stream.ordinal}"
+        return View(pointer, x.shape, x.strides, name, device, self.stream.handle, True, memory)
 
 
 def poison(dtype: np.dtype[Any]) -> int:
@@ -190,43 +186,38 @@ def array(view: View) -> Any:
     return Shared(view) if without_torch() else tensor(view)
 
 
-def new_shapes(work: Work, device: str) -> tuple[Pairs, Callable[[Any, Any], object], Callable[[], object]]:
-    """Return tensors of the shapes of a work on a device, PyTorch's product, and what waits for a result."""
+def new_shapes(dtype: str, device: str) -> tuple[Callable[[Any], Any], Callable[..., object], Callable[[], object]]:
+    """Return what makes a tensor on a device of NumPy's array, PyTorch's product, and what waits for a result."""
     import torch
 
     def convert(array: Any) -> Any:
-        tensor = torch.from_numpy(array.view("int16") if work.dtype == "bf16" else array)
-        return (tensor.view(torch.bfloat16) if work.dtype == "bf16" else tensor).to(device)
+        tensor = torch.from_numpy(array.view("int16") if dtype == "bf16" else array)
+        return (tensor.view(torch.bfloat16) if dtype == "bf16" else tensor).to(device)
 
-    return shapes.pairs(work, convert), torch.matmul, torch.cuda.synchronize
+    return convert, torch.matmul, torch.cuda.synchronize
 
 
-def tensors_in(device: str) -> Callable[[Any, str, Sequence[int], Sequence[int], int], tuple[Any, Callable[[], Any]]]:
-    """Return what copies bytes to a device and describes a tensor there: its type, shape, strides and first element.
+def tensors_in(device: str) -> Callable[[Any], tuple[Any, Callable[[], Any]]]:
+    """Return what makes a tensor on a device of the image of a matrix: its bytes, type, shape, strides and offset.
 
     That returns the tensor, and what reads the bytes back. Raises DeviceError without PyTorch for the device.
     """
-    reason = without_torch()
-    if reason:
-        raise DeviceError(
-            f"products on {device} are of PyTorch's tensors: {reason}; install PyTorch for CUDA, or name the device cpu"
-        )
+    if reason := without_torch():
+        install = "install PyTorch for CUDA, or name the device cpu"
+        raise DeviceError(f"products on {device} are of PyTorch's tensors: {reason}; {install}")
     import torch
 
-    def place(
-        memory: Any, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> tuple[Any, Callable[[], Any]]:
-        there = torch.from_numpy(memory).to(device, copy=True)
-        tensor = torch.as_strided(there.view(getattr(torch, dtype)), shape, strides, offset)
-        return tensor, lambda: there.cpu().numpy()
+    def place(image: Any) -> tuple[Any, Callable[[], Any]]:
+        there = torch.from_numpy(image.memory).to(device, copy=True)
+        elements = there.view(getattr(torch, image.dtype.name))
+        return torch.as_strided(elements, image.shape, image.strides, image.offset), lambda: there.cpu().numpy()
 
     return place
 
 
 def own(resident: Resident, function: Callable[..., object]) -> Put:
     """Return what launches `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
-    stream, sets = _callers(resident)
-    return functools.partial(put_by, stream, sets, function)
+    return put_by(*_callers(resident), function)
 
 
 def own_options(resident: Resident, bias: bool = False) -> dict[str, Any]:
@@ -241,8 +232,7 @@ def own_options(resident: Resident, bias: bool = False) -> dict[str, Any]:
 
 def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
     """Return a sampler of the time until `function(a, b, out=c)` returns."""
-    stream, sets = _callers(resident)
-    return host_time(stream, function, sets[0], resident)
+    return host_time(*_callers(resident), function, resident)
 
 
 def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
@@ -257,26 +247,35 @@ def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     return nullcontext(), [tuple(map(Shared, views)) for views in _views(resident)]
 
 
-def _views(resident: Resident) -> list[tuple[View, ...]]:
-    """Return the views of all sets; those of a single product are matrices."""
+def _views(resident: Resident) -> Sequence[tuple[View, ...]]:
+    """Return the views of all sets; those of a single product are matrices, except the many B of groups."""
     if resident.work.batch > 1:
-        return [(x.a, x.b, x.c) for x in resident.sets]
+        return resident.sets
     grouped = bool(resident.work.groups)
-    return [(matrix(x.a), x.b if grouped else matrix(x.b), matrix(x.c)) for x in resident.sets]
+    return [(_matrix(x.a), x.b if grouped else _matrix(x.b), _matrix(x.c)) for x in resident.sets]
 
 
-def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], index: int) -> None:
-    """Launch `function(a, b, out=c)` on one set of operands."""
-    with stream:
-        a, b, c = sets[index]
-        function(a, b, out=c)
+def _matrix(view: View) -> View:
+    """Return the only matrix of a batch."""
+    return view._replace(shape=view.shape[1:], strides=view.strides[1:])
+
+
+def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object]) -> Put:
+    """Return what launches `function(a, b, out=c)` on one set of operands."""
+
+    def put(index: int) -> None:
+        with stream:
+            a, b, c = sets[index]
+            function(a, b, out=c)
+
+    return put
 
 
 def host_time(
-    stream: AbstractContextManager[Any], function: Callable[..., object], operands: tuple[Any, ...], resident: Resident
+    stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], resident: Resident
 ) -> Sample:
-    """Return a sampler of the time on the host until `function(a, b, out=c)` returns."""
-    loop = products(function, *operands)
+    """Return a sampler of the time on the host until `function(a, b, out=c)` returns, for the first set of operands."""
+    loop = products(function, *sets[0])
 
     def sample(inner: int, warm: int) -> int:
         with stream:
@@ -285,11 +284,6 @@ def host_time(
         return elapsed
 
     return sample
-
-
-def matrix(view: View) -> View:
-    """Return the only matrix of a batch."""
-    return view._replace(shape=view.shape[1:], strides=view.strides[1:])
 
 
 def on_torch(resident: Resident) -> AbstractContextManager[Any]:

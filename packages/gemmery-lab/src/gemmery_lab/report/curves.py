@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,25 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from gemmery_emulator.pages import numerals
-from gemmery_emulator.pages.svg import (
-    HALO,
-    INK,
-    MUTED,
-    NUMBER,
-    RIVAL,
-    SERIES,
-    Plot,
-    annotate,
-    axes,
-    logarithmic,
-    render,
-    spread,
-)
+from gemmery_emulator.pages import numerals, svg
 from gemmery_lab.experiments import Axis, Experiment
 from gemmery_lab.measure.record import MachineRecord, Measurement
 from gemmery_lab.report import words
-from gemmery_lab.report.sweep_tables import along, marks, side
+from gemmery_lab.report.tables import along, marks, side
 from gemmery_lab.report.words import is_square
 
 if TYPE_CHECKING:
@@ -53,77 +40,71 @@ class Curve(NamedTuple):
 CurveEnd = tuple[str, tuple[float, float], str]  # the name, place and colour of the end of a line
 
 
-def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot | None:
+def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.Plot | None:
     """Rate against n, a line for each kernel, with the sizes at which three matrices fill each cache."""
     ran = [m for m in measurements if m.seconds and is_square(m)]
     if len({m.n for m in ran}) < 2:
         return None
-    with axes(460) as on:
+    with svg.axes(460) as on:
         _kernels(on, ran, words.reached, colours(measurements))
         peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in ran if m.peak_gflops}
         left, right = min(m.n for m in ran), max(m.n for m in ran)
         for index, (place, peak) in enumerate(sorted(peaks.items(), key=lambda item: item[1])):
-            on.plot([left, right], [peak, peak], color=INK, linewidth=1.5)
+            on.plot([left, right], [peak, peak], color=svg.INK, linewidth=1.5)
             name = f"peak, {place}" if len(peaks) > 1 or ran[0].unit else "peak"
-            annotate(on, name, (left, peak), (130 * index, 5), zorder=5)
+            svg.annotate(on, name, (left, peak), (130 * index, 5), zorder=5)
         on.set_ylim(top=1.5 * max([*peaks.values(), *(words.reached(m) for m in ran)]))
         marked = _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
-        svg = render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
-    caption = (
-        "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors."
-        f"{' Dotted lines are the sizes at which A, B and C together just fit in a cache.' * marked}"
-    )
-    return Plot("curves", "Speed against size", caption, svg)
+        drawing = svg.render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
+    caption = words.NOTES["rates"] + words.NOTES["rates_in_caches"] * marked
+    return svg.Plot("curves", "Speed against size", caption, drawing)
 
 
-def seconds(measurements: Sequence[Measurement]) -> Plot | None:
+def seconds(measurements: Sequence[Measurement]) -> svg.Plot | None:
     """Time against n: on logarithmic axes every algorithm of n**3 operations is a line of the same slope."""
     ran = [m for m in measurements if m.seconds and is_square(m)]
     if len({m.n for m in ran}) < 2:
         return None
-    with axes(420) as on:
+    with svg.axes(420) as on:
         _kernels(on, ran, lambda m: m.seconds, colours(measurements))
         on.yaxis.set_major_formatter(DURATION)
         on.set(xlabel="n", ylabel="time of one product")
-        svg = render(on, "seconds", "time against n for every kernel")
-    caption = (
-        "Time of one product; both axes are logarithmic. An algorithm of n³ operations is a straight line: twice the n "
-        "takes eight times as long."
-    )
-    return Plot("seconds", "Time against size", caption, svg)
+        drawing = svg.render(on, "seconds", "time against n for every kernel")
+    caption = words.NOTES["times"]
+    return svg.Plot("seconds", "Time against size", caption, drawing)
 
 
-def vectors(case: str, measurements: Sequence[Measurement]) -> Plot | None:
+def vectors(case: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
     """Time of a row times a matrix against the matrix's columns, a line for each kernel of a tournament."""
     ran = [m for m in measurements if m.seconds and m.m == 1]
     if len({m.n for m in ran}) < 2 or len({(m.k, words.types(m)) for m in ran}) != 1:
         return None
-    with axes(520) as on:
+    with svg.axes(520) as on:
         _kernels(on, ran, lambda m: m.seconds * 1e6, colours(measurements))
         on.set(xlabel=f"n: results of a sum of {ran[0].k} products", ylabel="µs")
-        svg = render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
+        drawing = svg.render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
     caption = "Time of one product; both axes are logarithmic. All kernels took turns at each n."
-    return Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, svg)
+    return svg.Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, drawing)
 
 
-def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot | None:
+def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.Plot | None:
     """Time against the side of a block, the caches marked, the best side named."""
     swept = sorted((m for m in measurements if m.seconds and "block" in m.config), key=lambda m: m.config["block"])
     if len(swept) < 2:
         return None
     best = min(swept, key=lambda m: m.seconds)
     sides = [m.config["block"] for m in swept]
-    with axes(420) as on:
+    with svg.axes(420) as on:
         on.set_xscale("log", base=2)
-        on.plot(sides, [m.seconds * 1e3 for m in swept], "-o", color=SERIES[0])
+        on.plot(sides, [m.seconds * 1e3 for m in swept], "-o", color=svg.SERIES[0])
         least, at = best.seconds * 1e3, best.config["block"]
-        annotate(on, f"{at}: {numerals.digits(least)} ms", (at, least), (0, 10), ha="center")
+        svg.annotate(on, f"{at}: {numerals.digits(least)} ms", (at, least), (0, 10), ha="center")
         for m in (m for m in measurements if m.seconds and "block" not in m.config):
             level = m.seconds * 1e3
-            on.axhline(level, color=RIVAL, linestyle="--", linewidth=1.5)
+            on.axhline(level, color=svg.RIVAL, linestyle="--", linewidth=1.5)
             label = f"{words.kernel(m.kernel)}: {numerals.digits(level)} ms"
-            annotate(on, label, (sides[0], level), (0, 5), color=RIVAL, bbox=None)
+            svg.annotate(on, label, (sides[0], level), (0, 5), color=svg.RIVAL, bbox=None)
         on.set_xlim(sides[0] / 1.2, sides[-1] * 1.2)
         on.set_ylim(0, 1.2 * max(m.seconds * 1e3 for m in measurements))
         marked = _caches(on, machine, best.dtype)
@@ -131,15 +112,12 @@ def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot 
         on.xaxis.set_minor_locator(NullLocator())
         on.grid(False, axis="x")
         on.set(xlabel="side of a block", ylabel="ms")
-        svg = render(on, "blocks", "time against the side of a block")
-    caption = (
-        "A blocked product works on one block of A, one of B and one of C at a time."
-        f"{' The dotted lines are the sides at which the three just fit in a cache.' * marked}"
-    )
-    return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
+        drawing = svg.render(on, "blocks", "time against the side of a block")
+    caption = words.NOTES["blocks"] + words.NOTES["blocks_in_caches"] * marked
+    return svg.Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, drawing)
 
 
-def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, experiment: Experiment) -> Plot | None:
+def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, experiment: Experiment) -> svg.Plot | None:
     """Time against the varied quantity: a line for each rung and config, and one for cuBLAS."""
     axis, ran = experiment.axis, [m for m in measurements if m.seconds]
     values = sorted({value for m in measurements if (value := axis.of(m)) is not None})
@@ -151,8 +129,8 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         Curve(name, shades[name], _dashes(same[0].kernel), [(axis.of(m), m.seconds) for m in same if m.seconds])
         for name, same in variants.items()
     ]
-    with axes(460) as on:
-        logarithmic(on, DURATION)
+    with svg.axes(460) as on:
+        svg.logarithmic(on, DURATION)
         on.set_xlim(values[0] / 1.15, values[-1] * (values[-1] / values[0]) ** 0.42)
         _ticks(on, values, 8)
         on.set(xlabel=axis.label, ylabel="time of one product")
@@ -160,18 +138,15 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         on.grid(False, axis="x")
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         _name(on, _draw(on, lines), 11)
-        _mark(on, marks(measurements, axis, machine), 0, (-5, 6), ha="right", va="bottom", bbox=HALO)
+        _mark(on, marks(measurements, axis, machine), 0, (-5, 6), ha="right", va="bottom", bbox=svg.HALO)
         _refusals(on, variants, axis, shades)
-        svg = render(on, experiment.suite, f"time against {axis.label}")
-    caption = (
-        "Both axes are logarithmic; lower is faster. The dashed line is the vendor's library in the same run, a dotted "
-        "line a limit of the device. A cross marks a refused config, with the reason."
-    )
+        drawing = svg.render(on, experiment.suite, f"time against {axis.label}")
+    caption = words.NOTES["sweep"]
     shape = "" if axis.side else f"{words.shape(ran[0])}, "
-    return Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, svg)
+    return svg.Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, drawing)
 
 
-def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) -> Plot | None:
+def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) -> svg.Plot | None:
     """Rate against intensity under the two roofs, bandwidth times intensity and the peak; kernels are `labelled`."""
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
     if len({words.types(m) for m in ran}) != 1:
@@ -181,29 +156,26 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
     roofs = {words.place(m): (scale * m.peak_gflops, m.bandwidth_gbs) for m in ran}
     ridges = [peak / bandwidth / scale for peak, bandwidth in roofs.values()]
     left, right = min([*intensities, *ridges]) / 16, max([*intensities, *ridges]) * 8
-    with axes(460) as on:
-        logarithmic(on)
+    with svg.axes(460) as on:
+        svg.logarithmic(on)
         lowest, highest = min(words.reached(m) for m in ran), max(peak for peak, _ in roofs.values())
         on.set(xlim=(left, right), ylim=(lowest / 2.5, 3 * highest))
-        on.xaxis.set_major_formatter(NUMBER)
+        on.xaxis.set_major_formatter(svg.NUMBER)
         on.set(xlabel="operations per byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
         last = {(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}  # the largest that each ran
         _points(on, ran, list(last.values()) if labelled else [], colours(measurements))
-        svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
-    caption = (
-        "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
-        "caches kept everything; a kernel far below its roof moves bytes again and again. The operands of a point "
-        "above the slope stay in a cache."
-    )
+        label = "rate against arithmetic intensity under the roofs of this machine"
+        drawing = svg.render(on, f"roofline-{suite}", label)
+    caption = words.NOTES["rooflines"]
     above = [m for m in ran if m.seconds and words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes]
     caption += " Matrices of a kernel above the slope stay in a cache, which is faster than memory." if above else ""
-    return Plot(f"roofline-{suite}", "Roofline", caption, svg)
+    return svg.Plot(f"roofline-{suite}", "Roofline", caption, drawing)
 
 
-def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> Plot | None:
+def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> svg.Plot | None:
     """The roofline of one inspected rung: two points under the roofs of its device; None without a peak."""
     points = {"as it loads": loads, "each element once": once}
     peak, bandwidth = loads.peak, loads.bandwidth
@@ -211,24 +183,21 @@ def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> Pl
         return None
     intensities = [peak / bandwidth, *(point.intensity for point in points.values())]
     left, right = min(intensities) / 6, max(intensities) * 6
-    with axes(300) as on:
-        logarithmic(on, FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        on.xaxis.set_major_formatter(NUMBER)
+    with svg.axes(300) as on:
+        svg.logarithmic(on, FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        on.xaxis.set_major_formatter(svg.NUMBER)
         on.set(xlim=(left, right), ylim=(0.7 * bandwidth * left, 2.5 * peak))
         slopes(on, peak, bandwidth)
-        for (name, point), colour in zip(points.items(), SERIES[:2], strict=True):
+        for (name, point), colour in zip(points.items(), svg.SERIES[:2], strict=True):
             x, y = point.intensity, point.attainable
             on.plot([x, x], [on.get_ylim()[0], y], ":", color=colour, linewidth=1.5)
             on.plot(x, y, "o", color=colour, zorder=5)
             away, align = (-8, "right") if x > (left * right) ** 0.5 else (8, "left")
-            annotate(on, name, (x, y), (away, -16), ha=align, color=colour, zorder=6)
+            svg.annotate(on, name, (x, y), (away, -16), ha=align, color=colour, zorder=6)
         on.set(xlabel="operations a byte", ylabel="GFLOP/s")
-        svg = render(on, "roofline", f"the roofline of {rung} on {device}")
-    caption = (
-        "Both axes are logarithmic. As it loads counts every load of A and B as one from memory; each element once is "
-        "what perfect caches would leave. Caches keep a kernel between the two."
-    )
-    return Plot("roofline", "Roofline", caption, svg)
+        drawing = svg.render(on, "roofline", f"the roofline of {rung} on {device}")
+    caption = words.NOTES["one_roofline"]
+    return svg.Plot("roofline", "Roofline", caption, drawing)
 
 
 def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: str = "", below: bool = False) -> None:
@@ -239,23 +208,15 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
     left, right = on.get_xlim()
     slope = scale * bandwidth
     ridge = peak / slope
-    on.plot([left, ridge, right], [left * slope, peak, peak], color=INK, linewidth=1.5, zorder=3)
+    on.plot([left, ridge, right], [left * slope, peak, peak], color=svg.INK, linewidth=1.5, zorder=3)
     suffix = f", {whose}" if whose else ""
     away, align = (-6, "top") if below else (5, "bottom")
-    annotate(on, f"peak {numerals.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
+    svg.annotate(on, f"peak {numerals.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * slope), (ridge, peak)])
-    middle = left * (ridge / left) ** 0.25
-    annotate(
-        on,
-        f"memory {numerals.digits(bandwidth)} GB/s{suffix}",
-        (middle, middle * slope),
-        (-0.6 * away, 0.6 * away),
-        ha="center",
-        va=align,
-        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)),
-        rotation_mode="anchor",
-        bbox=None,
-    )
+    middle, name = left * (ridge / left) ** 0.25, f"memory {numerals.digits(bandwidth)} GB/s{suffix}"
+    style = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor", "bbox": None}
+    at, offset = (middle, middle * slope), (-0.6 * away, 0.6 * away)
+    svg.annotate(on, name, at, offset, ha="center", va=align, **style)
 
 
 def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement], shades: Colours) -> None:
@@ -271,7 +232,7 @@ def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement
 
 def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
     """A line for each kernel against n, on logarithmic axes."""
-    logarithmic(on)
+    svg.logarithmic(on)
     lines = []
     for (kernel, threads), name in _names(ran).items():
         own = sorted((m for m in ran if (m.kernel, m.threads) == (kernel, threads)), key=lambda m: m.n)
@@ -308,8 +269,8 @@ def _name(on: Axes, ends: Sequence[CurveEnd], size: int) -> None:
     on.get_ylim()  # Matplotlib updates the limits of both axes when it is asked for one
     places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
     scale = on.figure.dpi / 72
-    for (name, at, colour), old, new in zip(ends, places, spread(places, LABEL * scale), strict=True):
-        annotate(on, name, at, (10, (new - old) / scale), color=colour, va="center", size=size, zorder=6)
+    for (name, at, colour), old, new in zip(ends, places, svg.spread(places, LABEL * scale), strict=True):
+        svg.annotate(on, name, at, (10, (new - old) / scale), color=colour, va="center", size=size, zorder=6)
 
 
 def _ticks(on: Axes, values: Sequence[int], most: int) -> None:
@@ -321,12 +282,10 @@ def _ticks(on: Axes, values: Sequence[int], most: int) -> None:
 
 def _names(ran: Iterable[Measurement]) -> dict[tuple[str, int], str]:
     """A label for each kernel and number of threads; it names the threads where a kernel ran with several numbers."""
-    places = tuple(dict.fromkeys((m.kernel, m.threads) for m in ran))
+    places = dict.fromkeys((m.kernel, m.threads) for m in ran)
     kernels = [kernel for kernel, _ in places]
-    return {
-        (kernel, threads): words.kernel(kernel) + (f", {words.cores(threads)}" if kernels.count(kernel) > 1 else "")
-        for kernel, threads in places
-    }
+    several = {at: f", {words.cores(at[1])}" if kernels.count(at[0]) > 1 else "" for at in places}
+    return {at: words.kernel(at[0]) + threads for at, threads in several.items()}
 
 
 def _dashes(kernel: str) -> str:
@@ -335,11 +294,8 @@ def _dashes(kernel: str) -> str:
 
 def _shades(kernels: Iterable[str]) -> list[str]:
     """A colour for each line; all rivals share one."""
-    colours, ranks = list[str](), 0
-    for kernel in kernels:
-        colours.append(RIVAL if kernel in words.RIVALS else SERIES[ranks % len(SERIES)])
-        ranks += kernel not in words.RIVALS
-    return colours
+    own = itertools.cycle(svg.SERIES)
+    return [svg.RIVAL if kernel in words.RIVALS else next(own) for kernel in kernels]
 
 
 def colours(measurements: Iterable[Measurement]) -> Colours:
@@ -361,9 +317,9 @@ def _mark(
     low, high = on.get_xlim()
     in_view = [(place, name) for place, name in places if low < place < high]
     for place, name in in_view:
-        on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
-        within = {"xycoords": ("data", "axes fraction"), "color": MUTED, "size": 11}
-        annotate(on, name, (place, height), offset, **within, **style)
+        on.axvline(place, color=svg.MUTED, linestyle=":", linewidth=1.5)
+        within = {"xycoords": ("data", "axes fraction"), "color": svg.MUTED, "size": 11}
+        svg.annotate(on, name, (place, height), offset, **within, **style)
     return bool(in_view)
 
 
@@ -377,5 +333,7 @@ def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axi
             on.plot([axis.of(m) or 0], [level], "x", markersize=9, markeredgewidth=2, **style)
         if refused:
             reason, last = "\n".join(wrap(f"refused: {refused[0].refused}", REASON)[:3]), axis.of(refused[-1]) or 0
-            annotate(on, reason, (last, level), (10, 0), xycoords=across, color=INK, va="center", size=10, zorder=5)
+            svg.annotate(
+                on, reason, (last, level), (10, 0), xycoords=across, color=svg.INK, va="center", size=10, zorder=5
+            )
             level -= 0.11

@@ -28,21 +28,7 @@ KINDS = {
 }  # instructions with a column of their own
 PARENTS = {rung.name: rung.parent for rung in CUDA}
 CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
-COUNTED = (
-    "Counted on the emulator, over the whole product. Sectors are the 32-byte pieces of global memory that warps move; "
-    "no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are the extra passes "
-    "because lanes need different words of one bank. Instructions are warp instructions."
-)
-ROOF = (
-    "The roof is a time without caches, the longest of four: sectors at the bandwidth of memory, operations at the "
-    "peak of their unit (compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and "
-    "multiprocessor. A device with caches may take less than its memory time. All assume that the grid fills the "
-    "device, as a large product does. × parent is the parent's roof over the rung's. No time was measured."
-)
-MEANING = (
-    "Predicted from the blocks of one multiprocessor, whose units and caches are modelled. What bounds a rung is the "
-    "unit that is busy for the longest time, or waits."
-)
+COUNTED, ROOF, MEANING = (words.NOTES[name] for name in ("counted", "emulated_roof", "predicted"))
 
 
 MEMORY = {
@@ -74,7 +60,11 @@ def overviews(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
 
 def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """For each size: global memory; shared memory and branches; the roofs; instructions by kind; the checks."""
-    return tuple(sheet(runs) for runs in by_size(ladder) for sheet in (_memory, _shared, _roofs, _kinds, _checks))
+    sheets = []
+    for runs in by_size(ladder):
+        shared = _sheet("Shared memory and branches", runs, _counters(SHARED), _wavefronts(runs))
+        sheets += [_memory(runs), shared, _roofs(runs), _kinds(runs), _checks(runs)]
+    return tuple(sheets)
 
 
 def verdict(ladder: EmulatedLadder) -> str:
@@ -153,7 +143,7 @@ def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
 
 
 def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
-    names = {"sectors": "sectors", "wavefronts": "wavefronts", "bank conflicts": "bank_conflicts"}
+    names = {name.replace("_", " "): name for name in ("sectors", "wavefronts", "bank_conflicts")}
     columns: Columns[EmulatedRung] = [
         *_counters({**names, "instructions": "warp_instructions"}),
         ("roof, µs", lambda run: _number(run.roof_seconds * 1e6)),
@@ -181,13 +171,10 @@ def _tiles(ran: Runs, device: Device) -> list[str]:
     if few := [run for run in ran if run.blocks < device.sms]:
         least, most = min(run.blocks for run in few), max(run.blocks for run in few)
         blocks = numerals.plural(least, "block") if least == most else f"{least} to {most} blocks"
-        which = "All grids have" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids have"
-        if len(few) == 1:
-            which = "The grid has" if len(ran) == 1 else f"1 of {len(ran)} grids has"
-        notes.append(
-            f"{which} {blocks} at this size, fewer than the {device.sms} multiprocessors; the roofs are those of "
-            "larger products."
-        )
+        have, all_of = ("has", "The grid") if len(few) == 1 else ("have", "All grids")
+        which = all_of if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids"
+        fewer = f"{which} {have} {blocks} at this size, fewer than the {device.sms} multiprocessors"
+        notes.append(f"{fewer}; the roofs are those of larger products.")
     if tiles := [f"{run.rung} {run.tile[0]} × {run.tile[1]}" for run in ran if run.rung in CHOOSING]:
         notes.append(
             f"Rungs that choose their tile by the size of the product: {', '.join(tiles)}. Smaller tiles fill the "
@@ -201,25 +188,17 @@ def _memory(runs: Runs) -> Sheet:
     return _sheet("Global memory", runs, _counters(MEMORY), [note, *_products(runs)])
 
 
-def _shared(runs: Runs) -> Sheet:
-    return _sheet("Shared memory and branches", runs, _counters(SHARED), _wavefronts(runs))
-
-
 def _wavefronts(runs: Runs) -> list[str]:
     """Why wavefronts are not the sum of conflicts and of those for the bytes, for each rung where they are not."""
-    rests = [
-        (run.rung, run.counts.wavefronts - run.counts.bank_conflicts - run.counts.wavefronts_ideal) for run in runs
-    ]
-    fewer = ", ".join(f"{name} {-rest:,}" for name, rest in rests if rest < 0)
-    extra = ", ".join(f"{name} {rest:,}" for name, rest in rests if rest > 0)
-    return [
-        IDEAL_WAVEFRONTS,
-        f"Fewer, because lanes that read the same words share a wavefront of a wide load: {fewer}." if fewer else "",
-        "More without a conflict, because cp.async takes a wavefront for each line of global memory and row of "
-        f"banks that it joins: {extra}."
-        if extra
-        else "",
-    ]
+    counts = {run.rung: run.counts for run in runs}
+    rests = {name: own.wavefronts - own.bank_conflicts - own.wavefronts_ideal for name, own in counts.items()}
+    fewer = ", ".join(f"{name} {-rest:,}" for name, rest in rests.items() if rest < 0)
+    extra = ", ".join(f"{name} {rest:,}" for name, rest in rests.items() if rest > 0)
+    shared = "Fewer, because lanes that read the same words share a wavefront of a wide load"
+    copied = "More without a conflict, because cp.async takes a wavefront for each line of global memory and row of "
+    copied += "banks that it joins"
+    causes = ((shared, fewer), (copied, extra))
+    return [IDEAL_WAVEFRONTS, *(f"{cause}: {rungs}." for cause, rungs in causes if rungs)]
 
 
 def _roofs(runs: Runs) -> Sheet:
@@ -290,8 +269,9 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     if any(not run.refused for run in ladder.rungs):
         for text in (COUNTED, ROOF, f"{described(ladder.device)}. {peaks(ladder.device)}"):
             console.print(Text(text, style="dim"))
-        if note := unpredicted(ladder):
-            console.print(Text(note, style="dim"))
+        if (name := ladder.device.name) not in (known := predictable()):
+            missing = f"No times are predicted for {name}, whose latencies are not known"
+            console.print(Text(f"{missing}; they are for {', '.join(known)}.", style="dim"))
     faults = complaints(ladder)
     console.print(Text(verdict(ladder), style="bold red" if faults else "bold"))
     for fault in faults:
@@ -314,28 +294,13 @@ def predicted_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
         *(measured if any(row.measured for row in ladder.predicted) else []),
         ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
     ]
-    title = f"Predicted times on {ladder.device.name}, µs"
-    return (tabulate(title, columns, ladder.predicted, [_agreement(ladder), MEANING, *_doubts(ladder)]),)
-
-
-def unpredicted(ladder: EmulatedLadder) -> str:
-    """Why no times are predicted; "" where some are, or could be."""
-    name = ladder.device.name
-    if name in predictable():
-        return ""
-    return f"No times are predicted for {name}, whose latencies are not known; they are for {', '.join(predictable())}."
-
-
-def _agreement(ladder: EmulatedLadder) -> str:
-    both = agreement(ladder.predicted)
-    if both is None:
-        return (
-            f"Too few of these products have records of {ladder.device.name} here; a clone has some from n = 1024 on."
-        )
-    return (
-        f"Against {numerals.plural(both.count, 'record')} of {ladder.device.name}: rank correlation {both.rank:.3f}, "
-        f"median error {both.error:.1%}."
-    )
+    name, both = ladder.device.name, agreement(ladder.predicted)
+    records = f"Too few of these products have records of {name} here; a clone has some from n = 1024 on."
+    if both is not None:
+        records = f"Against {numerals.plural(both.count, 'record')} of {name}: rank correlation {both.rank:.3f}, "
+        records += f"median error {both.error:.1%}."
+    notes = [records, MEANING, *_doubts(ladder)]
+    return (tabulate(f"Predicted times on {name}, µs", columns, ladder.predicted, notes),)
 
 
 def _doubts(ladder: EmulatedLadder) -> list[str]:

@@ -27,8 +27,7 @@ RULES = "The counts are those of one launch, predicted by the rules of the hardw
 
 def _measured(exhibit: Exhibit, predicted: Predicted, run: Run) -> Sheet:
     """Return the values of a config, its time, its ratio to the parent, and the predicted counts."""
-    by_config = {_key(m.config): m for m in run.measurements}
-    rows = [(config, by_config[_key(config)], counts) for config, counts in predicted]
+    rows = [(config, m, counts) for config, counts in predicted for m in run.measurements if m.config == dict(config)]
     parent = exhibit.parent or ""
     columns: Columns[tuple[Config, Measurement, Mapping[str, int]]] = [
         *((key, lambda row, key=key: str(row[0][key])) for key in exhibit.default),
@@ -50,22 +49,15 @@ def _faults(measurements: Sequence[Measurement]) -> list[str]:
 
 def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) -> Sheet:
     """Return two rows for each config, under these names: the predicted counts, and those of the emulator."""
-    rows = tuple(row for run in emulated for row in _rows(run, rules, emulator))
-    return Sheet(TITLE, (*emulated[0].config, "counts", *map(_plain, emulated[0].predicted)), rows)
-
-
-def _rows(run: EmulatedExhibit, rules: str, emulator: str) -> Iterator[tuple[Cell, ...]]:
-    config = [Cell(str(value)) for value in run.config.values()]
-    yield (*config, Cell(rules), *(Cell(f"{count:,}") for count in run.predicted.values()))
-    counts = (
-        Cell(f"{run.counted[name]:,}", tone="" if run.counted[name] == count else "bad")
-        for name, count in run.predicted.items()
-    )
-    yield (*[Cell("")] * len(config), Cell(emulator, tone="faint"), *counts)
-
-
-def _key(config: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(config.items()))
+    rows = list[tuple[Cell, ...]]()
+    for run in emulated:
+        config, counts = [Cell(str(value)) for value in run.config.values()], run.predicted.items()
+        rows.append((*config, Cell(rules), *(Cell(f"{count:,}") for _, count in counts)))
+        own = (
+            Cell(f"{run.counted[name]:,}", tone="" if run.counted[name] == count else "bad") for name, count in counts
+        )
+        rows.append((*[Cell("")] * len(config), Cell(emulator, tone="faint"), *own))
+    return Sheet(TITLE, (*emulated[0].config, "counts", *map(_plain, emulated[0].predicted)), tuple(rows))
 
 
 def _plain(name: str) -> str:
@@ -94,42 +86,37 @@ def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
 
 def show_exhibit(exhibit: Exhibit, source: str, predicted: Predicted, run: Run, console: Console) -> None:
     """Print an exhibit: idea, lesson and kernel, then the predicted counts and the measured times."""
-    _introduce(exhibit, source, console)
-    _print(_measured(exhibit, predicted, weighed(run)), console)
-    if warning := banner(run):
-        console.print(Text(warning, style="bold red"))
-    console.print(Text("Counts are those that the rules of the hardware predict for one launch.", style="dim"))
-    for fault in _faults(run.measurements):
-        console.print(Text(fault))
+    warning = [Text(text, style="bold red") for text in filter(None, [banner(run)])]
+    rules = Text("Counts are those that the rules of the hardware predict for one launch.", style="dim")
+    lines = [*warning, rules, *map(Text, _faults(run.measurements))]
+    _show(exhibit, source, _measured(exhibit, predicted, weighed(run)), lines, console)
 
 
 def show_emulated_exhibit(exhibit: Exhibit, source: str, emulated: Sequence[EmulatedExhibit], console: Console) -> None:
     """Print an exhibit without a GPU: the counts that the rules predict next to those of the emulator."""
-    _introduce(exhibit, source, console)
-    _print(_emulated(emulated, "rules", "emulator"), console)
-    for line in (
-        f"rules: the counts that the rules of the hardware predict for one launch on {emulated[0].n:,} elements",
+    rules = "rules: the counts that the rules of the hardware predict for one launch"
+    lines = (
+        f"{rules} on {emulated[0].n:,} elements",
         f"emulator: the counts of the kernel's PTX for {emulated[0].arch}; every result was checked",
-    ):
-        console.print(Text(line, style="dim"))
+    )
+    dim = [Text(line, style="dim") for line in lines]
+    _show(exhibit, source, _emulated(emulated, "rules", "emulator"), dim, console)
 
 
-def _introduce(exhibit: Exhibit, source: str, console: Console) -> None:
+def _show(exhibit: Exhibit, source: str, sheet: Sheet, lines: Sequence[Text], console: Console) -> None:
+    """Print an exhibit, a sheet without its title and notes, and what is to be known of it."""
     console.print(Text.assemble((exhibit.name, "bold"), (f": {exhibit.idea}", "dim")))
     console.print(Text(exhibit.lesson))
     console.print()
     console.print(Text("\n".join(folded(source, console.width)), style="dim"))
     console.print()
-
-
-def _print(sheet: Sheet, console: Console) -> None:
-    """A sheet without its title and notes."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in sheet.head:
         table.add_column(name, justify="right")
     for row in sheet.rows:
         table.add_row(*map(styled, row))
-    console.print(table)
+    for part in (table, *lines):
+        console.print(part)
 
 
 def folded(source: str, width: int) -> Iterator[str]:

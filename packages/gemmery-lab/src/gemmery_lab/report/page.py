@@ -13,49 +13,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
-from gemmery_emulator.pages import numerals, rendering
+from gemmery_emulator.pages import numerals, rendering, svg
 from gemmery_emulator.pages.pictures import pictures
-from gemmery_emulator.pages.svg import (
-    HALO,
-    INK,
-    MUTED,
-    NUMBER,
-    RIVAL,
-    SERIES,
-    TOKENS,
-    Plot,
-    annotate,
-    axes,
-    legend,
-    name_rows,
-    render,
-)
-from gemmery_lab.experiments import FigureKind
-from gemmery_lab.measure.record import MachineRecord, Measurement, Run
-from gemmery_lab.report import words
+from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.report import emulated_tables, words
 from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
-from gemmery_lab.report.emulated_tables import (
-    COUNTED,
-    ROOF,
-    by_size,
-    complaints,
-    described,
-    emulated_sheets,
-    over_parent,
-    overviews,
-    peaks,
-    predicted_sheets,
-    verdict,
-)
+from gemmery_lab.report.emulated_tables import by_size
 from gemmery_lab.report.suite_tables import OWN, product, tournaments
-from gemmery_lab.report.tables import Records, Results, over_fastest, results, tabulated, tree
-from gemmery_lab.report.words import Group, banner, doubts, fullest, gain, gains, label, largest, rival, speedup
+from gemmery_lab.report.tables import Records, Results, results, tabulated, tree
+from gemmery_lab.report.words import Group, doubts, fullest, gain, gains, label, largest, over_fastest, rival, speedup
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung
 
 BAR_ROW = 52  # height of one rung in the bars
 
 
-def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
+def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[svg.Plot, ...]:
     """Return every figure that a run has records for.
 
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
@@ -64,7 +36,7 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
     return drawn(results(run, rungs))
 
 
-def drawn(run: Results) -> tuple[Plot, ...]:
+def drawn(run: Results) -> tuple[svg.Plot, ...]:
     """Return the figures of a run that has been grouped."""
     plots = (plot for of in run.parts for kind in of.experiment.figures for plot in DRAWINGS[kind](_tried(of)))
     return tuple(plot for plot in plots if plot is not None)
@@ -81,24 +53,24 @@ def _of_products(records: Records) -> tuple[Measurement, ...]:
     return tuple(m for m in records.measurements if m.case not in cases)
 
 
-DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
-    FigureKind.BARS: lambda of: [bars(fullest(of.problems), of.rungs)],
-    FigureKind.RATES: lambda of: [curves(of.measurements, of.machine)],
-    FigureKind.TIMES: lambda of: [seconds(of.measurements)],
-    FigureKind.BLOCKS: lambda of: [blocks(of.measurements, of.machine)],
-    FigureKind.SWEEP: lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
-    FigureKind.RUNG_ROOFLINE: lambda of: [roofline(of.measurements, of.experiment.suite, labelled=True)],
-    FigureKind.ROOFLINE: lambda of: [
+DRAWINGS: dict[str, Callable[[Records], Sequence[svg.Plot | None]]] = {
+    "bars": lambda of: [bars(fullest(of.problems), of.rungs)],
+    "rates": lambda of: [curves(of.measurements, of.machine)],
+    "times": lambda of: [seconds(of.measurements)],
+    "blocks": lambda of: [blocks(of.measurements, of.machine)],
+    "sweep": lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
+    "rung_roofline": lambda of: [roofline(of.measurements, of.experiment.suite, labelled=True)],
+    "roofline": lambda of: [
         roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, labelled=False)
     ],
-    FigureKind.TOURNAMENTS: lambda of: [
+    "tournaments": lambda of: [
         vectors(case, [m for m in of.measurements if m.case == case]) for case in tournaments(of.measurements)
     ],
-    FigureKind.SPEEDUPS: lambda of: [standing(of.experiment.suite, _of_products(of))],
+    "speedups": lambda of: [standing(of.experiment.suite, _of_products(of))],
 }
 
 
-def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
+def bars(group: Group, rungs: Sequence[Rung]) -> svg.Plot | None:
     """One bar for each rung that ran one problem, with the peaks and the rivals as lines across them."""
     by_name = {rung.name: rung for rung in rungs}
     ran = [m for m in group.rungs if m.seconds]
@@ -107,24 +79,22 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     lines = _limits(group)
     top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
     rate = words.rate(group.first)
-    with axes(BAR_ROW * len(ran) + 110) as on:
+    with svg.axes(BAR_ROW * len(ran) + 110) as on:
         _vertical(on, lines, len(ran), top)
-        _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=MUTED)
+        _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=svg.MUTED)
         for place, m in enumerate(ran):
             rung = by_name[m.kernel]
-            gain = speedup(m, rung.parent, group)
-            lost = gain is not None and gain[0] < 1 - gain[1]
-            on.barh(
-                place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
-            )
-            step = numerals.times(gain[0] if gain else None, gain[1] if gain else 0.0, ranged=False)
+            ratio, spread = speedup(m, rung.parent, group) or (None, 0.0)
+            shade = svg.TOKENS["soft" if ratio is not None and ratio < 1 - spread else "accent"]
+            on.barh(place - 0.12, words.reached(m), height=0.46, color=shade, linewidth=0)
+            step = numerals.times(ratio, spread, ranged=False)
             texts = numerals.digits(words.reached(m)), numerals.percent(words.share(m)), step
             _in_columns(on, place - 0.12, texts, va="center_baseline")
-            on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
+            on.text(0, place + 0.3, rung.idea, size=11, color=svg.MUTED, va="center", bbox=svg.HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
-        name_rows(on, [place - 0.12 for place in range(len(ran))], [m.kernel for m in ran], code_size=12)
+        svg.name_rows(on, [place - 0.12 for place in range(len(ran))], [m.kernel for m in ran], code_size=12)
         on.set_xlabel(rate)
-        svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.first)}")
+        drawing = svg.render(on, "ladder", f"{rate} of every rung at {words.shape(group.first)}")
     title = f"The ladder at {words.shape(group.first)}, {words.types(group.first)}"
     caption = (
         f"{rate}: longer is faster. × parent is the speed-up over the rung's parent; a pale bar is slower than its "
@@ -134,7 +104,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
         caption += f" On another unit, by products of parts: {', '.join(parted)}."
     absent = [m.kernel for m in group.rungs if not m.seconds]
     caption += f" Not run: {', '.join(absent)}." if absent else ""
-    return Plot("ladder", title, caption, svg)
+    return svg.Plot("ladder", title, caption, drawing)
 
 
 COLUMNS = (1.1, 1.2, 1.32)  # right edges of the columns of figures, in widths of the axes
@@ -151,25 +121,21 @@ def _limits(group: Group) -> list[tuple[float, str, str, str]]:
     """Rate, words, colour and dashes of each line across the bars."""
     peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in group.all if m.peak_gflops}
     is_named = len(peaks) > 1 or group.first.unit
-    lines = [(rate, f"peak, {place}" if is_named else "peak", INK, "-") for place, rate in sorted(peaks.items())]
+    lines = [(rate, f"peak, {place}" if is_named else "peak", svg.INK, "-") for place, rate in sorted(peaks.items())]
     rivals = [m for m in group.rivals if m.seconds]
     several = len({m.threads for m in rivals}) > 1
     for m in rivals:
         name = words.versioned(m.kernel, [m]) + (f", {words.cores(m.threads)}" if several else "")
-        lines.append((words.reached(m), name, RIVAL, "--"))
+        lines.append((words.reached(m), name, svg.RIVAL, "--"))
     return lines
 
 
 def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int, top: float) -> None:
     """Lines from their labels down past the last bar; of two close lines the right one has the higher label."""
-    level, last, levels = 0, math.inf, []
-    ordered = sorted(lines, reverse=True)
-    for rate, *_ in ordered:
+    level, last = 0, math.inf
+    for rate, name, colour, dashes in sorted(lines, reverse=True):
         level = level + 1 if last - rate < 0.22 * top else 0
-        last = rate
-        levels.append(level)
-    for (rate, name, colour, dashes), level in zip(ordered, levels, strict=True):
-        height = HEADROOM + 0.12 + 0.27 * level
+        last, height = rate, HEADROOM + 0.12 + 0.27 * level
         spans = [(-0.36, height - 0.1), *((row - 0.42, row + 0.14) for row in range(rows))]  # not across the ideas
         for span in spans:
             on.plot([rate, rate], span, color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
@@ -177,40 +143,32 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
         on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
 
 
-def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
+def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
     """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
     own = [m for m in measurements if m.kernel == OWN and m.versus]
     if not own:
         return None
     rivals = tuple(dict.fromkeys(rival for m in own for rival in m.versus))
     several = len({m.threads for m in own}) > 1
-    with axes(26 * len(own) + 84) as on:
+    with svg.axes(26 * len(own) + 84) as on:
         on.set_xscale("log", base=2)
         for index, rival in enumerate(rivals):
             points = [(m.versus[rival], at, m.spread.get(rival, 0.0)) for at, m in enumerate(own) if rival in m.versus]
             x, y, margin = zip(*points, strict=True)
-            shade, name = SERIES[index % len(SERIES)], words.versioned(rival, measurements)
+            shade, name = svg.SERIES[index % len(svg.SERIES)], words.versioned(rival, measurements)
             on.errorbar(x, y, xerr=margin, fmt="o", color=shade, linewidth=1.5, label=name)
-        on.axvline(1, color=INK, linewidth=1.5)
+        on.axvline(1, color=svg.INK, linewidth=1.5)
         low, high = on.get_xlim()
         on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))
         names = [product(m) + (f", {words.place(m)}" if several else "") for m in own]
-        name_rows(on, range(len(own)), names)
+        svg.name_rows(on, range(len(own)), names)
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         on.xaxis.set_minor_formatter(NullFormatter())
-        legend(on)
+        svg.legend(on)
         on.set_xlabel("times faster than the rival")
-        svg = render(on, f"standing-{suite}", "speed-up over each rival on every problem")
-    caption = (
-        "Right of the line gemmery is faster. A point is the median of ratios taken pair by pair, its bar their spread."
-    )
-    return Plot(f"standing-{suite}", suite.replace("_", " "), caption, svg)
-
-
-LEAD = (
-    "Every rung is one kernel for the same matrix product, C = A B, and changes one thing in the rung that it grew "
-    "from, its parent. This page shows what each change gained on this machine, next to {}."
-)
+        drawing = svg.render(on, f"standing-{suite}", "speed-up over each rival on every problem")
+    caption = words.NOTES["speedups"]
+    return svg.Plot(f"standing-{suite}", suite.replace("_", " "), caption, drawing)
 
 
 def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
@@ -219,29 +177,23 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """
     of = results(run, rungs)
-    problems, climbed, gpu = of.problems, of.climbed, run.machine.gpu.name
-    over = gains(climbed, problems) if problems else {}
-    fastest = largest(problems) if problems else None
-    title, library = words.title(run), "cuBLAS, the vendor's library" if gpu else "the library that NumPy calls"
+    problems, climbed = of.problems, of.climbed
+    over, fastest = (gains(climbed, problems), largest(problems)) if problems else ({}, None)
     return rendering.render(
         "run.html",
         __package__,
-        title=f"{title} on {words.processor(run.machine)[0]}",
-        heading=title,
-        where=" · ".join([*words.processor(run.machine), words.when(run)]),
-        warning=banner(run),
-        lead=LEAD.format(library) if problems else "",
+        title=f"{words.title(run)} on {words.processor(run.machine)[0]}",
+        run=run,
+        words=words,
+        numerals=numerals,
+        fastest=fastest,
         tiles=_tiles(fastest) if fastest and not doubts(run) else (),
-        tiles_of=f"{words.shape(fastest.first)}, {words.types(fastest.first)}" if fastest else "",
         plots=drawn(of),
         branches=tree(climbed) if len(climbed) > 1 else (),
         gains={rung.name: f"{over[rung.name]} {rung.parent}" for rung in climbed if over.get(rung.name)},
         gains_at=words.shape(fullest(problems).first) if problems else "",
         sheets=tabulated(of),
         lessons=[(rung, _measured(rung, problems), pseudocode(rung.source, rung.name)) for rung in climbed],
-        gpu=bool(gpu),
-        facts=_facts(run.machine),
-        footer=f"gemmery {run.machine.gemmery}, {words.when(run)}",
     )
 
 
@@ -276,40 +228,8 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
     )
 
 
-def _facts(machine: MachineRecord) -> list[tuple[str, str]]:
-    """The properties of a machine by name; those without a value are not shown."""
-    gpu = machine.gpu
-    power = f"{gpu.power_w:g} W" if gpu.power_w else "unknown: NVML is not found"
-    device = [
-        ("GPU", gpu.name),
-        ("Compute capability", f"{gpu.capability / 10:.1f}"),
-        ("Multiprocessors", str(gpu.sms)),
-        ("L2", numerals.size(gpu.l2)),
-        ("Clock, at most", f"{gpu.clock_mhz} MHz"),
-        ("Power limit", power),
-        ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
-        ("NVRTC", gpu.nvrtc),
-    ]
-    return [
-        *(device if gpu.name else []),
-        ("CPU", machine.cpu),
-        ("Instruction set", machine.isa),
-        ("Cores", str(machine.cores)),
-        *((name, numerals.size(size)) for name, size in words.caches(machine) if not gpu.name),
-        ("System", machine.os),
-        ("Python", machine.python),
-        ("NumPy", f"{machine.numpy}, {machine.blas}"),
-        ("llvmlite", machine.llvmlite),
-    ]
-
-
 ROW = 26  # height of a rung
-INTRODUCTION = (
-    "Each rung multiplied two small matrices here. Its result was checked, and what it did was counted; no time was "
-    "measured. Read the first table from top to bottom: what falls from a rung to the next is what the rung saves. "
-    '"Rung by rung" says what each changes, and draws its costliest access to memory.'
-)
-COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (RIVAL, *SERIES[1:4]), strict=True))
+COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (svg.RIVAL, *svg.SERIES[1:4]), strict=True))
 
 
 def emulated_page(ladder: EmulatedLadder) -> str:
@@ -317,7 +237,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
     ran = {rung.rung for rung in ladder.rungs}
     rungs = tuple(rung for rung in CUDA if rung.name in ran)
     title = "The ladder" if rungs else "The sweep"
-    lessons, explained = list[tuple[Rung, str, Plot | None]](), set[str]()
+    lessons, explained = list[tuple[Rung, str, svg.Plot | None]](), set[str]()
     for rung in rungs:  # each with its claims, and a picture of its costliest access to memory
         counters = {name.replace("_a_", " per ").replace("_", " "): value for name, value in rung.expect.items()}
         claims = ", ".join(f"{name} {value:g}" for name, value in counters.items())
@@ -328,69 +248,56 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         __package__,
         title=f"{title} on the emulator, as {ladder.device.name}",
         heading=f"{title}, emulated",
-        where=f"{described(ladder.device)}, on the emulator · {ladder.started[:16].replace('T', ' ')} UTC",
-        verdict=verdict(ladder),
-        introduction=INTRODUCTION if rungs else "",
-        complaints=complaints(ladder),
-        overviews=(*overviews(ladder), *predicted_sheets(ladder)),
-        meaning=(COUNTED, ROOF, peaks(ladder.device)),
+        ladder=ladder,
+        tables=emulated_tables,
         branches=tree(rungs),
-        gains={run.rung: over_parent(ladder, run) for run in by_size(ladder)[-1]} if ladder.rungs else {},
+        gains={run.rung: emulated_tables.over_parent(ladder, run) for runs in by_size(ladder)[-1:] for run in runs},
         roofs=roofs(ladder),
         lessons=lessons,
-        sheets=emulated_sheets(ladder),
     )
 
 
-def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> Plot | None:
+def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> svg.Plot | None:
     """The picture of a rung, of shared memory or else of global memory; `explained` kinds are not explained again."""
     run = next((run for run in ladder.rungs if run.rung == name and not run.refused), None)
     if run is None:
         return None
     plots = {plot.name: plot for plot in pictures(run.chosen, run.source, f"{name}-", frozenset(explained))}
-    for kind in ("banks", "sectors"):
-        if plot := plots.get(f"{name}-{kind}-1"):
-            explained.add(kind)
-            return plot
-    return None
+    kind = next((kind for kind in ("banks", "sectors") if f"{name}-{kind}-1" in plots), "")
+    explained |= {kind}
+    return plots.get(f"{name}-{kind}-1")
 
 
-def roofs(ladder: EmulatedLadder) -> tuple[Plot, ...]:
+def roofs(ladder: EmulatedLadder) -> tuple[svg.Plot, ...]:
     """A figure for each size: every rung that ran with its four roofs."""
     sizes = [[run for run in runs if not run.refused] for runs in by_size(ladder)]
     return tuple(_roofs(runs[0].size, runs) for runs in sizes if runs)
 
 
-def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
+def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
     times = [time * 1e6 for run in rungs for time in run.roofs.values() if time]
-    with axes(ROW * len(rungs) + 90) as on:
+    with svg.axes(ROW * len(rungs) + 90) as on:
         on.set_xscale("log")
         low, high = min(times) / 1.5, max(times) * 1.6
         for place, run in enumerate(rungs):
             top = run.roof_seconds * 1e6
-            on.barh(place, top - low, left=low, height=0.5, color=TOKENS["soft"], linewidth=0)
-            annotate(on, numerals.digits(top), (top, place), (9, 0), va="center", size=11)
+            on.barh(place, top - low, left=low, height=0.5, color=svg.TOKENS["soft"], linewidth=0)
+            svg.annotate(on, numerals.digits(top), (top, place), (9, 0), va="center", size=11)
         for name, colour in COLOURS.items():
             points = [(run.roofs[name] * 1e6, place) for place, run in enumerate(rungs) if run.roofs[name]]
             if points:
                 x, y = zip(*points, strict=True)
                 on.plot(x, y, "o", color=colour, label=name, zorder=4)
         on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
-        name_rows(on, range(len(rungs)), [_label(run, rungs[0]) for run in rungs], code_size=11)
+        types = [f", {run.dtype}" if run.dtype != rungs[0].dtype else "" for run in rungs]
+        vectors = [", vector" if 1 in (run.m, run.n) else "" for run in rungs]
+        names = [run.rung + dtype + vector for run, dtype, vector in zip(rungs, types, vectors, strict=True)]
+        svg.name_rows(on, range(len(rungs)), names, code_size=11)
         on.xaxis.set_major_locator(LogLocator(10))
-        on.xaxis.set_major_formatter(NUMBER)
+        on.xaxis.set_major_formatter(svg.NUMBER)
         on.xaxis.set_minor_formatter(NullFormatter())
-        legend(on)
+        svg.legend(on)
         on.set_xlabel("µs")
-        svg = render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
-    caption = (
-        "Each dot is the time under one limit of the device, without caches, with which it may take less; the bar "
-        "reaches to the longest, the roof. Shorter is better. The axis is logarithmic."
-    )
-    return Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, svg)
-
-
-def _label(run: EmulatedRung, first: EmulatedRung) -> str:
-    vector = ", vector" if 1 in (run.m, run.n) else ""
-    dtype = f", {run.dtype}" if run.dtype != first.dtype else ""
-    return f"{run.rung}{dtype}{vector}"
+        drawing = svg.render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
+    caption = words.NOTES["four_roofs"]
+    return svg.Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, drawing)

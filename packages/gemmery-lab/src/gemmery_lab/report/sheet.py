@@ -82,6 +82,11 @@ def entry(
     return Cell(text(measurement), tone="best" if measurement.seconds == best else "")
 
 
+def least(measurements: Iterable[Measurement]) -> float:
+    """Return the least time of what ran."""
+    return min((m.seconds for m in measurements if m.seconds), default=0.0)
+
+
 def rate(measurement: Measurement) -> str:
     """Return the rate as text, in the unit of `words.rate`; "" for what did not run."""
     return numerals.digits(words.reached(measurement)) if measurement.seconds else ""
@@ -137,7 +142,8 @@ def limits(measurements: Iterable[Measurement]) -> str:
         clocks = sorted({m.clock_mhz for m in on_gpu if m.clock_mhz})
         copied = f", {numerals.digits(on_gpu[0].copy_gbs)} copied" if on_gpu[0].copy_gbs else ""
         parts.append(f"memory {numerals.digits(on_gpu[0].bandwidth_gbs)} GB/s read{copied}")
-        parts += [f"multiprocessors at {words.between(clocks)} MHz while timed"] if clocks else []
+        between = " to ".join(map(str, dict.fromkeys((clocks[0], clocks[-1])))) if clocks else ""
+        parts += [f"multiprocessors at {between} MHz while timed"] if clocks else []
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
         parts.append("Hopper's wgmma, which cuBLAS uses there, is faster than mma.sync")
     return f"measured limits: {'; '.join(parts)}" if parts else ""

@@ -16,6 +16,7 @@ from gemmery_lab.report.sheet import (
     Sheet,
     bandwidth,
     entry,
+    least,
     limits,
     measured,
     not_run,
@@ -59,9 +60,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     vectors = all(1 in (m.m, m.n) for m in measurements)
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
-    def cell(by_kernel: dict[str, Measurement], kernel: str) -> Cell:
-        best = min((other.seconds for other in by_kernel.values() if other.seconds), default=0.0)
-        return entry(by_kernel.get(kernel), _duration if short else rate, best)
+    text = _duration if short else rate
 
     def peak(by_kernel: dict[str, Measurement]) -> str:
         ran = [m for m in by_kernel.values() if m.seconds]
@@ -70,7 +69,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     columns = [
         ("product", lambda row: row[0]),
         *(
-            (words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel))
+            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), text, least(row[1].values())))
             for kernel in dict.fromkeys(m.kernel for m in measurements)
         ),
         *([] if short else [("peak", lambda row: peak(row[1]))]),
@@ -97,25 +96,20 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
     units = {words.rate(m) for m in own}
-    rates: Columns[Measurement] = [
-        (units.pop() if len(units) == 1 else "Gop/s", rate),
-        ("% of peak", share),
-        ("GB/s", bandwidth),
-    ]
+    unit = units.pop() if len(units) == 1 else "Gop/s"
+    rates: Columns[Measurement] = [(unit, rate), ("% of peak", share), ("GB/s", bandwidth)]
     power: Columns[Measurement] = [
         ("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""),
         ("J", lambda m: numerals.digits(m.joules) if m.joules else ""),
     ]
 
-    def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
-        def cell(m: Measurement) -> Cell:
-            over, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
-            is_narrow = over is not None and 0 < spread < numerals.WIDE * over
-            margin = f"± {float(f'{spread:.1g}'):g}" if is_narrow else ""
-            return Cell(numerals.times(over, spread), tone=standing(over, spread), margin=margin)
+    def over(m: Measurement, rival: str) -> Cell:
+        ratio, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
+        is_narrow = ratio is not None and 0 < spread < numerals.WIDE * ratio
+        margin = f"± {float(f'{spread:.1g}'):g}" if is_narrow else ""
+        return Cell(numerals.times(ratio, spread), tone=standing(ratio, spread), margin=margin)
 
-        return f"× {words.versioned(rival, measurements)}", cell
-
+    rivals = dict.fromkeys(rival for m in own for rival in m.versus)
     columns: Columns[Measurement] = [
         ("product", product),
         ("call" if called else "rung", lambda m: Cell("" if m.refused else m.note, tone="" if m.refused else "faint")),
@@ -124,7 +118,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
                 ("time", lambda m: numerals.duration(m.seconds)),
                 *([] if timed_only else rates),
                 *(power if any(m.power_w for m in own) else []),
-                *(over(rival) for rival in dict.fromkeys(rival for m in own for rival in m.versus)),
+                *((f"× {words.versioned(name, measurements)}", partial(over, rival=name)) for name in rivals),
             ]
         ),
     ]
@@ -186,17 +180,12 @@ def _duration(measurement: Measurement | None) -> str:
     return numerals.duration(measurement.seconds) if measurement and measurement.seconds else ""
 
 
-def has_pieces(measurements: Sequence[Measurement]) -> bool:
-    """Return True for records that have the pieces of a first product."""
-    return any(m.case in PIECES for m in measurements)
-
-
 def first_products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a row for each first product and state of the cache, with its time, its pieces and its ratios.
 
     Records of versions that did not time the pieces are shown as products.
     """
-    if not has_pieces(measurements):
+    if not any(m.case in PIECES for m in measurements):
         return products(heading, measurements)
     by_key = {(m.kernel, m.m, m.n, m.k, m.dtype, m.threads, m.case): m for m in measurements}
 
@@ -218,36 +207,25 @@ def _ratios(rivals: Iterable[str]) -> list[tuple[str, Callable[[Measurement], st
     return [(f"× {words.kernel(rival)}", partial(ratio, rival=rival)) for rival in dict.fromkeys(rivals)]
 
 
-def is_total(measurement: Measurement) -> bool:
-    """Return True for the record of all products of new shapes in one state of the cache."""
-    return measurement.case in CASES
-
-
 def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a row for each element type, number of threads and state of the cache, with the rival's total."""
     by_key = {(m.kernel, m.dtype, m.threads, m.case): m for m in measurements}
     rivals = dict.fromkeys(m.kernel for m in measurements if m.kernel in words.RIVALS and m.seconds)
 
-    def part(m: Measurement, name: str) -> Measurement | None:
-        return by_key.get((m.kernel, m.dtype, m.threads, f"{m.case}, {name}"))
-
-    def total(m: Measurement, rival: str) -> Measurement | None:
-        return by_key.get((rival, m.dtype, m.threads, ""))
-
-    def which(m: Measurement) -> str:
-        return f"{m.dtype}{f', {words.cores(m.threads)}' if m.threads else ''}, {m.case}"
+    def part(m: Measurement, name: str, kernel: str = "") -> Measurement | None:
+        return by_key.get((kernel or m.kernel, m.dtype, m.threads, name))
 
     columns: Columns[Measurement] = [
-        ("products", which),
+        ("products", lambda m: f"{m.dtype}{f', {words.cores(m.threads)}' if m.threads else ''}, {m.case}"),
         ("all", lambda m: numerals.duration(m.seconds)),
-        (f"of it the {FIRST}", lambda m: _duration(part(m, FIRST))),
-        (WORST, lambda m: _duration(part(m, WORST))),
-        *((words.kernel(rival), lambda m, rival=rival: _duration(total(m, rival))) for rival in rivals),
+        (f"of it the {FIRST}", lambda m: _duration(part(m, f"{m.case}, {FIRST}"))),
+        (WORST, lambda m: _duration(part(m, f"{m.case}, {WORST}"))),
+        *((words.kernel(rival), lambda m, rival=rival: _duration(part(m, "", rival))) for rival in rivals),
         *_ratios(rivals),
-        *((f"{head}, {REST}", lambda m, of=of: of(part(m, REST) or m)) for head, of in _ratios(rivals)),
+        *((f"{head}, {REST}", lambda m, of=of: of(part(m, f"{m.case}, {REST}") or m)) for head, of in _ratios(rivals)),
     ]
     title = f"{heading}: {measurements[0].batch} products with sides up to {measurements[0].m}"
-    return [tabulate(title, columns, filter(is_total, measurements), not_run(measurements))]
+    return [tabulate(title, columns, [m for m in measurements if m.case in CASES], not_run(measurements))]
 
 
 def _over_fastest(measurement: Measurement) -> tuple[float, float] | None:
@@ -269,10 +247,15 @@ def overview(run: Run, about: Mapping[str, str]) -> Sheet:
             apart = STATES[COMPARED.index(m.case)] if m.case in COMPARED else apart
             groups.setdefault((m.suite, apart), []).append(m)
     names = [suite for suite, _ in groups]
-    rows = [
-        _standing(about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), same)
-        for (suite, apart), same in groups.items()
-    ]
+    rows = []
+    for (suite, apart), same in groups.items():
+        stand = [(m, over) for m in same if (over := _over_fastest(m))]
+        shares = [part for m in same if (part := words.share(m)) is not None]
+        slower = [f"{product(m)} ({numerals.times(*over)})" for m, over in stand if standing(*over) == "bad"]
+        texts = [about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), str(len(stand))]
+        texts += [numerals.times(of([ratio for _, (ratio, _) in stand])) for of in (min, statistics.median, max)]
+        texts.append(f"{numerals.percent(min(shares))} to {numerals.percent(max(shares))}" if shares else "")
+        rows.append(tuple(map(Cell, (*texts, "; ".join(slower) or "none"))))
     return Sheet("How it compares", OVERVIEW, tuple(rows), sentences=(len(OVERVIEW) - 1,))
 
 
@@ -284,20 +267,6 @@ def brief_overview(run: Run, about: Mapping[str, str]) -> Sheet:
     """
     full = overview(run, about)
     return Sheet(full.title, (OVERVIEW[0], *OVERVIEW[2:6]), tuple((row[0], *row[2:6]) for row in full.rows))
-
-
-def _standing(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...]:
-    stand = [(m, over) for m in measurements if (over := _over_fastest(m))]
-    ratios = [ratio for _, (ratio, _) in stand]
-    shares = [part for m in measurements if (part := words.share(m)) is not None]
-    slower = [f"{product(m)} ({numerals.times(*over)})" for m, over in stand if standing(*over) == "bad"]
-    return (
-        Cell(what),
-        Cell(str(len(stand))),
-        *(Cell(numerals.times(of(ratios))) for of in (min, statistics.median, max)),
-        Cell(f"{numerals.percent(min(shares))} to {numerals.percent(max(shares))}" if shares else ""),
-        Cell("; ".join(slower) or "none"),
-    )
 
 
 def is_of_model(measurement: Measurement) -> bool:
@@ -314,14 +283,18 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     for m in measurements:
         by_case.setdefault(m.case, {})[m.kernel] = m
 
-    def cell(row: dict[str, Measurement], kernel: str) -> Cell:
-        best = min((m.seconds for m in row.values() if m.seconds), default=0.0)
-        return entry(row.get(kernel), _rate, best)
+    def rate(m: Measurement) -> str:
+        """Tokens a second, and the ratio to PyTorch's layers."""
+        over = ratio(m, RIVAL)
+        return numerals.digits(m.m / m.seconds) + (f" ({over})" if over else "")
 
     last = {m.kernel: m for m in measurements}
     columns: Columns[tuple[str, dict[str, Measurement]]] = [
         ("tokens a second", lambda row: row[0]),
-        *((words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel)) for kernel in last),
+        *(
+            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), rate, least(row[1].values())))
+            for kernel in last
+        ),
     ]
     notes = [
         ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),
@@ -332,9 +305,3 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         *not_run(measurements),
     ]
     return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)
-
-
-def _rate(measurement: Measurement) -> str:
-    """Tokens a second, and the ratio to PyTorch's layers."""
-    over = ratio(measurement, RIVAL)
-    return numerals.digits(measurement.m / measurement.seconds) + (f" ({over})" if over else "")

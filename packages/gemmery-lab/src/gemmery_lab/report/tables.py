@@ -1,45 +1,41 @@
-"""A run as sheets, those of each experiment by the kind of its table, and as Markdown; a ladder also in one line."""
+"""A run as sheets, those of each experiment by the kind of its table, of which ladders and sweeps are here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gemmery import dtypes
 from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals
 from gemmery_lab import experiments
-from gemmery_lab.experiments import LADDER, Experiment, TableKind
+from gemmery_lab.experiments import ANY_SUITE, LADDER, Axis, Experiment
+from gemmery_lab.measure.processes import CASES, PIECES
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
-from gemmery_lab.report import suite_tables, sweep_tables, words
+from gemmery_lab.report import suite_tables, words
 from gemmery_lab.report.sheet import (
     Cell,
     Columns,
     Sheet,
     bandwidth,
+    entry,
     error,
+    least,
     limits,
     measured,
+    not_run,
     rate,
+    ratio,
     share,
-    table,
     tabulate,
 )
-from gemmery_lab.report.words import (
-    Group,
-    banner,
-    doubts,
-    gain,
-    groups,
-    is_square,
-    label,
-    largest,
-    rival,
-    speedup,
-    weighed,
-)
+from gemmery_lab.report.words import Group, gain, groups, is_square, label, rival, weighed
 
 IDEA = "what it changed"
+BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per Compute Capability"
 
 
 def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet:
@@ -59,7 +55,7 @@ def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet
         (IDEA, idea),
         *measured(
             [
-                (unit, lambda m: numerals.digits(m.seconds * scale)),
+                (unit, _time(scale)),
                 (words.rate(group.first), rate),
                 ("% of peak", share),
                 ("× parent", lambda m: gain(m, parents.get(m.kernel), group)),
@@ -74,8 +70,13 @@ def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet
             notes.append(f"{label(m, group)} did not run: {m.refused}")
         elif m.note and m.kernel in by_name:
             notes.append(f"{label(m, group)}: {m.note}")
+    ran, dtype = {m.kernel for m in group.rungs}, group.first.dtype
+    others = [
+        f"{rung.name} ({', '.join(rung.dtypes)})" for rung in rungs if rung.name not in ran and dtype not in rung.dtypes
+    ]
+    notes += [f"not for {dtype}: {', '.join(others)}"] if others else []
     title = f"{words.shape(group.first)}, {words.types(group.first)}"
-    return tabulate(title, columns, group.every, [*notes, _of_other_types(group, rungs)], aside=True)
+    return tabulate(title, columns, group.every, notes, aside=True)
 
 
 def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
@@ -92,7 +93,7 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
         ("shape", words.shape),
         *measured(
             [
-                (unit, lambda m: numerals.digits(m.seconds * scale)),
+                (unit, _time(scale)),
                 (words.rate(first), rate),
                 ("GB/s", bandwidth),
                 (f"× {words.versioned(against, rows)}", lambda m: gain(m, against, at[id(m)])),
@@ -106,13 +107,161 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     return tabulate(f"Other shapes, {words.types(first)}", columns, rows, [limits(measurements), *refusals], aside=True)
 
 
-def _of_other_types(group: Group, rungs: Sequence[Rung]) -> str:
-    """The rungs left out because they are for other element types."""
-    ran, dtype = {m.kernel for m in group.rungs}, group.first.dtype
-    others = [
-        f"{rung.name} ({', '.join(rung.dtypes)})" for rung in rungs if rung.name not in ran and dtype not in rung.dtypes
+def along(measurements: Sequence[Measurement], axis: Axis) -> dict[str, list[Measurement]]:
+    """The records of each rung and config by name, along the axis; the config is named where a rung has several."""
+    variants: dict[str, list[Measurement]] = {}
+    for kernel in dict.fromkeys(m.kernel for m in measurements):
+        same = [m for m in measurements if m.kernel == kernel]
+        keys = dict.fromkeys(key for m in same for key in m.config if key != axis.key)
+        differing = [key for key in keys if len({m.config.get(key) for m in same}) > 1]
+        for m in sorted(same, key=lambda m: axis.of(m) or 0):
+            config = "".join(f", {key} {m.config[key]}" for key in differing if key in m.config)
+            variants.setdefault(f"{words.kernel(kernel)}{config}", []).append(m)
+    return variants
+
+
+def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
+    """Return a row for each value of a key, for each rung."""
+    axis, ran = experiment.axis, [m for m in measurements if m.seconds]
+    best = {m.kernel: min(other.seconds for other in ran if other.kernel == m.kernel) for m in ran}
+    rival = next((name for m in ran for name in m.versus if name in words.RIVALS), "cublas")
+    variants = along(measurements, axis)
+    names = {id(m): name for name, same in variants.items() for m in same}
+
+    columns = [
+        ("rung", lambda m: names[id(m)]),
+        (axis.label, lambda m: "" if axis.of(m) is None else str(axis.of(m))),
+        *measured(
+            [
+                ("ms", lambda m: entry(m, _time(1e3), best[m.kernel] if axis.of(m) else 0.0)),
+                (words.rate(measurements[0]), rate),
+                ("% of peak", share),
+                (f"× {words.kernel(rival)}", lambda m: ratio(m, rival)),
+                ("error/bound", error),
+            ],
+            absent="refused",
+        ),
     ]
-    return f"not for {dtype}: {', '.join(others)}" if others else ""
+    rows = [m for same in variants.values() for m in same]
+    notes = [limits(ran), *_refusals(variants, axis)]
+    title = f"{experiment.title}, {words.shape(measurements[0])}, {words.types(measurements[0])}"
+    return tabulate(title, columns, rows, notes)
+
+
+def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
+    """Return microseconds: a row for each variant, a column for each length."""
+    axis, ran = experiment.axis, [m for m in measurements if m.seconds]
+    own = [m for m in ran if m.kernel not in words.RIVALS]
+    values = sorted({axis.of(m) or 0 for m in measurements})
+    best = {value: least(m for m in own if axis.of(m) == value) for value in values}
+    variants = along(measurements, axis)
+
+    rows = [(name, {axis.of(m): m for m in same}) for name, same in variants.items()]
+    columns: Columns[tuple[str, dict[int | None, Measurement]]] = [
+        ("µs", lambda row: row[0]),
+        *(
+            (str(value), lambda row, value=value: entry(row[1].get(value), _time(1e6), best[value], "refused"))
+            for value in values
+        ),
+    ]
+    fixed = f"{'K' if axis.side == 'n' else 'N'} = {_fixed(measurements[0], axis)}"
+    notes = [limits(ran), *_refusals(variants, axis)]
+    return tabulate(f"{experiment.title}, {fixed}, {words.types(measurements[0])}", columns, rows, notes)
+
+
+def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
+    """Return a row for each config of each exhibit, with its ratio to its parent."""
+    columns = [
+        ("exhibit", lambda m: m.kernel),
+        (experiment.axis.label, lambda m: ", ".join(f"{key} {value}" for key, value in m.config.items())),
+        *measured(
+            [
+                ("time", lambda m: numerals.duration(m.seconds)),
+                ("× parent", lambda m: next((ratio(m, parent) for parent in m.versus), "")),
+                ("error/bound", error),
+            ],
+            absent="refused",
+        ),
+    ]
+    notes = [f"{m.kernel} at {m.config}: {m.refused}" for m in measurements if m.refused]
+    return tabulate(experiment.title, columns, measurements, notes)
+
+
+def by_size(measurements: Sequence[Measurement]) -> Sheet:
+    """Return rates: a row for each n, a column for each kernel."""
+    by_place = {(m.n, m.kernel): m for m in measurements}
+    sizes = sorted({m.n for m in measurements})
+    best = {n: least(m for m in measurements if m.n == n) for n in sizes}
+    kernels = dict.fromkeys(m.kernel for m in measurements)
+    columns: Columns[int] = [
+        ("n", str),
+        *((words.kernel(name), lambda n, name=name: entry(by_place.get((n, name)), rate, best[n])) for name in kernels),
+    ]
+    notes = not_run(measurements, lambda m: f"{m.kernel} at n = {m.n}")
+    title = f"{words.rate(measurements[0])} against n, {words.types(measurements[0])}"
+    return tabulate(title, columns, sizes, [limits(measurements), *notes])
+
+
+def side(cache: int, dtype: str) -> float:
+    """Return the side of the largest three square blocks that fit in a cache of so many bytes."""
+    return math.sqrt(cache / (3 * dtypes.get(dtype).size))
+
+
+def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> Sheet:
+    """Return times by the side of a block, and the cache that three blocks fit into; rivals have no block."""
+    best = least(m for m in measurements if "block" in m.config)
+    caches = words.caches(machine)
+    memory = "memory" if caches else ""  # the caches are not known while the table grows
+
+    def blocked(of: Callable[[int], str]) -> Callable[[Measurement], str]:
+        """A cell of the bytes of the three blocks that a blocked product works on."""
+        bytes_of = 3 * dtypes.get(measurements[0].dtype).size
+        return lambda m: of(bytes_of * m.config["block"] ** 2) if "block" in m.config else ""
+
+    columns: Columns[Measurement] = [
+        ("block", lambda m: str(m.config.get("block", words.kernel(m.kernel)))),
+        ("three blocks", blocked(numerals.size)),
+        ("fit in", blocked(lambda count: next((name for name, size in caches if count <= size), memory))),
+        ("ms", lambda m: entry(m, _time(1e3), best if "block" in m.config else 0.0)),
+        (words.rate(measurements[0]), rate),
+        ("% of peak", share),
+    ]
+    rows = sorted(measurements, key=lambda m: m.config.get("block", math.inf))
+    notes = not_run(measurements, lambda m: f"block {m.config.get('block', '')}")
+    title = f"{words.shape(measurements[0])}, {words.types(measurements[0])}"
+    return tabulate(title, columns, rows, [limits(measurements), *notes])
+
+
+def _time(scale: float) -> Callable[[Measurement], str]:
+    return lambda m: numerals.digits(m.seconds * scale)
+
+
+def _refusals(variants: Mapping[str, Sequence[Measurement]], axis: Axis) -> Iterator[str]:
+    """Yield the reasons why lines were not run, each once with the values that share it."""
+    for name, every in variants.items():
+        reasons: dict[str, list[Measurement]] = {}
+        for m in every:
+            if m.refused:
+                reasons.setdefault(re.sub(r"\d+", "", m.refused), []).append(m)
+        for same in reasons.values():
+            values = [str(value) for m in same if (value := axis.of(m)) is not None]
+            where = f" at {', '.join(values)}" if values else ""
+            yield f"{name}{where}: {same[0].refused}"
+
+
+def marks(measurements: Sequence[Measurement], axis: Axis, machine: MachineRecord) -> tuple[tuple[float, str], ...]:
+    """The limits of the device as places on the axis and their names."""
+    if axis.threads:  # a config that does not fit for another reason is refused with it
+        return ((BLOCK ** (1 / axis.threads), f"{BLOCK:,} threads, the limit of a block"),)
+    if not (axis.side and machine.gpu.l2):
+        return ()
+    fills = machine.gpu.l2 / (_fixed(measurements[0], axis) * dtypes.get(measurements[0].dtype).size)
+    return ((fills, f"W fills L2, {numerals.size(machine.gpu.l2)}"),)
+
+
+def _fixed(m: Measurement, axis: Axis) -> int:
+    """The side of the matrix that is not varied, which another run may have fixed elsewhere."""
+    return m.k if axis.side == "n" else m.n
 
 
 class Branch(NamedTuple):
@@ -200,21 +349,19 @@ def tabulated(run: Results) -> tuple[Sheet, ...]:
     """Return the sheets of a run that has been grouped."""
     kinds = ((records, records.experiment.table) for records in run.parts)
     return tuple(
-        sheet
-        for of, kind in kinds
-        for sheet in SHEETS[_resembled(of.measurements) if kind is TableKind.ANY_SUITE else kind](of)
+        sheet for of, kind in kinds for sheet in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)
     )
 
 
-def _resembled(measurements: Sequence[Measurement]) -> TableKind:
+def _resembled(measurements: Sequence[Measurement]) -> str:
     """Return the table of the suites whose records look like these, which are of a suite that has no file here."""
-    if suite_tables.has_pieces(measurements):
-        return TableKind.FIRST_PRODUCTS
+    if any(m.case in PIECES for m in measurements):
+        return "first_products"
     if any(suite_tables.is_of_model(m) for m in measurements):
-        return TableKind.TOKENS
-    if any(suite_tables.is_total(m) for m in measurements):
-        return TableKind.NEW_SHAPES
-    return TableKind.PRODUCTS if any(m.flops for m in measurements) else TableKind.BY_CASE
+        return "tokens"
+    if any(m.case in CASES for m in measurements):
+        return "new_shapes"
+    return "products" if any(m.flops for m in measurements) else "by_case"
 
 
 def _ladder(records: Records) -> Sequence[Sheet]:
@@ -225,67 +372,16 @@ def _ladder(records: Records) -> Sequence[Sheet]:
     return [*sheets, *([other_shapes(others, records.rungs)] if others else [])]
 
 
-SHEETS: dict[TableKind, Callable[[Records], Sequence[Sheet]]] = {
-    TableKind.LADDER: _ladder,
-    TableKind.BY_SIZE: lambda of: [sweep_tables.by_size(of.measurements)],
-    TableKind.BY_BLOCK: lambda of: [sweep_tables.by_block(of.measurements, of.machine)],
-    TableKind.BY_KEY: lambda of: [sweep_tables.by_key(of.measurements, of.experiment)],
-    TableKind.BY_CONFIG: lambda of: [sweep_tables.by_config(of.measurements, of.experiment)],
-    TableKind.BY_SIDE: lambda of: [sweep_tables.by_side(of.measurements, of.experiment)],
-    TableKind.PRODUCTS: lambda of: suite_tables.products(of.experiment.heading, of.measurements),
-    TableKind.FIRST_PRODUCTS: lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
-    TableKind.NEW_SHAPES: lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
-    TableKind.TOKENS: lambda of: [suite_tables.tokens(of.experiment.heading, of.measurements)],
-    TableKind.BY_CASE: lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
+SHEETS: dict[str, Callable[[Records], Sequence[Sheet]]] = {
+    "ladder": _ladder,
+    "by_size": lambda of: [by_size(of.measurements)],
+    "by_block": lambda of: [by_block(of.measurements, of.machine)],
+    "by_key": lambda of: [by_key(of.measurements, of.experiment)],
+    "by_config": lambda of: [by_config(of.measurements, of.experiment)],
+    "by_side": lambda of: [by_side(of.measurements, of.experiment)],
+    "products": lambda of: suite_tables.products(of.experiment.heading, of.measurements),
+    "first_products": lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
+    "new_shapes": lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
+    "tokens": lambda of: [suite_tables.tokens(of.experiment.heading, of.measurements)],
+    "by_case": lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
 }
-
-
-def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
-    """Return the fastest rival of a problem and (speed-up over it, spread); None if no rival ran.
-
-    A rival that ran with several numbers of threads may be faster with fewer of them. The spread is the one of the
-    turns that the rung and the rival took with the same number of threads.
-    """
-    ran = [m for m in group.rivals if m.seconds]
-    if not ran or not measurement.seconds:
-        return None
-    fastest = min(ran, key=lambda m: m.seconds)
-    spread = (speedup(measurement, fastest.kernel, group) or (0.0, 0.0))[1]
-    return fastest, (fastest.seconds / measurement.seconds, spread)
-
-
-def summary(results: Results) -> str:
-    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
-
-    >>> summary(results(run, CPU))  # doctest: +SKIP
-    'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
-    """
-    squares = [group for group in results.problems if is_square(group.first)]
-    ran = [m for m in largest(squares).rungs if m.seconds] if squares else []
-    if not ran or doubts(results.run):
-        return ""
-    group, parents = largest(squares), {rung.name: rung.parent or "" for rung in results.rungs}
-    best = max(ran, key=lambda m: m.gflops)
-    line = f"{words.shape(best)}, {words.types(best)}: {best.kernel} reaches "
-    line += f"{numerals.digits(words.reached(best))} {words.rate(best)}"
-    if part := words.share(best):
-        line += f", {numerals.percent(part)} of the peak"
-    if over := over_fastest(best, group):
-        line += f", {numerals.times(*over[1])} {label(over[0], group)}"
-    if steps := [(gain[0], m) for m in ran if (gain := speedup(m, parents[m.kernel], group))]:
-        step, m = max(steps, key=lambda pair: pair[0])
-        line += f"; largest step: {m.kernel}, {numerals.times(step)} {parents[m.kernel]}"
-    return line
-
-
-def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
-    """Return a run as Markdown: the machine, then a table for each sheet.
-
-    >>> print(markdown(run, CPU))  # doctest: +SKIP
-    # The ladder
-    ...
-    """
-    parts = [f"# {words.title(run)}\n", f"{words.machine(run.machine)}. Measured {words.when(run)}.\n"]
-    parts += [f"**{warning}**\n"] if (warning := banner(run)) else []
-    parts += [f"## {sheet.title}\n\n{table(sheet)}" for sheet in sheets(run, rungs)]
-    return "\n".join(parts)

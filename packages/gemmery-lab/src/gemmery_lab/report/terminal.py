@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from textwrap import wrap
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from rich import box
@@ -26,8 +25,8 @@ from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import words
 from gemmery_lab.report.sheet import Cell, Sheet
-from gemmery_lab.report.tables import IDEA, Results, results, sheets, summary, tabulated, tree, walk
-from gemmery_lab.report.words import banner, fullest, gains
+from gemmery_lab.report.tables import IDEA, Results, results, sheets, tabulated, tree, walk
+from gemmery_lab.report.words import banner, doubts, fullest, gains, is_square, label, largest, over_fastest, speedup
 
 if TYPE_CHECKING:
     from gemmery.ladder.diff import Difference
@@ -81,9 +80,7 @@ class Growing(Generic[StepRecord]):
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def announce(self, text: str) -> None:
@@ -105,20 +102,22 @@ class Growing(Generic[StepRecord]):
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
         self._bar.update(self._task, description=escape(what), completed=done, total=total)
-        self._live.update(Group(*self._so_far(), self._bar), refresh=True)
-
-    def _so_far(self) -> list[RenderableType]:
-        room = max(self._console.height - 8, 1)
-        sheets = self._sheets(self._rows) if self._rows else ()
-        width = self._console.width
-        rooms = [max(room // len(_folded(sheet, width)), 1) for sheet in sheets]
-        cut = [replace(sheet, rows=sheet.rows[-last:], notes=()) for sheet, last in zip(sheets, rooms, strict=True)]
-        return [part for sheet in cut for part in laid_out(sheet, width)]
+        width, room = self._console.width, max(self._console.height - 8, 1)
+        parts = list[RenderableType]()
+        for sheet in self._sheets(self._rows) if self._rows else ():
+            last = max(room // len(_folded(sheet, width)), 1)
+            parts += laid_out(replace(sheet, rows=sheet.rows[-last:], notes=()), width)
+        self._live.update(Group(*parts, self._bar), refresh=True)
 
 
 def progress(rungs: Sequence[Rung], console: Console) -> Growing[Measurement]:
     """Return the progress of a command that measures these rungs."""
-    return Growing(console, _line, lambda rows: sheets(Run(NOWHERE, "", tuple(rows)), rungs), _place)
+
+    def place(m: Measurement) -> tuple[object, ...]:
+        """What the rows of one table have in common."""
+        return (m.suite, *((m.m, m.n, m.k, m.dtype) if experiments.of(m) is LADDER else ()))
+
+    return Growing(console, _line, lambda rows: sheets(Run(NOWHERE, "", tuple(rows)), rungs), place)
 
 
 def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
@@ -133,8 +132,17 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         console.print()
     for sheet in tables:
         console.print(Group(*laid_out(sheet, console.width)))
-    if any(IDEA in sheet.head for sheet in tables):
-        _print_tree(of, console)
+    if of.climbed and any(IDEA in sheet.head for sheet in tables):  # each rung below its parent
+        over_parent, branches = gains(of.climbed, of.problems), Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        branches.add_column(no_wrap=True)
+        branches.add_column(no_wrap=True, justify="right")
+        branches.add_column(overflow="fold")
+        for depth, rung in walk(tree(of.climbed)):
+            idea = Text(rung.idea if console.width < WIDE else "", style="dim")
+            branches.add_row(Text("  " * depth + rung.name), Text(over_parent.get(rung.name, "")), idea)
+        at = f", × the speed of its parent at {words.shape(fullest(of.problems).first)}" if len(of.climbed) > 1 else ""
+        console.print(Text(f"Each rung below its parent{at}", style="bold"))
+        console.print(branches)
     console.print(Text(f"{words.machine(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
         console.print(
@@ -144,6 +152,30 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         console.print(Text(warning, style="bold red"))
     elif closing := summary(of):
         console.print(Text(closing, style="bold"))
+
+
+def summary(results: Results) -> str:
+    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
+
+    >>> summary(results(run, CPU))  # doctest: +SKIP
+    'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
+    """
+    squares = [group for group in results.problems if is_square(group.first)]
+    ran = [m for m in largest(squares).rungs if m.seconds] if squares else []
+    if not ran or doubts(results.run):
+        return ""
+    group, parents = largest(squares), {rung.name: rung.parent or "" for rung in results.rungs}
+    best = max(ran, key=lambda m: m.gflops)
+    line = f"{words.shape(best)}, {words.types(best)}: {best.kernel} reaches "
+    line += f"{numerals.digits(words.reached(best))} {words.rate(best)}"
+    if part := words.share(best):
+        line += f", {numerals.percent(part)} of the peak"
+    if over := over_fastest(best, group):
+        line += f", {numerals.times(*over[1])} {label(over[0], group)}"
+    if steps := [(gain[0], m) for m in ran if (gain := speedup(m, parents[m.kernel], group))]:
+        step, m = max(steps, key=lambda pair: pair[0])
+        line += f"; largest step: {m.kernel}, {numerals.times(step)} {parents[m.kernel]}"
+    return line
 
 
 def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> None:
@@ -161,38 +193,15 @@ def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> No
     console.print(table)
 
 
-def _print_tree(of: Results, console: Console) -> None:
-    """Print each rung of a ladder below its parent: its gain, and its idea where the tables have no room for it."""
-    if not of.climbed:
-        return
-    group = fullest(of.problems)
-    over_parent = gains(of.climbed, of.problems)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, justify="right")
-    table.add_column(overflow="fold")
-    for depth, rung in walk(tree(of.climbed)):
-        idea = Text(rung.idea if console.width < WIDE else "", style="dim")
-        table.add_row(Text("  " * depth + rung.name), Text(over_parent.get(rung.name, "")), idea)
-    at = f", × the speed of its parent at {words.shape(group.first)}" if len(of.climbed) > 1 else ""
-    console.print(Text(f"Each rung below its parent{at}", style="bold"))
-    console.print(table)
-
-
 def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
     """Return a sheet as a rich table, or as several if it is too wide, with its notes below."""
-    if len(_folded(sheet, width)) > 1 == len(_folded(_closer(sheet), width)):
-        sheet = _closer(sheet)
+    rows = tuple(tuple(replace(cell, text=BETWEEN.sub("×", cell.text)) for cell in row) for row in sheet.rows)
+    closer = replace(sheet, rows=rows)  # with shapes like 8×2048×2048, without spaces
+    if len(_folded(sheet, width)) > 1 == len(_folded(closer, width)):
+        sheet = closer
     first, *others = _folded(sheet, width)
     tables = [_table(sheet, first, sheet.title), *(_table(sheet, columns) for columns in others)]
     return [*tables, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
-
-
-def _closer(sheet: Sheet) -> Sheet:
-    """A sheet with shapes like 8×2048×2048, without spaces."""
-    return replace(
-        sheet, rows=tuple(tuple(replace(c, text=BETWEEN.sub("×", c.text)) for c in row) for row in sheet.rows)
-    )
 
 
 def _folded(sheet: Sheet, width: int) -> list[list[int]]:
@@ -236,13 +245,6 @@ def _heading(sheet: Sheet, index: int) -> str:
 def styled(cell: Cell) -> Text:
     """Return a cell in the style of its tone."""
     return Text(cell.text, style=STYLES[cell.tone])
-
-
-def _place(measurement: Measurement) -> tuple[object, ...]:
-    """What the rows of one table have in common."""
-    if experiments.of(measurement) is LADDER:
-        return (measurement.suite, measurement.m, measurement.n, measurement.k, measurement.dtype)
-    return (measurement.suite,)
 
 
 def _line(measurement: Measurement) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gemmery import load
 from gemmery.ladder.rung import Rung
@@ -34,6 +36,7 @@ UNITS = {
     "tensor_8": "tensor cores, 8 bits",
 }  # the units of a GPU that multiply: fields of device.Rates
 
+NOTES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))  # below tables and figures
 IN_PARTS = ("split_", "ozaki_")  # rungs that multiply parts of elements: the peak in a record is of another unit
 
 
@@ -78,11 +81,6 @@ def versioned(name: str, records: Sequence[Measurement]) -> str:
     return kernel(name).replace("cuBLAS", version[0]) if version else kernel(name)
 
 
-def between(values: Sequence[int]) -> str:
-    """Return one number or a range: "1980", "1755 to 1980"."""
-    return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-
 def cores(count: int) -> str:
     """Return `1 thread` or `2 threads`."""
     return f"{count} thread{'s' if count != 1 else ''}"
@@ -123,27 +121,18 @@ def title(run: Run) -> str:
 
 def machine(machine: MachineRecord) -> str:
     """Return the machine of a run in one line."""
-    if machine.gpu.name:
-        return _gpu(machine)
-    sizes = ", ".join(f"{name} {numerals.size(size)}" for name, size in caches(machine))
-    versions = {
-        "Python": machine.python,
-        "NumPy": machine.numpy,
-        "llvmlite": machine.llvmlite,
-        "gemmery": machine.gemmery,
-    }
-    software = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    hardware = f"{machine.cpu}, {machine.isa}, {machine.cores} cores, {sizes}"
-    return f"{hardware}; {machine.os}; {software}; NumPy runs {machine.blas}"
-
-
-def _gpu(machine: MachineRecord) -> str:
     gpu = machine.gpu
-    power = f", {gpu.power_w:g} W" if gpu.power_w else ""
-    device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
-    software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {machine.python}"
-    version = f", gemmery {machine.gemmery}" if machine.gemmery else ""
-    return f"{device}, L2 {numerals.size(gpu.l2)}; {software}{version}"
+    if gpu.name:
+        power = f", {gpu.power_w:g} W" if gpu.power_w else ""
+        device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
+        software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {machine.python}"
+        version = f", gemmery {machine.gemmery}" if machine.gemmery else ""
+        return f"{device}, L2 {numerals.size(gpu.l2)}; {software}{version}"
+    sizes = ", ".join(f"{name} {numerals.size(size)}" for name, size in caches(machine))
+    names = {"Python": "python", "NumPy": "numpy", "llvmlite": "llvmlite", "gemmery": "gemmery"}
+    versions = [f"{name} {version}" for name, field in names.items() if (version := getattr(machine, field))]
+    hardware = f"{machine.cpu}, {machine.isa}, {machine.cores} cores, {sizes}"
+    return f"{hardware}; {machine.os}; {', '.join(versions)}; NumPy runs {machine.blas}"
 
 
 def processor(machine: MachineRecord) -> tuple[str, str]:
@@ -232,6 +221,20 @@ def speedup(measurement: Measurement, rival: str | None, group: Group) -> tuple[
     return ratio, max(spread, reach, measurement.spread.get(ANY, 0.0) * ratio)
 
 
+def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
+    """Return the fastest rival of a problem and (speed-up over it, spread); None if no rival ran.
+
+    A rival that ran with several numbers of threads may be faster with fewer of them. The spread is the one of the
+    turns that the rung and the rival took with the same number of threads.
+    """
+    ran = [m for m in group.rivals if m.seconds]
+    if not ran or not measurement.seconds:
+        return None
+    fastest = min(ran, key=lambda m: m.seconds)
+    spread = (speedup(measurement, fastest.kernel, group) or (0.0, 0.0))[1]
+    return fastest, (fastest.seconds / measurement.seconds, spread)
+
+
 def gain(measurement: Measurement, rival: str | None, group: Group) -> str:
     """Return the speed-up over a rival or a parent as text, "" where there is none."""
     return numerals.times(*(speedup(measurement, rival, group) or (None,)))
@@ -273,27 +276,24 @@ def doubts(run: Run) -> tuple[str, ...]:
         fewer = [peak for (name, count), peak in peaks.items() if name == dtype and count < threads]
         higher = max(fewer, key=lambda peak: peak.peak_gflops, default=m)
         if m.peak_gflops < SHARED * higher.peak_gflops:
-            own, other = (
-                f"{cores(peak.threads)}, {numerals.digits(peak.peak_gflops)} {rate(peak)}" for peak in (m, higher)
-            )
+            own, other = (f"{cores(x.threads)}, {numerals.digits(x.peak_gflops)} {rate(x)}" for x in (m, higher))
             reasons.append(f"The measured {dtype} peak of {own}, is below that of {other}: impossible.")
     return tuple(reasons)
 
 
 def banner(run: Run) -> str:
     """Return the warning to show with unreliable figures, "" for reliable ones."""
-    reasons = doubts(run)
-    if not reasons:
-        return ""
-    return f"Unreliable figures: {' '.join(reasons)} Ratios are shown as ranges. Measure again on an idle machine."
+    reasons = " ".join(doubts(run))
+    warning = f"Unreliable figures: {reasons} Ratios are shown as ranges. Measure again on an idle machine."
+    return warning if reasons else ""
 
 
 def weighed(run: Run) -> Run:
     """Return the run with a wide spread of all ratios if the figures are unreliable."""
     if not doubts(run):
         return run
-
-    def wide(m: Measurement) -> dict[str, float]:
-        return {ANY: BUSY, **{name: max(m.spread.get(name, 0.0), BUSY * ratio) for name, ratio in m.versus.items()}}
-
-    return replace(run, measurements=tuple(replace(m, spread=wide(m)) for m in run.measurements))
+    rows = []
+    for m in run.measurements:
+        wide = {name: max(m.spread.get(name, 0.0), BUSY * ratio) for name, ratio in m.versus.items()}
+        rows.append(replace(m, spread={ANY: BUSY, **wide}))
+    return replace(run, measurements=tuple(rows))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
 from gemmery.api.device_call import keep, low_bits, table
-from gemmery.arrays import View
+from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
-from gemmery.keywords import DEFAULTS
+from gemmery.keywords import DEFAULTS, Options
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the names when alpha is 1 and beta 0
 _LARGE = 1e38
 _NUMBERS = (int, float)
-_NO_PARTS = (0, 0)
+NO_PARTS = (0, 0)
 _ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
 
 
@@ -59,33 +59,33 @@ class KnownCall(NamedTuple):
 
 
 def remember(
-    a: Any,
-    b: Any,
-    out: Any,
-    name: str,
-    inputs: Inputs,
-    target: View,
-    served: TieredLaunch,
-    options: Keywords | None = None,
-    scalars: Scalars = (1.0, 0.0),
+    name: str, inputs: Inputs, target: View, is_new: bool, options: Options, keywords: Keywords, served: TieredLaunch
 ) -> None:
     """Use the fast path for calls like this one of the function `name`, if the library of its arrays has one.
 
-    `target` is the view of the result. `options` are those that the call named, `scalars` its alpha and beta.
+    `target` is the result, a new array or `out`. `keywords` are the options that the call named.
     """
-    library = _library_of(a)
-    if library is None or any(type(z) not in library.types for z in ((a, b) if out is None else (a, b, out))):
+    library = _library_of(inputs.x.array)
+    if library is None:
+        return
+    x, y, *others = (z for z in inputs.read if z is not None)
+    a, b, out = x.array, y.array, None if is_new else target.array
+    if any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
         return  # a subclass has arithmetic of its own
-    x, y, *others = (z for z in (inputs.x, inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b) if z is not None)
-    key = library.key(a, b, out, name, x.pointer, y.pointer, 0 if out is None else target.pointer)
-    dtype, extras = None if out is not None else library.dtype(target.dtype), None
-    if options is not None:
-        words = library.words(options, inputs.parts)
-        if words is None:
-            return
+    if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
+        return
+    words: tuple[Any, ...] | None = ()
+    extras, scalars = None, (options.alpha.real, options.beta.real)
+    if any(inputs.parts) or keywords:
+        words = library.words(keywords, inputs.parts) if name == "matmul" else None
         bias_dtype = library.dtype("f64" if target.dtype == "f64" else "f32")
-        key, extras = (*key, *words), KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
-    strides = arrays.contiguous(target.shape, 1)
+        extras = KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
+    elif scalars == (1, 0):
+        name = PLAIN[name]
+    if words is None or (options.old is not None and (is_new or options.old is not out)):
+        return
+    key = (*library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer), *words)
+    dtype, strides = library.dtype(target.dtype) if is_new else None, arrays.contiguous(target.shape, 1)
     call = KnownCall(served, target.shape, strides, dtype, *_apart(x, target), *_apart(y, target), extras)
     keep(table.calls, key, call)
     PATHS.update(dict.fromkeys(library.types, library.multiply))
@@ -98,14 +98,10 @@ def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -
     path = PATHS.get(type(a))
     if path is None or type(alpha) is not float or type(beta) is not float:
         return None
-    scalars = None
-    if alpha != 1 or beta != 0:
-        if not (0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)):
-            return None
-        scalars = alpha, beta
-    else:
-        name = PLAIN[name]
-    return path(a, b, out, name, scalars)
+    if alpha == 1 and beta == 0:
+        return path(a, b, out, PLAIN[name], None)
+    exact = 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)
+    return path(a, b, out, name, (alpha, beta)) if exact else None
 
 
 def _apart(x: View, target: View) -> tuple[int, int]:
@@ -139,7 +135,7 @@ def _preparing() -> Callable[..., KnownCall | None]:
     It takes the key, the element type, the device, shape and strides in elements of both, their addresses, and alpha
     and beta or None.
     """
-    from gemmery.api.precision import get_float32_precision
+    from gemmery.api.device_operands import get_float32_precision
     from gemmery.api.prepared import prepare_new
     from gemmery.cuda import images
 
@@ -178,7 +174,7 @@ class Torch:
 
         A call that names them in another order has another key.
         """
-        words: list[Any] = [] if parts == _NO_PARTS else [bool(parts[0]), bool(parts[1])]
+        words: list[Any] = [] if parts == NO_PARTS else [bool(parts[0]), bool(parts[1])]
         types = self.types
         for name, z in options.items():
             kind = type(z)
@@ -193,7 +189,7 @@ class Torch:
     def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[KnownCall | None, list[int]]]]:
         """Return the look-ups of calls by their keys: without options, and with them."""
         calls, recording, strided, types = table.calls, self.torch.is_grad_enabled, self.torch.strided, self.types
-        key_of, words_of, fresh, make = self.key, self.words, _preparing(), arrays.comparer(self.torch)
+        key_of, words_of, fresh, make = self.key, self.words, _preparing(), pytorch.comparer(self.torch)
         served = ("f64", "f32", "f16", "bf16")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
 
@@ -260,15 +256,15 @@ class Torch:
     def _path(self) -> FastPath:
         torch, types, byte, new, into = self.torch, self.types, self.torch.uint8, *table.latest
         stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-        tracing, modes, transforms = arrays.recorders(torch)
-        forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
-        empty, current = arrays.device_allocator(torch)
+        tracing, modes, transforms = pytorch.recorders(torch)
+        forward, written = torch.autograd.forward_ad, pytorch.version_bump(torch)
+        empty, current = pytorch.device_allocator(torch)
         known, optional = self._look_ups()
         run_with_options = self._run
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = _NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS,
         ) -> Any:  # fmt: skip
             ordinal = a.get_device()
             if (
@@ -368,7 +364,7 @@ class CuPy:
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = _NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS,
         ) -> Any:  # fmt: skip
             if options is not None or type(b) is not ndarray or (out is not None and type(out) is not ndarray):
                 return None

@@ -9,8 +9,8 @@ import numpy as np
 
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import repeats
-from gemmery.api.cpu_call import PLAIN, Call, Prepared, Terms
 from gemmery.api.promote import can_cast, kernel_types
+from gemmery.api.repeats import PLAIN, Call, Prepared, Terms
 from gemmery.arrange import Ints, arrange, layout, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
@@ -37,10 +37,10 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     call = Call(a, b, x, y, common, result, terms)
     if out is None:
         like = arrays.kind(a, b)
-        array, target = arrays.empty(like, shape, result)
+        target = arrays.empty(like, shape, result)
         arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view)
         _compute(call, target)
-        return arrays.wrap(like, array)
+        return arrays.wrap(like, target.owner)
     target = view(out)
     if not x.device == y.device == target.device:
         arrays.together(a=x, b=y, out=target)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api import opaque, quick_contractions, spellings, subscripts
+from gemmery.api import opaque, subscripts, sums_of_products
 from gemmery.api.one_product import Labels
+from gemmery.api.options import check_numpys, in_order, record, single, viewed
 from gemmery.api.promote import promoted
 from gemmery.api.sums_of_products import Factor, contract, merged, sum_of_products, with_transposes
 from gemmery.arrays import view
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import EinsumOptions, Foreign, Out, Plain, VecdotOptions
-    from gemmery.keywords import ContractionOptions
+    from gemmery.keywords import ContractionOptions, EinsumOptions, Foreign, Out, Plain, VecdotOptions
 
 Axes = int | tuple[int | Sequence[int], int | Sequence[int]]
 
@@ -63,11 +63,11 @@ def _tensordot(
     """
     if opaque.waiting and opaque.settle():
         return _tensordot(a, b, axes, out=out, **keywords)
-    options = spellings.options("tensordot", keywords) if keywords else NO_OPTIONS
-    if out is None and options is NO_OPTIONS and quick_contractions.is_plain(a, b):
+    options = record("tensordot", keywords) if keywords else NO_OPTIONS
+    if out is None and options is NO_OPTIONS and sums_of_products.is_plain(a, b):
         try:
             labels = subscripts.of_tensordot(subscripts.pair_of(axes), tuple(a.shape), tuple(b.shape))
-            result = quick_contractions.at_once(labels, a, b)
+            result = sums_of_products.at_once(labels, a, b)
             if result is not None:
                 if not _calls() % _SAMPLED:
                     ways = (axes, None) if type(axes) is int and axes == 2 else (axes,)
@@ -75,9 +75,9 @@ def _tensordot(
                 return result
         except GemmeryError:  # which the way below tells in words of the arguments
             pass
-    x, y = spellings.viewed("a", a), spellings.viewed("b", b)
+    x, y = viewed("a", a), viewed("b", b)
     labels = subscripts.of_tensordot(subscripts.pair_of(axes), x.shape, y.shape)
-    return contract(arrays.kind(a, b), labels, a, b, x, y, spellings.single(out), keywords)
+    return contract(arrays.kind(a, b), labels, x, y, single(out), keywords)
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -135,11 +135,11 @@ def _vecdot(
     """
     if opaque.waiting and opaque.settle():
         return _vecdot(a, b, out, axis=axis, keepdims=keepdims, **keywords)
-    options = spellings.options("vecdot", keywords) if keywords else NO_OPTIONS
+    options = record("vecdot", keywords) if keywords else NO_OPTIONS
     plain = out is None and axis == -1 and keepdims is False and options is NO_OPTIONS
-    if plain and quick_contractions.is_plain(a, b):
+    if plain and sums_of_products.is_plain(a, b):
         try:
-            result = quick_contractions.rows_of(a, b)
+            result = sums_of_products.rows_of(a, b)
             if result is not None:
                 if not _calls() % _SAMPLED:
                     _remember("vecdot", (None,), subscripts.of_vecdot(-1, a.ndim, b.ndim), a, b)
@@ -148,21 +148,21 @@ def _vecdot(
             pass
     if keepdims not in (True, False):
         raise TypeError(f"keepdims={brief(keepdims)}: pass True or False")
-    out = spellings.single(out)
-    x, y = spellings.viewed("a", a), spellings.viewed("b", b)
+    out = single(out)
+    x, y = viewed("a", a), viewed("b", b)
     if get(x.dtype).kind == "c":
         arrays.unchanged(a=x)
-        a = with_transposes(a, x, arrays.allocates(a)).conj()
+        a = with_transposes(x, True).conj()
         x = view(a)
     labels = subscripts.of_vecdot(axis, len(x.shape), len(y.shape))
     place = index(axis) % (len(labels.c) + 1)
     target = out
     if keepdims and out is not None:
-        shape = spellings.viewed("out", out).shape
+        shape = viewed("out", out).shape
         if shape[place : place + 1] != (1,):
             raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
         target = out.squeeze(place)
-    result = contract(arrays.kind(a, b), labels, a, b, x, y, target, keywords)
+    result = contract(arrays.kind(a, b), labels, x, y, target, keywords)
     if out is not None:
         return out
     return result[(slice(None),) * place + (None,)] if keepdims else result
@@ -232,13 +232,13 @@ def _einsum(
     """
     if opaque.waiting and opaque.settle():
         return _einsum(expression, *operands, out=out, optimize=optimize, order=order, casting=casting, **keywords)
-    options = spellings.options("einsum", keywords) if keywords else NO_OPTIONS
+    options = record("einsum", keywords) if keywords else NO_OPTIONS
     plain = out is None and options is NO_OPTIONS and order == "K" and casting == "safe"
     if plain and len(operands) == 2 and type(expression) is str:
         a, b = operands
-        if quick_contractions.is_plain(a, b):
+        if sums_of_products.is_plain(a, b):
             try:
-                result = quick_contractions.quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
+                result = sums_of_products.quick(expression, a.ndim, b.ndim, type(a) is np.ndarray)(a, b)
                 if result is not None:
                     if not _calls() % _SAMPLED:
                         (left, right), c = subscripts.labels(expression, (a.ndim, b.ndim))
@@ -246,12 +246,12 @@ def _einsum(
                     return result
             except GemmeryError:  # of lengths that differ, of which one may be 1, among others
                 pass
-    out = spellings.single(out)
+    out = single(out)
     order = str(order).upper()
-    spellings.check("einsum", {"casting": casting, "order": "K" if order == "F" else order})
+    check_numpys("einsum", {"casting": casting, "order": "K" if order == "F" else order})
     if not isinstance(expression, str):
         expression, operands = subscripts.from_lists((expression, *operands))
-    views = [spellings.viewed(subscripts.called(place), operand) for place, operand in enumerate(operands)]
+    views = [viewed(subscripts.called(place), operand) for place, operand in enumerate(operands)]
     arrays.unchanged(**{subscripts.called(place): x for place, x in enumerate(views)})
     terms, letters = subscripts.labels(expression, tuple(len(x.shape) for x in views))
     factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
@@ -266,7 +266,7 @@ def _einsum(
             some, factors = factors[:2], factors[2:]
             factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, keywords))
     result = sum_of_products(factors, letters, keywords, out)
-    return result if order == "K" or out is not None else spellings.in_order(result, order)
+    return result if order == "K" or out is not None else in_order(result, order)
 
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _remember(name: str, described: tuple[Any, ...], labels: Labels, a: Any, b: 
     _compile_entries()
     for way in described:
         with suppress(GemmeryError):  # PyTorch records or transforms operations, among others
-            quick_contractions.remember(name, way, labels, a, b)
+            sums_of_products.remember(name, way, labels, a, b)
 
 
 @functools.cache

@@ -91,11 +91,6 @@ def keep(entries: dict[Any, Any], key: Any, entry: T) -> T:
 table = Table()
 
 
-def bare(z: View) -> View:
-    """Return a view as a DeviceCall has it."""
-    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
-
-
 def low_bits(p: int, q: int, r: int) -> int:
     """Return three addresses modulo 16, packed in one number."""
     return (p & 15) << 8 | (q & 15) << 4 | r & 15 if (p | q | r) & 15 else 0
@@ -106,51 +101,44 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
 
     Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
     """
-    x, y, c, split = call.x, call.y, call.c, call.split
+    x, y, c = call.x, call.y, call.c
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
-    if call.grouped:  # all groups share A and C; an offset says where each has its rows
-        form = _of_groups(call)
+    if call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
+        (m, k), (groups, _, n) = x.shape, y.shape
+        (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = x.strides, y.strides, c.strides
+        form = Arrangement(m, n, k, groups, (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column))
     else:
         more_columns = call.bias is None
         form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)
     m, n, k = form.m, form.n, form.k
-    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
-    layouts = [layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides]
-    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
-    a_low, b_low, c_low = (
-        arrays.alignment(low[i], limiting_steps(layouts[i], form.batch, rows, columns, step, each))
-        for i, (rows, columns, step, each) in enumerate(sides)
-    )
+    layouts, low = [], []
+    sides = (x, m, k, form.a, size), (y, k, n, form.b, size), (c, m, n, form.c, out_size)
+    for i, (z, rows, columns, steps, each) in enumerate(sides):
+        layouts.append(layout(rows, columns, steps[1], steps[2], each))
+        pointer = math.gcd(z.pointer, *(step[i] for _, step in form.loops))
+        low.append(arrays.alignment(pointer, limiting_steps(layouts[i], form.batch, rows, columns, steps, each)))
     if call.grouped and layouts[2] != "row":
         layouts[2] = "any"  # C' = B' A' would have groups of columns
     problem = Problem(
         m,
         n,
         k,
-        x.dtype,
-        c.dtype,
-        1 if call.grouped else form.batch,
-        layouts[0],
-        layouts[1],
-        layouts[2],
+        dtype=x.dtype,
+        out=c.dtype,
+        batch=1 if call.grouped else form.batch,
+        a_layout=layouts[0],
+        b_layout=layouts[1],
+        c_layout=layouts[2],
         epilogue=call.epilogue,
         scaled=call.scaled,
         device=c.device,
-        alignments=(a_low, b_low, c_low),
+        alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
         groups=form.batch if call.grouped else 0,
-        split="".join(name for name in split if walks_parts(form, name, x if name == "a" else y)),
+        split="".join(name for name in call.split if walks_parts(form, name, x if name == "a" else y)),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
     )
     return form, problem
-
-
-def _of_groups(call: DeviceCall) -> Arrangement:
-    """Return a grouped product as a batch of matrices of B, which shares A and C."""
-    (rows, k), (groups, _, n) = call.x.shape, call.y.shape
-    (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = call.x.strides, call.y.strides, call.c.strides
-    a, b, c = (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column)
-    return Arrangement(rows, n, k, groups, a, b, c)
 
 
 def distinct(z: View, operand: str) -> tuple[int, int]:
@@ -180,20 +168,20 @@ def distinct(z: View, operand: str) -> tuple[int, int]:
 
 def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
     """Return True if the product reads the rows of A, or columns of B, in the order of the array's memory."""
-    steps, sides = (form.a, form.m) if operand == "a" else (form.b, form.n)
-    side_step = steps[1] if operand == "a" else steps[2]
-    if any(step[0 if operand == "a" else 1] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
+    place = "ab".index(operand)  # of the operand, and of its rows or columns
+    steps, sides = (form.a, form.b)[place], (form.m, form.n)[place]
+    if any(step[place] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
         return False
     count, batch_step = distinct(z, operand)
-    own, own_step = (z.shape[-2], z.strides[-2]) if operand == "a" else (z.shape[-1], z.strides[-1])
+    own, own_step, side_step = z.shape[place - 2], z.strides[place - 2], steps[1 + place]
     matrices = form.batch if steps[0] else 1
     total = count * own
     if matrices * sides != total:
         return False
-    places = {place for place in (1, own - 1, own, sides - 1, sides, total - 1) if place < total}
     return all(
-        place // sides * steps[0] + place % sides * side_step == place // own * batch_step + place % own * own_step
-        for place in places
+        i // sides * steps[0] + i % sides * side_step == i // own * batch_step + i % own * own_step
+        for i in {1, own - 1, own, sides - 1, sides, total - 1}
+        if i < total
     )
 
 

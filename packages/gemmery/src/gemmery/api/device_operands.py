@@ -1,31 +1,32 @@
-"""What a product on a device reads: where its operands are, their element types, and their factors.
+"""What a product on a device reads: where its operands are, their element types, precision, and factors.
 
 Factors, `scale_a` and `scale_b`, that are numbers become a part of alpha; arrays go to the kernel.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, dtypes
-from gemmery.api.options import scalar
+from gemmery import arrays, config, dtypes
+from gemmery.api.device_call import DeviceCall, table
+from gemmery.api.options import dtype_name, scalar
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import Scaling
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
-from gemmery.keywords import Options
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError, ShapeError, brief
+from gemmery.keywords import Options, for_kernel
 from gemmery.tuples import NamedTuple
 
 SERVED = ("f64", "f32", "f16", "bf16")
 _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
 ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
 BLOCK = 128  # rows and columns of an operand that share a factor
-SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
+EIGHT_BITS = (*dtypes.FLOAT8, "int8")
+SCALED = (*EIGHT_BITS, "f16", "bf16")  # element types of operands that may have factors
 NUMBER = (int, float, np.number)
 
 
@@ -49,10 +50,22 @@ class Inputs(NamedTuple):
     y: View
     bias: View | None = None  # accumulators
     epilogue: str = ""
-    owners: tuple[object, ...] = ()  # of converted memory, alive until the launch
     scales: OperandScales = NO_SCALES
     parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
     offsets: View | None = None  # the ends of groups of rows
+
+    @property
+    def read(self) -> tuple[View | None, ...]:
+        """A, B, the bias, and the factors of A and of B."""
+        return self.x, self.y, self.bias, self.scales.a, self.scales.b
+
+    def call(self, target: View, scaled: bool, options: Options) -> DeviceCall:
+        """Return the product into `target` without its memory."""
+        bias = None if self.bias is None else self.bias.strides
+        split = "".join(letter for letter, address in zip("ab", self.parts, strict=True) if address)
+        x, y, c = [View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (self.x, self.y, target)]
+        kernel, scaling, grouped = for_kernel(options), self.scales.scaling, self.offsets is not None
+        return DeviceCall(x, y, c, bias, self.epilogue, scaled, kernel, scaling, split, grouped)
 
 
 def located(z: View) -> View:
@@ -78,17 +91,17 @@ def located(z: View) -> View:
     return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
 
 
-def types(x: View, y: View, dtype: str | None, like: str | None) -> tuple[str, str]:
+def types(x: View, y: View, dtype: Any, like: View | None = None) -> tuple[str, str]:
     """Return the type to which A and B are converted, and that of the result.
 
-    `dtype` is the type that `dtype=` names. `like` is that of `out` or of the C that beta multiplies, which decides on
-    results of 8-bit types that `dtype=` does not.
+    `dtype` is what `dtype=` names. `like` is `out` or the C that beta multiplies, whose type decides on results of
+    8-bit types that `dtype=` does not.
 
     Raises DTypeError for types that the device does not multiply.
     """
-    eight = [name for name in (x.dtype, y.dtype) if name == "int8" or name in dtypes.FLOAT8]
-    if eight:
-        return _of_eight_bits(x, y, dtype or like)
+    dtype = None if dtype is None else dtype_name(dtype)
+    if x.dtype in EIGHT_BITS or y.dtype in EIGHT_BITS:
+        return _of_eight_bits(x, y, dtype or (like and like.dtype))
     for z in (x, y):
         if z.dtype not in SERVED:
             raise unserved(z)
@@ -130,7 +143,7 @@ def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
 @lru_cache
 def check_capability(dtype: str, has_factors: bool, device: str) -> None:
     """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
-    eight = dtype == "int8" or dtype in dtypes.FLOAT8
+    eight = dtype in EIGHT_BITS
     card = driver.find(device) if eight or has_factors else None
     if card is not None and card.capability != _HOPPER:
         long = dtypes.get(dtype).numpy
@@ -142,6 +155,84 @@ def check_capability(dtype: str, has_factors: bool, device: str) -> None:
         )
 
 
+_OF_FLOAT64 = "f64_normwise"
+_ON_HOPPER = {"f32_plus": "take 'f32_strict', or float64 operands", _OF_FLOAT64: "leave it out for float64 itself"}
+_CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"
+_UNSET = "unset"  # the environment has not been asked
+_default: str | None = _UNSET
+
+
+def set_float32_precision(precision: config.Float32Precision | None) -> None:
+    """Set how float32 products on a device may be computed from now on; None restores the default.
+
+    >>> import gemmery as gm
+    >>> gm.set_float32_precision("f32_tensor")
+    >>> gm.get_float32_precision()
+    'f32_tensor'
+    >>> gm.set_float32_precision(None)
+
+    It applies where a call names no `precision`, to products of float32 into float32; `matmul` has the values. The
+    default is GEMMERY_FLOAT32_PRECISION, else plain float32. A product captured in a CUDA graph stays as it was.
+
+    Raises ArgumentError for any other value.
+    """
+    global _default
+    if precision is not None and precision not in config.FLOAT32_PRECISIONS:
+        raise ArgumentError(f"precision={brief(precision)}: {_CHOICES}, or None for the default")
+    _default = config.float32_precision() if precision is None else precision
+    table.forget()  # what it has was prepared with the precision of before
+
+
+def get_float32_precision() -> str | None:
+    """Return how float32 products on a device may be computed; None for plain float32.
+
+    It is what was passed to `set_float32_precision`, else GEMMERY_FLOAT32_PRECISION, else None.
+
+    >>> import gemmery as gm
+    >>> gm.get_float32_precision() is None
+    True
+    """
+    global _default
+    if _default == _UNSET:
+        _default = config.float32_precision()
+    return _default
+
+
+def resolved(precision: Any, common: str, result: str, device: str) -> str | None:
+    """Return the precision of a product of `common` into `result` on a device: that of the call, or the default.
+
+    Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
+    """
+    effective = checked(precision, common, result)
+    if effective is None and (common, result) == ("f32", "f32"):
+        effective = get_float32_precision()
+    if effective in _ON_HOPPER and driver.find(device).capability != 90:
+        card = driver.find(device)
+        raise RefusedError(
+            f"precision={effective!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
+            f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[effective]}"
+        )
+    return effective
+
+
+def checked(precision: Any, common: str, result: str) -> str | None:
+    """Return the precision that a call names, or None.
+
+    Raises ArgumentError for one that a product of `common` into `result` cannot have on any device.
+    """
+    if precision is None:
+        return None
+    float32, float64 = ((common, result) == (name, name) for name in ("f32", "f64"))
+    known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if float64 else ()
+    if not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
+        raise ArgumentError(
+            f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
+            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
+            "out for others"
+        )
+    return str(precision)
+
+
 def scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:
     """Return the factors of A and B, whose views are x and y, for `scale_a` and `scale_b` of the options.
 
@@ -150,7 +241,7 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     Raises ShapeError, DTypeError, DeviceError, LayoutError or ArgumentError for factors that are neither one number nor
     as many as an operand has rows, columns or blocks.
     """
-    factor, a, b = _read_scales(options.scale_a, options.scale_b, x, common, result)
+    factor, a, b = _read_scales(options, x, common, result)
     if a is None and b is None:
         return NO_SCALES if factor == 1 else OperandScales(factor=factor)
     m, k = x.shape[-2] if len(x.shape) > 1 else 1, x.shape[-1]
@@ -174,9 +265,9 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     raise _wrong_shape(x, y, a, b)
 
 
-def group_scales(scale_a: Any, scale_b: Any, x: View, y: View, common: str, result: str) -> OperandScales:
+def group_scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:
     """Return the factors of the rows of A and of the groups of B, as `scales` does for one product."""
-    factor, a, b = _read_scales(scale_a, scale_b, x, common, result)
+    factor, a, b = _read_scales(options, x, common, result)
     if a is None and b is None:
         return NO_SCALES if factor == 1 else OperandScales(factor=factor)
     a = None if a is None else _spread("scale_a", a, (x.shape[0], 1))
@@ -185,36 +276,29 @@ def group_scales(scale_a: Any, scale_b: Any, x: View, y: View, common: str, resu
     return OperandScales("outer", factor, a, b, Scaling("outer", row // 4, 0, group // 4, column // 4))
 
 
-def _read_scales(
-    scale_a: Any, scale_b: Any, x: View, common: str, result: str
-) -> tuple[float, View | None, View | None]:
-    """Return the product of the factors that are numbers, and those that are arrays."""
-    if scale_a is None and scale_b is None:
-        return 1.0, None, None
-    if common not in SCALED or result not in ROUNDED:
-        have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
-        raise DTypeError(
-            f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, float16 "
-            "and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by them first"
-        )
-    a_number, a = _read_scale("scale_a", scale_a, x)
-    b_number, b = _read_scale("scale_b", scale_b, x)
-    return a_number * b_number, a, b
-
-
-def _read_scale(name: str, value: Any, x: View) -> tuple[float, View | None]:
-    """Return a number and no array, or 1 and an array of float32 on the device of x."""
-    if value is None:
-        return 1.0, None
-    if isinstance(value, NUMBER):
-        return scalar(name, value, "f32").real, None
-    if isinstance(value, str | bytes | complex):
-        raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
-    factors = located(view(value))
-    arrays.together(**{"a": x, name: factors})
-    if factors.dtype != "f32":
-        raise DTypeError(f"{name} is {dtypes.get(factors.dtype).numpy}; factors are float32: convert it first")
-    return 1.0, factors
+def _read_scales(options: Options, x: View, common: str, result: str) -> tuple[float, View | None, View | None]:
+    """Return the product of the factors that are numbers, and those that are arrays of float32 on the device of x."""
+    product, read = 1.0, []
+    for name, value in (("scale_a", options.scale_a), ("scale_b", options.scale_b)):
+        if value is not None and (common not in SCALED or result not in ROUNDED):
+            have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
+            raise DTypeError(
+                f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, "
+                "float16 and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by "
+                "them first"
+            )
+        factors = None
+        if isinstance(value, NUMBER):
+            product *= scalar(name, value, "f32").real
+        elif isinstance(value, str | bytes | complex):
+            raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
+        elif value is not None:
+            factors = located(view(value))
+            arrays.together(**{"a": x, name: factors})
+            if factors.dtype != "f32":
+                raise DTypeError(f"{name} is {dtypes.get(factors.dtype).numpy}; factors are float32: convert it first")
+        read.append(factors)
+    return product, read[0], read[1]
 
 
 def _spread(name: str, factors: View, most: Ints) -> View:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import opaque, products, spellings
+from gemmery.api import opaque, products
 from gemmery.api.compute import prepared_for
-from gemmery.api.options import dtype_name, epilogue, only_on_devices, thread_count
-from gemmery.api.promote import kernel_types, promoted, widened
+from gemmery.api.options import epilogue, only_on_devices, record, result_types, thread_count
+from gemmery.api.promote import kernel_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gemmery.api.prepared import PreparedLaunch
     from gemmery.dispatch import Plan
     from gemmery.keywords import MatmulOptions
-    from gemmery.ladder.float32_bounds import Float32Scheme
+    from gemmery.ladder.float32_parts import Float32Scheme
     from gemmery.limits import Bound
 
 
@@ -157,13 +157,12 @@ def explain(
     """
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
-    options = spellings.options("explain", {**keywords})
+    options = record("explain", {**keywords})
     x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)
     only_on_devices(options)
-    common = promoted(x.dtype, y.dtype)
-    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
+    common, result = result_types(x, y, options.dtype)
     shape = _shape(x, y)
     count = thread_count(options.threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
@@ -174,7 +173,7 @@ def explain(
     copies = _copies(x, y, source)
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
-    x, y = _converted(x, source), _converted(y, source)
+    x, y = arrays.once_converted(x, source), arrays.once_converted(y, source)
     target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
     prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(options.batch_invariant))
     assert prepared is not None  # a contiguous C has adjacent elements
@@ -243,7 +242,7 @@ def _scheme(x: View, y: View, prepared: "PreparedLaunch") -> "Float32Scheme | No
     The pre-pass of the product runs on the operands, and its verdict comes back: this waits for the device.
     """
     from gemmery.cuda.constants import NOT_FINITE as HAS_NOT_FINITE
-    from gemmery.ladder.float32_bounds import ENOUGH, FORMULAS, INEXACT, NOT_FINITE, Float32Scheme
+    from gemmery.ladder.float32_parts import ENOUGH, FORMULAS, INEXACT, NOT_FINITE, Float32Scheme
 
     plan, problem, form, _ = prepared
     if not problem.precision.startswith("f32_"):
@@ -334,13 +333,6 @@ def _copies(x: View, y: View, source: str) -> tuple[str, ...]:
         for name, z in (("a", x), ("b", y))
         if z.dtype != source
     )
-
-
-def _converted(x: View, dtype: str) -> View:
-    """Return x with the strides that it has after conversion to `dtype`."""
-    if x.dtype == dtype:
-        return x
-    return x._replace(dtype=dtype, strides=arrays.contiguous(x.shape, dtypes.get(dtype).size))
 
 
 @cache

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import opaque, products, spellings
+from gemmery.api import opaque, products
 from gemmery.api.compute import writable
-from gemmery.api.groups import host_ends, result_type, stacked_shape
-from gemmery.api.options import check_bias, only_on_devices
-from gemmery.arrange import result_shape
+from gemmery.api.options import check_activation, check_bias, host_ends, only_on_devices, record, result_types
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
 from gemmery.keywords import Options, takes_options
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import Foreign, Out, Plain
-    from gemmery.keywords import GroupedOptions
+    from gemmery.keywords import Foreign, GroupedOptions, Out, Plain
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -103,7 +101,7 @@ def grouped_matmul(
     """
     if opaque.waiting and opaque.settle():
         return grouped_matmul(a, b, offsets=offsets, out=out, **keywords)
-    terms = spellings.options("grouped_matmul", keywords)
+    terms = record("grouped_matmul", keywords)
     if offsets is None:
         return _listed(a, b, out, terms)
     return _stacked(a, b, offsets, out, terms)
@@ -112,15 +110,15 @@ def grouped_matmul(
 def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
     x, y, where = view(a), view(b), view(offsets)
-    shape = stacked_shape(x, y, where)
+    shape = _stacked_shape(x, y, where)
     if x.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.grouped_product(a, b, offsets, (x, y, where), shape, out, terms, multiply_groups)
+        return on_device.grouped_product(x, y, where, shape, out, terms, multiply_groups)
     arrays.together(a=x, b=y, offsets=where)
     only_on_devices(terms)  # here too: groups may have no rows
     ends = host_ends(offsets, x.shape[0])
-    result = result_type(x, y, shape, terms)
+    result = _result_type(x, y, shape, terms)
     target = None if out is None else view(out)
     if target is not None:
         arrays.together(a=x, out=target)
@@ -129,7 +127,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     bias = None if terms.bias is None else view(terms.bias)
     apart = target is not None and any(z and arrays.overlap(z, target) for z in (x, y, bias))
     like = arrays.kind(a, b)
-    array = arrays.empty(like, shape, result)[0] if target is None or apart else out
+    array = arrays.empty(like, shape, result).array if target is None or apart else out
     arrays.unchanged(a=x, b=y, bias=bias, out=target)  # from here on no code of an argument runs
     a, b = sliceable(a, x), sliceable(b, y)
     terms = terms._replace(
@@ -140,6 +138,36 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
         arrays.store(view(array[:last]), view(out[:last]))
         arrays.written(out)
     return arrays.wrap(like, array) if out is None else out
+
+
+def _stacked_shape(x: View, y: View, offsets: View) -> Ints:
+    """Return the shape of the result of a stack. Raises ShapeError and DTypeError."""
+    if len(x.shape) != 2 or len(y.shape) != 3:
+        raise ShapeError(
+            f"grouped_matmul with offsets multiplies a of shape (rows, k) by b of shape (groups, k, n) (got shapes "
+            f"{x.shape} and {y.shape}); pass lists of matrices without offsets for products of different shapes"
+        )
+    groups = y.shape[0]
+    if offsets.shape != (groups,):
+        raise ShapeError(
+            f"offsets has shape {offsets.shape}, and b has {groups} matrices; pass the end of each group's rows: shape "
+            f"({groups},)"
+        )
+    if dtypes.get(offsets.dtype).kind not in "iu" and groups:
+        raise DTypeError(f"offsets are {dtypes.get(offsets.dtype).numpy}, and row numbers are integers; pass int32")
+    return result_shape(x.shape, y.shape[1:])
+
+
+def _result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
+    """Return the element type of the result. Raises for a dtype, bias or activation that `matmul` would refuse."""
+    result = result_types(x, y, terms.dtype)[1]
+    if terms.activation is not None:
+        check_activation(terms.activation, result)
+    if terms.bias is not None:
+        bias = view(terms.bias)
+        arrays.together(a=x, bias=bias)
+        check_bias(bias, (y.shape[0], shape[1]), result)
+    return result
 
 
 def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
@@ -176,9 +204,9 @@ def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
         result = target.dtype
         if x.device == "cpu":
             only_on_devices(each[i])
-            result = result_type(x, y, shape, terms._replace(bias=None))
+            result = _result_type(x, y, shape, terms._replace(bias=None))
             if bias is not None:
-                check_bias(view(bias), shape[1], result)
+                check_bias(view(bias), shape[1:], result)
         writable(target, shape, result)
 
     return [products.matmul(a[i], b[i], of(out, i), **each[i].passed()) for i in range(count)]
@@ -208,4 +236,4 @@ def sliceable(array: Any, its_view: View | None = None) -> Any:
     if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
         return array
     its_view = its_view or view(array)
-    return arrays.as_numpy(array, its_view) if its_view.device == "cpu" else array
+    return arrays.as_numpy(its_view) if its_view.device == "cpu" else array

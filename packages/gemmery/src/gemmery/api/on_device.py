@@ -1,19 +1,21 @@
 """Products on a CUDA device: checked, converted, and enqueued without waiting and without a copy to the host.
 
-The stream is the current one of a's library, which also allocates memory.
+The stream is the current one of a's library, which also allocates memory: results, scratch, and copies of operands that
+the result would overwrite. The stream waits for those of the other operands, which then wait for the product.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries, enqueue
+from gemmery.api import array_libraries
+from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import writable
-from gemmery.api.device_call import DeviceCall, bare
 from gemmery.api.device_operands import (
     NUMBER,
     SERVED,
@@ -22,36 +24,35 @@ from gemmery.api.device_operands import (
     check_capability,
     group_scales,
     located,
+    resolved,
     scales,
     types,
     unserved,
 )
-from gemmery.api.groups import check_group_bias, host_ends
 from gemmery.api.options import (
     check_activation,
     check_added,
     check_beta,
     check_bias,
     check_values,
-    dtype_name,
     epilogue_name,
+    host_ends,
     scalar,
 )
-from gemmery.api.precision import resolved
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialised
 from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
+from gemmery.cuda.ordered import DeviceArray
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
-from gemmery.keywords import NO_OPTIONS, Options, for_kernel
+from gemmery.keywords import NO_OPTIONS, Options
 
 
 def product(
-    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any],
-    parts: tuple[int, int] = (0, 0),
-) -> Any:  # fmt: skip
-    """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`.
+    name: str, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
+) -> Any:
+    """Return the product of two arrays by their views, one of which is on a device, for the function `name`.
 
     `keywords` are those of the options that the call named, in its order: by them it is looked up when it comes again.
     `parts` are the addresses of the parts of A and of B, where they were split before.
@@ -71,7 +72,7 @@ def product(
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    inputs = _inputs(a, b, x, y, common, result, options, factors, parts)
+    inputs = _inputs(x, y, common, result, options, factors, parts)
     check_capability(common, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
@@ -79,15 +80,15 @@ def product(
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
     direct = target is None or not (target.dtype != result or moved or turned)
-    array, its_view = enqueue.new(a, shape, result, x) if target is None or not direct else (out, target)
-    served = _compute(a, inputs, array, its_view, old, options)
+    written = target if target is not None and direct else new(x, shape, result)
+    served = _compute(inputs, written, old, options)
     if target is not None:
         if not direct:
-            enqueue.copy(array, its_view, out, target)
+            copy(written, target)
         arrays.written(out)
     if served is not None and direct and inputs.x is x and inputs.y is y:
-        _remember(name, a, b, out, inputs, its_view, options, keywords, served)
-    return enqueue.finished(a, array) if target is None else out
+        array_libraries.remember(name, inputs, written, target is None, options, keywords, served)
+    return finished(x, written) if target is None else out
 
 
 def write(x: View, y: View, target: View, precision: str | None = None) -> TieredLaunch | None:
@@ -97,10 +98,10 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
 
     Raises DTypeError for element types that the device does not multiply, RefusedError for a precision it cannot have.
     """
-    common, result = types(x, y, None if target.dtype == x.dtype else target.dtype, None)
+    common, result = types(x, y, None if target.dtype == x.dtype else target.dtype)
     check_capability(common, False, x.device)
     options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
-    return _compute(None, Inputs(x, y), None, target._replace(dtype=result), None, options)
+    return _compute(Inputs(x, y), target._replace(dtype=result), None, options)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
@@ -113,42 +114,19 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
         check_activation(options.activation, result)
     factors = scales(options, x, y, common, result)
     check_capability(common, bool(factors.kind), x.device)
-    x, y = (
-        z
-        if z.dtype == common
-        else z._replace(dtype=common, strides=arrays.contiguous(z.shape, dtypes.get(common).size))
-        for z in (x, y)
-    )
+    x, y = arrays.once_converted(x, common), arrays.once_converted(y, common)
     step = 0 if isinstance(options.bias, NUMBER) else max(4, size)
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    return specialised(_call(inputs, target, factors.factor != 1, options))
-
-
-def _call(inputs: Inputs, target: View, scaled: bool, options: Options) -> DeviceCall:
-    """Return a product without its memory."""
-    return DeviceCall(
-        bare(inputs.x),
-        bare(inputs.y),
-        bare(target),
-        None if inputs.bias is None else inputs.bias.strides,
-        inputs.epilogue,
-        scaled,
-        for_kernel(options),
-        inputs.scales.scaling,
-        "".join(letter for letter, address in zip("ab", inputs.parts, strict=True) if address),
-        inputs.offsets is not None,
-    )
+    return specialised(inputs.call(target, factors.factor != 1, options))
 
 
 def _types(
     name: str, x: View, y: View, old: View | None, target: View | None, options: Options
 ) -> tuple[str, str, Options]:
     """Return the type to which A and B promote, the type of the result, and the options with checked values."""
-    dtype = None if options.dtype is None else dtype_name(options.dtype)
-    like = old or target
-    common, result = types(x, y, dtype, None if like is None else like.dtype)
+    common, result = types(x, y, options.dtype, old or target)
     if old is not None and common in SERVED:
         if old.dtype not in SERVED:
             raise unserved(old)
@@ -163,130 +141,174 @@ def _types(
         )
     check_values(options)
     invariant = bool(options.batch_invariant)
-    options = options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
-    return common, result, options
+    return common, result, options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
 
 
 def _inputs(
-    a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options, factors: OperandScales,
-    parts: tuple[int, int],
+    x: View, y: View, common: str, result: str, options: Options, factors: OperandScales,
+    parts: tuple[int, int] = NO_PARTS, offsets: View | None = None,
 ) -> Inputs:  # fmt: skip
     """Return A, B and the bias in the element types that a kernel reads."""
-    owners: list[object] = []
     if options.alpha == 0:  # BLAS then reads neither A nor B
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
         y = y._replace(shape=(*y.shape[:-2], 0, *y.shape[-1:]) if len(y.shape) > 1 else (0,), dtype=common)
-    x, y = _converted(a, x, common, owners), _converted(b, y, common, owners)
-    n = y.shape[-1] if len(y.shape) > 1 else 1
-    bias = None if options.bias is None else _bias(options.bias, a, x, (n,), result, owners)
+    sides: Ints = (y.shape[-1] if len(y.shape) > 1 else 1,)
+    if offsets is not None:
+        sides = y.shape[0], *sides
+    x, y = _converted(x, common), _converted(y, common)
+    bias = None if options.bias is None else _bias(options.bias, x, sides, result)
     if options.activation is not None:
         check_activation(options.activation, result)
-    return Inputs(x, y, bias, epilogue_name(bias, options.activation), tuple(owners), factors, parts)
+    return Inputs(x, y, bias, epilogue_name(bias, options.activation), factors, parts, offsets)
 
 
-def _converted(array: Any, its_view: View, dtype: str, owners: list[object]) -> View:
+def _converted(x: View, dtype: str) -> View:
     """Return an operand in another element type."""
-    if its_view.dtype == dtype:
-        return its_view
-    owners.append(arrays.astype(array, dtype))
-    return view(owners[-1])
+    return x if x.dtype == dtype else view(arrays.astype(x.array, dtype))
 
 
-def _bias(bias: Any, a: Any, x: View, sides: Ints, result: str, owners: list[object]) -> View:
+def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
     """Return accumulators on the device, as an array of (n,) or (groups, n) whose strides may be 0.
 
     The stream writes a number of the host there.
     """
     accumulator = dtypes.get(result).accumulator
     if isinstance(bias, NUMBER):
-        return enqueue.number(bias, accumulator, a, x, owners)._replace(shape=sides, strides=(0,) * len(sides))
+        memory = scratch(x, dtypes.get(accumulator).size)
+        ordered.put(float(bias), accumulator, memory.pointer, x.stream, x.ordinal)
+        return memory._replace(dtype=accumulator, shape=sides, strides=(0,) * len(sides))
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
-    if len(sides) == 2:
-        check_group_bias(rows, *sides, result)
-    else:
-        check_bias(rows, sides[0], result)
-    rows = _converted(bias, rows, accumulator, owners)
-    owners.append(bias)
+    check_bias(rows, sides, result)
+    rows = _converted(rows, accumulator)
     step = 0 if rows.shape in ((), (1,)) else rows.strides[-1]
     each = rows.strides[0] if len(rows.shape) == 2 else 0
     return rows._replace(shape=sides, strides=(each, step)[-len(sides) :])
 
 
-def _compute(a: Any, inputs: Inputs, out: Any, target: View, old: View | None, options: Options) -> TieredLaunch | None:
-    """Write the product to `target`, the view of out, which has the result's element type; return what ran.
+def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -> TieredLaunch | None:
+    """Write the product to `target`, which has the result's element type; return what ran.
 
     None for a product without elements.
     """
     if 0 in target.shape:
         return None
-    scaled = options.alpha != 1 or options.beta != 0
-    served = prepare(_call(inputs, target, scaled, options))
-    added = None
-    if old is not None and options.beta != 0 and not arrays.same(old, target):
-        added = options.old, old, out
-    enqueue.enqueue(a, served, inputs, target, (options.alpha.real, options.beta.real), added)
+    served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
+    added = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    enqueue(served, inputs, target, (options.alpha.real, options.beta.real), added)
     return served
 
 
-def _remember(
-    name: str, a: Any, b: Any, out: Any, inputs: Inputs, target: View, options: Options, keywords: dict[str, Any],
-    served: TieredLaunch,
-) -> None:  # fmt: skip
-    """Store the product for more calls of operands like these, by the options that the call named."""
-    views = [inputs.y, inputs.bias, inputs.scales.a, inputs.scales.b, target]
-    apart = served.form.runs != 1 or any(z is not None and z.stream != inputs.x.stream for z in views)
-    if apart or options.alpha == 0:
+def enqueue(
+    served: TieredLaunch, inputs: Inputs, target: View, scalars: tuple[float, float], old: View | None = None
+) -> None:
+    """Write a product to `target`, whose element type is the result's, with alpha and beta.
+
+    `old` is the memory of an array that is copied into that of `target` before.
+    """
+    stream, ordinal, read = inputs.x.stream, inputs.x.ordinal, inputs.read
+    run = served.next(stream)
+    others = {z.stream for z in (*read, inputs.offsets, target, old) if z is not None} - {stream}
+    for other in others:
+        ordered.wait(stream, other, ordinal)
+    read = tuple(z and apart(inputs.x, z, target) for z in read)  # keeps copies alive until the launch
+    x, y, bias, *factors = [0 if z is None else z.pointer for z in read]
+    workspace = scratch(inputs.x, run.workspace) if run.workspace else None
+    if old is not None:  # after all memory is allocated
+        copy(old, target)
+    extra: tuple[int, ...] = ()
+    if any(inputs.parts) and any(run.kept):
+        extra = (*(part if is_kept else 0 for part, is_kept in zip(inputs.parts, run.kept, strict=True)), 0)
+    elif inputs.scales.kind or inputs.offsets is not None:
+        extra = (*factors, 0 if inputs.offsets is None else inputs.offsets.pointer)
+    for first, second, third in served.form.offsets():
+        addresses = x + first, y + second, target.pointer + third
+        run(*addresses, stream, bias, 0 if workspace is None else workspace.pointer, scalars, extra)
+    for other in others:
+        ordered.wait(other, stream, ordinal)
+
+
+def apart(x: View, source: View, target: View) -> View:
+    """Return `source`, or a copy of the memory that it spans where that overlaps `target`."""
+    if not arrays.overlap(source, target):
+        return source
+    low, high = arrays.reach(source.shape, source.strides, source.dtype)
+    memory = scratch(x, high - low)
+    ordered.copy(source.pointer + low, memory.pointer, high - low, x.stream, x.ordinal)
+    return source._replace(pointer=memory.pointer - low, owner=memory)
+
+
+def copy(source: View, target: View) -> None:
+    """Copy an array into another of the same shape."""
+    size = dtypes.get(source.dtype).size
+    alike = source.dtype == target.dtype and source.strides == target.strides
+    if alike and source.strides == arrays.contiguous(source.shape, size):
+        count = math.prod(source.shape) * size
+        ordered.copy(source.pointer, target.pointer, count, target.stream, target.ordinal)
         return
-    scalars = options.alpha.real, options.beta.real
-    in_place = options.old is None or options.old is out
-    if any(inputs.parts) or (name == "matmul" and keywords):
-        if name == "matmul":
-            array_libraries.remember(a, b, out, name, inputs, target, served, keywords, scalars)
-    elif not keywords and in_place:
-        name = array_libraries.PLAIN[name] if scalars == (1, 0) else name
-        array_libraries.remember(a, b, out, name, inputs, target, served)
+    if type(source.array) is not type(target.array) or isinstance(source.array, DeviceArray):
+        raise LayoutError(
+            f"a {type(source.array).__name__} with strides {source.strides} cannot be copied into a "
+            f"{type(target.array).__name__}; pass arrays of one library, or contiguous arrays of the result's element "
+            "type"
+        )
+    arrays.assign(target.array, source.array)
+
+
+def new(x: View, shape: Ints, dtype: str) -> View:
+    """Allocate on the device of x with its library, or with the driver where that library does not allocate."""
+    if arrays.allocates(x.array):
+        return arrays.empty(x.array, shape, dtype)
+    return DeviceArray(shape, dtype, x.ordinal, x.stream).view
+
+
+def scratch(x: View, size: int) -> View:
+    """Allocate bytes for the duration of a call, as `new` does."""
+    if arrays.allocates(x.array):
+        return arrays.empty(x.array, (size,), "uint8")
+    memory = ordered.Scratch(size, x.stream, x.ordinal)
+    return View(memory.pointer, (size,), (1,), "uint8", x.device, x.stream, owner=memory)
+
+
+def finished(x: View, target: View) -> Any:
+    """Return the array of memory from `new`, to which all work has been launched, as an array of x's library."""
+    result: Any = target.array
+    if not isinstance(result, DeviceArray):
+        return result
+    result.finished()
+    like: Any = x.array
+    return like.__array_namespace__().from_dlpack(result) if hasattr(like, "__array_namespace__") else result
 
 
 def grouped_product(
-    a: Any,
-    b: Any,
-    offsets: Any,
-    views: tuple[View, View, View],
-    shape: Ints,
-    out: Any,
-    terms: Options,
-    multiply_groups: Callable[..., None],
+    x: View, y: View, where: View, shape: Ints, out: Any, terms: Options, multiply_groups: Callable[..., None]
 ) -> Any:
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
 
     `multiply_groups` writes a product for each group, where no kernel reads the offsets.
     """
-    x, y, where = map(located, views)
+    x, y, where = map(located, (x, y, where))
     target = None if out is None else located(view(out))
     arrays.together(a=x, b=y, out=target)
     _check_offsets(x, where)
-    common, result = types(x, y, None if terms.dtype is None else dtype_name(terms.dtype), target and target.dtype)
+    common, result = types(x, y, terms.dtype, target)
     if target is not None:
-        _check_target(target, shape, result)
-    if terms.activation is not None:
-        check_activation(terms.activation, result)
-    owners: list[object] = []
+        writable(target, shape, result)
+        if target.dtype != result:  # rows that belong to no group keep their values
+            have, want = dtypes.get(target.dtype).numpy, dtypes.get(result).numpy
+            raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
     check_values(terms)
     terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
-    groups, _, n = y.shape
-    bias = None if terms.bias is None else _bias(terms.bias, a, x, (groups, n), result, owners)
-    factors = group_scales(terms.scale_a, terms.scale_b, x, y, common, result)
+    factors = group_scales(terms, x, y, common, result)
+    inputs = _inputs(x, y, common, result, terms, factors, offsets=where)
     check_capability(common, bool(factors.kind), x.device)
-    x, y = _converted(a, x, common, owners), _converted(b, y, common, owners)
-    inputs = Inputs(x, y, bias, epilogue_name(bias, terms.activation), tuple(owners), factors, offsets=where)
-    array, its_view = enqueue.new(a, shape, result, x) if target is None else (out, target)
-    if 0 not in (*shape, groups):  # without groups, a kernel has neither a matrix nor an offset to read
-        ends = _launch_groups(a, offsets, inputs, its_view, terms)
+    written = target or new(x, shape, result)
+    if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
+        ends = _launch_groups(inputs, written, terms)
         if ends is not None:
-            _one_by_one(a, b, ends, inputs, array, its_view, terms, multiply_groups)
+            _one_by_one(x, y, ends, inputs, written, terms, multiply_groups)
     if out is None:
-        return enqueue.finished(a, array)
+        return finished(x, written)
     arrays.written(out)
     return out
 
@@ -305,59 +327,44 @@ def _check_offsets(x: View, where: View) -> None:
         raise LayoutError(f"offsets have a stride of {where.strides[0]} bytes; pass a contiguous array of int32")
 
 
-def _check_target(target: View, shape: Ints, result: str) -> None:
-    """Raise unless `out` takes the result as it is: rows that belong to no group keep their values."""
-    writable(target, shape, result)
-    if target.dtype != result:
-        have, want = dtypes.get(target.dtype).numpy, dtypes.get(result).numpy
-        raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
-
-
-def _launch_groups(a: Any, offsets: Any, inputs: Inputs, target: View, terms: Options) -> list[int] | None:
+def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | None:
     """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
-    x, where = inputs.x, inputs.offsets
+    x, where, rows = inputs.x, inputs.offsets, target.shape[0]
     assert where is not None
-    served = prepare_groups(_call(inputs, target, inputs.scales.factor != 1, terms))
+    served = prepare_groups(inputs.call(target, inputs.scales.factor != 1, terms))
     captured = bool(x.stream) and driver.captures(x.stream)
     if isinstance(served, str) or (captured and where.device == "cpu"):
-        if not arrays.allocates(a):
-            raise LayoutError(f"a {type(a).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
-        return _read(offsets, where, target.shape[0], captured)
+        if not arrays.allocates(x.array):
+            raise LayoutError(f"a {type(x.array).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
+        if where.device == "cpu":
+            return host_ends(where.array, rows)
+        if captured:
+            raise DeviceError(
+                "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass "
+                "them as a list, which the graph keeps"
+            )
+        return clamped(where.array.tolist(), rows)  # the host waits for the stream
     if where.device == "cpu":
-        ends = np.array(host_ends(offsets, target.shape[0]), np.int32)
-        owner, where = enqueue.scratch(a, ends.nbytes, x, x.stream)
-        inputs = inputs._replace(offsets=where, owners=(*inputs.owners, owner))
-        ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, enqueue.ordinal(x))
-    enqueue.enqueue(a, served, inputs, target, (inputs.scales.factor, 0.0))
+        ends = np.array(host_ends(where.array, rows), np.int32)
+        where = scratch(x, ends.nbytes)
+        inputs = inputs._replace(offsets=where)
+        ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
+    enqueue(served, inputs, target, (inputs.scales.factor, 0.0))
     return None
 
 
 def _one_by_one(
-    a: Any, b: Any, ends: list[int], inputs: Inputs, array: Any, target: View, terms: Options,
-    multiply_groups: Callable[..., None],
-) -> None:  # fmt: skip
-    """Write a product for each group; to other memory first where `array` overlaps what later groups read."""
-    read = [located(view(z)) for z in (a, b, terms.bias) if z is not None and not isinstance(z, NUMBER)]
-    read += [z for z in (inputs.scales.a, inputs.scales.b) if z is not None]
-    if not any(arrays.overlap(z, target) for z in read):
-        multiply_groups(a, b, ends, array, terms)
+    x: View, y: View, ends: list[int], inputs: Inputs, target: View, terms: Options, multiply: Callable[..., None]
+) -> None:
+    """Write a product for each group; to other memory first where `target` overlaps what later groups read."""
+    bias = None if terms.bias is None or isinstance(terms.bias, NUMBER) else located(view(terms.bias))
+    if not any(z and arrays.overlap(z, target) for z in (x, y, bias, inputs.scales.a, inputs.scales.b)):
+        multiply(x.array, y.array, ends, target.array, terms)
         return
-    apart, _ = enqueue.new(a, target.shape, target.dtype, inputs.x)
-    multiply_groups(a, b, ends, apart, terms)
-    source, rows = apart[: ends[-1]], array[: ends[-1]]
-    enqueue.copy(source, view(source), rows, view(rows))
-
-
-def _read(offsets: Any, where: View, rows: int, captured: bool) -> list[int]:
-    """Return the ends of the groups, copied from the device if they are there: then the host waits for its stream."""
-    if where.device == "cpu":
-        return host_ends(offsets, rows)
-    if captured:
-        raise DeviceError(
-            "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass them "
-            "as a list, which the graph keeps"
-        )
-    return clamped(offsets.tolist(), rows)
+    apart = new(x, target.shape, target.dtype)
+    multiply(x.array, y.array, ends, apart.array, terms)
+    source, rows = (view(z.array[: ends[-1]]) for z in (apart, target))
+    copy(source, rows)
 
 
 def clamped(ends: list[int], rows: int) -> list[int]:

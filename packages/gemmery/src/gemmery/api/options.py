@@ -1,19 +1,119 @@
-"""Checks of the options of a product: dtype, alpha and beta, bias and activation, threads."""
+"""The arguments of a product as callers spell them: options, what NumPy's functions take besides, and their checks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.promote import can_cast
+from gemmery.api.promote import can_cast, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
-from gemmery.keywords import ACTIVATIONS, NO_OPTIONS, OPTIONS, Options
+from gemmery.errors import ArgumentError, DTypeError, GemmeryError, LayoutError, ShapeError, brief
+from gemmery.keywords import ACTIVATIONS, DEFAULTS, LIKE_NUMPY, NAMES, NO_OPTIONS, OPTIONS, Options
+
+# The values that ask for what is done anyway, and the way out for others.
+_NUMPYS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "order": (("K", "A", "C"), "pass an out of that order, np.empty(shape, order='F'), or copy the result"),
+    "casting": (("same_kind", "safe"), "convert an operand or the result with astype"),
+    "axes": ((None,), "reorder the dimensions with np.moveaxis, or name them by letters in gm.einsum"),
+    "axis": ((None,), "reorder the dimensions with np.moveaxis, or call gm.vecdot"),
+    "keepdims": ((False,), "index the result with None"),
+    "where": ((True,), "multiply a copy in which the other elements are 0"),
+    "subok": ((True,), "pass np.asarray(x)"),
+    "signature": ((None,), "pass dtype="),
+}
+
+
+def own_options(function: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return those keywords of a call of `function` that are its options; none where all have their defaults.
+
+    Raises TypeError for a keyword that is no option, and the errors of `check_numpys`.
+    """
+    names = NAMES[function]
+    if not names.issuperset(keywords):
+        others = {name: value for name, value in keywords.items() if name not in names}
+        if function not in LIKE_NUMPY:
+            raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(others))!r}")
+        check_numpys(function, others)
+        keywords = {name: value for name, value in keywords.items() if name in names}
+    for name, value in keywords.items():
+        if value is not DEFAULTS[name]:
+            return keywords
+    return {}
+
+
+def record(function: str, keywords: dict[str, Any]) -> Options:
+    """Return the options of a call of `function`, as `own_options` has them; NO_OPTIONS itself without any."""
+    own = own_options(function, keywords)
+    return Options(**own) if own else NO_OPTIONS
+
+
+def check_numpys(function: str, keywords: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for an option that NumPy has and gemmery has not, TypeError for one that neither has."""
+    for name, value in keywords.items():
+        if name not in _NUMPYS:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        values, way_out = _NUMPYS[name]
+        if not any(value is known or (isinstance(value, str) and value == known) for known in values):
+            raise ArgumentError(f"{function} has no {name}={brief(value)}: {way_out}")
+
+
+def single(out: Any) -> Any:
+    """Return `out`, which NumPy also takes as a tuple of one array."""
+    if type(out) is not tuple:
+        return out
+    if len(out) != 1:
+        raise ArgumentError(f"out is a tuple of {len(out)}: pass one array, or a tuple of one")
+    return out[0]
+
+
+def in_order(result: Any, order: str) -> Any:
+    """Return a new result of NumPy, or a number, with its elements in the order "C" or "F"."""
+    if order not in ("C", "F") or np.isscalar(result):
+        return result
+    if isinstance(result, np.ndarray):
+        return np.asanyarray(result, order=order)  # type: ignore[call-overload]
+    raise ArgumentError(f"order={order!r} is for NumPy arrays, not for a {type(result).__name__}: pass an out instead")
+
+
+def viewed(name: str, array: Any) -> View:
+    """Return the memory of the argument called `name`, which an error names."""
+    try:
+        return view(array)
+    except GemmeryError as error:
+        if type(array).__module__.partition(".")[0] == "jax":
+            raise LayoutError(
+                f"{name} is a {type(array).__name__}: JAX is tracing, and gives no numbers: call gemmery.jax.matmul "
+                "there"
+            ) from error
+        text = str(error)
+        text = (
+            f"{name} is{text.removeprefix('an operand is')}" if text.startswith("an operand is") else f"{name}: {text}"
+        )
+        raise type(error)(text) from error.__cause__
+
+
+def filling(x: View, y: View, out: tuple[int, ...]) -> tuple[View, View]:
+    """Return the operands, one of them repeated as often as an `out` with more batches than the product asks for."""
+    shape = result_shape(x.shape, y.shape)
+    ending = min(len(x.shape) - 1, 1) + min(len(y.shape) - 1, 1)
+    batch, own = out[: len(out) - ending], y if len(y.shape) > 1 else x
+    core = min(len(own.shape), 2)
+    have, missing = own.shape[:-core], len(batch) - len(own.shape) + core
+    narrow = [n for n, most in zip(reversed(shape[: len(shape) - ending]), reversed(batch), strict=False) if n != most]
+    if shape == out or missing < 0 or len(out) < len(shape) or any(n != 1 for n in narrow):
+        return x, y  # nothing to fill, or `compute` says what is wrong
+    steps = (*(0,) * missing, *(0 if n == 1 else step for n, step in zip(have, own.strides, strict=False)))
+    # No owner: this is not the memory that the caller's array describes.
+    shape, steps = (*batch, *own.shape[-core:]), (*steps, *own.strides[-core:])
+    wide = own._replace(shape=shape, strides=steps, owner=None)
+    return (x, wide) if own is y else (wide, y)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -31,6 +131,12 @@ def dtype_name(dtype: Any) -> str:
     if text in dtypes.FLOAT8 or text in [dtypes.get(name).numpy for name in dtypes.FLOAT8]:
         raise DTypeError(f"dtype={text!r} is not a type of results; pass dtype='bfloat16' and convert the result")
     return dtypes.resolve(text, dtypes.BY_NAME)
+
+
+def result_types(x: View, y: View, dtype: Any) -> tuple[str, str]:
+    """Return the type to which A and B promote on the CPU, and that of the result, for what `dtype=` names."""
+    common = promoted(x.dtype, y.dtype)
+    return common, common if dtype is None else widened(common, dtype_name(dtype))
 
 
 def added(function: str) -> str:
@@ -158,7 +264,7 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
             raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
         bias_view = view(bias)
         arrays.together(a=x, bias=bias_view)
-        check_bias(bias_view, n, result)
+        check_bias(bias_view, (n,), result)
         row = arrays.converted(bias_view, dtypes.get(result).accumulator)
         step = 0 if bias_view.shape in ((), (1,)) else row.strides[0]
         row = row._replace(shape=(n,), strides=(step,))
@@ -172,10 +278,20 @@ def epilogue_name(bias: Any, activation: str | None) -> str:
     return "+".join(part for part in ("" if bias is None else "bias", activation or "") if part)
 
 
-def check_bias(bias: View, n: int, result: str) -> None:
-    """Raise ShapeError or DTypeError unless this is a bias for n columns of element type `result`."""
-    if bias.shape not in ((), (1,), (n,)):
-        raise ShapeError(f"bias has shape {bias.shape}; it must be one number, or one for each column: shape ({n},)")
+def check_bias(bias: View, sides: Ints, result: str) -> None:
+    """Raise ShapeError or DTypeError unless this is a bias for results of type `result`.
+
+    `sides` are (n,), of a product with n columns, or (groups, n) of grouped products.
+    """
+    if len(sides) == len(bias.shape) == 2 and bias.shape != sides:
+        raise ShapeError(
+            f"bias has shape {bias.shape}; it must be one number, one for each column: shape {sides[1:]}, or one for "
+            f"each column of each group: shape {sides}"
+        )
+    if bias.shape not in ((), (1,), sides[-1:], sides):
+        raise ShapeError(
+            f"bias has shape {bias.shape}; it must be one number, or one for each column: shape {sides[-1:]}"
+        )
     if not can_cast(bias.dtype, result, "same_kind"):
         have, want = dtypes.get(bias.dtype).numpy, dtypes.get(result).numpy
         raise DTypeError(f"bias is {have} but the result is {want}; convert the bias to {want} first")
@@ -190,3 +306,15 @@ def check_activation(activation: Any, result: str) -> None:
             f"activation={activation!r} needs a real floating-point result, not {dtypes.get(result).numpy}; convert "
             "the operands first"
         )
+
+
+def host_ends(offsets: Any, rows: int) -> list[int]:
+    """Return offsets in the memory of the host as a list. Raises ArgumentError for an order that no groups have."""
+    ends: list[int] = np.asarray(offsets).tolist()
+    for group, (start, end) in enumerate(pairwise((0, *ends))):
+        if not start <= end <= rows:
+            raise ArgumentError(
+                f"offsets[{group}] is {end}, and must be from {start}, its first row, to {rows}, the rows of a; "
+                "offsets are the ends of groups, np.cumsum(sizes), and not their sizes"
+            )
+    return ends

@@ -6,9 +6,8 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.options import dtype_name
+from gemmery.api.options import dtype_name, viewed
 from gemmery.api.promote import kernel_types, widened
-from gemmery.api.spellings import viewed
 from gemmery.arrange import Ints
 from gemmery.cpu import packed_once, workspace
 from gemmery.cpu.packed_once import Layout, Packed, PackedView

@@ -17,13 +17,13 @@ from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.choose import may_split
-from gemmery.cuda.geometry import Geometry, instance
+from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.halved import Halved, halved
 from gemmery.cuda.images import Images, images
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, mapped_argument, product_argument
-from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general, grouped, quantized
+from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general, grouped
 from gemmery.errors import LayoutError, RefusedError
-from gemmery.problem import Config, Problem
+from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 OFTEN = 16  # products after which a kernel is made for a shape, which takes 0.2 s of another core
@@ -184,14 +184,9 @@ def _general(form: Arrangement, problem: Problem, call: DeviceCall) -> Ready | H
 
 def operand_views(form: Arrangement, problem: Problem, bias: Ints | None) -> tuple[View, View, View, View | None]:
     """Return A, B, C and the bias as a kernel takes them, without addresses; `bias` are its strides."""
-    batch, m, n, k = form.batch, form.m, form.n, form.k
-    sides = (batch, n) if problem.groups else (n,)
-    return (
-        View(0, (batch, m, k), form.a, problem.dtype),
-        View(0, (batch, k, n), form.b, problem.dtype),
-        View(0, (batch, m, n), form.c, problem.out),
-        None if bias is None else View(0, sides, bias, "f64" if problem.out == "f64" else "f32"),
-    )
+    sides = (form.batch, form.n) if problem.groups else (form.n,)
+    row = None if bias is None else View(0, sides, bias, "f64" if problem.out == "f64" else "f32")
+    return *arrays.operands(form, problem), row
 
 
 def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: View) -> Ready:
@@ -214,83 +209,6 @@ def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, call: Devic
     rung, config = plan.rung, plan.config
     run_or_half = halved(run, lambda part: rung.build(part, config), rung.one_sided, form, problem)
     return PreparedLaunch(plan, problem, form, run_or_half)
-
-
-def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epilogue: str) -> Ready | str:
-    """Return the launch of C = activation(x W' + bias), or why there is none.
-
-    W is packed as by `gemmery.torch.quantize`: `packed` is (n, k bits / 8) of bytes, `scales` (n, groups). x is (m, k)
-    and C (m, n), by rows. The pointers of the views are their lowest four bits. The launch takes the addresses of x,
-    `packed` and C, and that of the factors in the place of scratch memory; a bias is n adjacent float32.
-    """
-    (m, k), n, size = x.shape, c.shape[1], dtypes.get(x.dtype).size
-    if x.dtype not in ("f16", "bf16") or scales.dtype != x.dtype:
-        return (
-            f"x of {x.dtype} and factors of {scales.dtype}: a kernel multiplies f16 or bf16, with factors of the same"
-        )
-    if 0 in (m, n, k) or any(
-        z.strides != arrays.contiguous(z.shape, each) for z, each in ((packed, 1), (scales, size))
-    ):
-        return "a kernel reads packed weights and factors that are contiguous, and not empty"
-    if x.strides[1] != size or c.strides[1] != size:
-        return "a kernel reads and writes rows whose elements are adjacent"
-    group, of_row = k // scales.shape[1], k * bits // 8
-    steps = (x.strides[:1] if m > 1 else ()), (of_row,), (c.strides[:1] if m > 1 else ())
-    low = [arrays.alignment(z.pointer, step) for z, step in zip((x, packed, c), steps, strict=True)]
-    problem = Problem(
-        *(m, n, k, x.dtype, c.dtype, 1, "row", "col", "row"),
-        epilogue=epilogue,
-        device=c.device,
-        alignments=(low[0], low[1], low[2]),
-        bits=bits,
-        group=group,
-    )
-    try:
-        candidate = quantized(problem)
-    except RefusedError as refused:
-        return str(refused)
-    kernel = candidate.rung.build(problem, candidate.config)
-    assert isinstance(kernel, CudaLaunch)
-    bias = View(0, (n,), (4,), "f32") if "bias" in epilogue else None
-    a = View(0, (1, m, k), (0, *x.strides), x.dtype)
-    b = View(0, (1, k, n), (0, size, of_row), x.dtype)
-    return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
-
-
-@table.once
-def prepare_unpacking(packed: View, scales: View, dtype: str, bits: int) -> Ready | str:
-    """Return the launch that writes W of `dtype`, by rows, or why there is none.
-
-    `packed` and `scales` are as in `prepare_packed`. The launch takes the address of `packed` twice, that of
-    W, and that of the factors in the place of scratch memory.
-    """
-    n, k = packed.shape[0], packed.shape[1] * 8 // bits
-    if dtype not in ("f16", "bf16") or scales.dtype != dtype:
-        return f"W of {dtype} and factors of {scales.dtype}: a kernel unpacks to f16 or bf16, with factors of the same"
-    if (
-        0 in (n, k)
-        or packed.pointer % 16
-        or any(z.strides != arrays.contiguous(z.shape, dtypes.get(z.dtype).size) for z in (packed, scales))
-    ):
-        return "a kernel unpacks weights and factors that are contiguous, at a multiple of 16 bytes, and not empty"
-    group = k // scales.shape[1]
-    if group % _PIECE:
-        return f"groups of {group}: a kernel unpacks {_PIECE} columns at a time, with one factor"
-    w = View(0, (1, n, k), (0, k * dtypes.get(dtype).size, dtypes.get(dtype).size), dtype)
-    return CudaLaunch(
-        Problem(n, k, 0, dtype, dtype, device=packed.device, bits=bits, group=group), {}, _unpacking
-    ).ready(w, w, w)
-
-
-_PIECE = 8  # elements that a thread writes at a time, of one group
-_THREADS, _EACH = 256, 4  # threads of a block, pieces of a thread
-
-
-def _unpacking(problem: Problem, _: Config) -> Geometry:
-    """Return a launch that writes C, of packed B whose factors lie in scratch memory, a piece after the other."""
-    pieces = problem.m * problem.n // _PIECE
-    kernel = instance("unpack", problem, problem.bits, problem.group, _EACH)
-    return Geometry("unpack.cu", kernel, (-(-pieces // (_THREADS * _EACH)), 1, 1), (_THREADS, 1, 1))
 
 
 # The short path for products of new shapes: two matrices or vectors on a device, into a new array. Once the general

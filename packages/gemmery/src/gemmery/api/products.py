@@ -7,21 +7,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
-from gemmery.api import array_libraries, opaque, spellings
+from gemmery.api import array_libraries, opaque
+from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import product
-from gemmery.api.cpu_call import PLAIN, Terms
 from gemmery.api.options import (
     added,
     check_added,
     check_beta,
-    dtype_name,
     epilogue,
+    filling,
     only_on_devices,
+    own_options,
+    result_types,
     scalar,
+    single,
     thread_count,
+    viewed,
 )
-from gemmery.api.promote import promoted, widened
-from gemmery.api.spellings import viewed
+from gemmery.api.promote import promoted
+from gemmery.api.repeats import PLAIN, Terms
 from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
@@ -35,8 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gemmery.api.types import Foreign, GemvOptions, Out, Plain
-    from gemmery.keywords import GemmOptions, MatmulOptions
+    from gemmery.keywords import Foreign, GemmOptions, GemvOptions, MatmulOptions, Out, Plain
 
 _OPTIONS = NAMES["matmul"]
 
@@ -109,34 +112,38 @@ def _matmul(
     """
     if opaque.waiting and opaque.settle():
         return _matmul(a, b, out, **keywords)
-    if keywords:  # as `spellings.own_options`, which takes longer
+    if keywords:  # as `own_options`, which takes longer
         if not _OPTIONS.issuperset(keywords):
-            keywords = spellings.own_options("matmul", keywords)
+            keywords = own_options("matmul", keywords)
         for name, value in keywords.items():
             if value is not DEFAULTS[name]:
                 break
         else:
             keywords = {}
     if type(out) is tuple:
-        out = spellings.single(out)
+        out = single(out)
     path = array_libraries.PATHS.get(type(a))
     if path is not None:
         done = path(a, b, out, "matmul", None, keywords or None)
         if done is not None:
             return done
     options = Options(**keywords) if keywords else NO_OPTIONS
+    parts = NO_PARTS
     if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
-        return splitting.product("matmul", a, b, out, options, keywords)
+        a, b, parts = splitting.sources(a, b, options.precision)
+        path = array_libraries.PATHS.get(type(a))
+        done = None if path is None else path(a, b, out, "matmul", None, keywords, parts)
+        if done is not None:
+            return done
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product("matmul", a, b, x, y, out, options, keywords)
+        return on_device.product("matmul", x, y, out, options, keywords, parts)
     only_on_devices(options)
-    common = promoted(x.dtype, y.dtype)
-    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
+    common, result = result_types(x, y, options.dtype)
     terms = PLAIN
     if options is not NO_OPTIONS:
         name, bias_view, row = epilogue(options.bias, options.activation, x, y, result)
@@ -146,7 +153,7 @@ def _matmul(
         )  # fmt: skip
     _compile_entries()
     if out is not None:
-        x, y = spellings.filling(x, y, spellings.viewed("out", out).shape)
+        x, y = filling(x, y, viewed("out", out).shape)
     return product(a, b, x, y, common, result, out, terms)
 
 
@@ -207,28 +214,29 @@ def _gemm(
 
     Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
     """
-    out = spellings.single(out)
+    out = single(out)
     if b is ...:
         raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
     if opaque.waiting and opaque.settle():
         return _gemm(alpha, a, b, beta, c, out=out, **keywords)
     if keywords:
-        keywords = spellings.own_options("gemm", keywords)
+        keywords = own_options("gemm", keywords)
     if (c is out or c is None) and not keywords:
         done = array_libraries.scaled(a, b, c, out, "gemm", alpha, beta)
         if done is not None:
             return done
     options = Options(**keywords, alpha=alpha, beta=beta, old=c)
+    parts = NO_PARTS
     if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
-        return splitting.product("gemm", a, b, out, options, keywords)
+        a, b, parts = splitting.sources(a, b, options.precision)
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(
             f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
         )
-    return _scaled("gemm", a, b, x, y, out, options, keywords)
+    return _scaled("gemm", a, b, x, y, out, options, keywords, parts)
 
 
 _gemm_entry: Callable[..., Any] = _gemm
@@ -290,11 +298,11 @@ def _gemv(
 
     Raises the errors of `gemm`.
     """
-    out = spellings.single(out)
+    out = single(out)
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, **keywords)
     if keywords:
-        keywords = spellings.own_options("gemv", keywords)
+        keywords = own_options("gemv", keywords)
     if (y is out or y is None) and not keywords:
         done = array_libraries.scaled(a, x, y, out, "gemv", alpha, beta)
         if done is not None:
@@ -306,7 +314,7 @@ def _gemv(
             "other shapes"
         )
     options = Options(**keywords, alpha=alpha, beta=beta, old=y)
-    return _scaled("gemv", a, x, matrix, vector, out, options, keywords)
+    return _scaled("gemv", a, x, matrix, vector, out, options, keywords, NO_PARTS)
 
 
 _gemv_entry: Callable[..., Any] = _gemv
@@ -368,12 +376,14 @@ def get_num_threads() -> int:
     return cpu_threads.get()
 
 
-def _scaled(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
+def _scaled(
+    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int]
+) -> Any:
     """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product(name, a, b, x, y, out, options, keywords)
+        return on_device.product(name, x, y, out, options, keywords, parts)
     only_on_devices(options)
     common = result = promoted(x.dtype, y.dtype)
     old = None if options.old is None else viewed(added(name), options.old)

@@ -1,4 +1,4 @@
-"""What the compiled entry gets of a product on the CPU, so that it runs the next one like it."""
+"""A product on the CPU as data, and what the compiled entry gets of it, so that it runs the next one like it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, dispatch, dtypes
-from gemmery.api.cpu_call import Call, Prepared
+from gemmery.arrange import Arrangement, Three
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
@@ -18,9 +18,54 @@ from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.dispatch import cpu
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.dispatch.family import Family
+    from gemmery.dispatch.cpu import Family
+
+
+class Terms(NamedTuple):
+    """The parameters of a product besides A and B."""
+
+    alpha: complex = 1
+    beta: complex = 0
+    old: View | None = None  # the C that beta multiplies
+    epilogue: str = ""
+    bias: View | None = None
+    threads: int | None = None
+    bias_array: Any = None  # the bias as the caller passed it
+    bias_view: View | None = None  # its memory
+    dtype: Any = None  # the type of the result, as the caller passed it
+    invariant: bool = False  # the bits of a row must not depend on the number of rows
+    widens: bool = False  # the result has another type than operands like these give
+
+
+PLAIN = Terms()
+
+
+class Call(NamedTuple):
+    """A call with arguments that have been checked, except `out`."""
+
+    a: Any
+    b: Any
+    x: View  # the memory of a and b
+    y: View
+    common: str  # the element type to which a and b promote
+    result: str  # that of the product
+    terms: Terms
+
+
+class Prepared(NamedTuple):
+    """A product without its memory."""
+
+    plan: dispatch.Plan
+    problem: Problem
+    form: Arrangement
+
+    def operands(self, x: View, y: View, target: View, offset: Three = (0, 0, 0)) -> tuple[View, View, View]:
+        """Return the operands of one run of the kernel."""
+        a, b, c = x.pointer + offset[0], y.pointer + offset[1], target.pointer + offset[2]
+        return arrays.operands(self.form, self.problem, a, b, c)
 
 
 Used = tuple[View, View, View]  # A, B and C
@@ -120,7 +165,7 @@ def _learn(kind: Kind, problem: Problem, threads: int) -> None:
     class_ = Class(kind.a.dtype, layout, bias, kind.bias_is_number, kind.scaled, kind.beta, kind.activation)
     if entry.learned(class_):
         return
-    from gemmery.dispatch.family import families
+    from gemmery.dispatch.cpu import families
 
     kernels = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
     operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2
@@ -143,7 +188,8 @@ def _member(family: Family, problem: Problem) -> Member:
     # The families of gemv have limits of work beyond which the order of their sums is another one.
     once = 1 if family.rung.name == "gemv" else _ONCE
     work = float(family.work)
-    return Member(family.m, family.n, family.k, family.b_elements, family.c_elements, work, once * work, bytes(job))
+    limits = family.b_elements, family.c_elements, size if family.a_rows else 0
+    return Member(family.m, family.n, family.k, *limits, work, once * work, bytes(job))
 
 
 _ONCE = 4  # 60 us on one thread are not more than a plan and half of them on two

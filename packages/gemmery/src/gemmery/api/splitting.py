@@ -2,17 +2,16 @@
 
 from typing import Any, Literal
 
-from gemmery import arrays, config
-from gemmery.api import array_libraries, enqueue, on_device
+from gemmery import config
+from gemmery.api import array_libraries
 from gemmery.api.device_call import distinct
-from gemmery.api.device_operands import located
-from gemmery.api.precision import get_float32_precision
+from gemmery.api.device_operands import get_float32_precision, located
+from gemmery.api.on_device import new, scratch
 from gemmery.api.prepared import alone
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import too_large
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
-from gemmery.keywords import Options
 from gemmery.ladder import float32_pre_pass
 from gemmery.problem import Problem
 
@@ -85,35 +84,34 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     if reason := too_large(problem):
         raise RefusedError(f"gm.split: {reason}")
     work = float32_pre_pass.kept_operand(problem)
-    owner, its_view = enqueue.new(x, (work.nbytes,), "uint8", z)
-    _fill(x, z, b, problem, work, its_view.pointer)
-    return SplitOperand(x, operand, its_view.pointer, work.nbytes, owner)
+    memory = new(z, (work.nbytes,), "uint8")
+    _fill(z, b, problem, work, memory.pointer)
+    return SplitOperand(x, operand, memory.pointer, work.nbytes, memory.owner)
 
 
-def _fill(x: Any, z: View, b: View, problem: Problem, work: float32_pre_pass.KeptOperand, target: int) -> None:
+def _fill(z: View, b: View, problem: Problem, work: float32_pre_pass.KeptOperand, target: int) -> None:
     """Put the parts and what is known of them at an address: two halves, three bfloat16, the marks."""
-    ordinal = enqueue.ordinal(z)
-    scratch, its_view = enqueue.scratch(x, work.workspace, z, z.stream)
-    at = target
+    memory, at = scratch(z, work.workspace), target
     batch, depth, sides = b.shape
     a = View(0, (batch, 1, depth), (0, _SIZE * depth, _SIZE), "f32")
     c = View(0, (batch, 1, sides), (_SIZE * sides, _SIZE * sides, _SIZE), "f32")
     for launches, parts in ((work.two, 2), (work.three, 3)):
-        alone(launches, problem, a, b, c)(0, b.pointer, 0, z.stream, 0, its_view.pointer)
-        ordered.copy(its_view.pointer + work.parts, at, parts * work.each, z.stream, ordinal)
+        alone(launches, problem, a, b, c)(0, b.pointer, 0, z.stream, 0, memory.pointer)
+        ordered.copy(memory.pointer + work.parts, at, parts * work.each, z.stream, z.ordinal)
         at += parts * work.each
         if parts == 2:
             place = target + -(-5 * work.each // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
             for start, size in work.marks:
-                ordered.copy(its_view.pointer + start, place, size, z.stream, ordinal)
+                ordered.copy(memory.pointer + start, place, size, z.stream, z.ordinal)
                 place += -(-size // tensormaps.PACKED_APART) * tensormaps.PACKED_APART
-    del scratch
 
 
-def product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: dict[str, Any]) -> Any:
-    """Return a product of which an operand was split, for the function `name` whose call named these options.
+def sources(a: Any, b: Any, precision: Any) -> tuple[Any, Any, tuple[int, int]]:
+    """Return the arrays of two operands, one of which was split, and the addresses of their parts, 0 for no parts.
 
-    Raises ArgumentError for an operand in the other's place, and for another precision.
+    `precision` is the one that the call names, or None.
+
+    Raises ArgumentError for an operand in the other's place, and for a precision without parts.
     """
     for letter, z in (("a", a), ("b", b)):
         if type(z) is SplitOperand and z.operand != letter:
@@ -121,19 +119,12 @@ def product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: dic
                 f"{letter} was split as operand={z.operand!r}: its parts are scaled for that place; pass "
                 f"gm.split({letter}, operand={letter!r})"
             )
-    precision = options.precision if options.precision is not None else get_float32_precision()
+    if precision is None:
+        precision = get_float32_precision()
     if precision not in config.FLOAT32_PRECISIONS or precision == "tf32":
         raise ArgumentError(
             f"precision={brief(precision)} of a product with an operand from gm.split: parts are for 'f32_tensor', "
             "'f32_strict' and 'f32_plus'; pass one of them, or the array itself"
         )
-    parts = tuple(z.parts if type(z) is SplitOperand else 0 for z in (a, b))
-    a, b = (z.source if type(z) is SplitOperand else z for z in (a, b))
-    path = array_libraries.PATHS.get(type(a)) if name == "matmul" else None
-    done = None if path is None else path(a, b, out, name, None, keywords, (parts[0], parts[1]))
-    if done is not None:
-        return done
-    x, y = view(a), view(b)
-    if x.device == "cpu" or y.device == "cpu":
-        arrays.together(a=x, b=y)
-    return on_device.product(name, a, b, x, y, out, options, keywords, (parts[0], parts[1]))
+    (a, p), (b, q) = ((z.source, z.parts) if type(z) is SplitOperand else (z, 0) for z in (a, b))
+    return a, b, (p, q)

@@ -15,7 +15,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | memoryview | memoryview |
 | `__dlpack__` and `__array_namespace__` (JAX) | an array of that library, by its `from_dlpack` |
 | `__dlpack__` alone, CPU | NumPy array |
-| `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
+| `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.ordered.DeviceArray`, which has both |
 """
 
 from __future__ import annotations
@@ -27,9 +27,20 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.pytorch import comparer, device_allocator, recorders, version_bump
-from gemmery.arrays.reading import SHORT, unchanged, view
-from gemmery.arrays.views import View, alignment, contiguous, library, overlap, reach, repeats, same, together
+from gemmery.arrays.reading import SHORT, cupy_view, numpy_view, unchanged, view
+from gemmery.arrays.views import (
+    View,
+    alignment,
+    contiguous,
+    library,
+    once_converted,
+    operands,
+    overlap,
+    reach,
+    repeats,
+    same,
+    together,
+)
 from gemmery.dtypes import Array
 from gemmery.errors import DTypeError, ShapeError
 
@@ -40,24 +51,22 @@ __all__ = [
     "as_numpy",
     "assign",
     "astype",
-    "comparer",
     "contiguous",
     "converted",
-    "device_allocator",
     "empty",
     "kind",
     "library",
     "numpy_dtype",
+    "once_converted",
+    "operands",
     "overlap",
     "reach",
-    "recorders",
     "repeats",
     "same",
     "scratch",
     "store",
     "together",
     "unchanged",
-    "version_bump",
     "view",
     "wrap",
     "written",
@@ -66,27 +75,24 @@ __all__ = [
 
 def kind(*operands: object) -> object:
     """Return the operand whose kind the result has: the first that is neither a plain NumPy array nor a list."""
-    for obj in operands:
-        if type(obj) is not np.ndarray and not isinstance(obj, list | tuple):
-            return obj
+    for array in operands:
+        if type(array) is not np.ndarray and not isinstance(array, list | tuple):
+            return array
     return operands[0]
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
-    """Return an uninitialised C-contiguous array for a result like `like`, and its View; `wrap` finishes the array."""
-    torch = library(like, "torch", "Tensor")
-    if torch is not None:
-        return pytorch.empty(shape, dtype, like, torch)
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
+    """Return an uninitialised C-contiguous array for a result like `like`, by its View; `wrap` finishes the array."""
+    if library(like, "torch", "Tensor") is not None:
+        return pytorch.empty(like, shape, dtype)
     cupy = library(like, "cupy", "ndarray")
     if cupy is not None:
         with like.device:
-            array = cupy.empty(shape, numpy_dtype(dtype))
-        return array, view(array)
+            return cupy_view(cupy.empty(shape, numpy_dtype(dtype)))
     own = like.dtype if isinstance(like, np.ndarray) else None
     if SHORT.get(own) != dtype:
         own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
-    array = _memory(shape, own)
-    return array, view(array)
+    return numpy_view(_memory(shape, own))
 
 
 def _memory(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -160,18 +166,18 @@ def converted(source: View, dtype: str) -> View:
     return View(values.ctypes.data, source.shape, values.strides, dtype, owner=values)
 
 
-def astype(obj: Any, dtype: str) -> Any:
+def astype(array: Any, dtype: str) -> Any:
     """Convert an array on a device by its own library, on that library's stream.
 
     Raises DTypeError if the array's library is neither PyTorch nor CuPy.
     """
-    if allocates(obj):
-        if hasattr(obj, "to"):
-            return obj.to(getattr(sys.modules["torch"], dtypes.get(dtype).numpy))
-        with obj.device:
-            return obj.astype(numpy_dtype(dtype))
+    if allocates(array):
+        if hasattr(array, "to"):
+            return array.to(getattr(sys.modules["torch"], dtypes.get(dtype).numpy))
+        with array.device:
+            return array.astype(numpy_dtype(dtype))
     raise DTypeError(
-        f"a {type(obj).__name__} must be converted to {dtypes.get(dtype).numpy} first: gemmery converts arrays on a "
+        f"a {type(array).__name__} must be converted to {dtypes.get(dtype).numpy} first: gemmery converts arrays on a "
         "device only for PyTorch and CuPy"
     )
 
@@ -185,11 +191,11 @@ def assign(target: Any, source: Any) -> None:
             target[...] = source
 
 
-def written(obj: object) -> None:
-    """Tell PyTorch that the memory of a tensor was written; do nothing for other arrays."""
-    torch = library(obj, "torch", "Tensor")
+def written(array: object) -> None:
+    """Tell autograd that a tensor was written: backward() then raises if it needs the old values."""
+    torch = library(array, "torch", "Tensor")
     if torch is not None:
-        pytorch.written(obj, torch)
+        torch.autograd.graph.increment_version(array)
 
 
 def store(source: View, target: View) -> None:
@@ -197,14 +203,14 @@ def store(source: View, target: View) -> None:
     _raw(target)[...] = _cast(source, target.dtype)
 
 
-def as_numpy(obj: object, its_view: View) -> Array:
-    """Return a NumPy array of the memory of an array on the CPU, without a copy; `obj` itself if it is one.
+def as_numpy(x: View) -> Array:
+    """Return a NumPy array of the memory of an array on the CPU, without a copy; the array itself if it is one.
 
     Raises DTypeError for bfloat16 unless ml_dtypes has been imported.
     """
-    if type(obj) is np.ndarray:
-        return obj
-    return _raw(its_view).view(numpy_dtype(its_view.dtype))
+    if type(x.owner) is np.ndarray:
+        return x.owner
+    return _raw(x).view(numpy_dtype(x.dtype))
 
 
 class _Memory:

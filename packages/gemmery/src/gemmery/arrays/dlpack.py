@@ -9,7 +9,7 @@ import ctypes
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.views import MOST_DIMENSIONS, View, check, contiguous, elsewhere, no_memory, only_on_devices
+from gemmery.arrays.views import MOST_DIMENSIONS, Lent, View, check, contiguous, elsewhere, no_memory, only_on_devices
 from gemmery.errors import DeviceError, GemmeryError, LayoutError, brief
 
 
@@ -68,7 +68,7 @@ _NAMES = {  # codes of one width each
 }
 
 
-def read(obj: Any) -> View:
+def read(array: Any) -> View:
     """Return the memory that an object with `__dlpack__` exports.
 
     The capsule is kept and not consumed; its destructor frees the memory. A capsule before DLPack 1.0 cannot say
@@ -78,45 +78,44 @@ def read(obj: Any) -> View:
     Raises DeviceError for memory of other devices, DTypeError for element types that are not supported, and LayoutError
     for a capsule that cannot be read.
     """
-    name = type(obj).__name__
-    kind, ordinal = _device(obj)
+    kind, ordinal = _device(array)
     if kind not in (*_HOST, *_DEVICE):
         raise elsewhere(_OTHERS.get(kind, f"DLPack type {kind}"))
-    capsule = _exported_by(obj, {"stream": 1} if kind in _DEVICE else {})
-    tensor, writable = _tensor(capsule, name)
-    same = tensor.device_type in _HOST if kind in _HOST else tensor.device_type in _DEVICE
-    if not same or (kind in _DEVICE and tensor.device_id != ordinal):
+    lent = Lent(array, _capsule_of(array, {"stream": 1} if kind in _DEVICE else {}))
+    tensor, writable = _tensor(lent.capsule, type(array).__name__)
+    alike = tensor.device_type in _HOST if kind in _HOST else tensor.device_type in _DEVICE
+    if not alike or (kind in _DEVICE and tensor.device_id != ordinal):
         raise DeviceError(
-            f"__dlpack_device__ of {name} says {kind, ordinal}, and its capsule "
+            f"__dlpack_device__ of {type(array).__name__} says {kind, ordinal}, and its capsule "
             f"{tensor.device_type, tensor.device_id}: they must be equal"
         )
-    return _viewed(tensor, "cpu" if kind in _HOST else f"cuda:{ordinal}", writable, name, (capsule, obj))
+    return _viewed(tensor, "cpu" if kind in _HOST else f"cuda:{ordinal}", writable, lent)
 
 
-def _device(obj: Any) -> tuple[int, int]:
+def _device(array: Any) -> tuple[int, int]:
     """Return the kind and the number of the device that an object says it is on."""
-    device = obj.__dlpack_device__()
+    device = array.__dlpack_device__()
     try:
         kind, ordinal = (int(x) for x in device)
     except (TypeError, ValueError) as error:
         raise LayoutError(
-            f"__dlpack_device__ of {type(obj).__name__} returned {brief(device)}: it must return two integers, the "
+            f"__dlpack_device__ of {type(array).__name__} returned {brief(device)}: it must return two integers, the "
             "kind of the device and its number"
         ) from error
     return kind, ordinal
 
 
-def _exported_by(obj: Any, options: dict[str, Any]) -> Any:
+def _capsule_of(array: Any, options: dict[str, Any]) -> Any:
     try:
         try:
-            return obj.__dlpack__(max_version=(1, 0), **options)
+            return array.__dlpack__(max_version=(1, 0), **options)
         except TypeError:  # an exporter older than max_version
-            return obj.__dlpack__(**options)
+            return array.__dlpack__(**options)
     except GemmeryError:
         raise
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise LayoutError(f"{type(obj).__name__} does not export its memory by DLPack: {reason}") from error
+        raise LayoutError(f"{type(array).__name__} does not export its memory by DLPack: {reason}") from error
 
 
 def _tensor(capsule: Any, name: str) -> tuple[DLTensor, bool]:
@@ -138,10 +137,11 @@ def _tensor(capsule: Any, name: str) -> tuple[DLTensor, bool]:
     raise LayoutError(f"__dlpack__ of {name} returned a {type(capsule).__name__}, which is no DLPack capsule")
 
 
-def _viewed(tensor: DLTensor, device: str, writable: bool, name: str, owner: object) -> View:
+def _viewed(tensor: DLTensor, device: str, writable: bool, lent: Lent) -> View:
+    called = f"the DLPack capsule of {type(lent.array).__name__}"
     if not 0 <= tensor.ndim <= MOST_DIMENSIONS or (tensor.ndim and not tensor.shape):
         raise LayoutError(
-            f"the DLPack capsule of {name} has {tensor.ndim} dimensions and {'a' if tensor.shape else 'no'} shape: it "
+            f"{called} has {tensor.ndim} dimensions and {'a' if tensor.shape else 'no'} shape: it "
             f"needs a shape, of at most {MOST_DIMENSIONS} dimensions"
         )
     shape = tuple(tensor.shape[: tensor.ndim])
@@ -152,10 +152,10 @@ def _viewed(tensor: DLTensor, device: str, writable: bool, name: str, owner: obj
         strides = tuple(row.size * step for step in tensor.strides[: tensor.ndim])
     else:
         strides = contiguous(shape, row.size)
-    check(f"the DLPack capsule of {name}", shape, strides)
+    check(called, shape, strides)
     if not tensor.data and 0 not in shape:
-        raise no_memory(f"the DLPack capsule of {name}, of shape {shape},")
-    return View((tensor.data or 0) + tensor.byte_offset, shape, strides, row.name, device, 0, writable, owner)
+        raise no_memory(f"{called}, of shape {shape},")
+    return View((tensor.data or 0) + tensor.byte_offset, shape, strides, row.name, device, 0, writable, lent)
 
 
 def _element(tensor: DLTensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -19,12 +20,13 @@ def recorders(torch: Any) -> tuple[Callable[[], Any], Callable[[], Any], Callabl
     return c._is_tracing, c._len_torch_dispatch_stack, c._are_functorch_transforms_active
 
 
-def view(tensor: Any, torch: Any) -> View:
+def view(tensor: Any) -> View:
     """Return the memory of a tensor on the CPU or on a CUDA device.
 
     Raises LayoutError for tensors that only PyTorch can multiply (sparse, nested, fake, tracked by autograd), and for
     all tensors while PyTorch records or transforms operations, because it does not see gemmery's.
     """
+    torch: Any = sys.modules["torch"]
     c = torch._C
     if c._is_tracing() or c._len_torch_dispatch_stack() or c._are_functorch_transforms_active():
         raise _unseen(torch)
@@ -79,8 +81,9 @@ def _view(tensor: Any, torch: Any) -> View:
     return View(pointer, shape, strides, row.name, device, stream, writable, tensor)
 
 
-def empty(shape: tuple[int, ...], dtype: str, like: Any, torch: Any) -> tuple[Any, View]:
-    """Return an uninitialised C-contiguous tensor on the device of `like`, and its View."""
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
+    """Return an uninitialised C-contiguous tensor on the device of the tensor `like`, by its View."""
+    torch: Any = sys.modules["torch"]
     row = dtypes.get(dtype)
     try:
         tensor = torch.empty(shape, dtype=getattr(torch, row.numpy), device=like.device)
@@ -89,13 +92,8 @@ def empty(shape: tuple[int, ...], dtype: str, like: Any, torch: Any) -> tuple[An
             raise
         raise MemoryError(f"no memory for a {row.numpy} tensor of shape {tuple(shape)}") from error
     if not tensor.is_cpu:
-        return tensor, view(tensor, torch)
-    return tensor, View(tensor.data_ptr(), shape, contiguous(shape, row.size), dtype, owner=tensor)
-
-
-def written(tensor: Any, torch: Any) -> None:
-    """Tell autograd that a tensor was written: backward() then raises if it needs the old values."""
-    torch.autograd.graph.increment_version(tensor)
+        return view(tensor)
+    return View(tensor.data_ptr(), shape, contiguous(shape, row.size), dtype, owner=tensor)
 
 
 def device_allocator(torch: Any) -> tuple[Callable[..., Any] | None, Callable[[], int]]:

@@ -20,7 +20,7 @@ for _row in dtypes.BY_NAME.values():
         SHORT[np.dtype(_row.numpy)] = _row.name
 
 
-def view(obj: object) -> View:
+def view(array: object) -> View:
     """Return the memory of any array on the CPU or on a CUDA device.
 
     Arrays in a foreign byte order, and objects that only NumPy can convert, are copied; a copy is not writable. The
@@ -32,22 +32,23 @@ def view(obj: object) -> View:
     Raises DTypeError for an element type that is not supported, DeviceError for other kinds of devices, and LayoutError
     for arrays that are more than their memory (masked, sparse, tracked by autograd) or that have none.
     """
-    if type(obj) is np.ndarray:
-        return _numpy_view(obj)
-    torch = library(obj, "torch", "Tensor")
-    if torch is not None:
-        return pytorch.view(obj, torch)
-    if isinstance(obj, np.ndarray):
-        return _numpy_view(_plain(obj))
-    cupy = library(obj, "cupy", "ndarray")
-    if cupy is not None:
-        return _cupy_view(obj, cupy)
+    if type(array) is np.ndarray:
+        return numpy_view(array)
+    if library(array, "torch", "Tensor") is not None:
+        return pytorch.view(array)
+    if isinstance(array, np.ndarray):
+        return numpy_view(_plain(array))
+    if library(array, "cupy", "ndarray") is not None:
+        return cupy_view(array)
     try:
-        return _exported(obj)
+        return _exported(array)
     except (GemmeryError, MemoryError):
         raise
     except Exception as error:  # an object's own methods may raise anything, or return what no protocol allows
-        raise _unreadable(obj, error) from error
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise LayoutError(
+            f"{type(array).__name__} does not export its memory correctly ({reason}): pass a NumPy array of its numbers"
+        ) from error
 
 
 def unchanged(**views: View | None) -> None:
@@ -65,74 +66,70 @@ def unchanged(**views: View | None) -> None:
             raise LayoutError(f"{name} was resized while another argument was read: pass that one as an array")
 
 
-def _exported(obj: object) -> View:
+def _exported(array: object) -> View:
     """The memory of an object that offers it by one of the protocols, or of NumPy's array of it."""
-    if isinstance(obj, type):
-        raise DTypeError(f"an operand is the class {obj.__name__}, not an array: pass an instance")
-    if library(obj, "torch.fx", "Proxy") is not None:
+    if isinstance(array, type):
+        raise DTypeError(f"an operand is the class {array.__name__}, not an array: pass an instance")
+    if library(array, "torch.fx", "Proxy") is not None:
         raise LayoutError(
             "torch.fx is tracing, and it cannot record products of gemmery: call gemmery outside of it, or use "
             "torch.matmul inside"
         )
-    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         from gemmery.arrays import dlpack
 
-        return dlpack.read(obj)
-    if hasattr(obj, "__cuda_array_interface__"):
-        return _cuda_view(obj)
-    _refuse_own_arithmetic(obj)
-    if hasattr(obj, "__array_interface__"):
-        array = _as_array(obj, obj)
-        result = _numpy_view(array)
-        return result._replace(writable=False) if array.base is None else result  # NumPy copies its own scalars
+        return dlpack.read(array)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cuda_view(array)
+    _refuse_own_arithmetic(array)
+    if hasattr(array, "__array_interface__"):
+        plain = _as_array(array, array)
+        read = numpy_view(plain)
+        return read._replace(writable=False) if plain.base is None else read  # NumPy copies its own scalars
     try:
-        buffer = memoryview(obj)  # type: ignore[arg-type]
+        buffer = memoryview(array)  # type: ignore[arg-type]
     except TypeError:  # no buffer: NumPy makes a copy
-        return _numpy_view(_as_array(obj, obj))._replace(writable=False)
-    array = _as_array(buffer, obj)
-    if array.flags.owndata and array.size:  # NumPy allocates where a buffer's pointer is null
-        raise no_memory(f"the buffer of a {type(obj).__name__}")
-    return _numpy_view(array)
+        return numpy_view(_as_array(array, array))._replace(writable=False)
+    plain = _as_array(buffer, array)
+    if plain.flags.owndata and plain.size:  # NumPy allocates where a buffer's pointer is null
+        raise no_memory(f"the buffer of a {type(array).__name__}")
+    return numpy_view(plain)
 
 
-def _unreadable(obj: object, error: Exception) -> LayoutError:
-    name, reason = type(obj).__name__, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return LayoutError(f"{name} does not export its memory correctly ({reason}): pass a NumPy array of its numbers")
-
-
-def _refuse_own_arithmetic(obj: object) -> None:
+def _refuse_own_arithmetic(array: object) -> None:
     """Raise for an object whose product differs from the product of the array that NumPy makes of it."""
-    name = type(obj).__name__
-    if hasattr(obj, "nnz") and (hasattr(obj, "toarray") or hasattr(obj, "todense")):
-        dense = "toarray" if hasattr(obj, "toarray") else "todense"
-        raise LayoutError(f"{name} is sparse, and gemmery multiplies dense arrays: pass x.{dense}(), or use a @ b")
-    if hasattr(type(obj), "__array_ufunc__") and not isinstance(obj, np.generic):
+    if hasattr(array, "nnz") and (hasattr(array, "toarray") or hasattr(array, "todense")):
+        dense = "toarray" if hasattr(array, "toarray") else "todense"
         raise LayoutError(
-            f"{name} defines its own arithmetic (__array_ufunc__): pass a plain array, x.to_numpy() in pandas and "
-            "xarray or np.asarray(x)"
+            f"{type(array).__name__} is sparse, and gemmery multiplies dense arrays: pass x.{dense}(), or use a @ b"
+        )
+    if hasattr(type(array), "__array_ufunc__") and not isinstance(array, np.generic):
+        raise LayoutError(
+            f"{type(array).__name__} defines its own arithmetic (__array_ufunc__): pass a plain array, x.to_numpy() in "
+            "pandas and xarray or np.asarray(x)"
         )
 
 
-def _as_array(source: object, obj: object) -> Array:
-    """Convert an object with NumPy; the error names the object's type."""
+def _as_array(memory: object, array: object) -> Array:
+    """Convert an object, or the buffer of one, with NumPy; the error names the object's type."""
     try:
-        return np.asarray(source)
+        return np.asarray(memory)
     except (TypeError, ValueError, BufferError, NotImplementedError) as error:
         reason = str(error).partition(". ")[0].rstrip(".")
-        raise LayoutError(f"NumPy cannot make an array of a {type(obj).__name__}: {reason}") from error
+        raise LayoutError(f"NumPy cannot make an array of a {type(array).__name__}: {reason}") from error
 
 
 def _plain(array: Array) -> Array:
     """Return a subclass of ndarray as a plain array, unless it is more than its memory."""
-    name = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
-        raise LayoutError(f"{name}: gemmery ignores masks; pass x.filled(0)")
+        raise LayoutError(f"{type(array).__name__}: gemmery ignores masks; pass x.filled(0)")
     if type(array).__array_ufunc__ is not np.ndarray.__array_ufunc__:
-        raise LayoutError(f"{name} defines its own arithmetic (__array_ufunc__): pass np.asarray(x)")
+        raise LayoutError(f"{type(array).__name__} defines its own arithmetic (__array_ufunc__): pass np.asarray(x)")
     return np.asarray(array)
 
 
-def _numpy_view(array: Array) -> View:
+def numpy_view(array: Array) -> View:
+    """Return the memory of a plain NumPy array, or of its copy in the byte order of this machine."""
     name = SHORT.get(array.dtype)
     if name is None:
         if array.dtype.kind in _WORDS or array.dtype.type is np.void:  # types of ml_dtypes have kind "V" too
@@ -183,21 +180,22 @@ _FIELD_IS_KNOWN = (
 )
 
 
-def _cupy_view(array: Any, cupy: Any) -> View:
-    ordinal = array.device.id
-    name = SHORT.get(array.dtype) or dtypes.get(array.dtype.name).name
-    stream = cupy.cuda.get_current_stream(ordinal).ptr
+def cupy_view(array: Any) -> View:
+    """Return the memory of a CuPy array."""
     if not array.data.ptr and array.size:
         raise no_memory(f"a CuPy array of shape {array.shape}")
-    return View(array.data.ptr, array.shape, array.strides, name, f"cuda:{ordinal}", stream, True, array)
+    device, name = array.device.id, SHORT.get(array.dtype) or dtypes.get(array.dtype.name).name
+    stream = sys.modules["cupy"].cuda.get_current_stream(device).ptr
+    return View(array.data.ptr, array.shape, array.strides, name, f"cuda:{device}", stream, True, array)
 
 
-def _cuda_view(obj: Any) -> View:
+def _cuda_view(array: Any) -> View:
     """Return the memory that `__cuda_array_interface__` describes; source: version 3 of it in Numba's documentation."""
-    fields = obj.__cuda_array_interface__
+    fields = array.__cuda_array_interface__
+    called = f"the __cuda_array_interface__ of {type(array).__name__}"
     if fields.get("mask") is not None:
         raise LayoutError(
-            f"{type(obj).__name__}: gemmery ignores the mask in its __cuda_array_interface__; pass it without"
+            f"{type(array).__name__}: gemmery ignores the mask in its __cuda_array_interface__; pass it without"
         )
     stored = np.dtype(fields["typestr"])
     if stored.kind == "V":
@@ -209,16 +207,15 @@ def _cuda_view(obj: Any) -> View:
         raise LayoutError(f"typestr {fields['typestr']!r} is in a foreign byte order: convert the array first")
     row, shape = dtypes.get(stored.name), tuple(fields["shape"])
     pointer, read_only = fields["data"]
-    strides = fields.get("strides")
-    stream = fields.get("stream")
+    stream, steps = fields.get("stream"), fields.get("strides")
     if stream == 0:
         raise DeviceError(
             "stream 0 in __cuda_array_interface__ is ambiguous and not allowed: use 1 for the legacy default stream, 2 "
             "for the per-thread one, a handle, or None"
         )
-    steps = contiguous(shape, row.size) if strides is None else tuple(strides)
-    check(f"the __cuda_array_interface__ of {type(obj).__name__}", shape, steps)
+    strides = contiguous(shape, row.size) if steps is None else tuple(steps)
+    check(called, shape, strides)
     if not pointer and 0 not in shape:
-        raise no_memory(f"the __cuda_array_interface__ of {type(obj).__name__}, of shape {shape},")
+        raise no_memory(f"{called}, of shape {shape},")
     handle = 0 if stream in (None, 1) else int(stream)  # the driver calls the legacy default stream 0
-    return View(int(pointer or 0), shape, steps, row.name, "cuda", handle, not read_only, obj)
+    return View(int(pointer or 0), shape, strides, row.name, "cuda", handle, not read_only, array)

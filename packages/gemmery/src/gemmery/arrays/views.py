@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from gemmery import dtypes
+from gemmery.arrange import Arrangement
 from gemmery.errors import DeviceError, DTypeError, LayoutError
+from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 
@@ -25,11 +27,38 @@ class View(NamedTuple):
     device: str = "cpu"  # or "cuda:0"; "cuda" when the array does not name the device
     stream: int = 0  # handle of the CUDA stream that may use the memory without waiting
     writable: bool = True
-    owner: object = None  # keeps the memory alive
+    owner: object = None  # keeps the memory alive: the array, or Lent
+
+    @property
+    def array(self) -> Any:
+        """The array whose memory this is."""
+        return self.owner.array if type(self.owner) is Lent else self.owner
+
+    @property
+    def ordinal(self) -> int:
+        """The number of its CUDA device."""
+        return int(self.device.partition(":")[2])
 
 
-def library(obj: object, module: str, name: str) -> Any:
-    """Return an imported module if `obj` is an instance of its class `name`, else None.
+class Lent(NamedTuple):
+    """An array that exports its memory, and the capsule that it made for this."""
+
+    array: object
+    capsule: object
+
+
+def operands(form: Arrangement, problem: Problem, a: int = 0, b: int = 0, c: int = 0) -> tuple[View, View, View]:
+    """Return A, B and C as a kernel takes them, at these addresses."""
+    batch, m, n, k = form.batch, form.m, form.n, form.k
+    return (
+        View(a, (batch, m, k), form.a, problem.dtype),
+        View(b, (batch, k, n), form.b, problem.dtype),
+        View(c, (batch, m, n), form.c, problem.out),
+    )
+
+
+def library(array: object, module: str, name: str) -> Any:
+    """Return an imported module if `array` is an instance of its class `name`, else None.
 
     >>> library(1, "torch", "Tensor") is None
     True
@@ -37,12 +66,19 @@ def library(obj: object, module: str, name: str) -> Any:
     Another thread may be importing the module: it is in `sys.modules` then, without its classes.
     """
     imported = sys.modules.get(module)
-    return imported if isinstance(obj, getattr(imported, name, ())) else None
+    return imported if isinstance(array, getattr(imported, name, ())) else None
 
 
 def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Return the strides in bytes of a C-contiguous array."""
     return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def once_converted(x: View, dtype: str) -> View:
+    """Return x with the strides that it has after conversion to `dtype`."""
+    if x.dtype == dtype:
+        return x
+    return x._replace(dtype=dtype, strides=contiguous(x.shape, dtypes.get(dtype).size))
 
 
 def same(x: View, y: View) -> bool:

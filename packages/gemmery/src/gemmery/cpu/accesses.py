@@ -26,6 +26,7 @@ _PAGES, _PAGE_WAYS = 64, 4  # of 4 KiB, whose translations are at hand
 _SITES = 1 << 14  # more than any kernel has
 _WORDS = 8  # of a site; the first five are its counters
 _ACCESS = re.compile(r" +(?:%\w+ = )?(?:(?:load|store) (?:<(\d+) x )?(\w+).*, align |call .*@llvm\.(?:masked|pref))")
+_MASKED = re.compile(r"<\d+ x (\w+)>.*<(\d+) x i1> (%\w+)")
 _lock = RLock()  # all kernels share one model
 
 
@@ -75,18 +76,28 @@ def counted(launch: Launch, a: View, b: View, c: View) -> tuple[Site, ...]:
 
 def _with_touches(text: str) -> tuple[str, list[Site]]:
     """Return IR that calls `touch` before each access, and these accesses."""
-    lines, sites, function = list[str](), list[Site](), ""
+    lines, sites, function, declared = list[str](), list[Site](), "", dict[str, None]()
     for line in text.splitlines():
         if line.startswith("define"):
             function = line.partition("@")[2].partition("(")[0]
         if access := _ACCESS.match(line):
             kind = "prefetches" if "@llvm.pref" in line else "loads" if " = " in line else "stores"
-            size = 1 if "@llvm." in line else int(access[1] or 1) * SIZES[access[2]]  # some lanes may be masked
-            pointer = re.findall(r"ptr (%\w+)", line)[-1]
+            pointer, size = re.findall(r"ptr (%\w+)", line)[-1], "1"
+            if masked := _MASKED.search(line):  # the lanes that exist are the first
+                size, bits = f"%touched_{len(sites)}", int(masked[2])
+                declared[f"declare i{bits} @llvm.ctpop.i{bits}(i{bits})"] = None
+                lines += [
+                    f"  {size}_bits = bitcast <{bits} x i1> {masked[3]} to i{bits}",
+                    f"  {size}_lanes = call i{bits} @llvm.ctpop.i{bits}(i{bits} {size}_bits)",
+                    f"  {size}_count = zext i{bits} {size}_lanes to i64",
+                    f"  {size} = mul i64 {size}_count, {SIZES[masked[1]]}",
+                ]
+            elif "@llvm." not in line:
+                size = str(int(access[1] or 1) * SIZES[access[2]])
             lines.append(f"  call void @touch(ptr {pointer}, i64 {size}, i64 {len(sites)})")
             sites.append(Site(function, kind))
         lines.append(line)
-    return "\n".join(lines), sites
+    return "\n".join((*lines, *declared)), sites
 
 
 @functools.cache
@@ -112,11 +123,12 @@ def _touch(module: Module, l1: tuple[int, int], l2: tuple[int, int]) -> None:
             count(1)
             _look(f, to_l2, l2, line, lambda: count(2))
 
-        count(0)
-        f.store(at, site + 8 * 4)
-        _look(f, pages, (_PAGES // _PAGE_WAYS, _PAGE_WAYS), at >> 12, lambda: count(3))
-        with f.loop(at >> 6, ((at + f["bytes"] - 1) >> 6) + 1) as line:
-            _look(f, to_l1, l1, line, beyond_l1)
+        with f.if_(f["bytes"] > 0):  # else all lanes are masked
+            count(0)
+            f.store(at, site + 8 * 4)
+            _look(f, pages, (_PAGES // _PAGE_WAYS, _PAGE_WAYS), at >> 12, lambda: count(3))
+            with f.loop(at >> 6, ((at + f["bytes"] - 1) >> 6) + 1) as line:
+                _look(f, to_l1, l1, line, beyond_l1)
 
 
 def _look(f: Function, table: Value, sets_ways: tuple[int, int], key: Value, absent: Callable[[], None]) -> None:

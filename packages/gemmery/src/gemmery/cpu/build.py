@@ -15,8 +15,8 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, direct_tile, host, k_block
-from gemmery.cpu.ukernel import SHORT, STEPS, Product, register_tile, sizes_of, vector_room
+from gemmery.cpu.target import Target, direct_tile, dots_columns, host, k_block
+from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, register_tile, sizes_of, vector_room
 from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
@@ -62,6 +62,16 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
         return Launch(entries[rung], element.llvm, element.size, lambda m, n, k: blocks)
 
     return build
+
+
+def amx_tile(problem: Problem, config: Config) -> Launch:
+    """Return the kernel of one block of tiles at a time, which packs nothing."""
+    from gemmery.cpu import simple
+
+    target = host()
+    types = product(target, problem)
+    entries = jit.load(target, f"amx_tile_{types.name}", lambda: simple.amx_tile(target, types))
+    return Launch(entries["amx_tile"], types.scalar, dtypes.get(problem.out).size, lambda m, n, k: Blocks())
 
 
 def product(target: Target, problem: Problem) -> Product:
@@ -165,9 +175,9 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc, read=_read(dtype))
     if types.on_tiles:
-        step = _TILES_STEP / types.unit
-    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
+        unit = unit._replace(rows=TILE_ROWS, columns=TILE_ROWS, step=_TILE_STEP / types.unit)
     entry = load(target, problem, packed_image(target, types))["packed"]
     return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
@@ -191,23 +201,26 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
     most, panels = kc or packed_kc(target, types), operands(types, register)[1]
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = depth(types, k, most)
+        deep = even_kc(types, k, most)
         tall, wide = even(m, sizes.mc, register.mr), even(n * types.parts, sizes.nc, register.nr)
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide, once=True))
 
-    step = _TILES_STEP / types.unit if types.on_tiles else _step(register.mr * register.nv) * types.parts / types.group
-    unit = Unit(register.mr, register.nr // types.parts, step, wide=sizes.nc)
+    step = _step(register.mr * register.nv) * types.parts / types.group
+    if types.on_tiles:
+        step = _TILE_STEP * register.mr * register.nv / (TILE_ROWS * types.unit)
+    # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one.
+    unit = Unit(register.mr, register.nr // types.parts, step, wide=sizes.nc, read=_read(types.dtype))
 
     @cache
     def steps(k: int, n: int) -> tuple[int, int]:
-        block, panel, _ = whole(panels, k * types.parts, n * types.parts, depth(types, k, most))
+        block, panel, _ = whole(panels, k * types.parts, n * types.parts, even_kc(types, k, most))
         return block, panel // unit.columns
 
     entry, size = once_entries(types)["packed"], dtypes.get(types.out).size
     return Launch(entry, types.scalar, size, blocks, unit=unit, b_steps=steps)
 
 
-def depth(types: Product, k: int, kc: int) -> int:
+def even_kc(types: Product, k: int, kc: int) -> int:
     """Return the numbers of k in a block of at most kc."""
     return even(k * types.parts, kc, types.unit * types.parts)
 
@@ -239,12 +252,19 @@ def packed_panels(problem: Problem, config: Config) -> Launch:
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
 
 
-_TILES_STEP = 25.0  # ns of four products of tile registers: 16 cycles each at 2.5 GHz
+# ns of a product of tile registers: 16 cycles at 2.5 GHz. Parts are multiples of one tile, since those of three leave
+# some threads 1.1 times the work of others at n = 1024.
+_TILE_STEP = 6.25
 
 
 def _step(vectors: int) -> float:
     """Return the ns of one step of k on a tile of so many vectors: two multiply-adds per cycle at 3 GHz."""
     return vectors / 6
+
+
+def _read(dtype: str) -> float:
+    """Return the ns in which one core loads an element from L3 or memory: 10 to 25 bytes per ns, by the CPU."""
+    return dtypes.get(dtype).size / 16
 
 
 def even(total: int, block: int, unit: int) -> int:
@@ -289,7 +309,7 @@ def _specialised(p: Problem, mr: int, blocks: Blocks) -> Launch:
     entries = jit.load_together(target, (cut.name, lambda: unpacked.direct(target, cut)))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
-    unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv))
+    unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv), read=_read(p.dtype))
     return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
@@ -309,7 +329,7 @@ def general(dtype: str, least: int, blocks: Blocks) -> Launch:
     lanes = target.lanes(element.size)
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
-    unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each)
+    unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each, read=_read(dtype))
     return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
@@ -322,6 +342,47 @@ def direct_image(target: Target, dtype: str) -> Image:
         return unpacked.general(target, dtype)
 
     return f"direct_{dtype}", generate
+
+
+def dots_refuses(problem: Problem) -> str:
+    """Return why dot products cannot run a problem; "" when they can."""
+    p = problem.by_rows()
+    most = dots_columns(host(), dtypes.get(p.dtype).size)
+    if not 2 <= p.n <= most:
+        return f"C must have 2 to {most} columns of {p.dtype}, at most half of a vector, not {p.n}"
+    if p.a_layout != "row":
+        return "it loads vectors along the rows of A, so the elements of a row must be adjacent in memory"
+    if p.out != p.dtype:
+        return f"it adds in the type of A and B, so C must be {p.dtype}, not {p.out}"
+    return "it has no epilogue (bias, activation); use packed" if p.epilogue else ""
+
+
+def dots(problem: Problem, config: Config) -> Launch:
+    """Return the kernel of few columns of C, which sums by lanes."""
+    return _dots(problem.dtype)
+
+
+@cache
+def _dots(dtype: str) -> Launch:
+    from gemmery.cpu import dots as few
+
+    target, element = host(), dtypes.get(dtype)
+    entry = load(target, Problem(2, 2, 2, dtype, dtype), dots_image(target, dtype))["dots"]
+    blocks = Blocks(few.ROWS, few.BLOCK, 0, few.workspace_bytes(target, dtype))
+    each = _step(1) / target.lanes(element.size) * 1.5  # 0.5 for loads and the sums of lanes
+    unit = Unit(_VECTOR_ROWS, 0, 0, each=each, read=_read(dtype))
+    return Launch(entry, element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
+
+
+def dots_image(target: Target, dtype: str) -> Image:
+    """Return the image of the kernel of few columns."""
+
+    def generate() -> Module:
+        from gemmery.cpu import dots as few
+
+        return few.dots(target, dtype)
+
+    return f"dots_{dtype}", generate
 
 
 _ROWS = 4  # in which threads divide the rows of C; each then chooses tiles of nearly equal height
@@ -391,7 +452,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
         nc = even(n, max(room // (m * element.size), step), step)
         return Blocks(kc=chain(problem), nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
 
-    unit = Unit(0, step, p.m * _step(shape.nv))
+    unit = Unit(0, step, p.m * _step(shape.nv), read=_read(p.dtype))
     return Launch(entries["streamed"], element.llvm, element.size, blocks, unit=unit)
 
 

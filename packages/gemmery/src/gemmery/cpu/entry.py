@@ -320,7 +320,7 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
     words = [len(members), class_.dtype.itemsize, _SCALARS.get(scalar, layout.INTEGER), operations, *result]
     for member in members:
         work = struct.unpack("<2q", struct.pack("<2d", member.work, member.most))
-        limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements)
+        limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements, member.a_col)
         words += [*limits, *work, *struct.unpack(f"<{len(JOB)}q", member.job)]
     at = _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
     _learned[tuple(key)] = at

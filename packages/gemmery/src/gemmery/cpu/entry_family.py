@@ -218,6 +218,7 @@ def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
         place = class_ + size(CLASS) + i * size(MEMBER)
         family = Args(f, place, MEMBER)
         good = (work <= family.most) & (k * n <= family.b_elements) & (m * n <= family.c_elements)
+        good = good & (family.a_col.equals(0) | family.a_col.equals(shape.a_col))
         for name in layout.LIMITS:
             length = getattr(shape, name)
             good = good & (getattr(family, f"{name}_low") <= length) & (length <= getattr(family, f"{name}_high"))

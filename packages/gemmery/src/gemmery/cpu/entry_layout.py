@@ -109,11 +109,11 @@ PAIR = (*words("first", "second", "use"), *pointers("descr"))
 # What serves every shape of an element type: families, each a kernel with the shapes that it takes.
 LIMITS = ("m", "n", "k")
 MEMBER = (
-    *words(*(f"{name}_{end}" for name in LIMITS for end in ("low", "high")), "b_elements", "c_elements"),
+    *words(*(f"{name}_{end}" for name in LIMITS for end in ("low", "high")), "b_elements", "c_elements", "a_col"),
     ("work", "double"), ("most", "double"),  # m n k batch up to which one thread is enough, and is faster than a plan
     *((f"job_{name}", type_) for name, type_ in JOB),
 )  # fmt: skip
-MOST_FAMILIES = 12
+MOST_FAMILIES = 13
 CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_layout")
 LAYOUTS = ("any", "row", "col")  # of B, as the words of the key
 CLASS = (
@@ -295,6 +295,7 @@ class Member(NamedTuple):
     k: tuple[int, int]
     b_elements: int  # most k n
     c_elements: int  # most m n
+    a_col: int  # the stride of A along k in bytes; 0: any
     work: float  # most m n k batch for which one thread is enough
     most: float  # the same until a product comes often: a plan for several threads takes longer than it saves
     job: bytes

@@ -41,7 +41,9 @@ NEXT = STATE + 384  # index of the next part
 WANTED = STATE + 512  # sleepers still to be woken
 CPUS = STATE + 640  # a bit for each core on which a thread of the job runs
 SLOTS = STATE + 768
-SLOT = 64  # bytes of a slot: 1 while taken (a worker's: the pool), address and size of a workspace, pauses since a job
+# Bytes of a slot: 1 while taken (a worker's: the pool), address and size of a workspace; of a worker also its pauses
+# since a job, and how many more than the least it makes before it sleeps.
+SLOT = 64
 CALLERS, WORKERS = 64, 255
 WORKER_SLOTS = SLOTS + CALLERS * SLOT
 SIZE = WORKER_SLOTS + WORKERS * SLOT

@@ -24,6 +24,15 @@ def even(f: Function, total: Value, most: Value | int, unit: Value | int = 1) ->
     return size.value
 
 
+def in_order(
+    f: Function, first: Value, x: tuple[Value, int], y: tuple[Value, int]
+) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
+    """Return the (stop, step) of two nested loops: x outside when `first`, else y."""
+    (x_stop, x_step), (y_stop, y_step) = ((stop, f.index(step)) for stop, step in (x, y))
+    outer = f.select(first, x_stop, y_stop), f.select(first, x_step, y_step)
+    return outer, (f.select(first, y_stop, x_stop), f.select(first, y_step, x_step))
+
+
 def define_fold(module: Module, element: str) -> None:
     """Define `fold(lines, source, to, first)`: add `lines` vectors of sums to others, or store the first, and clear."""
     lanes = module.target.lanes(SIZES[element])

@@ -16,29 +16,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gemmery import dtypes
 from gemmery.cpu import pack, pack_complex, tile_unit
 from gemmery.cpu.abi import Args
-from gemmery.cpu.convert import narrow, store_as, widen
-from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import Function, Module, Value, Var
-from gemmery.cpu.ir_types import SIZES, lanes_of, vector
-from gemmery.cpu.long_k import even
-from gemmery.cpu.pack_complex import times_i
-from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
-from gemmery.cpu.target import FAN, SHALLOW, Target, Tile
+from gemmery.cpu.ir_types import SIZES
+from gemmery.cpu.long_k import even, in_order
+from gemmery.cpu.panels import STACK, buffers, depth, fan, operands, panel_bytes, steps_of, tiled_bytes
+from gemmery.cpu.target import SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
+from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
-_PARAMS = (
-    ("ptr", "c"), ("i64", "c_row"), ("ptr", "sums"), ("i64", "sums_row"), ("ptr", "alpha"), ("ptr", "beta"),
-    ("ptr", "bias"), ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
-)  # fmt: skip
-_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *_PARAMS)
+_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *PARAMS)
 _TILES = (
     ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_panel"),
-    *_PARAMS,
+    *PARAMS,
 )  # fmt: skip
 
 
@@ -64,17 +57,20 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
     register = register_tile(target, product, sizes)
     a, b = operands(product, register)
     routines_a = tile_unit.ROUTINES_A if product.on_tiles else pack.ROUTINES
-    routines_b = pack.ROUTINES
+    routines_b = tile_unit.ROUTINES_B if product.on_tiles else pack.ROUTINES
     if product.is_complex:
         routines_a, routines_b = pack_complex.ROUTINES_A, pack_complex.ROUTINES_B
     pack.pack(module, a, routines_a)
     if not product.bits:
         pack.pack(module, b, routines_b)
-    _micro_kernels(module, product, register, once)
-    _tiles(module, product, register, once)
+    if product.on_tiles:
+        tile_unit.define(module, product, register)
+    else:
+        _small_tiles(module, product, register, once)
+        _tiles(module, product, register, once)
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
-            _update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
+            update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     if once and not product.bits:
         with module.function("panels", ("ptr", "args")) as f:
             pack.pack_whole(f, b)
@@ -99,11 +95,11 @@ def packed_panels(target: Target, product: Product) -> Module:
     module = Module(target)
     register = register_tile(target, product)
     a, b = operands(product, register)
-    pack.pack(module, a, tile_unit.ROUTINES_A if product.on_tiles else pack.ROUTINES)
+    pack.pack(module, a, pack.ROUTINES)
     pack.pack(module, b, pack.ROUTINES)
-    _micro_kernels(module, product, register)
+    _small_tiles(module, product, register)
     _tiles(module, product, register)
-    with module.function("packed_panels", ("ptr", "args")) as f, tile_unit.configured(f, product):
+    with module.function("packed_panels", ("ptr", "args")) as f:
         args, yes = Args(f, f["args"]), f.const("i1", 1)
         m, n, k, c, c_row = args.m, args.n, args.k, args.c, args.c_row
         to_a = args.workspace
@@ -136,11 +132,13 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
         f.store(f.const(product.scalar, number), at)
         f.store(f.zero(product.scalar), at + SIZES[product.scalar])
     a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
-    on_stack = (a_size + b_size <= STACK) & (k <= kc)
+    part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
+    on_stack = (a_size + b_size <= STACK) & (k <= part)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
-    spare, spare_row = to_b + b_size, nc * SIZES[product.scalar]
-    run = kc * FAN if product.rounds else f.max(k, 1)
+    tiled, spare_row = to_b + b_size, nc * SIZES[product.scalar]
+    spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled
+    run = kc * fan(product) if product.rounds else f.max(k, 1)
     several = k > run
     below = f.select(args.below > 0, args.below - 1, args.n)
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
@@ -164,12 +162,23 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
-                f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
-                f.call(
-                    "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
-                    to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
-                    bias_step, first, last,
-                )  # fmt: skip
+                if product.on_tiles:
+                    # Sums that are kept apart from C stay in L2 if all blocks of rows use the same memory for them.
+                    tile_unit.block(
+                        f, product, register, (tall, wide, deep, i + below - j),
+                        (a + i * a_row + p * a_col, a_row, a_col), (to_a, b_panels, b_panel, tiled),
+                        (to + i * to_row, to_row,
+                         partial + (f.select(k <= kc, f.index(0), i) if product.sums_apart else i) * partial_row,
+                         partial_row, factor, scale, tile_bias, bias_step, first, last),
+                        j.equals(0) | (m > mc) | (k > part), unity,
+                    )  # fmt: skip
+                else:
+                    f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
+                    f.call(
+                        "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
+                        to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
+                        bias_step, first, last,
+                    )  # fmt: skip
         if product.rounds:
             with f.if_(several):
                 first, last = q.equals(0), end >= k
@@ -177,15 +186,6 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                     "run", m, wide, spare, nc, tile_c, c_row, sums, sums_row,
                     alpha, f.select(first, beta, unity), tile_bias, bias_step, first, last,
                 )  # fmt: skip
-
-
-def _in_order(
-    f: Function, first: Value, x: tuple[Value, int], y: tuple[Value, int]
-) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
-    """Return the (stop, step) of two nested loops: x outside when `first`, else y."""
-    (x_stop, x_step), (y_stop, y_step) = ((stop, f.index(step)) for stop, step in (x, y))
-    outer = f.select(first, x_stop, y_stop), f.select(first, x_step, y_step)
-    return outer, (f.select(first, y_stop, x_stop), f.select(first, y_step, x_step))
 
 
 def _tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
@@ -198,7 +198,7 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
         along = kc <= SHALLOW
-        outer, inner = _in_order(f, along, (mc, mr), (nc, nr))
+        outer, inner = in_order(f, along, (mc, mr), (nc, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
             i, j = f.select(along, x, y), f.select(along, y, x)
             with f.if_(j < f["right"] + (i + mr) * product.parts):  # else a symmetric product does not need the tile
@@ -207,23 +207,18 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
                 steps = steps_of(product, kc)
                 coming = b + b_panel + i // mr * (steps * AHEAD)
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
-                whole = _is_plain(f, product, register, rows, columns)
-                if product.on_tiles:
-                    tile_unit.multiply(f, steps, a, b, tile_buffer, rows, columns)
+                whole = is_plain(f, product, register, rows, columns)
+                with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once):
+                    for r in range(mr):
+                        for v in range(0, nr * product.out_size, 64):
+                            f.prefetch(c + f["c_row"] * r + v, write=True)
+                    totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
                     with f.if_(whole):
-                        _update_stored(f, product, register, tile_buffer, c)
-                else:
-                    with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once):
-                        for r in range(mr):
-                            for v in range(0, nr * product.out_size, 64):
-                                f.prefetch(c + f["c_row"] * r + v, write=True)
-                        totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
-                        with f.if_(whole):
-                            _update_whole(f, product, register, totals, c)
-                        with f.else_():
-                            _keep(f, product, register, totals, tile_buffer)
+                        update_whole(f, product, register, totals, c)
+                    with f.else_():
+                        _keep(f, product, register, totals, tile_buffer)
                 with f.if_(whole ^ True):
-                    _update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
+                    update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 
 
 def _narrow(register: RegisterTile) -> list[int]:
@@ -231,15 +226,7 @@ def _narrow(register: RegisterTile) -> list[int]:
     return [vectors for vectors in (1, 2) if vectors < register.nv]
 
 
-def _micro_kernels(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
-    """Define the micro-kernels that are functions of their own."""
-    if product.on_tiles:
-        tile_unit.define(module, product)
-    else:
-        _small_tiles(module, product, register, once)
-
-
-def _small_tiles(module: Module, product: Product, register: RegisterTile, once: bool) -> None:
+def _small_tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
     """Define `tile_1(steps, a, b, kept)` and `tile_2`: the first one or two vectors of a tile, stored in `kept`.
 
     A product with 8 columns of f32 computes 16 of them instead of 64 (8 x 8 x 8, Zen 4: 95 ns instead of 140). As
@@ -286,139 +273,3 @@ def _keep(f: Function, product: Product, register: RegisterTile, totals: list[li
     for r, row in enumerate(totals):
         for v, total in enumerate(row):
             f.store(total.value, edge + (r * register.nv + v) * lanes * size, align=lanes * size)
-
-
-def _update_edge(
-    f: Function,
-    product: Product,
-    register: RegisterTile,
-    edge: Value,
-    row: Value | int,
-    i: Value | int,
-    j: Value | int,
-    rows: Value,
-    columns: Value,
-) -> None:
-    """Add `rows` x `columns` of the sums in `edge`, `row` numbers in a row, to C at (i, j)."""
-    size, lanes = SIZES[product.accumulator], register.lanes
-    with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
-        tile = f.load(vector(lanes, product.accumulator), edge + (r * row + v) * size)
-        _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
-
-
-def _is_plain(f: Function, product: Product, register: RegisterTile, rows: Value, columns: Value) -> Value:
-    """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta."""
-    whole = rows.equals(register.mr) & columns.equals(register.nr)
-    if dtypes.get(product.out).llvm != product.accumulator:
-        return whole & False
-    if product.is_complex:
-        size = SIZES[product.scalar]
-        for scalar in (f["alpha"], f["beta"]):
-            whole = whole & f.load(product.scalar, scalar + size).equals(0)
-    bare = f["last"] ^ True
-    return whole & (bare if product.activation else bare | f.is_null(f["bias"]))
-
-
-def _update_whole(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], c: Value) -> None:
-    """Compute C = alpha * tile, plus beta * C if beta is not zero, from the registers."""
-    wide = vector(register.lanes, product.accumulator)
-    size = SIZES[product.accumulator]
-    alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
-    beta = f.load(product.accumulator, f["beta"])
-    places = [
-        (f["c_row"] * r, v * register.lanes * size, totals[r][v])
-        for r in range(register.mr)
-        for v in range(register.nv)
-    ]
-    with f.if_(beta.differs(0)):
-        betas = f.broadcast(beta, register.lanes)
-        for row, column, total in places:
-            at = c + row + column
-            f.store(f.fma(f.load(wide, at), betas, total.value * alpha), at)
-    with f.else_():
-        for row, column, total in places:
-            f.store(total.value * alpha, c + row + column)
-
-
-def _update_stored(f: Function, product: Product, register: RegisterTile, stored: Value, c: Value) -> None:
-    """Compute C = alpha * tile, plus beta * C if beta is not zero, from a whole tile in a buffer."""
-    wide, size = vector(register.lanes, product.accumulator), SIZES[product.accumulator]
-    alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
-    beta = f.load(product.accumulator, f["beta"])
-    betas = f.broadcast(beta, register.lanes)
-
-    def rows(adds: bool) -> None:
-        with f.loop(0, register.mr) as r:
-            for v in range(register.nv):
-                at = c + f["c_row"] * r + v * register.lanes * size
-                total = f.load(wide, stored + (r * register.nv + v) * register.lanes * size) * alpha
-                f.store(f.fma(f.load(wide, at), betas, total) if adds else total, at)
-
-    with f.if_(beta.differs(0)):
-        rows(adds=True)
-    with f.else_():
-        rows(adds=False)
-
-
-def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Value, mask: Value) -> None:
-    """Update C in the general case, one masked vector of the tile at a time."""
-    out, apart = dtypes.get(product.out), product.sums_apart
-    wide = vector(lanes_of(tile.type), product.scalar)
-    at = f["c"] + i * f["c_row"] + j * product.out_size
-    sum_at = f["sums"] + i * f["sums_row"] + j * SIZES[product.scalar]
-    if SIZES[product.scalar] > SIZES[product.accumulator]:
-        tile = f.convert("sext" if product.is_signed else "zext", tile, product.scalar)
-    total = f.var(_times(f, product, tile, f["alpha"]))
-    with f.if_(f["first"] & _is_not_zero(f, product, f["beta"])):
-        total.value = _times(f, product, _load_c(f, product, at, mask), f["beta"], total.value)
-    with f.if_(f["first"] ^ True):
-        total.value = total.value + (f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask))
-    with f.if_(f["last"]):
-        store_as(f, _epilogue(f, product, total.value, j, mask), out, at, mask)
-    with f.else_():
-        f.store_masked(total.value if apart else narrow(f, total.value, out), sum_at if apart else at, mask)
-
-
-def _times(f: Function, product: Product, value: Value, scalar: Value, plus: Value | None = None) -> Value:
-    """Return value * (the scalar at an address) + plus; a zero imaginary part is skipped."""
-    lanes = lanes_of(value.type)
-    real = f.broadcast(f.load(product.scalar, scalar), lanes)
-    result = f.var(value * real if plus is None else f.fma(value, real, plus))
-    if product.is_complex:
-        imaginary = f.load(product.scalar, scalar + SIZES[product.scalar])
-        with f.if_(imaginary.differs(0)):
-            result.value = f.fma(times_i(f, value), f.broadcast(imaginary, lanes), result.value)
-    return result.value
-
-
-def _is_not_zero(f: Function, product: Product, scalar: Value) -> Value:
-    nonzero = f.load(product.scalar, scalar).differs(0)
-    if product.is_complex:
-        nonzero = nonzero | f.load(product.scalar, scalar + SIZES[product.scalar]).differs(0)
-    return nonzero
-
-
-def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:
-    out = dtypes.get(product.out)
-    raw = f.load_masked(vector(lanes_of(mask.type), "i16" if out.name == "bf16" else out.llvm), at, mask)
-    return widen(f, raw, out, product.scalar)
-
-
-def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value) -> Value:
-    """Add the bias of the columns, unless its pointer is null, and apply the activation to the tile in registers."""
-    total = f.var(value)
-    with f.if_(f.is_null(f["bias"]) ^ True):
-        total.value = value + _bias(f, product, j, mask)
-    return activate(f, product.activation, total.value, dtypes.get(product.out))
-
-
-def _bias(f: Function, product: Product, j: Value, mask: Value) -> Value:
-    """Load the bias of the columns from `j` on: elements of C's accumulator type, or one for all columns (step 0)."""
-    lanes, parts = lanes_of(mask.type), product.parts
-    element = dtypes.get(dtypes.get(product.out).accumulator).llvm
-    wide = vector(lanes, element)
-    pair = f.load(vector(parts, element), f["bias"])
-    row = f.var(f.shuffle(pair, pair, [lane % parts for lane in range(lanes)]))
-    with f.if_(f["bias_step"].differs(0)):
-        row.value = f.load_masked(wide, f["bias"] + j * SIZES[element], mask)
-    return f.convert("trunc", row.value, product.scalar) if SIZES[element] > SIZES[product.scalar] else row.value

@@ -8,7 +8,7 @@ from functools import cache
 
 from gemmery.arrays import View
 from gemmery.cpu.abi import FIELDS
-from gemmery.cpu.build import depth, once_entries, packed_kc, product
+from gemmery.cpu.build import even_kc, once_entries, packed_kc, product
 from gemmery.cpu.panels import Whole, operands, whole
 from gemmery.cpu.target import host
 from gemmery.cpu.ukernel import Product, register_tile
@@ -67,7 +67,7 @@ def size(dtype: str, out: str, k: int, n: int) -> int:
 def _whole(dtype: str, out: str, k: int, n: int) -> tuple[Whole, int]:
     """Return the bytes of its blocks and panels, and the numbers of k in a block."""
     types = _types(dtype, out)
-    kc = depth(types, k, packed_kc(host(), types))
+    kc = even_kc(types, k, packed_kc(host(), types))
     return whole(operands(types, register_tile(host(), types))[1], k * types.parts, n * types.parts, kc), kc
 
 

@@ -103,11 +103,36 @@ def workspace_bytes(
     If k is one block, the kernel has small buffers on its stack, and the call need not reserve any. With `once` B has
     been packed before, and needs none.
     """
-    a, b = buffers(product, register_tile(target, product), mc, kc, 0 if once else nc)
-    if k <= kc and a + b <= STACK:
+    register = register_tile(target, product)
+    a, b = buffers(product, register, mc, kc, 0 if once else nc)
+    if k <= kc and a + b <= STACK and not (product.on_tiles and k > depth(product, register)):
         return 0
-    copies = (product.sums_apart and k > kc) + (product.rounds and k > kc * FAN)
-    return a + b + copies * m * nc * SIZES[product.scalar] + 64
+    rows = m if product.rounds and k > kc * fan(product) else 0
+    if product.sums_apart and k > (min(kc, CHAIN) if product.on_tiles else kc):
+        rows += mc if product.on_tiles and k <= kc else m
+    tiled = tiled_bytes(product, register, mc, nc) if product.on_tiles else 0
+    return a + b + tiled + rows * nc * SIZES[product.scalar] + 64
+
+
+DEPTH = 36 << 10  # bytes of the part of a panel of B on the tile unit that stays in L1 (48 KiB) while A goes by
+CHAIN = 1024  # elements of k that it sums in one chain where sums are rounded
+
+
+def depth(product: Product, register: RegisterTile) -> int:
+    """Return the elements of k in a part of a panel of B on the tile unit."""
+    elements = max(DEPTH // (register.nr * TILE_BYTES), 1) * product.unit
+    return min(elements, CHAIN) if product.rounds else elements
+
+
+def fan(product: Product) -> int:
+    """Return the blocks of k whose sums are added in one chain; each is up to four chains on the tile unit."""
+    return FAN // 4 if product.on_tiles else FAN
+
+
+def tiled_bytes(product: Product, register: RegisterTile, mc: Count, nc: Count) -> Count:
+    """Return the bytes of the sums of a block of C that stay tiles between parts of k."""
+    tall, wide = (mc + (register.mr - 1)) // register.mr, (nc + (register.nr - 1)) // register.nr
+    return tall * wide * (register.mr * register.nr * SIZES[product.accumulator])
 
 
 def buffers(product: Product, register: RegisterTile, mc: Count, kc: Count, nc: Count) -> tuple[Count, Count]:

@@ -5,9 +5,9 @@ wakes those that sleep, and works on the job itself: every thread takes the next
 the job and waits for the workers that joined it. A worker that wakes too late finds the job closed, and nobody waits
 for it. So a product is late by one part at most, and slower than on one thread by no more than the call that wakes.
 
-Workers spin for a moment after a job, then sleep on a futex. A second caller runs its parts on its own thread while the
-workers are busy: the cores are taken, so waiting for them would only add to its time. After a fork the child has no
-workers and starts its own.
+Workers spin for a moment after a job, longer if jobs come often, then sleep on a futex. A second caller runs its parts
+on its own thread while the workers are busy: the cores are taken, so waiting for them would only add to its time. After
+a fork the child has no workers and starts its own.
 
 The protocol. STATE holds three numbers: that of the newest job, the places left in it, the workers in it.
 
@@ -55,9 +55,11 @@ from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import Target
 
 _HUGE = 2 << 20  # bytes of a large page
-_SPIN_LIMIT = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
+# Pauses before a worker sleeps: 25 to 80 us, by the CPU. Where its last sleep was shorter than _SERIES, it waits longer
+# for the next job: to be woken takes it 20 to 50 us, as long as a product with n = 160.
+_SPINS, _SPINS_IN_SERIES = 2_000, 30_000
 _FAN = 4  # sleepers that one thread wakes; they wake the others
-_BURST = 100_000  # ns after a job within which the next one counts as part of a series
+_SERIES = 1_000_000  # ns between two jobs of a series
 
 
 def module(target: Target) -> Module:
@@ -270,17 +272,19 @@ def _start(module: Module) -> None:
 def _wait_for_job(module: Module) -> None:
     """Wait until the newest job is not the one with the number `last`, and return its number: spin, then sleep."""
     with module.function(
-        "wait_for_job", ("ptr", "pool"), ("ptr", "spins"), ("i64", "last"), local=True, returns="i64"
+        "wait_for_job", ("ptr", "pool"), ("ptr", "slot"), ("i64", "last"), local=True, returns="i64"
     ) as f:
         pool, last = f["pool"], f["last"]
+        spins, limit = f["slot"] + 24, f["slot"] + 32
         number = f.var(last)
         with f.while_() as again:
             # A hint: `join` reads STATE again. The number alone says when to sleep.
             number.value = atomics.load(f, pool + layout.STATE) >> 32
             again.until(number.value.differs(last))
-            with f.if_(f.load("i64", f["spins"]) < _SPIN_LIMIT):
-                atomics.pause(f, pool, f["spins"])
+            with f.if_(f.load("i64", spins) < f.load("i64", limit) + _SPINS):
+                atomics.pause(f, pool, spins)
             with f.else_():
+                before = atomics.now(f, pool)
                 # Sequentially consistent, before the futex compares STATE: a caller that opens a job meanwhile sees
                 # this sleeper, or the futex sees the new number and returns. It may also return for no reason, and the
                 # number says so.
@@ -288,6 +292,8 @@ def _wait_for_job(module: Module) -> None:
                 atomics.futex(f, pool, atomics.WAIT, last)
                 # Any order: a caller that still counts this thread as asleep wakes nobody in its place.
                 atomics.fetch_add(f, pool + layout.SLEEPING, f.index(-1))
+                often = atomics.now(f, pool) - before < _SERIES
+                f.store(f.select(often, f.index(_SPINS_IN_SERIES - _SPINS), f.index(0)), limit)
         f.ret(number.value)
 
 
@@ -313,10 +319,10 @@ def _worker(module: Module) -> None:
     """The loop of a worker: wait for a job, take a place in it, run parts, leave."""
     with module.function("worker", ("ptr", "slot")) as f:
         slot = f["slot"]
-        pool, spins = f.load("ptr", slot), slot + 24
+        pool = f.load("ptr", slot)
         last = f.var(f.index(0))
         with f.while_():
-            last.value = atomics.call(f, "i64", "wait_for_job", pool, spins, last.value)
+            last.value = atomics.call(f, "i64", "wait_for_job", pool, slot, last.value)
             state = atomics.call(f, "i64", "join", pool)
             with f.if_(state.differs(0)):
                 last.value = state >> 32
@@ -331,7 +337,7 @@ def _worker(module: Module) -> None:
                     f.call("run_parts", pool, job, f.load("ptr", slot + 8))
                 # Release, for this worker's part of C. The caller may free the job from here on.
                 atomics.fetch_add(f, pool + layout.STATE, f.index(-1))
-                f.store(f.index(0), spins)
+                f.store(f.index(0), slot + 24)
 
 
 def _notify(module: Module) -> None:
@@ -348,7 +354,7 @@ def _notify(module: Module) -> None:
         with f.if_((sleeping > 0) & (lacking > 0)):
             worth = f.var(f["wakes"].differs(0))
             with f.if_(worth.value ^ True):
-                worth.value = atomics.now(f, pool) - f.load("i64", pool + layout.LAST) < _BURST
+                worth.value = atomics.now(f, pool) - f.load("i64", pool + layout.LAST) < _SERIES
             with f.if_(worth.value):
                 # Any order: a worker that joined before this reads 0 and wakes nobody, one that reads `lacking` helps.
                 atomics.store(f, lacking, pool + layout.WANTED)

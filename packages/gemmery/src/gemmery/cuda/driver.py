@@ -5,6 +5,7 @@ Reference: NVIDIA, CUDA Driver API. Contexts are the primary ones, which PyTorch
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -236,6 +237,19 @@ def launch_config(x: int, y: int, z: int, width: int, height: int, depth: int, s
         overlap.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [overlap], 1
     return config
+
+
+def launching(
+    function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], ordinal: int, *arguments: Any
+) -> Callable[[int], None]:
+    """Return a function that puts a launch on a stream; `arguments` are the kernel's, in types of ctypes."""
+
+    def put(stream: int) -> None:
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        at = ctypes.addressof(pointers)
+        in_context(ordinal, api().cuLaunchKernel, function, *grid, *block, 0, stream, at, 0)
+
+    return put
 
 
 class Memory:

@@ -1,4 +1,4 @@
-"""Products of a matrix with its own transpose on a device: half of C is computed, and mirrored.
+"""Products of a matrix with its own transpose on a device: half of C is computed, and mirrored; and sums, no rungs.
 
 C is halved again and again: the lower left part is one product, the two parts on the diagonal are halved in the same
 way, as one batch, down to squares on the diagonal, which are computed whole. All are products of parts of A and of
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from gemmery import arrange, dtypes
 from gemmery.arrange import Arrangement
-from gemmery.arrays import View
-from gemmery.cuda.geometry import Geometry, instance
+from gemmery.arrays import View, alignment
+from gemmery.cuda.geometry import Geometry, instance, vector
 from gemmery.cuda.launch import CudaLaunch, Ready
-from gemmery.errors import LayoutError, RefusedError
+from gemmery.errors import DeviceError, DTypeError, LayoutError, RefusedError, ShapeError
 from gemmery.problem import Config, Problem
 
 Build = Callable[[Problem], object]  # the kernel of the whole product, for a part of it
@@ -117,10 +118,40 @@ def mirroring(problem: Problem, c: View) -> Ready:
     batch, n, _ = c.shape
     bare = Problem(n, n, 0, problem.dtype, problem.out, batch, c_layout=problem.c_layout, device=problem.device)
     a, b = (View(0, (batch, *sides), (0, 0, 0), problem.dtype) for sides in ((n, 0), (0, n)))
-    return CudaLaunch(bare, {}, _geometry).ready(a, b, c)
+    tiles = -(-n // _SIDE)
+    grid, block = (tiles * (tiles + 1) // 2, batch, 1), (_SIDE, _ROWS, 1)
+
+    def geometry(problem: Problem, _: Config) -> Geometry:
+        return Geometry("mirror.cu", instance("mirror", problem, _SIDE), grid, block)
+
+    return CudaLaunch(bare, {}, geometry).ready(a, b, c)
 
 
-def _geometry(problem: Problem, _: Config) -> Geometry:
-    tiles = -(-problem.n // _SIDE)
-    grid = tiles * (tiles + 1) // 2, problem.batch, 1
-    return Geometry("mirror.cu", instance("mirror", problem, _SIDE), grid, (_SIDE, _ROWS, 1))
+def addition(a: View, b: View, c: View) -> CudaLaunch:
+    """Return a function that computes C = A + B on three views of this shape (batch, m, n) and these strides.
+
+    The chain of products R = A (A + B) needs it. Raises ShapeError, DTypeError or DeviceError if the three differ.
+    """
+    for what, error in (("shape", ShapeError), ("dtype", DTypeError), ("device", DeviceError)):
+        values = [getattr(view, what) for view in (a, b, c)]
+        if len(set(values)) > 1:
+            raise error(f"A + B = C with a {what} of {', '.join(map(str, values))}: the three must be equal")
+    (batch, m, n), size = c.shape, dtypes.get(c.dtype).size
+
+    def place(view: View) -> tuple[str, int]:
+        """Return the layout, and the alignment of the pointer and of all strides but that of adjacent elements."""
+        steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and step != size]
+        return arrange.layout(m, n, view.strides[1], view.strides[2], size), alignment(view.pointer, tuple(steps))
+
+    (x, of_x), (y, of_y), (z, of_z) = place(a), place(b), place(c)
+    alignments = of_x, of_y, of_z
+    problem = Problem(m, n, 0, a.dtype, c.dtype, batch, x, y, z, device=c.device, alignments=alignments)
+    return CudaLaunch(problem, {"threads": 256}, geometry_of_sum)
+
+
+def geometry_of_sum(problem: Problem, config: Config) -> Geometry:
+    """One thread per chunk of a row, as wide as one access may be in A, B and C."""
+    rows = (problem.a_layout, problem.b_layout, problem.c_layout) == ("row", "row", "row")
+    width, threads = min(vector(problem, operand) for operand in range(3)) if rows else 1, config["threads"]
+    packs = problem.batch * problem.m * -(-problem.n // width)
+    return Geometry("simt_add.cu", instance("simt_add", problem, width), (-(-packs // threads), 1, 1), (threads, 1, 1))

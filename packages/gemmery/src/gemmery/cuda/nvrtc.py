@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -31,6 +30,7 @@ _SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
 _WARNING = re.compile(r"^(\S+\(\d+\): warning #).*?\n\n|^Remark: The warnings.*?\n\n", re.MULTILINE | re.DOTALL)
 _SUPPRESSED = "-diag-suppress=177,550,1675"
 _PARENT = re.compile(r'^#include "(\w+\.cu)"', re.MULTILINE)
+_FIGURES = ("smem", "stack frame", "spill stores", "spill loads")
 _ERROR = "error:"  # in place of the entry, in the cache: no symbol has a colon
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
@@ -66,12 +66,14 @@ def code(source: str, kernel: str, arch: str) -> Code:
     """
     key = _name(source, kernel, arch)
     stored = cache.read(config.cache_dir(), key)
-    if stored is not None:
-        return _unpack(stored)
-    program = compiled(source, kernel, arch, OPTIONS)
-    machine_code = Code(program.entry, arch, program.cubin, report(program.log, program.entry))
-    cache.write(config.cache_dir(), key, _pack(machine_code))
-    return machine_code
+    if stored is None:
+        program = compiled(source, kernel, arch, OPTIONS)
+        head = json.dumps([program.entry, *astuple(report(program.log, program.entry))])
+        stored = b"%b\n%b" % (head.encode(), program.cubin)
+        cache.write(config.cache_dir(), key, stored)
+    head_of_stored, _, cubin = stored.partition(b"\n")
+    entry, *figures = json.loads(head_of_stored)
+    return Code(entry, arch, cubin, Report(*figures))
 
 
 def stored(source: str, kernel: str, arch: str) -> int:
@@ -222,7 +224,11 @@ def ptx_alone(
     wide = sys.platform == "linux" and any("__int128" in each for each in sources.values())
     wide_flag = ("--device-int128",) if wide and "--device-int128" not in options else ()
     folders = (f"-I{folder}" for folder in toolkit)
-    flags = (*PTX_OPTIONS, _SUPPRESSED, *_as_nvcc(), *options, *wide_flag, *before, *folders)
+    major, minor = map(int, version().split("."))
+    # What nvcc defines; not __GNUC__, with which the headers of CCCL need those of the host.
+    macros = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
+    defined = (f"-D{macro}={value}" for macro, value in macros.items())
+    flags = (*PTX_OPTIONS, _SUPPRESSED, *defined, *options, *wide_flag, *before, *folders)
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
     keeps = _stays(text, options, beside or {})
 
@@ -234,13 +240,6 @@ def ptx_alone(
             return Ptx(symbol, whole, CompilerInput(name, "", flags, sources, _warnings(whole, name)))
     ptx = _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
     return replace(ptx, made_from=CompilerInput(name, kernel, flags, sources, _warnings(ptx.text, name)))
-
-
-def _as_nvcc() -> tuple[str, ...]:
-    """Define what nvcc does; not __GNUC__, with which the headers of CCCL need those of the host."""
-    major, minor = map(int, version().split("."))
-    macros = {"__NVCC__": 1, "__linux__": 1, "__unix__": 1, "__x86_64__": 1, "CUDA_VERSION": 1000 * major + 10 * minor}
-    return tuple(f"-D{name}={value}" for name, value in macros.items())
 
 
 def _warnings(ptx: str, name: str) -> tuple[tuple[int, str], ...]:
@@ -298,17 +297,8 @@ def report(log: str, entry: str) -> Report:
     """Return the figures of one kernel from the output of ptxas -v."""
     part = log.partition(f"Compiling entry function '{entry}'")[2].partition("Compiling entry")[0]
 
-    def figure(pattern: str) -> int:
-        match = re.search(pattern, part)
-        return int(match[1]) if match else 0
-
-    return Report(
-        figure(r"Used (\d+) registers"),
-        figure(r"(\d+) bytes smem"),
-        figure(r"(\d+) bytes stack frame"),
-        figure(r"(\d+) bytes spill stores"),
-        figure(r"(\d+) bytes spill loads"),
-    )
+    words = r"Used (\d+) registers", *(rf"(\d+) bytes {what}" for what in _FIGURES)
+    return Report(*(int(match[1]) if (match := re.search(each, part)) else 0 for each in words))
 
 
 @lru_cache
@@ -334,7 +324,7 @@ def ancestors(whole: str) -> dict[str, str]:
 @lru_cache
 def version() -> str:
     """NVRTC's version, "13.5"."""
-    return ".".join(map(str, _checked_all(bindings().nvrtcVersion())))
+    return ".".join(map(str, _checked(bindings().nvrtcVersion())))
 
 
 @lru_cache
@@ -357,20 +347,8 @@ def versions() -> frozenset[str]:
 
 def _name(source: str, kernel: str, arch: str) -> str:
     whole = text(source)
-    parts = (version(), source, whole, *ancestors(whole).values(), kernel, arch, *OPTIONS)
+    parts = (kernel, version(), source, whole, *ancestors(whole).values(), arch, *OPTIONS)
     return cache.key("cuda", _version(source), _shared(), *(part.encode() for part in parts))
-
-
-def _pack(code: Code) -> bytes:
-    head = json.dumps({"entry": code.entry, "arch": code.arch, **asdict(code.report)}).encode()
-    return struct.pack("<I", len(head)) + head + code.cubin
-
-
-def _unpack(stored: bytes) -> Code:
-    (length,) = struct.unpack_from("<I", stored)
-    head = json.loads(stored[4 : 4 + length])
-    entry, arch = head.pop("entry"), head.pop("arch")
-    return Code(entry, arch, stored[4 + length :], Report(**head))
 
 
 @lru_cache
@@ -388,16 +366,11 @@ def bindings() -> Any:
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    values = _checked_all(result)
-    return values[0] if values else None
-
-
-def _checked_all(result: tuple[Any, ...]) -> tuple[Any, ...]:
     status, *values = result
     if status.value:
         message = bindings().nvrtcGetErrorString(status)[1].decode()
         raise CompileError(f"NVRTC failed: {message}")
-    return tuple(values)
+    return values[0] if len(values) == 1 else values
 
 
 def _bytes(program: Any, size: Any, get: Any, whole: bool = False) -> bytes:

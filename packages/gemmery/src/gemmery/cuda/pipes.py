@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from gemmery.cuda.device import KNOWN, RATES, WARP, Device, card
+from gemmery.cuda.device import KNOWN, WARP, Device, card
 from gemmery.errors import DeviceError
 
 
@@ -115,7 +115,7 @@ def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
     >>> clocks_of(*pipes_of("h200"))["fma"]
     0.25
     """
-    rates = RATES[max(row for row in RATES if row <= device.capability)]
+    rates = device.rates
     operations = {
         unit: getattr(rates, unit) * device.tensor_share * pipes.tensor
         for unit in ("tensor", "tensor_tf32", "tensor_8")

@@ -70,7 +70,8 @@ def section(text: str, entry: str) -> str:
 
 def instructions(text: str) -> tuple[SassInstruction, ...]:
     """The instructions of one kernel's SASS, in order."""
-    labels = {label[1]: _next_address(text, label.end()) for label in _LABEL.finditer(text)}
+    ends = ((label[1], _LINE.search(text, label.end())) for label in _LABEL.finditer(text))
+    labels = {label: int(line[1], 16) if line else -1 for label, line in ends}
     code = []
     for line in _LINE.finditer(text):
         words = line[2].split(None, 1)
@@ -241,11 +242,6 @@ def _rank(name: str) -> int:
 
 def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
-
-
-def _next_address(text: str, place: int) -> int:
-    line = _LINE.search(text, place)
-    return int(line[1], 16) if line else -1
 
 
 @lru_cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from gemmery import dtypes
 from gemmery.arrays import View
@@ -166,13 +165,10 @@ def encoded(described: MapShape, address: int) -> bytes:
     )
     if int(status):
         raise LayoutError(
-            f"the driver makes no tensor map of {described} at {address:#x} ({_name(status)}): copy the operand"
+            f"the driver makes no tensor map of {described} at {address:#x} ({getattr(status, 'name', status)}): copy "
+            "the operand"
         )
     return ctypes.string_at(int(encoding.getPtr()), BYTES)
-
-
-def _name(status: Any) -> str:
-    return str(getattr(status, "name", status))
 
 
 _SAMPLE = MapShape("f16", (4096, 512, 8), (8192, 8192 * 512), (64, 128), 128, 256)

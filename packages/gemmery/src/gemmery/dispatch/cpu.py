@@ -1,11 +1,15 @@
-"""The rungs to consider for a problem on the CPU, best first, each with its reason."""
+"""The rungs to consider for a problem on the CPU, best first, each with its reason; and families of shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.target import SHALLOW, Target, deepest, direct_tile, host, k_block
+from gemmery.cpu.build import SMALL_C, chain, direct_columns, packed_kc, product
+from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.split import most_alone
+from gemmery.cpu.target import DOTS_K, FAN, SHALLOW, Target, deepest, direct_tile, dots_columns, host, k_block
+from gemmery.cpu.ukernel import SHORT, sizes_of
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
@@ -69,19 +73,15 @@ def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
     if problem.invariant or problem.b_layout == "packed":  # some add in another order
         return None
-    p = problem.by_rows()
-    return next((candidate for candidate in _special(p) if not refusal(problem, candidate)), None)
-
-
-def _special(p: Problem) -> Iterator[Candidate]:
+    p, special = problem.by_rows(), list[Candidate]()
     batched, direct = _RUNGS["batched"], _RUNGS["direct"]
-    if p.interleaved:
-        return
-    if p.batch >= _MANY:
+    if p.batch >= _MANY and not p.interleaved:
         reason = f"{p.batch} products of one small shape: the loop over them is compiled with it"
-        yield Candidate(batched, batched.default, reason)
-    if p.batch * p.m * p.n * p.k <= _TINY and p.k <= k_block(host()) and 1 not in (p.m, p.n):
-        yield Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time")
+        special.append(Candidate(batched, batched.default, reason))
+    tiny = p.batch * p.m * p.n * p.k <= _TINY and p.k <= k_block(host()) and 1 not in (p.m, p.n)
+    if tiny and not p.interleaved:
+        special.append(Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time"))
+    return next((candidate for candidate in special if not refusal(problem, candidate)), None)
 
 
 def row_columns(dtype: str) -> int:
@@ -100,6 +100,16 @@ def direct_b(target: Target, m: int, n: int) -> float:
     return (few if m <= STREAMED_ROWS else many) * (target.l2 or 1 << 20)
 
 
+def _few_columns(problem: Problem, target: Target) -> bool:
+    """Return True if dot products along k are fastest; not for a column-major C, whose rows must not depend on m."""
+    if problem.invariant or problem.c_layout != "row" or problem.dtype not in ("f32", "f64") or problem.k < DOTS_K:
+        return False
+    # A row alone and a column-major B is for `gemv`, which reads both in place, too.
+    if problem.a_layout != "row" or (problem.m == 1 and problem.b_layout == "col"):
+        return False
+    return 2 <= problem.n <= dots_columns(target, dtypes.get(problem.dtype).size, problem.b_layout)
+
+
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
     if problem.b_layout == "packed":
@@ -113,6 +123,8 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     choices = []
     if p.interleaved:
         choices.append(("batched", f"the elements of {p.batch} products are adjacent: vectors run along the batch"))
+    if _few_columns(problem, target):
+        choices.append(("dots", f"C has {p.n} columns: vectors along k are full, and A is read once"))
     if p.m == 1 and 1 < p.n <= row_columns(p.dtype) and p.k <= deepest(target):
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
@@ -144,3 +156,144 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+# ---- families: what one general kernel serves on one thread, as ranges ----
+# A caller that finds a product in a family runs its kernel without a plan: the first family that fits has the kernel
+# and the bits of `dispatch.plan`. Products that fit none, such as those cut for threads, are planned one by one.
+
+UNLIMITED = 1 << 62
+
+Range = tuple[int, int]  # inclusive
+
+
+class Family(NamedTuple):
+    """Ranges of m, n and k, and limits of their products, within which one kernel runs on the caller's thread.
+
+    The batch may have any strides, and A, unless its rows must be contiguous; C is row-major. The blocks are those of a
+    record of every member.
+    """
+
+    rung: Rung
+    launch: Launch
+    blocks: Blocks
+    m: Range
+    n: Range
+    k: Range
+    b_elements: int  # most k * n
+    c_elements: int  # most m * n
+    work: int  # most m * n * k * batch
+    a_rows: bool = False  # rows of A must be contiguous
+
+
+def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, threads: int) -> tuple[Family, ...]:
+    """Return the families of an element type and an epilogue, in the order in which they are to be tried.
+
+    Missing kernels are compiled.
+    """
+    sample = Problem(1, 1, 1, dtype, out, b_layout=b_layout, epilogue=epilogue, scaled=scaled)
+    groups = (_dots, _row, _gemv, _direct, _packed)
+    return tuple(family for group in groups for family in group(sample, threads))
+
+
+def _built(name: str, problem: Problem) -> tuple[Rung, Launch] | None:
+    """Return a rung and its kernel for a problem; None where it refuses the problem."""
+    rung = _RUNGS[name]
+    if problem.dtype not in rung.dtypes or rung.refuses(problem):
+        return None
+    launch = rung.build(problem, rung.default)
+    assert isinstance(launch, Launch)
+    return rung, launch
+
+
+def _family(built: tuple[Rung, Launch], m: Range, n: Range, threads: int, blocks: Blocks, **limits: int) -> Family:
+    """Return the family of a kernel; with several threads its products are too short for a second one."""
+    work = UNLIMITED if threads == 1 else most_alone(built[1].unit, m[0], n[0])
+    k = (0, limits.get("k", UNLIMITED))
+    b_elements, c_elements = (limits.get(name, UNLIMITED) for name in ("b_elements", "c_elements"))
+    return Family(*built, blocks, m, n, k, b_elements, c_elements, work)
+
+
+def _dots(sample: Problem, threads: int) -> Iterator[Family]:
+    """Few columns of C and a long k."""
+    built = _built("dots", sample._replace(m=2, n=2, k=DOTS_K))
+    most = dots_columns(host(), dtypes.get(sample.dtype).size, sample.b_layout)
+    if built and most > 1:
+        rows = (2 if sample.b_layout == "col" else 1, UNLIMITED)
+        family = _family(built, rows, (2, most), threads, built[1].blocks(2, 2, DOTS_K))
+        yield family._replace(k=(DOTS_K, UNLIMITED), a_rows=True)
+
+
+def _row(sample: Problem, threads: int) -> Iterator[Family]:
+    """One row of C with few columns: with several threads, as short as those of two columns must be."""
+    built = _built("direct", sample._replace(m=1, n=2, k=2))
+    if built:
+        lanes, most = host().lanes(dtypes.get(sample.dtype).size), row_columns(sample.dtype)
+        for n in ((2, lanes), (lanes + 1, most)):
+            yield _family(built, (1, 1), n, threads, _blocks(sample, n), k=deepest(host()))
+
+
+def _blocks(sample: Problem, n: Range) -> Blocks:
+    """Return the blocks of kernels that do not pack, for so many columns."""
+    return Blocks(kc=chain(sample._replace(n=n[0])))
+
+
+def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
+    """One column of C, then one row, of short vectors and of long ones."""
+    first = row_columns(sample.dtype) + 1 if _built("direct", sample._replace(m=1, n=2, k=2)) else 2
+    for most in (SHORT, UNLIMITED):
+        for m, n in (((1, most), (1, 1)), ((1, 1), (first, most))):
+            built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
+            if built:
+                yield _family(built, m, n, threads, built[1].blocks(m[1], n[1], most), k=most)
+
+
+def _direct(sample: Problem, threads: int) -> Iterator[Family]:
+    """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
+    size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
+    c_elements = int(LARGE_C * l2) // size
+    starts = direct_columns(sample.dtype) if threads > 1 else [2, host().lanes(size) + 1]
+    for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
+        built = _built("direct", sample._replace(m=2, n=n[0], k=2))
+        if not built:
+            return
+        rows = [(2, FEWEST_ROWS), (FEWEST_ROWS + 1, STREAMED_ROWS), (STREAMED_ROWS + 1, UNLIMITED)]
+        for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
+            b_elements = (int(min(direct_b(host(), least, n[1]) for least in m)) - 1) // size
+            limits = {"b_elements": b_elements, "c_elements": c_elements}
+            yield _family(built, m, n, threads, _blocks(sample, n), k=deepest(host()), **limits)
+
+
+def _packed(sample: Problem, threads: int) -> Iterator[Family]:
+    """Any product: the kernel cuts it into blocks as a plan does. k needs no room for sums of C's rows."""
+    built = _built("packed", sample._replace(m=2, n=SMALL_C, k=2))  # chains are short in a small C
+    if not built:
+        return
+    types, launch = product(host(), sample), built[1]
+    sizes = sizes_of(host(), types)
+    kc = packed_kc(host(), types) // types.parts
+    blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
+    most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
+    least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
+    if _built("direct", sample._replace(m=2, n=2, k=2)):
+        # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread
+        # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
+        if threads == 1:
+            size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
+            rows, columns = (STREAMED_ROWS + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
+            yield _family(built, rows, (2, UNLIMITED), 1, blocks, k=min(kc, SHALLOW))
+            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(LARGE_C * l2) // size)
+        return
+    starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
+    # Small products need no workspace, so that their calls take 30 ns less.
+    side = next(side for side in (48, 32, 16, 1) if not launch.blocks(side, side, side).workspace)
+    for m, n in starts:
+        if max(m, n) <= side:
+            yield _family(built, (m, side), (n, side), threads, blocks._replace(workspace=0), k=side)
+    small = chain(sample._replace(m=2, n=2))
+    for m, n in starts:
+        if small < kc and m * n < SMALL_C:  # those with a short chain come first
+            few = blocks._replace(kc=small)
+            limits = {"k": small * FAN, "c_elements": SMALL_C}
+            yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, few, **limits)
+        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=most)

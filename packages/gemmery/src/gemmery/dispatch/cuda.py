@@ -13,7 +13,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_bounds, float32_pre_pass, float64_residues
+from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -145,8 +145,8 @@ def _by_parts(p: Problem, card: Device) -> list[tuple[str, str]]:
         return [("split_paired", "f32_plus: three bfloat16 for each float32, and sums in two numbers")]
     strict = "three bfloat16 for each float32: no element's value changes how another is multiplied"
     if p.precision == "f32_strict":
-        return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= float32_bounds.SHALLOW else []
-    if p.k < float32_bounds.DEEP or not (p.invariant or parts_pay(p, float32_pre_pass.in_registers(p), card.sms)):
+        return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= float32_parts.SHALLOW else []
+    if p.k < float32_parts.DEEP or not (p.invariant or parts_pay(p, float32_pre_pass.in_registers(p), card.sms)):
         return []
     return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
 

@@ -1,7 +1,8 @@
-"""The handlers of this process: their registration with JAX, and the table of jobs that the CPU's reads.
+"""Products with the shapes that JAX knows when it traces, and the handlers of this process: what XLA calls.
 
-The handler for CUDA devices is Python, which puts the launches of a product on XLA's stream, as `gemmery.matmul` does.
-The frame that XLA passes to a handler is read here too; the offsets are those of `cpu/xla.py`.
+For the CPU that is compiled code, which reads a table of jobs. For CUDA devices it is Python, which puts the launches
+of a product on XLA's stream, as `gemmery.matmul` does. The frame that XLA passes is read here too, by the offsets of
+`cpu/xla.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +15,117 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
 
-from gemmery import tiers
-from gemmery.api.cpu_call import Prepared
+from gemmery import dispatch, dtypes, tiers
+from gemmery.api.compute import prepared_for
 from gemmery.api.device_call import keep, low_bits, table
-from gemmery.api.precision import get_float32_precision
+from gemmery.api.device_operands import get_float32_precision
+from gemmery.api.options import only_on_devices
+from gemmery.api.repeats import Prepared
+from gemmery.arrange import Ints, result_shape
+from gemmery.arrays import View, contiguous
 from gemmery.cpu import jit, pool, threads, workspace, xla
+from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import host
 from gemmery.cuda import ordered
-from gemmery.errors import DeviceError
-from gemmery.jax import static
-from gemmery.jax.static import StaticProduct
+from gemmery.errors import DeviceError, RefusedError
+from gemmery.keywords import PRECISIONS, Options
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.api.prepared import TieredLaunch
 
 TARGET = "gemmery_matmul"
+
+A_TRANSPOSED, B_TRANSPOSED = 1, 2
+_PRECISIONS = ("", *PRECISIONS)  # by number; new ones go to the end, as programs that JAX stored have the numbers
+
+
+class StaticProduct(NamedTuple):
+    """A product of C-contiguous arrays, whose last two dimensions may be exchanged."""
+
+    a_shape: Ints  # as the array is in memory
+    b_shape: Ints
+    dtype: str  # gemmery's names of the element types
+    out: str
+    transposed: int  # A_TRANSPOSED, B_TRANSPOSED, both or 0
+    precision: str = ""  # on a CUDA device
+
+    @property
+    def key(self) -> int:
+        """A number that identifies the product in any process; 0 is none."""
+        whole = tuple(self) if self.precision else tuple(self)[:-1]
+        digest = blake2b(repr(whole).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True) or 1
+
+    @property
+    def form(self) -> int:
+        """A number for what the shapes and types do not say: which operands are transposed, and the precision."""
+        return self.transposed | _PRECISIONS.index(self.precision) << 2
+
+    @property
+    def shape(self) -> Ints:
+        """Shape of the result. Raises ShapeError."""
+        return result_shape(self._exchanged(self.a_shape, A_TRANSPOSED), self._exchanged(self.b_shape, B_TRANSPOSED))
+
+    def of_form(self, form: int) -> StaticProduct:
+        """Return the product of these shapes and types that has this form."""
+        return self._replace(transposed=form & 3, precision=_PRECISIONS[form >> 2])
+
+    def _exchanged(self, sides: Ints, which: int) -> Ints:
+        return (*sides[:-2], sides[-1], sides[-2]) if self.transposed & which else sides
+
+    def operands(self) -> tuple[View, View, View]:
+        """Return A, B and C as the kernel sees them, at address 0."""
+        size = dtypes.get(self.dtype).size
+        a, b = (
+            View(0, self._exchanged(shape, which), self._exchanged(contiguous(shape, size), which), self.dtype)
+            for shape, which in ((self.a_shape, A_TRANSPOSED), (self.b_shape, B_TRANSPOSED))
+        )
+        return a, b, View(0, self.shape, contiguous(self.shape, dtypes.get(self.out).size), self.out)
+
+
+class StaticJob(NamedTuple):
+    """What the handler runs: a job without pointers, once for each offset of those of A, B and C."""
+
+    job: bytes
+    offsets: tuple[tuple[int, int, int], ...]
+    swapped: bool  # the job computes C' = B' A'
+
+
+def prepared(product: StaticProduct) -> Prepared:
+    """Return the kernel for a product on the CPU, compiled, and the form in which it takes the operands.
+
+    Raises ArgumentError for a precision, which only products on a CUDA device have.
+    """
+    only_on_devices(Options(precision=product.precision or None))
+    done = prepared_for(product.dtype, product.out, *product.operands())
+    assert done is not None  # C is contiguous
+    return done
+
+
+def job(product: StaticProduct, how: Prepared, threads: int) -> StaticJob:
+    """Return the job of a product. Raises RefusedError where kernels are no compiled code with jobs."""
+    kernel, form = how.plan.kernel, how.form
+    if not isinstance(kernel, Launch):
+        raise RefusedError(f"{how.plan.rung.name} has no job that XLA can run: use gemmery.matmul outside of jit")
+    words = kernel.job(*how.operands(*product.operands()), 1, 0, None, threads)
+    swapped = kernel.transposes((form.batch, form.m, form.n), form.c)
+    return StaticJob(words, tuple(form.offsets()), swapped)
+
+
+def specialised(how: Prepared) -> Prepared | None:
+    """Return the kernel compiled for this shape alone, where it is faster than the one for every shape."""
+    plan = dispatch.specialised(how.problem)
+    return None if plan is None else how._replace(plan=plan)
+
+
+# ---- the handlers ----
 
 _MESSAGES = (
     b"gemmery could not prepare a product; the reason is on stderr",
@@ -86,14 +178,14 @@ def know(product: StaticProduct) -> int:
     table, count = register(), threads.get()
     entry = _entries.get((product, count))
     if entry is None:
-        how = static.prepared(product)
-        entry = _entries[product, count] = _entry(static.job(product, how, count))
+        how = prepared(product)
+        entry = _entries[product, count] = _entry(job(product, how, count))
         _improve(product, how, count)
     _store(table, product.key, entry)
     return entry
 
 
-def _entry(job: static.StaticJob) -> int:
+def _entry(job: StaticJob) -> int:
     """Write an entry, and return its address."""
     offsets = struct.pack(f"<{3 * len(job.offsets)}q", *(step for offset in job.offsets for step in offset))
     block = ctypes.create_string_buffer(xla.JOB_AT + len(job.job) + len(offsets))
@@ -119,9 +211,9 @@ def _improve(product: StaticProduct, how: Prepared, count: int) -> None:
     """Compile the kernel for this shape in the background, where there is a faster one, and store its job."""
 
     def make() -> None:
-        better = static.specialised(how)
+        better = specialised(how)
         if better is not None:
-            _entries[product, count] = entry = _entry(static.job(product, better, count))
+            _entries[product, count] = entry = _entry(job(product, better, count))
             if threads.get() == count:
                 _store(register(), product.key, entry)
 
@@ -148,7 +240,10 @@ def handle(frame: int) -> int:
         if not _answered(frame):
             _launch(frame)
     except BaseException as error:  # nothing may be raised into XLA
-        return _failed(frame, f"{type(error).__name__}: {error}")
+        text = ctypes.create_string_buffer(f"{type(error).__name__}: {error}".encode())
+        arguments = (ctypes.c_int64 * 4)(xla.ERROR_BYTES, 0, ctypes.addressof(text), xla.INTERNAL)
+        create = _FUNCTION(_word(_word(frame + xla.API) + xla.ERROR_CREATE))
+        return int(create(ctypes.addressof(arguments)) or 0)
     return 0
 
 
@@ -158,9 +253,10 @@ def _launch(frame: int) -> None:
     A product of memory like that of an earlier call is looked up: its views and its plan, made anew each time, would
     take longer than the launch. XLA lets no result overlap an operand.
     """
-    stream, (a, b, c) = _stream_of(frame), _addresses_of(frame)
+    stream, (a, b, c) = _stream_of(frame), (_word(buffer + xla.BUFFER_DATA) for buffer in _buffers(frame))
     low, ordinal = low_bits(a, b, c), ordered.where(c)
-    key = "jax", _key_of(frame), ordinal, low, get_float32_precision()
+    number = _word(_word(_word(_word(frame + xla.ATTRIBUTES)) + xla.SCALAR_VALUE))  # the key of the product
+    key = "jax", number, ordinal, low, get_float32_precision()
     served = table.calls.get(key)
     if served is None:
         keep(table.calls, key, _write(frame, (a, b, c), ordinal, stream))
@@ -220,11 +316,6 @@ def _answered(frame: int) -> bool:
     return True
 
 
-def _key_of(frame: int) -> int:
-    """Return the key of the product that a call is for."""
-    return _word(_word(_word(_word(frame + xla.ATTRIBUTES)) + xla.SCALAR_VALUE))
-
-
 def _product_of(frame: int) -> StaticProduct:
     """Return the product that a call is for."""
     a, b, c = _buffers(frame)
@@ -233,26 +324,12 @@ def _product_of(frame: int) -> StaticProduct:
     return StaticProduct(_dims(a), _dims(b), _element(a), _element(c), 0).of_form(form)
 
 
-def _addresses_of(frame: int) -> tuple[int, int, int]:
-    """Return the addresses of A, B and C."""
-    a, b, c = (_word(buffer + xla.BUFFER_DATA) for buffer in _buffers(frame))
-    return a, b, c
-
-
 def _stream_of(frame: int) -> int:
     """Return the CUDA stream of a call. Raises DeviceError where XLA has none."""
     arguments = (ctypes.c_int64 * (_STREAM_BYTES // 8))(_STREAM_BYTES, 0, _word(frame + _CONTEXT))
     if _FUNCTION(_word(_word(frame + xla.API) + _STREAM_GET))(ctypes.addressof(arguments)):
         raise DeviceError("XLA has no stream for a product on a CUDA device")
     return arguments[_STREAM // 8]
-
-
-def _failed(frame: int, message: str) -> int:
-    """Return an error of XLA."""
-    text = ctypes.create_string_buffer(message.encode())
-    arguments = (ctypes.c_int64 * 4)(xla.ERROR_BYTES, 0, ctypes.addressof(text), xla.INTERNAL)
-    error: int = _FUNCTION(_word(_word(frame + xla.API) + xla.ERROR_CREATE))(ctypes.addressof(arguments)) or 0
-    return error
 
 
 def _buffers(frame: int) -> tuple[int, int, int]:

@@ -18,13 +18,13 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemmery import dtypes
+from gemmery.api.device_operands import checked
 from gemmery.api.options import only_on_devices
-from gemmery.api.precision import checked
 from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.jax import handler
-from gemmery.jax.static import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
+from gemmery.jax.handler import A_TRANSPOSED, B_TRANSPOSED, StaticProduct
 from gemmery.keywords import Options
 
 
@@ -133,12 +133,6 @@ def _product(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: s
     return _batchable(transposed, out, precision)(a, b)
 
 
-def _forward(
-    a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(a, b, transposed, out, precision), (a, b)
-
-
 def _backward(
     transposed: int, out: str, precision: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +156,7 @@ def _backward(
     return _cut_like(_summed(da, a), a), _cut_like(_summed(db, b), b)
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(lambda a, b, *options: (_product(a, b, *options), (a, b)), _backward)
 
 
 def _summed(gradient: jax.Array, operand: jax.Array) -> jax.Array:
@@ -187,17 +181,16 @@ def _batchable(transposed: int, out: str, precision: str) -> Callable[[jax.Array
 
     def batched(_: int, which: list[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
         count = max(z.ndim - moves for z, moves in zip((a, b), which, strict=True))
-        a, b = (_aligned(z, count) if moves else z for z, moves in zip((a, b), which, strict=True))
+        # Dimensions of length 1 after the first, so that `count` follow it: the others then broadcast as before.
+        a, b = (
+            z.reshape(z.shape[0], *[1] * (count + 1 - z.ndim), *z.shape[1:]) if moves else z
+            for z, moves in zip((a, b), which, strict=True)
+        )
         return product(a, b), True
 
     product.def_vmap(batched)
     multiply: Callable[[jax.Array, jax.Array], jax.Array] = product
     return multiply
-
-
-def _aligned(array: jax.Array, count: int) -> jax.Array:
-    """Insert dimensions of length 1 after the first, so that `count` follow it: the others then broadcast as before."""
-    return array.reshape(array.shape[0], *[1] * (count + 1 - array.ndim), *array.shape[1:])
 
 
 def _called(a: jax.Array, b: jax.Array, transposed: int, out: str, precision: str) -> jax.Array:

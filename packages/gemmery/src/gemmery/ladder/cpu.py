@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.cpu import build
+from gemmery.cpu import build, target
 from gemmery.ladder.rung import Rung, without_vector
 from gemmery.problem import Problem
 
 _FLOATS = ("f32", "f64")
+_SUMS = {"bf16": "f32", "int8": "int32", "uint8": "uint32"}  # what the tile unit multiplies, and its sums
 
 
 def _later(module: str, name: str) -> Callable[..., Any]:
@@ -31,9 +32,12 @@ def _plain(problem: Problem) -> str:
     """Refusals of the first rungs, which loop over C in place, in one type."""
     if problem.epilogue or problem.scaled:
         return "it computes only C = A B, without alpha, beta, bias or activation"
-    if problem.out != problem.dtype:
-        return f"it accumulates in C, so C must be {problem.dtype}, not {problem.out}"
-    return ""
+    return _in_one_type(problem)
+
+
+def _in_one_type(problem: Problem) -> str:
+    different = problem.out != problem.dtype
+    return f"it accumulates in C, so C must be {problem.dtype}, not {problem.out}" if different else ""
 
 
 def _rows(problem: Problem) -> str:
@@ -43,19 +47,10 @@ def _rows(problem: Problem) -> str:
     return _plain(problem)
 
 
-def _panels(problem: Problem) -> str:
-    """Refusals of the rung that packs, but has no epilogue."""
-    return _plain(problem) or _packed(problem)
-
-
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so elements of C must be adjacent along rows or columns"
     return build.packed_refuses(problem)
-
-
-def _gemv(problem: Problem) -> str:
-    return without_vector(problem) or build.packed_refuses(problem)
 
 
 def _batched(problem: Problem) -> str:
@@ -78,9 +73,23 @@ def _batched(problem: Problem) -> str:
 def _strassen(problem: Problem) -> str:
     if problem.epilogue:
         return "it has no epilogue (bias, activation); use packed"
-    if problem.out != problem.dtype:
-        return f"it accumulates in C, so C must be {problem.dtype}, not {problem.out}"
-    return _packed(problem)
+    return _in_one_type(problem) or _packed(problem)
+
+
+def _tiles(problem: Problem) -> str:
+    """Refusals of the packed product on the tile unit."""
+    if problem.dtype not in _SUMS:
+        return f"the tile unit multiplies {', '.join(_SUMS)}, not {problem.dtype}"
+    return target.without_tiles() or _packed(problem)
+
+
+def _unpacked_tiles(problem: Problem) -> str:
+    """Refusals of the rung that reads tiles of A in place and stores those of C."""
+    if problem.out != _SUMS.get(problem.dtype, problem.out):
+        return f"it stores the sums of the tile unit, so C must be {_SUMS[problem.dtype]}, not {problem.out}"
+    if problem.a_layout != "row":
+        return "it loads tiles along the rows of A, so the elements of a row must be adjacent in memory"
+    return _tiles(problem) or _rows(problem._replace(out=problem.dtype))
 
 
 def _textbook(name: str, refuses: Callable[[Problem], str] = _rows, **fields: Any) -> Rung:
@@ -96,6 +105,7 @@ _packed_rung = partial(
     bound=blocked,
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
+_TILE_SPACE = {"mc": (64, 128, 256, 512), "kc": (512, 1024, 2048, 4096), "nc": (512, 1024, 2048)}
 _direct_rung = partial(Rung, dtypes=_FLOATS, refuses=build.direct_refuses, bound=blocked)
 
 CPU = (
@@ -156,7 +166,7 @@ CPU = (
         idea="simd_tile reads A and B from panels, copies in the order in which it reads them",
         parent="simd_tile",
         dtypes=_FLOATS,
-        refuses=_panels,
+        refuses=lambda problem: _plain(problem) or _packed(problem),
         build=build.packed_panels,
         lesson=(
             "Packing copies m k + k n elements once, and the tile then reads consecutive memory: steps stay on a "
@@ -186,6 +196,49 @@ CPU = (
             "C is cut along m and n, never along k: no two threads add to the same element, so any number of threads "
             "gives the same bits. Each thread packs its own panels; some are packed twice, but no thread waits. "
             "Workers spin briefly, then sleep; a product too short to justify waking them runs on one thread."
+        ),
+        source="cpu/pool.py",
+    ),
+    Rung(
+        name="amx_tile",
+        idea="simd_tile on the tile unit (AMX): 2 x 2 tiles of 16 x 16 sums; A is read in place, nothing is packed",
+        parent="simd_tile",
+        dtypes=tuple(_SUMS),
+        refuses=_unpacked_tiles,
+        build=build.amx_tile,
+        lesson=(
+            "One instruction adds 16 x 16 sums of 64 bytes of k in 16 cycles: 1024 multiply-adds a cycle in int8. Two "
+            "tiles of A and two of B serve four products, one load a product, which is as fast as the unit. But the "
+            "unit wants 4 bytes of k of a column side by side. They lie in two or four rows of B, and to interleave "
+            "them again for every 32 rows of C takes several times as long as the products."
+        ),
+        source="cpu/simple.py",
+    ),
+    _packed_rung(
+        name="amx_packed",
+        idea="packed on the tile unit: B is interleaved once, A is read in place, sums stay tiles between blocks of k",
+        parent="amx_tile",
+        dtypes=tuple(_SUMS),
+        refuses=_tiles,
+        space=_TILE_SPACE,
+        lesson=(
+            "The unit is so fast that bringing and writing tiles takes the time. So a part of a panel of B stays in L1 "
+            "while A goes by, with loads that say used once; A is not copied where its rows are whole chunks of 64 "
+            "bytes; sums stay tiles in L2 until a chain of k ends, and are written while the next ones are computed."
+        ),
+        source="cpu/tile_unit.py",
+    ),
+    _packed_rung(
+        name="amx_threaded",
+        idea="amx_packed on all cores: C is cut along m and n, and each thread has a tile unit of its own",
+        parent="amx_packed",
+        dtypes=tuple(_SUMS),
+        refuses=_tiles,
+        space=_TILE_SPACE,
+        lesson=(
+            "Each core has a tile unit, so the products divide well; packing does not: with 4 x 4 parts each column of "
+            "B is packed by four threads. A thread shapes its tile registers when its part begins and releases them "
+            "when it ends, since every switch of threads would save them otherwise, 8 KiB each time."
         ),
         source="cpu/pool.py",
     ),
@@ -221,7 +274,7 @@ CPU = (
         idea="matrix times vector: A is read once, in memory order, several rows or columns at a time",
         parent="simd_row",
         dtypes=dtypes.NAMES,
-        refuses=_gemv,
+        refuses=lambda problem: without_vector(problem) or build.packed_refuses(problem),
         build=build.gemv,
         bound=blocked,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096), "columns": (4, 6, 8)},
@@ -232,6 +285,22 @@ CPU = (
             "columns; neither is copied."
         ),
         source="cpu/gemv.py",
+    ),
+    Rung(
+        name="dots",
+        idea="few columns of C: vectors run along k, and a vector of A serves all columns",
+        parent="gemv",
+        dtypes=_FLOATS,
+        refuses=build.dots_refuses,
+        build=build.dots,
+        bound=blocked,
+        lesson=(
+            "Where C is narrower than half of a vector, a tile along its rows leaves most lanes empty: it takes as "
+            "many multiply-adds for two columns as for sixteen. Vectors along k are full, and A is read once, in "
+            "memory order, as for a single vector. Adding the lanes costs a few additions a row, so a short k gains "
+            "nothing."
+        ),
+        source="cpu/dots.py",
     ),
     Rung(
         name="batched",

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
-from gemmery.ladder.gemv import GEMV
-from gemmery.ladder.gemv_quantized import GEMV_QUANTIZED
+from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
-from gemmery.ladder.mma import MMA
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.simt import SIMT
-from gemmery.ladder.tensor import TENSOR
-from gemmery.ladder.tiled import TILED
+from gemmery.ladder.simt import SIMT, TILED
+from gemmery.ladder.tensor import MMA, TENSOR
 from gemmery.ladder.wgmma import WGMMA
 from gemmery.ladder.wgmma_split import GROUPED, SPLIT
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from itertools import groupby
+from itertools import groupby, takewhile
 from textwrap import dedent
 
+from gemmery.cuda.declarations import Split
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -24,9 +25,7 @@ _NOT_CODE = re.compile(r"//.*|\"(?:\\.|[^\"\\])*\"")  # comments and strings of 
 _INCLUDE = re.compile(r'^#include "([\w.]+)"', re.MULTILINE)
 LOOPS = "Its loops:\n"  # begins a paragraph of pseudocode
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_TYPE = re.compile(r"\b(?:struct|enum|using)\s+(\w+)")
-_VALUE = re.compile(r"(\w+)\s*=")
-_FUNCTION = re.compile(r"(\w+)(?:<[^()]*>)?\s*\(")
+_TYPE = re.compile(r"\b(?:struct|enum|using)\s+(?:alignas\(.*\) )?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,9 @@ def in_python(source: str, entry: str) -> tuple[Definition, ...]:
     text = contents(source)
     lines = text.splitlines()
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    known = [Definition(source, node.name, "\n".join(lines[_start(node) : node.end_lineno])) for node in nodes]
+    first = [min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1 for node in nodes]
+    pairs = zip(first, nodes, strict=True)
+    known = [Definition(source, node.name, "\n".join(lines[start : node.end_lineno])) for start, node in pairs]
     return _reached({entry}, known) or tuple(known)
 
 
@@ -223,56 +224,16 @@ def _included(folder: str, text: str) -> list[str]:
 
 @lru_cache
 def of_header(header: str) -> tuple[Definition, ...]:
-    """All definitions of a header."""
-    return tuple(Definition(header, _name(text), text) for text in _chunks(contents(header)))
-
-
-def _chunks(text: str) -> Iterator[str]:
-    """The text of each definition at the top level or in a namespace: these are not indented."""
-    above: list[str] = []  # the comment
-    body: list[str] = []
-    depth = 0
-    for line in text.replace("\\\n", "").splitlines():  # a macro is one line
-        code = _NOT_CODE.sub("", line).rstrip()
-        if not body and line.startswith("//"):
-            above.append(line)
-        elif not body and (not code or code.startswith(("#", "namespace ", "}"))):
-            above = []
-        else:
-            body.append(line)
-            depth += sum(map(code.count, "({")) - sum(map(code.count, ")}"))
-            if depth == 0 and code.endswith((";", "}")):
-                yield "\n".join([*above, *body])
-                above, body = [], []
-
-
-def _name(text: str) -> str:
-    """The name of a definition in C++."""
-    code = _NOT_CODE.sub("", text).lstrip()
-    if code.startswith("template"):
-        code = code[_closing(code, "<", ">") :]
-    for attribute in ("alignas", "__launch_bounds__"):
-        if attribute in code.partition("{")[0]:
-            before, _, after = code.partition(attribute)
-            code = before + after[_closing(after, "(", ")") :]
-    head = code.partition("{")[0]
-    match = _TYPE.search(head) or _VALUE.search(head.partition("(")[0]) or _FUNCTION.search(head)
-    return match[1] if match else ""
-
-
-def _closing(code: str, opens: str, closes: str) -> int:
-    """The place after the bracket that closes the first one."""
-    depth = 0
-    for place, character in enumerate(code):
-        depth += (character == opens) - (character == closes)
-        if character == closes and depth == 0:
-            return place + 1
-    return 0
-
-
-def _start(node: ast.FunctionDef | ast.ClassDef) -> int:
-    """The line, counted from 0, where a definition and its decorators begin."""
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
+    """All definitions of a header, whole lines with the comment above them."""
+    text, definitions = contents(header), []
+    for each in Split(text).declarations:
+        lines = text[: each.start].splitlines()
+        above = list(takewhile(lambda line: line.startswith("//"), reversed(lines)))
+        match = _TYPE.search(text[each.start : each.stop].partition("{")[0])
+        name = match[1] if match else each.title.removesuffix("()")
+        rest = text[each.start :].splitlines()[: each.last - each.first + 1]
+        definitions.append(Definition(header, name, "\n".join([*above[::-1], *rest])))
+    return tuple(definitions)
 
 
 def _words(text: str) -> set[str]:

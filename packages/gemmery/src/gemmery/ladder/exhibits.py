@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,12 @@ import numpy as np
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery.cuda import driver
-from gemmery.cuda.geometry import Geometry, refusal
+from gemmery.cuda.geometry import Geometry, refusal, template
 from gemmery.errors import RefusedError, unknown
 from gemmery.problem import Config
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+_BLOCK = 256  # threads of kernels that fix it
 EMULATED = 3 << 12  # elements on the emulator: whole warps at every config, and a second for all configs of an exhibit
 
 
@@ -114,16 +115,7 @@ def put(exhibit: Exhibit, config: Config, x: int, y: int, ordinal: int) -> Calla
         raise RefusedError(reason)
     function = driver.function(geometry.source, geometry.kernel, ordinal)
     arguments = (ctypes.c_void_p(x), ctypes.c_void_p(y), ctypes.c_int(exhibit.show.n))
-
-    def launch(stream: int) -> None:
-        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        with driver.on(ordinal):
-            launched = driver.api().cuLaunchKernel(
-                function, *geometry.grid, *geometry.block, 0, stream, ctypes.addressof(pointers), 0
-            )
-            driver.check(launched)
-
-    return launch
+    return driver.launching(function, geometry.grid, geometry.block, ordinal, *arguments)
 
 
 def wavefronts(addresses: Sequence[int | None], width: int, is_load: bool = True) -> int:
@@ -160,6 +152,11 @@ def _warp(addresses: Sequence[int | None]) -> tuple[np.ndarray[Any, Any], np.nda
     return np.array([[address for address, _ in lanes]]), np.array([[active for _, active in lanes]])
 
 
+def _over(name: str, count: int, block: int, *parameters: object) -> Geometry:
+    """Return a launch of a thread for each of `count` elements."""
+    return Geometry(f"{name}.cu", template(name, *parameters), (-(-count // block), 1, 1), (block, 1, 1))
+
+
 # ---- one warp and two branches ----
 
 
@@ -167,7 +164,7 @@ def _branches(block: int, border: int) -> Show:
     """Threads of a block take one path up to the border, and another above it."""
 
     def launch(name: str, n: int, config: Config) -> Geometry:
-        return Geometry(f"{name}.cu", f"{name}<{config['steps']}>", (-(-n // block), 1, 1), (block, 1, 1))
+        return _over(name, n, block, config["steps"])
 
     def expected(x: Floats, config: Config) -> Floats:
         away = np.where(np.arange(x.size) % block > border, np.float32(-0.5), np.float32(0.5))
@@ -194,8 +191,7 @@ def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
             raise RefusedError(
                 f"{block} threads per block: the tree halves them down to a warp; use a power of two >= 32"
             )
-        blocks = min(-(-n // block), _RESIDENT // block)
-        return Geometry(f"{name}.cu", f"{name}<{block}>", (blocks, 1, 1), (block, 1, 1))
+        return _over(name, min(n, _RESIDENT // block * block), block, block)
 
     def expected(x: Floats, config: Config) -> Floats:
         block = config["threads"]
@@ -216,35 +212,19 @@ def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
     )
 
 
-def _apart(block: int) -> list[int]:
-    """Return 1, 2, 4, ... up to half a block."""
-    return [1 << level for level in range(block.bit_length() - 1)]
-
-
 def _adjacent(block: int) -> list[list[bool]]:
-    return [[thread % (2 * apart) == 0 for thread in range(block)] for apart in _apart(block)]
-
-
-def _strided(block: int) -> list[list[bool]]:
-    return [[thread < apart for thread in range(block)] for apart in reversed(_apart(block))]
-
-
-def _shuffled(block: int) -> list[list[bool]]:
-    """Every lane adds at each of five levels, and then those of the first warp once more."""
-    return 5 * [[True] * block] + 5 * [[thread < WARP for thread in range(block)]]
+    apart = [1 << level for level in range(block.bit_length() - 1)]
+    return [[thread % (2 * each) == 0 for thread in range(block)] for each in apart]
 
 
 # ---- banks of shared memory ----
-
-_BANK_BLOCK = 256
 
 
 def _bank_launch(name: str, n: int, config: Config) -> Geometry:
     _check_width(config)
     if config["steps"] % 16:
         raise RefusedError(f"steps {config['steps']}: they run 16 at a time; use a multiple of 16")
-    kernel = f"{name}<{_BANK_BLOCK}, {config['width'] // 4}, {config['stride']}, {config['steps']}>"
-    return Geometry(f"{name}.cu", kernel, (-(-n // _BANK_BLOCK), 1, 1), (_BANK_BLOCK, 1, 1))
+    return _over(name, n, _BLOCK, _BLOCK, config["width"] // 4, config["stride"], config["steps"])
 
 
 def _bank_expected(x: Floats, config: Config) -> Floats:
@@ -256,7 +236,7 @@ def _bank_expected(x: Floats, config: Config) -> Floats:
 
 def _bank_counts(n: int, config: Config) -> dict[str, int]:
     width, stride = config["width"], config["stride"]
-    loads = -(-n // _BANK_BLOCK) * (_BANK_BLOCK // WARP) * config["steps"]
+    loads = -(-n // _BLOCK) * (_BLOCK // WARP) * config["steps"]
     each = wavefronts([width * stride * lane for lane in range(WARP)], width)
     ideal = width * WARP // (BANKS * BANK)
     return {"shared_loads": loads, "wavefronts": loads * each, "bank_conflicts": loads * (each - ideal)}
@@ -274,8 +254,6 @@ _BANKS_AT = Show(
 
 # ---- sectors of global memory ----
 
-_COPY_BLOCK = 256
-
 
 def _copy_launch(name: str, n: int, config: Config) -> Geometry:
     _check_width(config)
@@ -284,8 +262,7 @@ def _copy_launch(name: str, n: int, config: Config) -> Geometry:
         raise RefusedError(
             f"stride {config['stride']}: it must divide the {elements} elements; use a power of two, or 3"
         )
-    kernel = f"{name}<{config['width'] // 4}, {config['stride']}>"
-    return Geometry(f"{name}.cu", kernel, (-(-elements // _COPY_BLOCK), 1, 1), (_COPY_BLOCK, 1, 1))
+    return _over(name, elements, _BLOCK, config["width"] // 4, config["stride"])
 
 
 def _copy_counts(n: int, config: Config) -> dict[str, int]:
@@ -304,9 +281,8 @@ _COPIED = Show(3 << 23, _copy_launch, lambda n, _: n, lambda x, _: x, _copy_coun
 
 def _sums_launch(name: str, n: int, config: Config) -> Geometry:
     """Four sums of each kind in a thread, as the warp's products have them."""
-    blocks = (n // _RESULTS_OF_A_WARP, 1, 1)
-    kernel = f"{name}<{config['steps']}>"
-    return Geometry(f"{name}.cu", kernel, blocks, (WARP, 1, 1), needs=80, instructions="mma of 16 bits, 16 of k")
+    launch = _over(name, n // _RESULTS_OF_A_WARP * WARP, WARP, config["steps"])
+    return replace(launch, needs=80, instructions="mma of 16 bits, 16 of k")
 
 
 _RESULTS_OF_A_WARP = 8 * WARP
@@ -405,7 +381,7 @@ EXHIBITS = (
             "the last five levels leave a warp partly idle. The gain depends on the other costs of a level: compare "
             "the two times, and that of the sum by shuffles, which has no barrier at each level."
         ),
-        show=_tree(_strided),
+        show=_tree(lambda block: [[each < sum(level) for each in range(block)] for level in _adjacent(block)]),
         parent="reduce_adjacent",
     ),
     _reduction(
@@ -415,7 +391,8 @@ EXHIBITS = (
             "A shuffle moves a register to another lane of the warp: five levels take five instructions, no shared "
             "memory and no barrier. One barrier remains, before one warp adds the sums of the others."
         ),
-        show=_tree(_shuffled),
+        # Every lane adds at each of five levels, and then those of the first warp once more.
+        show=_tree(lambda block: 5 * [[True] * block] + 5 * [[thread < WARP for thread in range(block)]]),
         parent="reduce_strided",
         expect={"divergent_warps": 0},
     ),

@@ -3,47 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
 from gemmery.cuda.choose.cost import quickest
 from gemmery.cuda.choose.data import PAIRED_PARTS, PARTS, Instance
 from gemmery.cuda.constants import KEPT_PARTS, MOST_PARTS
-from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, target, template
+from gemmery.cuda.geometry import Geometry, MapBox, target
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_pre_pass, wgmma
-from gemmery.ladder.float32_bounds import (
-    PAIRED_DEPTH,
-    PAIRED_SHALLOW,
-    SHALLOW,
-    depth_of,
-    pairs,
-    three_parts,
-    two_parts,
-)
 from gemmery.ladder.general import on_cuda_cores
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import gpu_rung, in_groups, sums_in_f32
 from gemmery.problem import Config, Problem
+
+# ---- error bounds: f(k) of |C - AB| <= f(k) u |A||B|, u = 2^-24 ----
+# CUDA cores keep k u: three parts do so from 16 of k on, two from 87 on. Below 16, CUDA cores multiply. Pairs begin at
+# 4 of k, from where on their error is smaller than that of CUDA cores, if not their bound.
+
+SHALLOW, PAIRED_SHALLOW = 16, 4  # k below which CUDA cores multiply
+DEEP = 128  # k from which three parts are summed over 64 of k in tensor cores, below it over 16
+PAIRED_DEPTH = 32  # the same for pairs, whatever k
+
+
+def depth_of(k: int) -> int:
+    """Return the k of three parts that tensor cores sum before CUDA cores add it."""
+    return 64 if k >= DEEP else 16
+
+
+def _in_core(depth: int) -> float:
+    """Return f of the sum of `depth` of k that tensor cores keep, of its own |A||B|.
+
+    A step adds 16 products to a sum. All 17 are aligned to the largest exponent and cut to 25 bits of fraction, which
+    costs each up to u / 2 of the largest; the result is cut to 24 bits, up to 2 u of it. That is 10.5 u a step.
+    """
+    return 10.5 * -(-depth // 16)
+
+
+def two_parts(k: int) -> float:
+    """Return f(k) of the bound f(k) u |A||B| of two halves, or of three bfloat16 where the guard takes those.
+
+    Two halves keep a scaled element x to 2 u |x| or 2^-36, and the product of low parts, which is left out, is below
+    4 u |a||b|, or more where an element is below 2^-13: 8 u, and what the guard limits to 3/8 k u. Tensor cores sum the
+    high products of 64 of k; CUDA cores round once for each such part. The two corrections stay in tensor cores: twice
+    as many steps, of sums below 2 x 2^-11 |A||B|. 1 % is for terms of second order.
+    """
+    if k < SHALLOW:
+        return float(k)
+    corrections = 2 * _in_core(k) * 2.0**-10
+    halves = 8 + 1.01 * (_in_core(min(64, k)) + -(-k // 64) + corrections) + 0.375 * k
+    return max(halves, three_parts(k))
+
+
+def three_parts(k: int) -> float:
+    """Return f(k) for three bfloat16.
+
+    They are the element, exactly. Of nine products two of those that are left out are below u |a||b|, and the third far
+    below: 2.1 u. Tensor cores sum the other six over a part of k, the smallest first: the sum they cut is below 3.1 x
+    2^-16 |A||B| in the first three, 2.1 x 2^-8 in the next two, and 1.02 in the last. The steps of all six cost 1.04
+    times those of one. CUDA cores round once for each part of k.
+    """
+    if k < SHALLOW:
+        return float(k)
+    depth = depth_of(k)
+    return 2.1 + 1.04 * _in_core(depth) + 1.01 * -(-k // depth)
+
+
+def pairs(k: int) -> float:
+    """Return f(k) for three bfloat16 that are summed in pairs: it hardly grows.
+
+    The errors of n = k / 32 additions are exact and below n u |A||B| together; only their own sum rounds, to a total of
+    n^2 u^2 / 2. What remains is what three parts leave out, the steps of 32 of k, and one rounding at the end.
+    """
+    if k < PAIRED_SHALLOW:
+        return float(k)
+    return 2.1 + 1.04 * _in_core(min(PAIRED_DEPTH, k)) + 1.01 + (k / PAIRED_DEPTH) ** 2 * 2.0**-25
+
+
+@dataclass(frozen=True)
+class Float32Scheme:
+    """The method that multiplies these operands, the guard's verdict about them, and the error bound of an element."""
+
+    name: str  # "fp16x3", "bf16x6", "paired" (bf16x6 with sums in two numbers) or "float32"
+    verdict: str  # "" where no numbers decide
+    formula: str  # f(k) of the bound f(k) u |A| |B|, u = 2^-24
+    bound: float  # f of this k
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What `explain` prints."""
+        guard = [("guard", self.verdict)] if self.verdict else []
+        error = f"at most f(k) u |A| |B| in each element, u = 2^-24, f(k) = {self.formula}: {self.bound:.4g} for this k"
+        return [("scheme", f"{self.name}: {_METHODS[self.name]}"), *guard, ("error", error)]
+
+
+_METHODS = {
+    "fp16x3": "two halves for each float32, three products on tensor cores",
+    "bf16x6": "three bfloat16 for each float32, six products on tensor cores",
+    "paired": "three bfloat16 for each float32, six products on tensor cores, sums in two numbers",
+    "float32": "CUDA cores",
+}
+FORMULAS: dict[str, tuple[Callable[[int], float], str]] = {
+    "fp16x3": (two_parts, "8 + 1.01 (42 + ceil(k / 64) + 0.0013 k) + 3/8 k"),
+    "bf16x6": (three_parts, "2.1 + 0.68 c + 1.01 ceil(k / c), c = 64, or 16 below k = 128"),
+    "paired": (pairs, "25 + (k / 32)^2 2^-25"),
+    "float32": (float, "k"),
+}
+ENOUGH = "two halves will do: no element is too small for them"
+INEXACT = "an element is too small for two halves beside the largest of its row or column: it takes three bfloat16"
+NOT_FINITE = "an operand has Inf or NaN: CUDA cores multiply"
+
 
 # ---- launches ----
 
 
 def _refuses(problem: Problem) -> str:
     """Refuse factors, groups, and results that these rungs do not write."""
-    if problem.groups:
-        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
-    if problem.scales:
-        return "factors belong to products of 8 bits: multiply float32 by them first"
-    if problem.out not in ("f32", "f16", "bf16"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
-    return ""
-
-
-def _guarded(problem: Problem) -> Geometry:
-    """The guard, and the product on CUDA cores where an operand has Inf or NaN."""
-    return replace(on_cuda_cores(problem, "split_simt"), needs=90, overlaps=True)
+    scaled = "factors belong to products of 8 bits: multiply float32 by them first" if problem.scales else ""
+    return in_groups(problem) or scaled or sums_in_f32(problem)
 
 
 def _tile(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> Instance:
@@ -64,23 +143,32 @@ def _resolve(tiled: tuple[Instance, ...], problem: Problem, config: Config) -> C
     return complete(config, {"bm": tile.bm, "bn": tile.bn, "band": band, "blocks": blocks or device.sms})
 
 
-def _consumers(problem: Problem, tile: Instance) -> legal.Consumers:
-    return legal.consumers(problem, tile, most=2)
-
-
-def _tiling(element: str, problem: Problem, tile: Instance) -> str:
-    read = problem._replace(a_layout="row", b_layout="col")
-    return legal.tiling(read, tile, _consumers(problem, tile), name=element)
-
-
-def _product(
-    name: str, element: str, tiled: tuple[Instance, ...], problem: Problem, config: Config, *parameters: object
+def _in_parts(
+    name: str,
+    problem: Problem,
+    config: Config,
+    tiled: tuple[Instance, ...] = PARTS,
+    depth: Callable[[int], int] = depth_of,  # the k that tensor cores sum
+    shallow: int = SHALLOW,  # k below which CUDA cores multiply
+    two: bool = False,
 ) -> Geometry:
-    """The launch that multiplies parts, which lie in the workspace with k adjacent."""
-    tile = _tile(tiled, problem, config)
-    bm, bn, _, cm, cn, *_ = tile
-    read, warpgroups = problem._replace(b_layout="col"), _consumers(problem, tile)
+    """Three parts, whatever the operands hold but Inf and NaN, which CUDA cores multiply.
+
+    Or `two` parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing.
+    """
+    if problem.k < shallow:
+        return on_cuda_cores(problem)
+    first, *others = ("TwoParts", "ThreeParts") if two else ("ThreeParts",)
+    before = (
+        float32_pre_pass.begin(problem),
+        *float32_pre_pass.split(problem, first, asked_for=True),
+        replace(on_cuda_cores(problem, "split_simt"), needs=90, overlaps=True),  # with the guard
+        *(launch for scheme in others for launch in float32_pre_pass.split(problem, scheme, asked_for=False)),
+    )
+    # The parts lie in the workspace with k adjacent.
+    tile, read = _tile(tiled, problem, config), problem._replace(a_layout="row", b_layout="col", precision="")
     a, b, end, pitch = float32_pre_pass.places(problem)
+    element, warpgroups = "f16" if two else "bf16", legal.consumers(read, tile, most=2)
     boxes = (
         MapBox(
             operand,
@@ -91,58 +179,15 @@ def _product(
             parts=MOST_PARTS,
             split=KEPT_PARTS * (operand in problem.split),
         )
-        for operand, side, rows, place, sharers in (("a", problem.m, bm, a, cn), ("b", problem.n, bn, b, cm))
+        for operand, side, rows, place, sharers in (
+            ("a", problem.m, tile.bm, a, tile.cn),
+            ("b", problem.n, tile.bn, b, tile.cm),
+        )
     )
-    return wgmma.launch(
-        name,
-        template(
-            f"{name}{'_cluster' * (cm * cn > 1)}",
-            "float",
-            C_NAMES[problem.out],
-            wgmma.steps(problem),
-            _tiling(element, problem, tile),
-            *parameters,
-        ),
-        wgmma.grid(problem, tile, config["blocks"]),
-        warpgroups.warpgroups + 1,
-        legal.shared_bytes(read, tile, warpgroups),
-        (bm, bn),
-        (*boxes, wgmma.piece_box(problem, tile, warpgroups)),
-        workspace=end,
-        overlaps=True,
-        cluster=cm * cn,
-        band=config["band"],
-    )
-
-
-def _fp16x3(name: str, problem: Problem, config: Config) -> Geometry:
-    """Two parts; behind the guard, three of them, and float32 itself: the device chooses, the others do nothing."""
-    if problem.k < SHALLOW:
-        return on_cuda_cores(problem)
-    before = (
-        float32_pre_pass.begin(problem),
-        *float32_pre_pass.split(problem, "TwoParts", asked_for=True),
-        _guarded(problem),
-        *float32_pre_pass.split(problem, "ThreeParts", asked_for=False),
-    )
-    other = _tiling("bf16", problem, _tile(PARTS, problem, config))
-    product = _product(name, "f16", PARTS, problem, config, other, depth_of(problem.k))
-    return replace(product, before=before)
-
-
-def _always_three(
-    tiled: tuple[Instance, ...], depth: Callable[[int], int], shallow: int, name: str, problem: Problem, config: Config
-) -> Geometry:
-    """Three parts, whatever the operands hold but Inf and NaN; tensor cores sum the `depth` of k, k >= `shallow`."""
-    if problem.k < shallow:
-        return on_cuda_cores(problem)
-    before = (
-        float32_pre_pass.begin(problem),
-        *float32_pre_pass.split(problem, "ThreeParts", asked_for=True),
-        _guarded(problem),
-    )
-    product = _product(name, "bf16", tiled, problem, config, depth(problem.k))
-    return replace(product, before=before)
+    other = (legal.tiling(read, tile, warpgroups, name="bf16"),) if two else ()
+    fields: dict[str, Any] = {"of": element, "workspace": end, "band": config["band"], "before": before}
+    blocks, parameters = wgmma.grid(problem, tile, config["blocks"]), (*other, depth(problem.k))
+    return wgmma.staged(name, read, tile, warpgroups, blocks, *parameters, operands=tuple(boxes), **fields)
 
 
 # ---- rows ----
@@ -167,7 +212,7 @@ SPLIT_FLOAT32 = (
         idea="float32 as two halves: three products on tensor cores, as accurate as float32",
         parent="wgmma_epilogue",
         bound=two_parts,
-        geometry=_fp16x3,
+        geometry=partial(_in_parts, two=True),
         resolve=partial(_resolve, PARTS),
         space=_space(PARTS),
         lesson=(
@@ -184,7 +229,7 @@ SPLIT_FLOAT32 = (
         idea="float32 as three bfloat16, exactly: six products, and no choice that depends on the values",
         parent="split_fp16x3",
         bound=three_parts,
-        geometry=partial(_always_three, PARTS, depth_of, SHALLOW),
+        geometry=_in_parts,
         resolve=partial(_resolve, PARTS),
         space=_space(PARTS),
         lesson=(
@@ -199,7 +244,7 @@ SPLIT_FLOAT32 = (
         idea="sums in two float32 each: the error no longer grows with k",
         parent="split_bf16x6",
         bound=pairs,
-        geometry=partial(_always_three, PAIRED_PARTS, lambda _: PAIRED_DEPTH, PAIRED_SHALLOW),
+        geometry=partial(_in_parts, tiled=PAIRED_PARTS, depth=lambda _: PAIRED_DEPTH, shallow=PAIRED_SHALLOW),
         resolve=partial(_resolve, PAIRED_PARTS),
         space=_space(PAIRED_PARTS),
         lesson=(

@@ -104,15 +104,17 @@ def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...
         if problem.k <= _SHORT or not asked_for:  # launches that are not asked for most often have nothing to do
             blocks = min(blocks, _BLOCKS * target(problem).sms)
         launches.append(_launch("split_rows", problem, blocks, scheme, asked_for, operands, warps, eights))
-    if rest:
-        launches.append(_split_columns(problem, scheme, asked_for, rest))
-    return tuple(launches)
+    return (*launches, _split_columns(problem, scheme, asked_for, rest)) if rest else tuple(launches)
 
 
 def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int) -> Geometry:
     """The launch for operands of which no row stays in registers."""
-    sides = [side for bit, side in ((1, problem.m), (2, problem.n)) if operands & bit]
-    adjacent = all(_whole_pieces(problem, operand) for operand in (0, 1) if operands >> operand & 1)
+    places = [place for place in (0, 1) if operands >> place & 1]
+    sides = [(problem.m, problem.n)[place] for place in places]
+    by_sides = problem.a_layout == "col", problem.b_layout == "row"
+    # Four rows of A, or columns of B, are adjacent, aligned, and never beyond the last.
+    aligned = all(by_sides[place] and vector(problem, place) == 4 for place in places)
+    adjacent = aligned and all(side % 4 == 0 for side in sides)
     if adjacent and problem.k > _SLABS_TO:
         deep = -(-problem.k // STRIP_DEEP)
         count = problem.batch * _strips(*sides) * deep
@@ -123,12 +125,6 @@ def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int
     grid = problem.batch * sum(-(-side // (4 * across)) for side in sides) * blocks
     launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, adjacent, blocks, across, warps)
     return replace(launch, block=(32 * warps, 1, 1), cluster=blocks)
-
-
-def _whole_pieces(problem: Problem, operand: int) -> bool:
-    """Return True if four rows of A (0), or columns of B (1), are adjacent, aligned, and never beyond the last."""
-    adjacent = problem.a_layout == "col" if operand == 0 else problem.b_layout == "row"
-    return adjacent and vector(problem, operand) == 4 and (problem.m, problem.n)[operand] % 4 == 0
 
 
 def judging(problem: Problem) -> tuple[Geometry, ...]:

@@ -14,7 +14,7 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, t
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.general import on_cuda_cores
-from gemmery.ladder.gpu import gpu_rung, whole
+from gemmery.ladder.gpu import gpu_rung, in_groups, whole
 from gemmery.problem import Config, Problem
 
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)  # of ozaki.cuh
@@ -40,33 +40,18 @@ def norms(k: int, count: int = _COUNTS[0]) -> float:
     return (2 * sqrt(k) * eta + k * eta * eta) * 2.0**53 + 1.01
 
 
-def _bound(k: int) -> float:
-    """Return f(k) of the bound f(k) u max|A| max|B|, for the fewest moduli."""
-    return k * norms(k, min(_COUNTS))
-
-
 # ---- launches ----
 
 
 def _refuses(problem: Problem) -> str:
     """Refuse what it cannot sum exactly, and types of results that it does not write."""
     if problem.groups:
-        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+        return in_groups(problem)
     if problem.out != "f64":
         return f"it writes f64, not {problem.out}"
     if problem.k > MOST:
         return f"k={problem.k}: int32 holds sums of {MOST} products of residues; cut k, or take mma_f64"
     return ""
-
-
-def _places(problem: Problem, count: int, tile: Instance) -> tuple[int, int, int, int]:
-    """Return where residues of A, of B and the workspace end, and the bytes from one row of residues to the next."""
-    pitch = whole(problem.k, _ROW)
-    exponents = sum(whole(4 * problem.batch * side) for side in (problem.m, problem.n))
-    sums = whole(tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn * count)
-    start = whole(1) + exponents + sums
-    a, b = (whole(count * problem.batch * side * pitch) for side in (problem.m, problem.n))
-    return start, start + a, start + a + b, pitch
 
 
 def _tile(problem: Problem, config: Config) -> Instance:
@@ -101,27 +86,6 @@ def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: o
     )
 
 
-def _pre_pass(problem: Problem, count: int, tile: Instance) -> tuple[Geometry, ...]:
-    """The launches that find the scales and write residues."""
-    sides = problem.batch * (problem.m + problem.n)
-    squares = (-(-sides // OZAKI_TALL) + 1) * -(-problem.k // OZAKI_DEEP)
-    shape = (count, tile.bm, tile.bn)
-    return (
-        replace(_other("ozaki_residues", "ozaki_begin", problem, 1), block=(1, 1, 1)),
-        _other("ozaki_residues", "ozaki_scales", problem, -(-sides // OZAKI_SIDES) + 1, *shape),
-        _other("ozaki_residues", "ozaki_residues", problem, squares, *shape),
-    )
-
-
-def _product(problem: Problem, count: int, tile: Instance, config: Config) -> Geometry:
-    """The launch that multiplies residues, which lie in the workspace with k adjacent."""
-    tiling = legal.tiling(problem._replace(a_layout="row", b_layout="col"), tile, legal.Consumers(2), name="i8")
-    kernel = template("ozaki_product", "double", C_NAMES[problem.out], tiling, count)
-    blocks = min(tiles(problem, tile.bm, tile.bn)[0] * count, config["blocks"])
-    shared = tile.stages * ((tile.bm + tile.bn) * _ROW + 16)
-    return wgmma.launch("ozaki_product", kernel, blocks, 3, shared, (tile.bm, tile.bn), ())
-
-
 def _residues(name: str, problem: Problem, config: Config) -> Geometry:
     """All launches; where integers cannot stand for the operands, CUDA cores take the place of most.
 
@@ -129,24 +93,38 @@ def _residues(name: str, problem: Problem, config: Config) -> Geometry:
     """
     if problem.k < SHALLOW:
         return on_cuda_cores(problem)
-    count, tile = config["moduli"], _tile(problem, config)
-    a, b, end, pitch = _places(problem, count, tile)
+    count, tile, both = config["moduli"], _tile(problem, config), (problem.m, problem.n)
+    shape, grid = (count, tile.bm, tile.bn), tiles(problem, tile.bm, tile.bn)[0]
+    # The workspace: exponents, sums, residues of A and of B, by rows of so many bytes.
+    pitch, start = whole(problem.k, _ROW), whole(1) + sum(whole(4 * problem.batch * side) for side in both)
+    start += whole(grid * tile.bm * tile.bn * count)
+    of_a, of_b = (whole(count * problem.batch * side * pitch) for side in both)
     boxes = (
         MapBox(operand, (_ROW, min(rows, side)), packed=place, pitch=pitch, element="int8", parts=count)
-        for operand, side, rows, place in (("a", problem.m, tile.bm, a), ("b", problem.n, tile.bn, b))
+        for operand, side, rows, place in (("a", problem.m, tile.bm, start), ("b", problem.n, tile.bn, start + of_a))
     )
-    plain = replace(on_cuda_cores(problem, "ozaki_simt"), needs=90)
-    blocks = tiles(problem, tile.bm, tile.bn)[0] * tile.bm * tile.bn // 4 // OZAKI_THREADS
-    last = _other(name, name, problem, blocks)
+    sides = problem.batch * sum(both)
+    squares = (-(-sides // OZAKI_TALL) + 1) * -(-problem.k // OZAKI_DEEP)
+    # The product multiplies residues, which lie in the workspace with k adjacent.
+    tiling = legal.tiling(problem._replace(a_layout="row", b_layout="col"), tile, legal.Consumers(2), name="i8")
+    kernel = template("ozaki_product", "double", C_NAMES[problem.out], tiling, count)
+    blocks, shared = min(grid * count, config["blocks"]), tile.stages * ((tile.bm + tile.bn) * _ROW + 16)
+    before = (
+        replace(_other("ozaki_residues", "ozaki_begin", problem, 1), block=(1, 1, 1)),
+        _other("ozaki_residues", "ozaki_scales", problem, -(-sides // OZAKI_SIDES) + 1, *shape),
+        _other("ozaki_residues", "ozaki_residues", problem, squares, *shape),
+        wgmma.launch("ozaki_product", kernel, blocks, 3, shared, tile[:2], ()),
+        replace(on_cuda_cores(problem, "ozaki_simt"), needs=90),
+    )
     return replace(
-        last,
-        kernel=instance(name, problem, count, tile.bm, tile.bn),
+        _other(name, name, problem, grid * tile.bm * tile.bn // 4 // OZAKI_THREADS),
+        kernel=instance(name, problem, *shape),
         overlaps=False,
-        workspace=end,
-        before=(*_pre_pass(problem, count, tile), _product(problem, count, tile, config), plain),
+        workspace=start + of_a + of_b,
+        before=before,
         maps=tuple(boxes),
         band=config["band"],
-        tile=(tile.bm, tile.bn),
+        tile=tile[:2],
     )
 
 
@@ -158,7 +136,7 @@ OZAKI = (
         one_sided=True,
         dtypes=("f64",),
         refuses=_refuses,
-        bound=_bound,
+        bound=lambda k: k * norms(k, min(_COUNTS)),  # of u max|A| max|B|, for the fewest moduli
         geometry=_residues,
         resolve=_resolve,
         space={"moduli": _COUNTS, "bn": (0, 128, 256), "band": (0, 8, 16), "blocks": (0, 8)},

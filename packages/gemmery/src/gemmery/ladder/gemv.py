@@ -1,4 +1,4 @@
-"""The rungs for matrix-vector products, y = W x, with m or n equal to 1."""
+"""The rungs for matrix-vector products, y = W x, with m or n equal to 1; and for few rows times packed weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
+from gemmery.cuda.choose import complete
 from gemmery.cuda.device import GRID, WARP
 from gemmery.cuda.geometry import Geometry, instance, sum_size, target, template, vector
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import cut_off, gpu_rung
 from gemmery.ladder.rung import without_vector
 from gemmery.problem import Config, Problem
 
@@ -67,17 +68,17 @@ def _vectorized(name: str, problem: Problem, config: Config) -> Geometry:
     for key, value in config.items():
         if value & (value - 1):
             raise RefusedError(f"{key} = {value}: threads and rows are divided by halves; use a power of two, or 0")
-    return _columns(problem, config) if _by_columns(problem) else _rows(name, problem, config)
-
-
-def _by_columns(problem: Problem) -> bool:
-    """Return True if columns of W are contiguous and have more than one element."""
-    layout, contiguous = (problem.a_layout, "col") if _is_column(problem) else (problem.b_layout, "row")
-    return layout == contiguous and _results(problem) > 1
+    # Columns of W are contiguous and have more than one element.
+    contiguous = problem.a_layout == "col" if _is_column(problem) else problem.b_layout == "row"
+    return _columns(problem, config) if contiguous and _results(problem) > 1 else _rows(name, problem, config)
 
 
 def _rows(name: str, problem: Problem, config: Config) -> Geometry:
-    vec, rows_in_all = _chunk(problem), _results(problem) * problem.batch
+    # Elements of a row of W, and of x, per access; the kernel itself checks an x that is a column.
+    vec = vector(problem, 0) if problem.a_layout == "row" else 1
+    if not _is_column(problem):
+        vec = min(vec, vector(problem, 1)) if problem.b_layout == "col" else 1
+    rows_in_all = _results(problem) * problem.batch
     chunks = max(1, problem.k // vec)
     team = config["team"] or _team(chunks, rows_in_all)
     split = config["split"] or _split(chunks // (4 * team), rows_in_all)
@@ -90,31 +91,11 @@ def _rows(name: str, problem: Problem, config: Config) -> Geometry:
     if rows * steps > _MOST_CHUNKS:
         raise RefusedError(f"rows = {rows}, steps = {steps}: at most {_MOST_CHUNKS} chunks fit a thread's registers")
     threads = max(team, config["threads"] or (128 if rows_in_all * team < 1 << 14 else 256))
-    parameters = (vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
+    step = vec * team * split * steps
+    # The Cover of gemv_vectorized.cu: whether steps of so many elements end with k, or one step is all of k.
+    cover = "PARTS" if vec == 1 or problem.k % step else "ONCE" if problem.k == step else "WHOLE"
+    parameters = (vec, cover, team, rows, steps, threads)
     return _launches(problem, config, name, parameters, threads // team * rows, threads, split)
-
-
-def _overlaps(problem: Problem, config: Config, blocks: int, threads: int) -> bool:
-    """Return True if the launch may start while the previous one ends: from sm_90 on, if all its blocks run at once.
-
-    Otherwise its blocks would take places from the previous launch (f16, 4096 x 4096: 9.7 us instead of 9.1).
-    """
-    if not config["overlap"] or problem.device == "cpu":
-        return False
-    device = target(problem)
-    return device.capability >= 90 and blocks * threads <= device.sms * device.limits.warps_sm * WARP
-
-
-def _chunk(problem: Problem) -> int:
-    """Return the elements of a row of W, and of x, per access; the kernel itself checks an x that is a column."""
-    if _is_column(problem):
-        return vector(problem, 0) if problem.a_layout == "row" else 1
-    return min(vector(problem, 0), vector(problem, 1)) if problem.a_layout == "row" and problem.b_layout == "col" else 1
-
-
-def _cover(k: int, step: int, vec: int) -> str:
-    """Return the Cover of gemv_vectorized.cu: whether steps of `step` elements end with k, or one step is all of k."""
-    return "PARTS" if vec == 1 or k % step else "ONCE" if k == step else "WHOLE"
 
 
 def _columns(problem: Problem, config: Config) -> Geometry:
@@ -145,7 +126,11 @@ def _launches(
 ) -> Geometry:
     """The kernel, and the one that adds up the parts of k if there are several."""
     blocks, block = _grid(problem, each, threads)
-    overlaps = _overlaps(problem, config, blocks[0] * blocks[1] * split, threads)
+    overlaps, device = False, target(problem)
+    if config["overlap"] and problem.device != "cpu" and device.capability >= 90:
+        # If all blocks run at once: otherwise they would take places from the launch before, while it ends (f16,
+        # 4096 x 4096: 9.7 us instead of 9.1).
+        overlaps = blocks[0] * blocks[1] * split * threads <= device.sms * device.limits.warps_sm * WARP
     launch = template("GemvLaunch", _is_column(problem), problem.batch > 1, split > 1, overlaps)
     kernel = instance(name, problem, launch, *parameters)
     product = Geometry(f"{name}.cu", kernel, blocks, block, overlaps=overlaps)
@@ -242,6 +227,117 @@ GEMV = (
             "that enough of it is in flight: wide loads, several of them before the first is used, and no idle "
             "threads. Below a megabyte most of the time is the launch itself, so the kernel starts while the launch "
             "before it on the stream ends, prefetches its part of W, and only then waits."
+        ),
+    ),
+)
+
+
+# ---- few rows times a matrix of 8 or 4 bits an element, by mma: sm_80 ----
+
+MOST_ROWS = 64  # of x; with more, W is better unpacked once
+_MOST_PLAIN = 8  # of x with a W that is not packed, which other rungs multiply by more rows
+_STEP = 64  # bytes of a row of W in a step of a warp
+
+
+def step(bits: int) -> int:
+    """Return the elements of k in a step, which must have one factor.
+
+    >>> step(4), step(8)
+    (128, 64)
+    """
+    return 8 * _STEP // bits
+
+
+def _refuses(problem: Problem) -> str:
+    """Refuse many rows, other results than those that mma sums, and packed formats that a step does not fit."""
+    p = problem.by_rows()
+    most = MOST_ROWS if p.bits else _MOST_PLAIN
+    if p.m > most:
+        return f"m = {p.m}: it multiplies at most {most} rows by a matrix; use mma_pipelined"
+    if p.out == "f64":
+        return "it sums in f32 and writes f32, f16, bf16, not f64"
+    if p.bits not in (0, 8, 4):
+        return f"elements of {p.bits} bits: it unpacks 8 and 4"
+    if p.bits and (p.group % step(p.bits) or p.k % p.group):
+        return (
+            f"groups of {p.group} in k={p.k}: of {p.bits} bits a group is a multiple of {step(p.bits)} elements, and "
+            "k one of groups"
+        )
+    if p.bits and (p.batch > 1 or p.a_layout != "row" or p.alignments[0] % 16 or p.alignments[1] % 16):
+        return "a packed matrix is multiplied by rows at multiples of 16 bytes, without a batch"
+    return ""
+
+
+def _quantized(name: str, problem: Problem, config: Config) -> Geometry:
+    """A block for each 16 rows of W, or a multiple, and up to 64 of x; its warps share k."""
+    tiles, eights, steps, warps = (config[key] for key in ("tiles", "eights", "steps", "warps"))
+    device, aligned = target(problem), vector(problem, 0) == vector(problem, 1) == 8
+    # Rows of W and x are read in pieces of 16 bytes.
+    wide = bool(problem.bits) or (problem.b_layout == "col" and problem.k % 8 == 0 and aligned)
+    ring = warps * steps * tiles * 1024 if wide else 0
+    parts = -(-problem.m // (8 * eights))
+    resident = max(1, config["blocks"] * device.sms // parts)
+    blocks = min(-(-problem.n // (16 * tiles)) * problem.batch, resident), parts, 1
+    overlaps = device.capability >= 90
+    launch = template("GemvLaunch", False, problem.batch > 1, False, overlaps)
+    shape = problem.bits or 16, problem.group or 1, wide, tiles, eights, steps, warps, config["blocks"]
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, launch, template("PackedTiles", *shape)),
+        blocks,
+        (warps * WARP, 1, 1),
+        shared=ring + 2 * warps * tiles * eights * 512,
+        needs=80,
+        instructions="mma.m16n8k16",
+        overlaps=overlaps,
+        tile=(8 * eights, 16 * tiles),
+    )
+
+
+def _resolve(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced: few rows of W leave k to more warps of a block."""
+    sms, tall = target(problem).sms, -(-problem.n // 16)
+    eights = config["eights"] or (1 if problem.m <= 8 else 2 if problem.m <= 16 else 4)
+    if eights == 1:
+        tiles = config["tiles"] or (2 if problem.bits == 4 and tall > 16 * sms else 1)
+        warps = 4 if tiles > 1 else 16 if tall <= 2 * sms else 8
+        resident = 16 if tiles > 1 or tall <= sms else 32 if warps == 16 else 24
+    elif eights == 2:
+        tiles = config["tiles"] or (2 if tall > 1.5 * sms else 1)
+        tall = -(-tall // tiles)
+        warps, resident = 16 if tall <= sms else 8 if tall <= 2 * sms else 4, 16
+    else:
+        tiles, warps, resident = config["tiles"] or 1, 4, 12
+    blocks = max(1, resident // (config["warps"] or warps))
+    return complete(config, {"tiles": tiles, "eights": eights, "steps": 3, "warps": warps, "blocks": blocks})
+
+
+GEMV_QUANTIZED = (
+    gpu_rung(
+        "gemv_quantized",
+        idea="W is read in 8 or 4 bits an element, unpacked in registers and multiplied by mma",
+        parent="gemv_vectorized",
+        dtypes=("f16", "bf16"),
+        refuses=_refuses,
+        bound=cut_off,
+        geometry=_quantized,
+        resolve=_resolve,
+        space={
+            "tiles": (0, 1, 2, 4),
+            "eights": (0, 1, 2, 4),
+            "steps": (0, 1, 2, 4),
+            "warps": (0, 4, 8, 16),
+            "blocks": (0, 1, 2, 3, 4),
+        },
+        expect={"bank_conflicts": 0, "local_requests": 0, "load_bytes_a_sector": 32},
+        lesson=(
+            "Time is bytes of W by bandwidth, so 4 bits an element could take a quarter of the time of 16. But then "
+            "instructions limit it: each element is unpacked, converted and multiplied. A mask puts 4 bits into the "
+            "last bits of a number whose last bit counts one, and a subtraction leaves the exact integer: three "
+            "instructions for two elements. Tensor cores multiply: 16 rows of W are the left operand of mma and up "
+            "to 8 rows of x the right one, so 8 rows take hardly longer than one. The elements may come in any order "
+            "of k, if it is the same in both operands: each lane keeps the 16 bytes that it loaded. Blocks stay for "
+            "all their rows of W, and request the next while they multiply."
         ),
     ),
 )

@@ -6,23 +6,20 @@ An image serves all shapes, strides, alignments, batches, alpha, beta and biases
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest
 from gemmery.cuda.choose.data import MMA_GENERAL, SIMT_GENERAL, Tiling
 from gemmery.cuda.device import WARP
-from gemmery.cuda.geometry import Geometry, instance, target, template, tiles, whole_pieces
+from gemmery.cuda.geometry import Geometry, target, template, whole_pieces
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
+from gemmery.ladder.gpu import cut_off, gpu_rung, of_tiles, off_tensor_cores
 from gemmery.problem import Config, Problem
 
 _ROW = 128  # bytes of k in a tile of mma
 _PAD, _PAD_MMA = 4, 8  # elements after each row of the sums in shared memory
-
-
-def _alike(problem: Problem) -> str:
-    return "" if problem.out == problem.dtype else f"it does not widen {problem.dtype} to {problem.out}"
 
 
 def _mma(name: str, problem: Problem, config: Config) -> Geometry:
@@ -34,21 +31,15 @@ def _mma(name: str, problem: Problem, config: Config) -> Geometry:
             f"tile={side} of alignments {problem.alignments[:2]}: its copies are 16 bytes wide; use tile={smallest.bm}"
         )
     tiling = template("WarpTiles", side, side, 64, tile.wm, tile.wn)
-    return Geometry(
-        f"{name}.cu",
-        instance(name, _of_activation(problem), tiling, tile.stages, small),
-        tiles(problem, side, side),
-        (side * side // (tile.wm * tile.wn) * WARP, 1, 1),
-        shared=max(tile.stages * 2 * side * _ROW, side * (side + _PAD_MMA) * 4),
-        needs=80,
-        instructions="mma.m16n8k16 and cp.async",
-        tile=(side, side),
-    )
+    threads = side * side // (tile.wm * tile.wn) * WARP
+    shared = max(tile.stages * 2 * side * _ROW, side * (side + _PAD_MMA) * 4)
+    fields: dict[str, Any] = {"shared": shared, "needs": 80, "instructions": "mma.m16n8k16 and cp.async"}
+    return of_tiles(name, _of_activation(problem), (side, side), threads, tiling, tile.stages, small, **fields)
 
 
 def on_cuda_cores(problem: Problem, name: str = "") -> Geometry:
     """Return the launch of the rung on CUDA cores, or of a kernel of its kind, in the tile that takes least time."""
-    return _simt(name or GENERAL[1].name, problem, _resolve_simt(problem, {"tile": 0}))
+    return _simt(name or GENERAL[1].name, problem, _resolve(problem, {"tile": 0}))
 
 
 def _simt(name: str, problem: Problem, config: Config) -> Geometry:
@@ -59,30 +50,17 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     if size == 8 and tile is not SIMT_GENERAL[0]:
         raise RefusedError(f"tile={side} of f64: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
     tiling = template("ThreadTiles", side, side, bk, tile.tm, tile.tn)
-    return Geometry(
-        f"{name}.cu",
-        instance(name, _of_activation(problem), tiling, tile.wm, tile.wn, tile.stages),
-        tiles(problem, side, side),
-        (side * side // (tile.tm * tile.tn), 1, 1),
-        shared=max(tile.stages * bk * 2 * (side + _PAD) * size, side * (side + _PAD) * size),
-        needs=80,
-        instructions="cp.async",
-        tile=(side, side),
-    )
+    threads, parameters = side * side // (tile.tm * tile.tn), (tiling, tile.wm, tile.wn, tile.stages)
+    shared = max(tile.stages * bk * 2 * (side + _PAD) * size, side * (side + _PAD) * size)
+    fields: dict[str, Any] = {"shared": shared, "needs": 80, "instructions": "cp.async"}
+    return of_tiles(name, _of_activation(problem), (side, side), threads, *parameters, **fields)
 
 
-def _resolve_mma(problem: Problem, config: Config) -> Config:
+def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with a tile of 0 replaced by that which should take least time."""
-    return _resolve(MMA_GENERAL if whole_pieces(problem) else MMA_GENERAL[:1], problem, config)
-
-
-def _resolve_simt(problem: Problem, config: Config) -> Config:
-    """Return the config with a tile of 0 replaced by that which should take least time."""
-    return _resolve(SIMT_GENERAL if problem.dtype == "f32" else SIMT_GENERAL[:1], problem, config)
-
-
-def _resolve(tilings: Sequence[Tiling], problem: Problem, config: Config) -> Config:
-    tile = quickest(tilings, problem.m, problem.n, problem.batch, target(problem).sms)
+    half = dtypes.get(problem.dtype).size == 2
+    tilings, every = (MMA_GENERAL, whole_pieces(problem)) if half else (SIMT_GENERAL, problem.dtype == "f32")
+    tile = quickest(tilings if every else tilings[:1], problem.m, problem.n, problem.batch, target(problem).sms)
     return complete(config, {"tile": tile.bm})
 
 
@@ -91,12 +69,8 @@ def _known(tilings: Sequence[Tiling], side: int) -> Tiling:
     for tile in tilings:
         if tile.bm == side:
             return tile
-    known = ", ".join(map(str, _sides(tilings)))
+    known = ", ".join(str(tile.bm) for tile in tilings)
     raise RefusedError(f"tile={side}: its images have tiles of {known}; use one of them, or 0")
-
-
-def _sides(tilings: Sequence[Tiling]) -> tuple[int, ...]:
-    return tuple(tile.bm for tile in tilings)
 
 
 def _of_activation(problem: Problem) -> Problem:
@@ -114,8 +88,8 @@ GENERAL = (
         refuses=off_tensor_cores,
         bound=cut_off,
         geometry=_mma,
-        resolve=_resolve_mma,
-        space={"tile": (0, *_sides(MMA_GENERAL))},
+        resolve=_resolve,
+        space={"tile": (0, *(tile.bm for tile in MMA_GENERAL))},
         expect={"divergent_branches": 0, "local_requests": 0},
         lesson=(
             "The parent is compiled for each combination of layouts, alignments and tiles: 28 instances for 150 random "
@@ -129,10 +103,10 @@ GENERAL = (
         idea="one image for all shapes and layouts: single elements by cp.async, wherever they are",
         parent="simt_pipelined",
         dtypes=("f32", "f64"),
-        refuses=_alike,
+        refuses=lambda p: "" if p.out == p.dtype else f"it does not widen {p.dtype} to {p.out}",
         geometry=_simt,
-        resolve=_resolve_simt,
-        space={"tile": (0, *_sides(SIMT_GENERAL))},
+        resolve=_resolve,
+        space={"tile": (0, *(tile.bm for tile in SIMT_GENERAL))},
         expect={"divergent_branches": 0, "local_requests": 0},
         lesson=(
             "cp.async copies as little as four bytes, so a tile can be transposed on its way into shared memory and no "

@@ -1,14 +1,18 @@
-"""The rungs on CUDA cores with one element of C per thread: from one block to tiles in shared memory."""
+"""The rungs on CUDA cores: one element of C per thread, from one block to tiles in shared memory, then in registers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
-from gemmery.cuda.device import GRID, THREADS, WARP
-from gemmery.cuda.geometry import Geometry, instance, sum_size, tiles
+from gemmery.cuda.choose import complete
+from gemmery.cuda.choose.cost import quickest
+from gemmery.cuda.choose.data import SIMT_PIPELINED
+from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
+from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.gpu import gpu_rung, of_tiles
 from gemmery.problem import Config, Problem
 
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
@@ -17,31 +21,19 @@ _FROM_TILES = {**_ALONG_ROWS, "bank_conflicts": 0, "load_sectors_a_request": 4, 
 
 def _one_block(problem: Problem) -> str:
     threads = problem.m * problem.n
-    if threads > THREADS:
-        return f"C has {threads} elements and a block at most {THREADS} threads: use simt_naive"
-    return ""
+    many = f"C has {threads} elements and a block at most {THREADS} threads: use simt_naive"
+    return many if threads > THREADS else ""
 
 
-def _single_block(name: str, problem: Problem, config: Config) -> Geometry:
-    """One block with one thread per element of C."""
-    return Geometry(f"{name}.cu", instance(name, problem), (1, 1, 1), (problem.n, problem.m, 1))
+def _by_warps(name: str, problem: Problem, config: Config, down: bool = False) -> Geometry:
+    """A warp along a row of C, so that its lanes read adjacent elements of B, or `down` a column.
 
-
-def _naive(name: str, problem: Problem, config: Config) -> Geometry:
-    """A warp along a row of C, so that its lanes read adjacent elements of B."""
-    return _by_warps(name, problem, config, problem.n, problem.m)
-
-
-def _uncoalesced(name: str, problem: Problem, config: Config) -> Geometry:
-    """A warp down a column of C."""
-    return _by_warps(name, problem, config, problem.m, problem.n)
-
-
-def _by_warps(name: str, problem: Problem, config: Config, along: int, across: int) -> Geometry:
-    """Warps along one direction of C; blocks step over the other, because a grid ends at 65535 blocks."""
+    Blocks step over the other direction, because a grid ends at 65535 blocks.
+    """
     height = config["threads"] // WARP
     if config["threads"] != height * WARP or not height:
         raise RefusedError(f"threads={config['threads']}: a block consists of whole warps; use a multiple of {WARP}")
+    along, across = (problem.m, problem.n) if down else (problem.n, problem.m)
     grid = (-(-along // WARP), min(-(-across // height), GRID[1]), min(problem.batch, GRID[2]))
     return Geometry(f"{name}.cu", instance(name, problem), grid, (WARP, height, 1))
 
@@ -77,8 +69,7 @@ def _packed(name: str, problem: Problem, config: Config) -> Geometry:
 def _smem(name: str, problem: Problem, config: Config) -> Geometry:
     """One thread per element of a square tile of C."""
     tile = _positive(config, "tile")
-    kernel = instance(name, problem, tile)
-    return Geometry(f"{name}.cu", kernel, tiles(problem, tile, tile), (tile, tile, 1), tile=(tile, tile))
+    return replace(of_tiles(name, problem, (tile, tile), tile, tile), block=(tile, tile, 1))
 
 
 def _smem_transposed(name: str, problem: Problem, config: Config) -> Geometry:
@@ -86,8 +77,7 @@ def _smem_transposed(name: str, problem: Problem, config: Config) -> Geometry:
     tile = config["tile"]
     if tile not in (8, 16, 32):
         raise RefusedError(f"tile={tile}: a tile consists of warps of 4 x 8 elements; use 8, 16 or 32")
-    kernel = instance(name, problem, tile, bool(config["swizzle"]))
-    return Geometry(f"{name}.cu", kernel, tiles(problem, tile, tile), (tile * tile, 1, 1), tile=(tile, tile))
+    return of_tiles(name, problem, (tile, tile), tile * tile, tile, bool(config["swizzle"]))
 
 
 def _positive(config: Config, key: str) -> int:
@@ -103,7 +93,7 @@ SIMT = (
         idea="one thread per element of C, all in one block",
         parent=None,
         refuses=_one_block,
-        geometry=_single_block,
+        geometry=lambda name, p, _: Geometry(f"{name}.cu", instance(name, p), (1, 1, 1), (p.n, p.m, 1)),
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
             "A block has at most 1024 threads, so C has at most 1024 elements: 32 x 32. One block also runs on a "
@@ -114,7 +104,7 @@ SIMT = (
         "simt_naive",
         idea="one thread per element of C, many blocks",
         parent="simt_single_block",
-        geometry=_naive,
+        geometry=_by_warps,
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
             "Two loads per multiply-add make memory the limit. The 32 lanes of a warp share an element of A and read "
@@ -125,7 +115,7 @@ SIMT = (
         "simt_uncoalesced",
         idea="simt_naive with x and y of the thread swapped, to show what thread order costs",
         parent="simt_naive",
-        geometry=_uncoalesced,
+        geometry=partial(_by_warps, down=True),
         expect={"divergent_branches": 0, "load_sectors_a_request": 16.5, "store_sectors_a_request": 32},
         lesson=(
             "A deliberate dead end. The lanes of a warp read 32 different rows of A, so a request that touched 4 "
@@ -184,6 +174,196 @@ SIMT = (
             "With k contiguous in both tiles, one load fetches 16 bytes. Stored plainly (swizzle 0), rows are 32 banks "
             "apart and the lanes of a warp queue for the same four banks; with chunks permuted differently in each row "
             "they do not."
+        ),
+    ),
+)
+
+
+# ---- tiles in registers ----
+
+_KEYS = ("bm", "bn", "bk", "tm", "tn")
+_MOST_REGISTERS = 255  # per thread
+_PAD = 4  # padding elements after each step of k in the tile of an operand contiguous in k
+
+_TILE = {
+    "bm": (32, 64, 128, 256),
+    "bn": (32, 64, 128, 256),
+    "bk": (8, 16, 32),
+    "tm": (4, 8, 16),
+    "tn": (4, 8, 16),
+    "blocks": (0, 1, 2, 3, 4),  # per multiprocessor, limited by registers; 0: as many as fit
+}
+_WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
+_DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
+_PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
+
+_IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
+_WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
+_WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
+
+
+def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
+    """As simt_warptile, with `stages` tiles in shared memory: through registers if there are two, else by cp.async."""
+    stages, keys = config["stages"], ("wm", "wn", "stages")
+    geometry = _tiled(name, problem, config, wide=True, keys=keys, pad=_PAD, stages=stages)
+    if stages == 2:
+        return geometry
+    if dtypes.get(problem.dtype).size != sum_size(problem):
+        raise RefusedError(
+            f"stages={stages} of {problem.dtype} into {problem.out}: cp.async does not widen; use stages=2"
+        )
+    return replace(geometry, needs=80, instructions="cp.async")
+
+
+def _resolve(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced: by the tile that should take least time, and its stages."""
+    device = target(problem)
+    tile = quickest(SIMT_PIPELINED[sum_size(problem)], problem.m, problem.n, problem.batch, device.sms)
+    if device.capability < 80 or dtypes.get(problem.dtype).size != sum_size(problem):
+        tile = tile._replace(stages=2)
+    return complete(config, tile._asdict())
+
+
+def _tiled(
+    name: str,
+    problem: Problem,
+    config: Config,
+    wide: bool = False,
+    keys: tuple[str, ...] = (),  # parameters of its own
+    pad: int = 0,
+    stages: int = 0,  # tiles in dynamic shared memory; 0: one, in static shared memory
+) -> Geometry:
+    """One thread per tm x tn elements of a tile of C; accesses of one element, or as `wide` as each matrix allows."""
+    threads, size = _threads(config, keys), sum_size(problem)
+    bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
+    sides = bm + pad * (problem.a_layout == "row") + bn + pad * (problem.b_layout == "col")
+    shared = max(1, stages) * bk * sides * size
+    if not stages and shared > STATIC_SHARED:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, bk={bk}: the tiles take {shared} bytes of shared memory, this kernel has "
+            f"{STATIC_SHARED}; use a smaller bk, or simt_pipelined"
+        )
+    registers = (tm * tn + tm + tn) * size // 4
+    if registers > _MOST_REGISTERS:
+        raise RefusedError(
+            f"tm={tm}, tn={tn} in {problem.out}: {registers} registers; a thread has {_MOST_REGISTERS}; use smaller "
+            "ones"
+        )
+    # Blocks per multiprocessor that registers allow: of sums, fragments of A and B, two of each in a ring, and indices.
+    operands = (tm * tn + (2 if stages else 1) * (tm + tn)) * (size // 4)
+    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout))
+    a, b, c = accesses(problem, bm, bn, bk)
+    if stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
+        a, b = 1 if problem.a_layout == "row" else a, 1 if problem.b_layout == "col" else b
+    return of_tiles(
+        name,
+        problem._replace(precision=""),  # exact f32 products satisfy tf32 too
+        (bm, bn),
+        threads,
+        *((access(problem, (a, b, c)),) if wide else layouts(problem)),
+        template("ThreadTiles", bm, bn, bk, tm, tn),
+        *(config[key] for key in keys),
+        config["blocks"] or max(1, REGISTERS // (threads * (operands + indices))),
+        shared=shared if stages else 0,
+    )
+
+
+def _threads(config: Config, keys: tuple[str, ...]) -> int:
+    """Return the threads of a block, after a check of its tile, and of those of its warps if `keys` has any."""
+    bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
+    if keys:
+        wm, wn = config["wm"], config["wn"]
+        if min(wm, wn, tm, tn) < 1 or bm % wm or bn % wn:
+            raise RefusedError(
+                f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile divides the block's; change either"
+            )
+        if wm % tm or wn % tn or wm // tm * (wn // tn) != WARP:
+            raise RefusedError(f"tm={tm}, tn={tn} of wm={wm}, wn={wn}: a warp's tile is that of {WARP} threads")
+        if config.get("stages", 2) < 2:
+            raise RefusedError(f"stages={config['stages']}: one tile is read while another is filled; use 2 or more")
+    for key in _KEYS:
+        if config[key] < 1 or config[key] & (config[key] - 1):
+            raise RefusedError(f"{key}={config[key]}: threads share a tile evenly; use a power of two")
+    if bk < 2 or bm < tm or bn < tn:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, bk={bk} for tm={tm}, tn={tn}: a block's tile is a thread's times 2 or more"
+        )
+    threads = bm // tm * (bn // tn)
+    if threads < WARP or threads > THREADS:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, tm={tm}, tn={tn}: {threads} threads; a block has {WARP} to {THREADS}; change the "
+            "thread's tile"
+        )
+    return threads
+
+
+_tile_rung = partial(gpu_rung, space=_TILE, default=_DEFAULT)
+TILED = (
+    _tile_rung(
+        "simt_threadtile",
+        idea="each thread computes tm x tn elements from tiles in shared memory",
+        parent="simt_smem",
+        geometry=_tiled,
+        expect={**_IN_REGISTERS, "load_sectors_a_request": 4},
+        lesson=(
+            "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared "
+            "memory is read tm tn / (tm + tn) times less often than with one thread per element."
+        ),
+    ),
+    _tile_rung(
+        "simt_vectorized",
+        idea="16-byte loads from global memory, adjacent threads loading adjacent chunks",
+        parent="simt_threadtile",
+        geometry=partial(_tiled, wide=True),
+        expect=_WIDE,
+        lesson=(
+            "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and "
+            "the side, so no load crosses an edge."
+        ),
+    ),
+    _tile_rung(
+        "simt_padded",
+        idea="tiles with k as the outer dimension, padded against bank conflicts",
+        parent="simt_vectorized",
+        geometry=partial(_tiled, wide=True, pad=_PAD),
+        expect=_WITHOUT_CONFLICTS,
+        lesson=(
+            "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes"
+            " at a time. Four elements of padding per row put the transposing stores on different banks."
+        ),
+    ),
+    _tile_rung(
+        "simt_swizzled",
+        idea="no padding: element positions are XORed with a number derived from k",
+        parent="simt_padded",
+        geometry=partial(_tiled, wide=True),
+        expect=_WITHOUT_CONFLICTS,
+        lesson=("The XOR moves each store to a different bank, as the padding did, and needs no extra memory."),
+    ),
+    gpu_rung(
+        "simt_warptile",
+        idea="C in tiles of the block, of each warp in it, and of each thread in that",
+        parent="simt_padded",
+        geometry=partial(_tiled, wide=True, keys=("wm", "wn"), pad=_PAD),
+        space=_WARPS,
+        default={**_DEFAULT, "wm": 64, "wn": 32},
+        expect=_WITHOUT_CONFLICTS,
+        lesson=(
+            "A warp that computes a compact part of the tile reads fewer different elements, and lanes that read the "
+            "same chunk share wavefronts."
+        ),
+    ),
+    gpu_rung(
+        "simt_pipelined",
+        idea="the next tiles are loaded while the current one is multiplied",
+        parent="simt_warptile",
+        geometry=_pipelined,
+        resolve=_resolve,
+        space=_PIPELINE,
+        expect={**_IN_REGISTERS, "bank_conflicts": 0},
+        lesson=(
+            "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "
+            "cp.async, and the operands of the next step of k are read while the current step is multiplied."
         ),
     ),
 )

@@ -26,8 +26,8 @@ from gemmery.cuda.geometry import (
     tiles,
 )
 from gemmery.errors import RefusedError
-from gemmery.ladder import wgmma_routes
-from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder import gpu
+from gemmery.ladder.gpu import gpu_rung, in_groups, sums_in_f32
 from gemmery.problem import Config, Problem
 
 _HALF = ("f16", "bf16")
@@ -65,10 +65,8 @@ def refuses_maps(problem: Problem) -> str:
     rows = problem.by_rows()
     if problem.epilogue:
         return f"it multiplies and scales, and has no {problem.epilogue}; wgmma_epilogue has it"
-    if problem.out not in (*_HALF, "f32"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
     reason = describable(rows, "a") or describable(rows, "b")
-    return f"{reason}; wgmma_epilogue packs such operands" if reason else ""
+    return sums_in_f32(problem) or (f"{reason}; wgmma_epilogue packs such operands" if reason else "")
 
 
 def operand_boxes(problem: Problem, tile: Instance) -> tuple[MapBox, MapBox]:
@@ -102,40 +100,44 @@ def launch(
     )
 
 
-def _tma(name: str, problem: Problem, config: Config) -> Geometry:
-    """A tile per block; all its threads wait and multiply."""
-    return _without_pieces(name, problem, _tile(config), 8, 0, tiles(problem, config["bm"], config["bn"])[0])
-
-
-def _specialized(name: str, problem: Problem, config: Config) -> Geometry:
-    """A tile per block, whose first warpgroup is the producer."""
-    return _by_roles(name, problem, _tile(config), tiles(problem, config["bm"], config["bn"])[0])
-
-
-def _persistent(name: str, problem: Problem, config: Config) -> Geometry:
-    """As many blocks as run at a time, in clusters of cm x cn if there are such, which take tiles in turn."""
-    tile = _tile(config)
-    blocks = grid(problem, tile, target(problem).sms)
-    return replace(_by_roles(name, problem, tile, blocks), cluster=tile.cm * tile.cn, band=config["band"])
-
-
-def _by_roles(name: str, problem: Problem, tile: Instance, blocks: int) -> Geometry:
-    """A warpgroup that brings tiles, and one or two that multiply."""
-    return replace(_without_pieces(name, problem, tile, 16, 1, blocks), overlaps=True)
-
-
-def _without_pieces(
-    name: str, problem: Problem, tile: Instance, barriers: int, producers: int, blocks: int
+def staged(
+    name: str,
+    problem: Problem,
+    tile: Instance,
+    warpgroups: legal.Consumers,
+    blocks: int,
+    *parameters: object,
+    operands: tuple[MapBox, ...] = (),  # (): as they lie
+    of: str = "",  # the type in C++ of what is multiplied, where it is not that of the operands
+    apart: bool = False,
+    room: int = 0,  # bytes of shared memory behind the pieces
+    **others: Any,
 ) -> Geometry:
-    """A kernel that stores C element by element, with so many bytes of barriers a stage, and so many producers."""
+    """A kernel whose first warpgroup is the producer, and whose others stage pieces of C that tensor copies write."""
+    cluster, matrices = tile.cm * tile.cn, choose.APART if apart else 1
+    fixed = element(problem), C_NAMES[problem.out], steps(problem), legal.tiling(problem, tile, warpgroups, apart, of)
+    kernel = template(f"{name}{'_cluster' * (cluster > 1)}", *fixed, *parameters)
+    shared = legal.shared_bytes(problem, tile, warpgroups) + room
+    boxes = operands or operand_boxes(problem._replace(m=problem.m // matrices), tile)
+    maps, others = (*boxes, piece_box(problem, tile, warpgroups)), {"cluster": cluster, "apart": matrices, **others}
+    return launch(name, kernel, blocks, warpgroups.warpgroups + 1, shared, tile[:2], maps, overlaps=True, **others)
+
+
+def _unstaged(name: str, problem: Problem, config: Config, barriers: int = 16, producers: int = 1) -> Geometry:
+    """A kernel that stores C element by element, with so many bytes of barriers a stage, and so many producers.
+
+    A tile per block; with a `band`, as many blocks as run at a time, in clusters of cm x cn, which take tiles in turn.
+    """
+    tile, stays = _tile(config), "band" in config
+    blocks = grid(problem, tile, target(problem).sms) if stays else tiles(problem, tile.bm, tile.bn)[0]
     if tile.bm in (8, 192):
         raise RefusedError(f"bm={tile.bm}: wgmma_epilogue alone has such tiles; use 64, 128 or 256 rows")
     shared = legal.ring_bytes(problem, tile) + barriers * tile.stages
     check(legal.refused(problem, tile, shared))
     warpgroups = legal.Consumers(min(tile.bm // 64, 2))
-    kernel = instance(name, problem, legal.tiling(problem, tile, warpgroups))
-    maps = operand_boxes(problem, tile)
-    return launch(name, kernel, blocks, warpgroups.warpgroups + producers, shared, tile[:2], maps)
+    kernel, count = instance(name, problem, legal.tiling(problem, tile, warpgroups)), warpgroups.warpgroups + producers
+    order = {"overlaps": producers > 0, "cluster": tile.cm * tile.cn, "band": config.get("band", BAND)}
+    return launch(name, kernel, blocks, count, shared, tile[:2], operand_boxes(problem, tile), **order)
 
 
 def _tile(config: Config) -> Instance:
@@ -146,12 +148,12 @@ def _tile(config: Config) -> Instance:
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
     tile = _tile(config)
-    check(legal.illegal(wgmma_routes.as_read(problem), tile))
+    check(legal.illegal(gpu.as_read(problem), tile))
     if is_swapped(tile.bm):
         in_place = partial(_in_place, name, exchanged(tile), False)
-        return replace(wgmma_routes.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
-    apart = not wgmma_routes.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
-    return wgmma_routes.library(partial(_in_place, name, tile, apart), problem, config)
+        return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
+    apart = not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
+    return gpu.library(partial(_in_place, name, tile, apart), problem, config)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -161,28 +163,22 @@ def _resolve(problem: Problem, config: Config) -> Config:
     device = target(problem)
     # Swapped tiles have 64, 128 or 256 columns and no cluster: left out where the config sets a part of the tile.
     whole = not any(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
-    choices = choose.chosen(wgmma_routes.as_read(problem), device, split=False, swapped=whole)
+    choices = choose.chosen(gpu.as_read(problem), device, split=False, swapped=whole)
     return complete(complete(config, choices), {"blocks": device.sms})
 
 
 def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: Config) -> Geometry:
     """The launch for operands that tensor copies read where they lie."""
-    cluster, matrices, device = tile.cm * tile.cn, choose.APART if apart else 1, target(problem)
-    warpgroups = legal.consumers(problem, tile)
-    tiling = legal.tiling(problem, tile, warpgroups, apart)
-    return launch(
+    warpgroups, device = legal.consumers(problem, tile), target(problem)
+    return staged(
         name,
-        template(f"{name}{'_cluster' * (cluster > 1)}", element(problem), C_NAMES[problem.out], steps(problem), tiling),
+        problem,
+        tile,
+        warpgroups,
         grid(problem, tile, config["blocks"]),
-        warpgroups.warpgroups + 1,
-        legal.shared_bytes(problem, tile, warpgroups),
-        tile[:2],
-        (*operand_boxes(problem._replace(m=problem.m // matrices), tile), piece_box(problem, tile, warpgroups)),
-        overlaps=True,
-        cluster=cluster,
         band=config["band"],
         ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, device),
-        apart=matrices,
+        apart=apart,
     )
 
 
@@ -231,7 +227,7 @@ def check(reason: str) -> None:
 def refuses_library(problem: Problem) -> str:
     """Refuse groups, factors of blocks, float32 that must not be rounded, and types of results that it has not."""
     if problem.groups:
-        return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows"
+        return in_groups(problem)
     if problem.scales == "blocks":
         return "scales='blocks': wgmma_blockscaled applies factors of blocks"
     if problem.dtype == "f32" and problem.precision != "tf32":
@@ -254,7 +250,7 @@ WGMMA = (
         "wgmma_tma",
         idea="the hardware brings whole tiles, swizzled, and multiplies them from shared memory",
         parent="mma_pipelined",
-        geometry=_tma,
+        geometry=partial(_unstaged, barriers=8, producers=0),
         space=_SPACE,
         default={"bm": 128, "bn": 128, "stages": 4},
         lesson=(
@@ -269,7 +265,7 @@ WGMMA = (
         "wgmma_specialized",
         idea="one warpgroup only brings tiles, two only multiply; they meet at mbarriers",
         parent="wgmma_tma",
-        geometry=_specialized,
+        geometry=_unstaged,
         space=_SPACE,
         default={"bm": 128, "bn": 256, "stages": 4},
         lesson=(
@@ -284,7 +280,7 @@ WGMMA = (
         "wgmma_persistent",
         idea="a block takes one tile after another, in an order that shares operands in L2",
         parent="wgmma_specialized",
-        geometry=_persistent,
+        geometry=_unstaged,
         space={**_SPACE, "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "band": BAND},
         lesson=(
@@ -298,7 +294,7 @@ WGMMA = (
         "wgmma_cluster",
         idea="two blocks of a cluster copy half of their common operand each, to both",
         parent="wgmma_persistent",
-        geometry=_persistent,
+        geometry=_unstaged,
         space={**_SPACE, "cm": (1, 2, 4), "cn": (1, 2), "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "cm": 2, "cn": 1, "band": BAND},
         lesson=(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
 from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, grouped_cycles, quickest
 from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
-from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, element, target, template, tiles
+from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
-from gemmery.ladder.gpu import gpu_rung
-from gemmery.ladder.wgmma_routes import packing
+from gemmery.ladder.gpu import gpu_rung, packing, sums_in_f32
 from gemmery.problem import Config, Problem
 
-_HALF = ("f16", "bf16")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
 _PLACES = 16 * 24  # bytes of places of tiles, and their barriers
@@ -56,7 +53,8 @@ def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
     most = config["blocks"] // splits or max(1, at_a_time(splits, target(problem).sms))
     blocks = min(tiles(problem, tile.bm, tile.bn)[0], most) * splits
     warpgroups = legal.consumers(problem, tile)
-    return replace(_persistent(name, problem, tile, warpgroups, blocks, splits), cluster=splits, band=config["band"])
+    wgmma.check(legal.refused(problem, tile, legal.shared_bytes(problem, tile, warpgroups)))
+    return wgmma.staged(name, problem, tile, warpgroups, blocks, splits, cluster=splits, band=config["band"])
 
 
 def _resolve_streamk(problem: Problem, config: Config) -> Config:
@@ -65,18 +63,6 @@ def _resolve_streamk(problem: Problem, config: Config) -> Config:
     if choice["splits"] == 1:  # the library would not split k
         choice |= {"bm": HALVES.bm, "bn": HALVES.bn, "stages": HALVES.stages, "splits": 2}
     return complete(config, choice)
-
-
-def _persistent(
-    name: str, problem: Problem, tile: Instance, warpgroups: legal.Consumers, blocks: int, *parameters: int
-) -> Geometry:
-    """A grid of blocks with a producer, and C by tensor copies."""
-    shared = legal.shared_bytes(problem, tile, warpgroups)
-    wgmma.check(legal.refused(problem, tile, shared))
-    tiling = legal.tiling(problem, tile, warpgroups)
-    kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling, *parameters)
-    maps = *wgmma.operand_boxes(problem, tile), wgmma.piece_box(problem, tile, warpgroups)
-    return wgmma.launch(name, kernel, blocks, warpgroups.warpgroups + 1, shared, tile[:2], maps, overlaps=True)
 
 
 def promoted(k: int) -> float:
@@ -99,9 +85,7 @@ def _refuses_blocks(problem: Problem) -> str:
         return "factors belong to rows of A and to blocks of columns of B: store C row by row"
     if problem.scales and problem.batch > 1:
         return f"its factors are those of one product, not of a batch of {problem.batch}"
-    if problem.out not in (*_HALF, "f32"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
-    return ""
+    return sums_in_f32(problem)
 
 
 def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
@@ -126,10 +110,9 @@ def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
     if bm not in (64, 128) or bn not in (64, 128):
         raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
     tile, blocks = Instance(bm, bn, config["stages"], 1, 1), config["blocks"] or target(problem).sms
-    warpgroups = legal.consumers(problem, tile, most=2)
-    return replace(
-        _persistent(name, problem, tile, warpgroups, min(tiles(problem, bm, bn)[0], blocks)), band=config["band"]
-    )
+    warpgroups, blocks = legal.consumers(problem, tile, most=2), min(tiles(problem, bm, bn)[0], blocks)
+    wgmma.check(legal.refused(problem, tile, legal.shared_bytes(problem, tile, warpgroups)))
+    return wgmma.staged(name, problem, tile, warpgroups, blocks, band=config["band"])
 
 
 def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
@@ -146,17 +129,8 @@ def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
     if problem.b_layout == "col":
         b = MapBox("b", (b.box[0], bn))
     warpgroups = legal.consumers(problem, tile, most=2)
-    tiling = legal.tiling(problem, tile, warpgroups)
-    kernel = template(name, element(problem), C_NAMES[problem.out], wgmma.steps(problem), tiling)
     blocks = max(1, min(most_tiles(problem, bn), config["blocks"]))
-    shared = legal.shared_bytes(problem, tile, warpgroups) + _PLACES
-    maps = a, b, wgmma.piece_box(problem, tile, warpgroups)
-    return wgmma.launch(name, kernel, blocks, 3, shared, tile[:2], maps, overlaps=True)
-
-
-def _refuses_grouped(problem: Problem) -> str:
-    """Refuse what the parent refuses, except groups."""
-    return wgmma.refuses_library(problem._replace(groups=0))
+    return wgmma.staged(name, problem, tile, warpgroups, blocks, operands=(a, b), room=_PLACES)
 
 
 def most_tiles(problem: Problem, bn: int) -> int:
@@ -234,7 +208,7 @@ GROUPED = (
         idea="groups of rows, each times a matrix of its own: the device reads where they end",
         parent="wgmma_epilogue",
         dtypes=wgmma.DTYPES,
-        refuses=_refuses_grouped,
+        refuses=lambda problem: wgmma.refuses_library(problem._replace(groups=0)),
         bound=wgmma.aligned_sums,
         bounds=wgmma.BOUNDS,
         geometry=packing(_grouped),

@@ -88,7 +88,7 @@ def peak(dtype: str, threads: int = 1) -> float:
     target, name = host(), unit(dtype)
     kernel = _function(f"peak_{name}", lambda: _peak_module(target, name), ctypes.c_int64, ctypes.c_void_p)
     buffers = [_aligned(64 * (_accumulators(target) + 2)) for _ in range(threads)]
-    per_step = _accumulators(target) * _operations(target, name)
+    per_step = _accumulators(target) * 2 * target.vector_bytes // dtypes.get(name).size
     if name in STEPS and target.has_tiles:
         per_step = tile_unit.PEAK_STEP // dtypes.get(name).size
 
@@ -129,11 +129,6 @@ def bandwidth(threads: int = 1) -> Bandwidth:
 def _accumulators(target: Target) -> int:
     """Return how many independent sums hide the latency of a multiply-add and fit in the register file."""
     return 24 if target.isa == "avx512" or target.machine in ("aarch64", "arm64") else 12
-
-
-def _operations(target: Target, name: str) -> int:
-    """Return the multiplications and additions of one instruction."""
-    return 2 * target.vector_bytes // dtypes.get(name).size
 
 
 def _peak_module(target: Target, name: str) -> Module:

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from gemmery import dtypes
@@ -49,23 +50,22 @@ class PeakLoop:
 
 
 UNITS = {
-    ("f32", CUDA_CORES): PeakLoop("peak_fma.cu", f"peak_fma<float, {CHAINS}>", 2 * CHAINS),
-    ("f64", CUDA_CORES): PeakLoop("peak_fma.cu", f"peak_fma<double, {CHAINS}>", 2 * CHAINS),
     **{
-        (dtype, TENSOR_CORES): PeakLoop("peak_mma.cu", f"peak_mma<{name}, {PRODUCTS}>", each * PRODUCTS // 32, 80)
-        for dtype, name, each in (
-            ("f16", "f16", 2 * 16 * 8 * 16),
-            ("bf16", "bf16", 2 * 16 * 8 * 16),
-            ("tf32", "tf32", 2 * 16 * 8 * 8),
-            ("f64", "double", 2 * 16 * 8 * 4),
+        (dtype, CUDA_CORES): PeakLoop("peak_fma.cu", f"peak_fma<{dtypes.get(dtype).cpp}, {CHAINS}>", 2 * CHAINS)
+        for dtype in ("f32", "f64")
+    },
+    **{
+        (dtype, TENSOR_CORES): PeakLoop(
+            "peak_mma.cu", f"peak_mma<{name}, {PRODUCTS}>", 2 * 16 * 8 * k * PRODUCTS // 32, 80
         )
+        for dtype, name, k in (("f16", "f16", 16), ("bf16", "bf16", 16), ("tf32", "tf32", 8), ("f64", "double", 4))
     },
     **{
         (dtype, WARPGROUPS): PeakLoop(
-            "peak_wgmma.cu", f"peak_wgmma<{name}>", 2 * 128 * 256 * sides // THREADS, 90, 90, 2000
+            "peak_wgmma.cu", f"peak_wgmma<{name}>", 2 * 128 * 256 * k // THREADS, 90, 90, 2000
         )
-        for dtype, name, sides in (
-            *((name, name, sides) for name, sides in (("f16", 64), ("bf16", 64), ("tf32", 32))),
+        for dtype, name, k in (
+            *(("f16", "f16", 64), ("bf16", "bf16", 64), ("tf32", "tf32", 32)),
             *((name, dtypes.get(name).cpp, 128) for name in (*dtypes.FLOAT8, "int8")),
         )
     },
@@ -123,16 +123,8 @@ def bandwidth(stream: Stream) -> Bandwidth:
 
 def _best(function: Any, blocks: int, stream: Stream, arguments: tuple[Any, ...]) -> float:
     """Return the seconds of one launch, the best of the samples."""
-    addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-
-    def put(_: int) -> None:
-        with driver.on(stream.ordinal):
-            launched = driver.api().cuLaunchKernel(
-                function, blocks, 1, 1, THREADS, 1, 1, 0, stream.handle, ctypes.addressof(addresses), 0
-            )
-            driver.check(launched)
-
-    sample = replays(put, stream, 1)
+    put = driver.launching(function, (blocks, 1, 1), (THREADS, 1, 1), stream.ordinal, *arguments)
+    sample = replays(lambda _: put(stream.handle), stream, 1)
     return min(sample(2, 1) for _ in range(SAMPLES)) / 2e9
 
 
@@ -151,68 +143,59 @@ def replays(
 
     Raises what `put` raises, and DeviceError if a kernel fails.
     """
-    queued = _Queued(put, stream, sets, look)
-    queued.sample(1, 0)  # loads the kernel, and lets a library choose one
-    if queued.sample(1, 0) > LONG_NS or not captured:
-        return queued.sample
-    each = queued.sample(WARM_CALLS, 1) / WARM_CALLS
-    if each > QUEUED_NS:  # perhaps only on the host, where the first call with each set of operands takes longer
-        each = queued.sample(WARM_CALLS, sets) / WARM_CALLS
-    if each > QUEUED_NS:
-        return queued.sample
-    calls = sets * min(math.ceil(GRAPH_NS / each / sets), max(1, MOST_CALLS // sets))
-    replayed = _Replayed(put, stream, sets, calls, look)
-    shorter = GRAPH_NS / max(replayed.sample(calls, 1), 1)
-    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # a call takes less time in a graph than as a launch
-        calls = sets * min(math.ceil(calls * shorter / sets), MOST_CALLS // sets)
-        replayed = _Replayed(put, stream, sets, calls, look)
-    return replayed.sample
+    turns = cycle(range(sets))
 
+    def one_by_one(count: int) -> None:
+        for index in islice(turns, count):
+            put(index)
 
-class _Queued:
-    """Launch calls one by one."""
-
-    def __init__(self, put: Put, stream: Stream, sets: int, look: Callable[[], None]) -> None:
-        self._put, self._stream, self._sets, self._look = put, stream, sets, look
-        self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
-        self._next = 0
-
-    def sample(self, inner: int, warm: int) -> int:
-        """Return the nanoseconds of `inner` calls; warm-up calls still run while the first of them is launched."""
-        self._several(warm)
-        self._start.record(self._stream.handle)
-        self._several(inner)
-        self._end.record(self._stream.handle)
-        self._look()
-        return round(self._end.since(self._start) * 1e9)
-
-    def _several(self, count: int) -> None:
-        for _ in range(count):
-            self._put(self._next)
-            self._next = (self._next + 1) % self._sets
-
-
-class _Replayed:
-    """A graph of `calls` calls, a multiple of the sets, so that a repeated graph does not find its operands in L2."""
-
-    def __init__(self, put: Put, stream: Stream, sets: int, calls: int, look: Callable[[], None]) -> None:
-        self._put = put  # it owns the operands, of which the graph has only the addresses
-        self._stream, self._calls, self._look = stream, calls, look
-        self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
-        self._graph = Graph(stream)
-        with driver.on(stream.ordinal), self._graph:
+    def replayed(calls: int) -> Callable[[int, int], int]:
+        """Put a multiple of the sets into a graph, so that a repeated one does not find its operands in L2."""
+        graph = Graph(stream)
+        with driver.on(stream.ordinal), graph:
             for index in range(calls):
                 put(index % sets)
 
-    def sample(self, inner: int, warm: int) -> int:
-        """Return the nanoseconds of `inner` calls, measured on whole graphs, at least one."""
-        launches = max(1, round(inner / self._calls))
-        with driver.on(self._stream.ordinal):
-            if warm:
-                self._graph.launch()
-            self._start.record(self._stream.handle)
-            for _ in range(launches):
-                self._graph.launch()
-            self._end.record(self._stream.handle)
-            self._look()
-        return round(self._end.since(self._start) * 1e9 * inner / (launches * self._calls))
+        def launch(count: int, owner: Put = put) -> None:  # of the operands: the graph has only their addresses
+            for _ in range(count):
+                graph.launch()
+
+        return _sampler(launch, calls, stream, look)
+
+    queued = _sampler(one_by_one, 1, stream, look)
+    queued(1, 0)  # loads the kernel, and lets a library choose one
+    if queued(1, 0) > LONG_NS or not captured:
+        return queued
+    each = queued(WARM_CALLS, 1) / WARM_CALLS
+    if each > QUEUED_NS:  # perhaps only on the host, where the first call with each set of operands takes longer
+        each = queued(WARM_CALLS, sets) / WARM_CALLS
+    if each > QUEUED_NS:
+        return queued
+    calls = sets * min(math.ceil(GRAPH_NS / each / sets), max(1, MOST_CALLS // sets))
+    sample = replayed(calls)
+    shorter = GRAPH_NS / max(sample(calls, 1), 1)
+    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # a call takes less time in a graph than as a launch
+        sample = replayed(sets * min(math.ceil(calls * shorter / sets), MOST_CALLS // sets))
+    return sample
+
+
+def _sampler(
+    several: Callable[[int], None], calls: int, stream: Stream, look: Callable[[], None]
+) -> Callable[[int, int], int]:
+    """Return what measures the nanoseconds of `inner` calls, of which each of `several` launches has so many.
+
+    Warm-up calls still run while the first of the others is launched.
+    """
+    start, end = Event(stream.ordinal), Event(stream.ordinal)
+
+    def sample(inner: int, warm: int) -> int:
+        launches = max(1, round(inner / calls))
+        with driver.on(stream.ordinal):
+            several(-(-warm // calls))
+            start.record(stream.handle)
+            several(launches)
+            end.record(stream.handle)
+            look()
+        return round(end.since(start) * 1e9 * inner / (launches * calls))
+
+    return sample

@@ -9,10 +9,8 @@ import torch
 
 from gemmery.errors import ArgumentError, brief
 from gemmery.keywords import Activation, Precision
-from gemmery.torch import grouping, operators, packed_weights, sharding
-from gemmery.torch.eager import PLAIN, is_compiling, watched
-from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, Formula
-from gemmery.torch.quantization import dequantize
+from gemmery.torch import operators, quantization, sharding
+from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, PLAIN, Formula, is_compiling, watched
 
 
 def check_tensors(function: str, **arguments: Any) -> None:
@@ -44,8 +42,8 @@ def recorded(compute: Callable[..., Any], formula: Formula) -> Callable[..., Any
 
 _recorded_product = recorded(operators.product, MATMUL)
 _recorded_layer = recorded(operators.layer, LINEAR)
-_recorded_packed = recorded(packed_weights.quantized_layer, packed_weights.QUANTIZED_LINEAR)
-_recorded_groups = recorded(grouping.products, grouping.GROUPED_MM)
+_recorded_packed = recorded(quantization.quantized_layer, quantization.QUANTIZED_LINEAR)
+_recorded_groups = recorded(operators.products, operators.GROUPED_MM)
 
 
 def matmul(
@@ -171,16 +169,16 @@ def quantized_linear(
         activated: torch.Tensor = ACTIVATIONS[activation](before)
         return activated
     if is_compiling() and input.is_cuda and not torch.is_autocast_enabled("cuda"):
-        bits, group = packed_weights.weight_format(packed, scales)
-        if not packed_weights.reads_packed(input, scales, bits, group):
-            weight = dequantize(packed, scales, bits, group, input.dtype)
+        bits, group = quantization.weight_format(packed, scales)
+        if not quantization.reads_packed(input, scales, bits, group):
+            weight = quantization.dequantize(packed, scales, bits, group, input.dtype)
             return linear(input, weight, bias, activation, precision=precision)
     if is_compiling() or not plain or watched():
-        result: torch.Tensor = packed_weights.quantized_linear(input, packed, scales, bias, activation, precision)
+        result: torch.Tensor = quantization.quantized_linear(input, packed, scales, bias, activation, precision)
     elif records:
         result = _recorded_packed(input, packed, scales, bias, activation, precision)
     else:
-        result = packed_weights.quantized_layer(input, packed, scales, bias, activation, precision)
+        result = quantization.quantized_layer(input, packed, scales, bias, activation, precision)
     return result
 
 
@@ -209,9 +207,9 @@ def grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Te
     if not plain:
         check_tensors("grouped_mm", a=a, b=b, offs=offs)
     if is_compiling() or not plain or watched():
-        result: torch.Tensor = grouping.grouped_mm(a, b, offs)
+        result: torch.Tensor = operators.grouped_mm(a, b, offs)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         result = _recorded_groups(a, b, offs)
     else:
-        result = grouping.products(a, b, offs)
+        result = operators.products(a, b, offs)
     return result

@@ -11,13 +11,52 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _C  # type: ignore[attr-defined,unused-ignore]
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+from gemmery import api
 from gemmery.api.options import check_activation
-from gemmery.errors import ShapeError
-from gemmery.torch.eager import multiply
+from gemmery.errors import DeviceError, LayoutError, ShapeError
 from gemmery.tuples import NamedTuple
+
+# ---- the short way of a product that nothing in PyTorch watches: gemmery's own call, without the dispatcher ----
+# The dispatcher takes 4 us, and 6 us where gradients are recorded (PyTorch 2.13), for it calls Python functions for
+# autograd and for the device. A product of tiny matrices takes 1 us, and torch.nn.functional.linear as `linear` does.
+
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may define their own arithmetic
+
+_autocast = _C._is_any_autocast_enabled
+_tracing, _functions, _dispatches = _C._is_tracing, _C._len_torch_function_stack, _C._len_torch_dispatch_stack
+_transforms = _C._are_functorch_transforms_active
+is_compiling = torch.compiler.is_compiling
+
+
+def watched() -> bool:
+    """Return True if a mode or transform of PyTorch must see the operators: it then gets them from the dispatcher."""
+    return (
+        _autocast()
+        or _functions() > 0
+        or _dispatches() > 0
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or _tracing()
+    )
+
+
+def multiply(a: Any, b: Any, precision: str | None = None) -> Any:
+    """Return a @ b inside a gradient's formula, where gradients are seldom recorded."""
+    by_operator = is_compiling() or type(a) not in PLAIN or type(b) not in PLAIN or watched()
+    if by_operator or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+        return torch.ops.gemmery.matmul(a, b, precision)
+    product: Any = api.matmul  # an attribute that the first product replaces
+    try:
+        return product(a, b) if precision is None else product(a, b, precision=precision)
+    except (LayoutError, DeviceError):  # batches of torch.autograd.grad(is_grads_batched=True); tensors without memory
+        return torch.ops.gemmery.matmul(a, b, precision)
+
+
+# ---- gradients ----
 
 Forward = Callable[[Any, tuple[Any, ...]], Any]  # (operator, its inputs, of which some have a tangent) -> the result
 
@@ -57,17 +96,18 @@ def _matmul_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return grad_a, grad_b, None
 
 
-def _keep_layer(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, ctx.activation, ctx.precision = inputs
+def keep_layer(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what the backward pass of a layer needs, whatever its weight consists of."""
+    *operands, bias, ctx.activation, ctx.precision = inputs
     again = bias if ctx.activation in ("gelu", "silu") else None
-    ctx.save_for_backward(x, weight, again, output if ctx.activation == "relu" else None)
+    ctx.save_for_backward(*operands, again, output if ctx.activation == "relu" else None)
     ctx.bias_shape = None if bias is None else bias.shape
 
 
 def _linear_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """Return the gradients of input, weight and bias."""
     x, weight, bias, output = ctx.saved_tensors
-    grad = before_activation(ctx, grad, output, lambda: torch.ops.gemmery.linear(x, weight, bias, None, ctx.precision))
+    grad = before_activation(ctx, grad, output, x, weight, bias)
     grad_x = grad_weight = grad_bias = None
     if ctx.needs_input_grad[0]:
         grad_x = multiply(grad, weight.conj(), ctx.precision)
@@ -78,10 +118,10 @@ def _linear_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return grad_x, grad_weight, grad_bias, None, None
 
 
-def before_activation(ctx: Any, grad: Any, output: Any, product: Callable[[], Any]) -> Any:
+def before_activation(ctx: Any, grad: Any, output: Any, x: Any, weight: Any, bias: Any) -> Any:
     """Return the gradient of what the activation was applied to.
 
-    relu's follows from its output. Those of gelu and silu need the `product`, which the fused forward pass does not
+    relu's follows from its output. Those of gelu and silu need the product, which the fused forward pass does not
     write: it is computed again. `gemmery.torch.linear` keeps it instead, by calling the activation separately where
     gradients are recorded.
     """
@@ -89,7 +129,7 @@ def before_activation(ctx: Any, grad: Any, output: Any, product: Callable[[], An
         return grad
     if ctx.activation == "relu":
         return torch.ops.aten.threshold_backward(grad, output, 0)
-    before = product()
+    before = torch.ops.gemmery.linear(x, weight, bias, None, ctx.precision)
     if ctx.activation == "gelu":
         return torch.ops.aten.gelu_backward(grad, before)
     if not torch.is_grad_enabled():
@@ -127,7 +167,7 @@ def _layer_with_tangents(operator: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 MATMUL = Formula(_keep_operands, _matmul_backward, bilinear)
-LINEAR = Formula(_keep_layer, _linear_backward, _layer_with_tangents)
+LINEAR = Formula(keep_layer, _linear_backward, _layer_with_tangents)
 
 
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}

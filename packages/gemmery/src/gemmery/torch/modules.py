@@ -11,10 +11,9 @@ from gemmery import api, config
 from gemmery.api.options import check_activation
 from gemmery.api.packing import pack
 from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
-from gemmery.torch.eager import PLAIN, is_compiling, watched
 from gemmery.torch.functions import linear, quantized_linear
-from gemmery.torch.packed_weights import by_panels, panels, reads_panels
-from gemmery.torch.quantization import check_factors, dequantize, quantize
+from gemmery.torch.gradients import PLAIN, is_compiling, watched
+from gemmery.torch.quantization import by_panels, check_factors, dequantize, panels, quantize, reads_panels
 
 if TYPE_CHECKING:
     from gemmery.keywords import Activation, Precision
@@ -191,16 +190,7 @@ class QuantizedLinear(nn.Module):
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, bits={self.bits}, group={self.group}{_options(self)}"
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantise the weight of a plain checkpoint before nn.Module looks for the packed one."""
         packed, scales, plain = f"{prefix}packed", f"{prefix}scales", f"{prefix}weight"
         if plain in state_dict and packed not in state_dict:
@@ -208,11 +198,9 @@ class QuantizedLinear(nn.Module):
             try:
                 state_dict[packed], state_dict[scales] = self._quantized(weight)
             except GemmeryError as error:
-                error_msgs.append(f"{plain}: {error}")
+                others[-1].append(f"{plain}: {error}")  # of the messages
                 state_dict[packed], state_dict[scales] = self.packed, self.scales
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _quantized(self, weight: Any) -> tuple[Tensor, Tensor]:
         """Return another weight in the format of this one. Raises GemmeryError if the layer cannot have it."""

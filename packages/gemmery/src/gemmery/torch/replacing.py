@@ -117,12 +117,16 @@ def replace_linear(
     Raises ArgumentError for a model that is not a module, and for `bits`, `group` or `precision` that no layer can
     have.
     """
-    _check(model, bits, group, precision)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose layers to replace")
+    if bits is not None:
+        check_format(bits, group)
+    check_precision(precision)
     others = _other_uses(model)
     formats: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of weights that several layers share
     replaced, skipped = [], []
     for names, layer in _linear_layers(model):
-        reason = _reason(layer, bits, group, others)
+        reason = _reason_of_module(layer, bits) or _reason_of_weight(layer, bits, group, others)
         if reason:
             skipped.append(SkippedLayer(names, type(layer).__name__, reason))
             continue
@@ -136,14 +140,6 @@ def replace_linear(
         rows, columns = weight.shape
         replaced.append(ReplacedLayer(names, rows, columns, weight.dtype, before, _bytes(layer)))
     return Replacement(bits, group if bits else None, tuple(replaced), tuple(skipped))
-
-
-def _check(model: nn.Module, bits: int | None, group: int, precision: Precision | None) -> None:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose layers to replace")
-    if bits is not None:
-        check_format(bits, group)
-    check_precision(precision)
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Linear]]:
@@ -168,12 +164,8 @@ def _other_uses(model: nn.Module) -> dict[int, str]:
     }
 
 
-def _reason(layer: nn.Linear, bits: int | None, group: int, others: dict[int, str]) -> str:
-    """Why a layer is not replaced; "" if it is."""
-    return _reason_of_module(layer, bits) or _reason_of_weight(layer, bits, group, others)
-
-
 def _reason_of_module(layer: nn.Linear, bits: int | None) -> str:
+    """Why a layer is not replaced; "" if it is."""
     if type(layer) is Linear and bits is None:
         return "it is a gemmery.torch.Linear already"
     if parametrize.is_parametrized(layer):

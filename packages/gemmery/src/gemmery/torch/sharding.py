@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.flop_counter
 
-from gemmery.torch import grouping, operators, packed_weights
+from gemmery.torch import operators, quantization
 
 Placements = list[tuple[list[Any], list[Any]]]  # of the result, and of the arguments; for one side of a mesh
 _registered: list[bool] = []
@@ -75,20 +75,14 @@ def _linear(
 
 
 _counter: Any = torch.utils.flop_counter  # parts of PyTorch have no types
-_PRODUCTS = (operators.matmul, operators.linear, packed_weights.quantized_linear, grouping.grouped_mm)
+_PRODUCTS = (operators.matmul, operators.linear, quantization.quantized_linear, operators.grouped_mm)
 
 
 def register_flops() -> None:
     """Let FlopCounterMode count the operators."""
-    _counter.register_flop_formula([operator.overloadpacket for operator in _PRODUCTS])(_of_product)
-    _counter.register_flop_formula(grouping.grouped_mm_weights.overloadpacket)(_of_gradient)
-
-
-def _of_product(a: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Return the operations of a product whose result has this shape: k = the last side of A for each element."""
-    return 2 * math.prod(out_shape) * a[-1]
-
-
-def _of_gradient(a: Any, grad: Any, *_: Any, **__: Any) -> int:
-    """Return the operations of the gradients of all matrices of B: each row of A belongs to one of them."""
-    return 2 * math.prod(a) * grad[-1]
+    packets = [operator.overloadpacket for operator in _PRODUCTS]
+    # Of a product: k, the last side of A, for each element of the result.
+    _counter.register_flop_formula(packets)(lambda a, *_, out_shape=None, **__: 2 * math.prod(out_shape) * a[-1])
+    # Of the gradients of all matrices of B: each row of A belongs to one of them.
+    gradient = _counter.register_flop_formula(operators.grouped_mm_weights.overloadpacket)
+    gradient(lambda a, grad, *_, **__: 2 * math.prod(a) * grad[-1])

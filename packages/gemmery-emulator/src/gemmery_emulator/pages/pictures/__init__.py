@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmery_emulator.pages.pictures import tile, timeline, wavefronts
-from gemmery_emulator.pages.pictures.drawing import quoted
 from gemmery_emulator.pages.pictures.tile import swizzled_picture, tile_picture
 from gemmery_emulator.pages.pictures.timeline import divergence_picture, timeline_picture
 from gemmery_emulator.pages.pictures.wavefronts import sectors_picture, wavefronts_picture
-from gemmery_emulator.pages.svg import Plot, standalone
+from gemmery_emulator.pages.svg import Plot, quoted, standalone
 from gemmery_emulator.trace import Divergence, WarpAccess
 from gemmery_emulator.trace.selection import Selection
 

@@ -6,20 +6,8 @@ from collections.abc import Sequence
 
 from gemmery.banks import BANK, BANKS
 from gemmery_emulator.pages.numerals import plural
-from gemmery_emulator.pages.pictures.drawing import (
-    EM,
-    LEAST,
-    cell,
-    instruction,
-    label,
-    legend,
-    line_of,
-    spoken,
-    svg,
-    who,
-)
 from gemmery_emulator.pages.pictures.wavefronts import boxes, cost, groups
-from gemmery_emulator.pages.svg import WIDTH, Plot
+from gemmery_emulator.pages.svg import EM, LEAST, WIDTH, Plot, cell, instruction, key, label, line_of, spoken, svg, who
 from gemmery_emulator.trace import TileLayout, WarpAccess
 from gemmery_emulator.trace.pipeline import CopiedTile
 
@@ -54,23 +42,20 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     """
     accesses = [access for access in (layout.store, layout.load) if access is not None]
     first = {access: groups(access)[0] for access in accesses}
-    rows = _rows([access.addresses[lane] for access in accesses for lane in first[access]], layout)
+    # The rows that are shown: those touched, and as many after them as show the pattern.
+    addresses = (access.addresses[lane] for access in accesses for lane in first[access])
+    touched = sorted({address // BANK_ROW for address in addresses if address is not None})
+    filled = sorted({offset // BANK_ROW for offset in layout.held})
+    after = [row for row in filled if touched and row > touched[0] and row not in touched]
+    rows = sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
     parts, top = [], 8.0
     for access in accesses:
         panel, top = _panel(layout, access, first[access], rows, top)
         parts += panel
-    parts.append(legend(LEFT, top + 2, MEANINGS))
+    parts.append(key(LEFT, top + 2, MEANINGS))
     caption = " ".join(f"{_verb(access).capitalize()}: {instruction(access)}; {cost(access)}." for access in accesses)
     title = f"The tile of {layout.operand} in shared memory"
     return Plot(name, title, caption, svg(f"{title}: {caption}", top + 16, parts))
-
-
-def _rows(addresses: Sequence[int | None], layout: TileLayout) -> list[int]:
-    """The rows that are shown: those touched, and as many after them as show the pattern."""
-    touched = sorted({address // BANK_ROW for address in addresses if address is not None})
-    filled = sorted({offset // BANK_ROW for offset in layout.held})
-    after = [row for row in filled if touched and row > touched[0] and row not in touched]
-    return sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
 
 
 def _panel(
@@ -185,7 +170,7 @@ def swizzled_picture(tile: CopiedTile, name: str = "swizzle") -> Plot:
     number = len(set(fills.values()))
     meanings = [(fill, f"read by product {at + 1}") for at, fill in enumerate(FILLS[:number])]
     meanings += [("rule", "read later")] if len(fills) < len(visible) else []
-    parts.append(legend(LABEL, bottom + 14, meanings))
+    parts.append(key(LABEL, bottom + 14, meanings))
     title = f"A box of {tile.array} that a tensor copy swizzles"
     return Plot(name, title, _caption(tile, pieces), svg(title, bottom + 28, parts))
 

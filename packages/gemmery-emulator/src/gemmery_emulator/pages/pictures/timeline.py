@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from gemmery.banks import WARP
 from gemmery_emulator.pages.numerals import percent, plural
-from gemmery_emulator.pages.pictures.drawing import EM, LEAST, cell, label, legend, line_of, svg, with_callers
-from gemmery_emulator.pages.svg import WIDTH, Plot
+from gemmery_emulator.pages.svg import EM, LEAST, WIDTH, Plot, cell, key, label, line_of, svg, with_callers
 from gemmery_emulator.trace import Divergence, Stretch
 from gemmery_emulator.trace.pipeline import BarrierStep, Timeline
 
@@ -79,7 +78,7 @@ def timeline_picture(timeline: Timeline, name: str = "barriers") -> Plot:
     parts.append(label(LEFT, top + 6, "time: the emulator's order of steps →", "muted", 10, "start"))
     drawn = {stretch.fill for _, stretches, _ in rows for stretch in stretches} | {"rule"}
     drawn |= {fill for *_, ticks in rows for _, fill in ticks}
-    parts.append(legend(LEFT, top + 26, [meaning for meaning in MEANINGS if meaning[0] in drawn]))
+    parts.append(key(LEFT, top + 26, [meaning for meaning in MEANINGS if meaning[0] in drawn]))
     title = "The barriers of the first block over time"
     return Plot(name, title, _caption(timeline), svg(title, top + 40, parts))
 
@@ -171,7 +170,8 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     parts += [label(LANES_LEFT + (lane + 0.5) * LANE, 9, str(lane), "muted", 10) for lane in (0, 8, 16, 24, 31)]
     top = float(TOP)
     for stretch in branch.stretches:
-        height = _height(stretch.instructions)
+        # Grows with the logarithm of the instructions, so that a few and some hundred both stay legible.
+        height = 24 + 7 * math.log2(max(stretch.instructions, 1))
         parts += _band(branch, stretch, top, height)
         code = source.get(str(stretch.busiest or stretch.first), "").strip()
         if code:
@@ -179,7 +179,7 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
             parts.append(label(LANES_LEFT + WARP * LANE + 14, top + height / 2, text, "ink", 11, "start", mono=True))
         top += height + LANES_GAP
     meanings = ((WAYS["taken"], "lanes that branch"), (WAYS["other"], "lanes that do not"), (WAYS["together"], "both"))
-    parts.append(legend(LANES_LEFT, top + 12, (*meanings, ("rule", "idle"))))
+    parts.append(key(LANES_LEFT, top + 12, (*meanings, ("rule", "idle"))))
     issued = sum(stretch.instructions for stretch in branch.stretches)
     worked = sum(stretch.instructions * sum(stretch.lanes) for stretch in branch.stretches)
     apart = sum(stretch.instructions for stretch in branch.stretches if _way(branch, stretch) != "together")
@@ -191,11 +191,6 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     )
     described = f"lanes over time at the branch of {line_of(branch)}: {branching} of {active} lanes branch"
     return Plot(name, f"Lanes at the branch of {line_of(branch)}", caption, svg(described, top + 24, parts))
-
-
-def _height(instructions: int) -> float:
-    """Grows with the logarithm of the instructions, so that a few and some hundred both stay legible."""
-    return 24 + 7 * math.log2(max(instructions, 1))
 
 
 def _way(branch: Divergence, stretch: Stretch) -> str:

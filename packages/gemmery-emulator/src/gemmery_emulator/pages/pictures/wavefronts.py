@@ -9,20 +9,7 @@ from itertools import groupby
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, WARP
 from gemmery_emulator.pages.numerals import percent, plural
-from gemmery_emulator.pages.pictures.drawing import (
-    cell,
-    filled,
-    instruction,
-    label,
-    lanes,
-    legend,
-    line_of,
-    outline,
-    spoken,
-    svg,
-    who,
-)
-from gemmery_emulator.pages.svg import Plot
+from gemmery_emulator.pages.svg import Plot, cell, filled, instruction, key, label, lanes, line_of, spoken, svg, who
 from gemmery_emulator.trace import WarpAccess
 from gemmery_emulator.trace.selection import served
 
@@ -65,7 +52,7 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
         parts += _stack(group, stack, height, top, row)
         top += height * row + GAP
     kinds = {box.meets for stack in stacks for box in stack}
-    parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
+    parts.append(key(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
     described = f"banks of {access.opcode} at {line_of(access)}: {cost(access)}"
     caption = f"{instruction(access)}: {cost(access)}. {_turns(turns)}"
     return Plot(name, f"Banks of {access.opcode}, {line_of(access)}", caption, svg(described, top + 22, parts))
@@ -184,10 +171,10 @@ def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
             if sector in sectors:
                 parts.append(cell(x + 1, top, SECTOR * BYTE - 2, ROW, "soft", f"sector {sector * SECTOR - origin:+,}"))
             else:
-                parts.append(outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
+                parts.append(_outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
         parts += _pieces(line, used, top)
         top += ROW + APART
-    parts.append(legend(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
+    parts.append(key(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
     requested, moved = len(used), len(sectors) * SECTOR
     ideal = -(-requested // SECTOR)
     summary = f"{plural(len(sectors), 'sector')} of {SECTOR} bytes"
@@ -197,6 +184,14 @@ def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
     )
     described = f"sectors of {access.opcode} at {line_of(access)}: {summary}, {requested} of {moved} bytes used"
     return Plot(name, f"Sectors of {access.opcode}, {line_of(access)}", caption, svg(described, top + 22, parts))
+
+
+def _outline(x: float, y: float, width: float, height: float, stroke: str) -> str:
+    """The border of a cell."""
+    return (
+        f'<rect x="{x + 0.5:g}" y="{y + 0.5:g}" width="{width - 1:g}" height="{height - 1:g}" rx="2" '
+        f'fill="none" stroke="var(--{stroke})"/>'
+    )
 
 
 def _used(access: WarpAccess) -> Mapping[int, tuple[int, ...]]:

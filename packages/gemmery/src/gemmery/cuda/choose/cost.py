@@ -206,11 +206,6 @@ def streams(demand: Demand) -> bool:
     return 0 < min(demand.m, demand.n) <= STREAMED
 
 
-def memory_rate(device: Device) -> float:
-    """Return the bytes that memory delivers in a cycle; those of an H200 if the device is not known."""
-    return MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)
-
-
 def step_cycles(demand: Demand, tile: Instance, busy: float) -> float:
     """Return the cycles of a step: until its products are done, and its lines have come from the L2 cache.
 
@@ -240,7 +235,8 @@ def streamed_cycles(demand: Demand, tile: Instance, blocks: int, device: Device)
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
     # Of the longer side, for a block: blocks of the same rows or columns share what they read.
     lines = bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
-    read = blocks * lines * ROW / memory_rate(device)
+    rate = MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)  # bytes in a cycle
+    read = blocks * lines * ROW / rate
     queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
     return queued
 

@@ -1,0 +1,147 @@
+"""Few columns of C: dot products of the rows of A with the columns of B, each summed by lanes.
+
+A tile that runs along a row of C would leave most lanes empty, and packing A would copy more than is multiplied. Here
+vectors run along k, as in `gemv`: each vector of A is read once, in memory order, for all columns. Rows of A must be
+contiguous; columns of B that are not are copied, a block of k at a time.
+
+Every element is summed in the same order, whatever m, n and the layout of B are: lanes of a block of k, then the lanes
+by halves, then the blocks in levels (`long_k`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gemmery import dtypes
+from gemmery.cpu.abi import Args
+from gemmery.cpu.gemv_forms import sum_lanes
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES, vector
+from gemmery.cpu.long_k import define_fold, in_levels
+from gemmery.cpu.target import Target, dots_columns
+
+ROWS, BLOCK = 1024, 1024  # rows of C whose sums are kept at once, and elements of k in a block
+_APART = BLOCK + 32  # elements from one copied column to the next: multiples of 4 KiB share one set of the L1 cache
+
+_COPY = (("ptr", "b"), ("i64", "b_row"), ("i64", "b_col"), ("i64", "k"), ("ptr", "to"))
+_PARAMS = (
+    ("i64", "count"), ("i64", "k"), ("ptr", "a"), ("i64", "a_row"), ("ptr", "b"), ("i64", "b_column"), ("ptr", "sums"),
+    ("i64", "column"),
+)  # fmt: skip
+
+
+def workspace_bytes(target: Target, dtype: str) -> int:
+    """Return the bytes of the sums on three levels, and of copied columns of B."""
+    size = dtypes.get(dtype).size
+    return dots_columns(target, size) * (3 * ROWS + _APART) * size
+
+
+def dots(target: Target, dtype: str) -> Module:
+    """Return the module of an element type; its entry is `dots`, C = alpha A B + beta C.
+
+    Its loops:
+        for each 1024 rows of C:
+            for each block of k:
+                columns = B[block, :] as they lie, or a copy with contiguous columns
+                for each few rows i: for each vector p of the block:
+                    sums[i..., :] += A[i..., p...] * columns[p..., :]
+            C[rows, :] = sums
+    """
+    module, element = Module(target), dtypes.get(dtype).llvm
+    most = dots_columns(target, SIZES[element])
+    for n in range(2, most + 1):
+        with module.function(f"dots_{n}", *_PARAMS, local=True) as f:
+            whole = f["count"] // _height(target, n) * _height(target, n)
+            with f.loop(0, whole, _height(target, n)) as i:
+                _rows(f, element, i, _height(target, n), n)
+            with f.loop(whole, f["count"]) as i:
+                _rows(f, element, i, 1, n)
+        with module.function(f"copy_{n}", *_COPY, local=True) as f:
+            _copy(f, element, n)
+    define_fold(module, element)
+    with module.function("dots", ("ptr", "args")) as f:
+        _entry(f, element, most)
+    return module
+
+
+def _copy(f: Function, element: str, n: int) -> None:
+    """Copy n columns of B to contiguous ones."""
+    size, row = SIZES[element], f.var(f["b"])
+    with f.loop(0, f["k"]) as p:
+        at = row.value
+        for j in range(n):
+            f.store(f.load(element, at + f["b_col"] * j, align=size), f["to"] + (_APART * j + p) * size, align=size)
+        row.value = at + f["b_row"]
+
+
+def _height(target: Target, n: int) -> int:
+    """Return the rows of a tile, a power of two: its sums leave registers for a vector of A and n of B."""
+    room = 24 if target.isa == "avx512" else 8
+    return 1 << (room // n).bit_length() - 1 if room // n < 8 else 8
+
+
+def _rows(f: Function, element: str, i: Value, rows: int, n: int) -> None:
+    """Add the products of `rows` rows of A with all columns to their sums."""
+    size, lanes = SIZES[element], f.target.lanes(SIZES[element])
+    wide, k = vector(lanes, element), f["k"]
+    a = [f["a"] + (i + r) * f["a_row"] for r in range(rows)]
+    b = [f["b"] + f["b_column"] * j for j in range(n)]
+    totals = [[f.var(f.zero(wide)) for _ in range(rows)] for _ in range(n)]
+
+    def add(p: Value, mask: Value | None) -> None:
+        columns = [f.load_masked(wide, column + p * size, mask) for column in b]
+        for r, row in enumerate(a):
+            cells = f.load_masked(wide, row + p * size, mask)
+            for j, column in enumerate(columns):
+                totals[j][r].value = f.fma(cells, column, totals[j][r].value)
+
+    whole = k // lanes * lanes
+    with f.loop(0, whole, lanes) as p:
+        add(p, None)
+    with f.if_(whole < k):
+        add(whole, f.first_lanes(k - whole, lanes))
+    for j, column in enumerate(totals):
+        total, at = sum_lanes(f, [row.value for row in column]), f["sums"] + f["column"] * j + i * size
+        f.store(f.load(total.type, at) + total, at)
+
+
+def _entry(f: Function, element: str, most: int) -> None:
+    args, size = Args(f, f["args"]), SIZES[element]
+    lanes = f.target.lanes(size)
+    m, n, k, a_row, b_row, b_col = args.m, args.n, args.k, args.a_row, args.b_row, args.b_col
+    sums, apart = args.workspace, f.index(most * ROWS * size)
+    columns = sums + apart * 3
+    with f.loop(0, m, ROWS) as i:
+        count = f.min(m - i, ROWS)
+        column = (count + (lanes - 1)) // lanes * lanes * size  # bytes of the sums of a column
+        lines = column * n // (lanes * size)
+        with f.loop(0, lines) as line:
+            f.store(f.zero(vector(lanes, element)), sums + line * (lanes * size))
+
+        def add(p: Value, stop: Value, i: Value = i, count: Value = count, column: Value = column) -> None:
+            """Add the products of a block of k to the sums."""
+            deep = stop - p
+            b, b_column = f.var(args.b + p * b_row), f.var(b_col)
+            with f.if_(b_row.differs(size)):
+                copied = b.value, b_row, b_col, deep, columns
+                f.switch(n, {j: partial(f.call, f"copy_{j}", *copied) for j in range(2, most + 1)})
+                b.value, b_column.value = columns, f.index(_APART * size)
+            a = args.a + i * a_row + p * size
+            operands = count, deep, a, a_row, b.value, b_column.value, sums, column
+            f.switch(n, {j: partial(f.call, f"dots_{j}", *operands) for j in range(2, most + 1)})
+
+        totals = in_levels(f, k, f.index(BLOCK), sums, apart, lines, add)
+        _finish(f, element, args, i, count, totals, column)
+
+
+def _finish(f: Function, element: str, args: Args, i: Value, count: Value, totals: Value, column: Value) -> None:
+    """Store the rows of C from row i on: alpha times the sums plus beta C."""
+    size, n, c_row, c_col = SIZES[element], args.n, args.c_row, args.c_col
+    alpha, beta = f.load(element, args.alpha), f.load(element, args.beta)
+    c = args.c + i * c_row
+    for scaled in (False, True):
+        condition = beta.differs(0)
+        with f.if_(condition if scaled else condition ^ True), f.loop(0, count) as r, f.loop(0, n) as j:
+            at = c + r * c_row + j * c_col
+            total = f.load(element, totals + j * column + r * size) * alpha
+            f.store(f.fma(f.load(element, at), beta, total) if scaled else total, at)

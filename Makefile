@@ -57,7 +57,7 @@ types:
 	@$(PYTHON) -m mypy
 
 documents:
-	@$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
+	@$(PYTHON) -m pytest -q -p no:cacheprovider tests/test_layering.py tests/test_docs.py
 
 docs: $(STAMP) ## regenerate what is generated in the documents, write docs/results.md, list stale translations
 	@$(PYTHON) -m site_pages.documents

@@ -25,6 +25,7 @@ def limit_memory(spare: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_out_is_not_written_where_there_is_no_memory_for_panels(batch):

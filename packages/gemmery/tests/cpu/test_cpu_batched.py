@@ -169,6 +169,7 @@ def test_threads_share_the_batch(threads):
     assert np.all(np.abs(c.array - expected) <= 4 * 2.0**-24 * 4 * np.abs(a.array).max() * np.abs(b.array).max())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dtype", ["f32", "complex64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 3, 3), (4, 4, 4), (5, 7, 9), (13, 15, 14)])
 def test_nothing_past_the_last_element_is_read(m, n, k, dtype):

@@ -383,6 +383,7 @@ def test_operands_turned_to_the_native_byte_order():
             del x, raw
 
 
+@pytest.mark.process
 def test_the_dtype_of_an_out_may_die():
     a = np.ones((40, 40), "f4")
 

@@ -60,6 +60,7 @@ def test_an_entry_may_be_replaced_while_its_product_runs(batch):
     assert (out == 110).all()
 
 
+@pytest.mark.process
 def test_an_entry_may_be_replaced_while_the_result_is_allocated():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     x = torch.ones(8, 8)
@@ -77,6 +78,7 @@ def test_an_entry_may_be_replaced_while_the_result_is_allocated():
     assert survives(collected)
 
 
+@pytest.mark.process
 def test_memory_that_pytorch_forbids_to_read_is_refused():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     if not hasattr(torch._C, "_set_throw_on_mutable_data_ptr"):
@@ -153,6 +155,7 @@ OFFSETS = (
 )  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", OFFSETS)
 def test_a_field_that_is_elsewhere_is_noticed(name, monkeypatch):
     if not objects.known():

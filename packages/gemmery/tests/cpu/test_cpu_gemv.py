@@ -136,6 +136,7 @@ def test_the_bias_of_a_column_is_one_number(layout):
     verify.require(result, a.array[0], x.array[0], bias=bias[:1])
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 63])

@@ -289,6 +289,7 @@ def test_a_bias_takes_no_image_of_its_own():
         assert len(images) == 1
 
 
+@pytest.mark.process
 @pytest.mark.many
 @pytest.mark.parametrize(("name", "out"), PAIRS)
 def test_nothing_past_the_end_of_an_operand_is_touched(name, out):

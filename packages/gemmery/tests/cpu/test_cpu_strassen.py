@@ -120,6 +120,7 @@ def test_what_is_not_finite_is_not_lost():
         assert not np.any(np.isfinite(multiply(a, b, c, config)[0, 5]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("m", "n", "k"), [(4, 4, 4), (26, 70, 33), (48, 128, 64)])
 def test_nothing_past_the_last_element_is_read(m, n, k):
     a, b, c = (at_page_end(random(shape, "f32", 0)) for shape in ((1, m, k), (1, k, n), (1, m, n)))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gemmery_lab.on_emulator import emulated_sweep as emulated_sweep
     from gemmery_lab.on_emulator import predicted_ladder as predicted_ladder
     from gemmery_lab.suites import bench as bench
+    from gemmery_lab.tuning import tune as tune
     from gemmery_lab.verification import verify as verify
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "gemmery_lab.measure.record": ("RunEvent",),
     "gemmery_lab.exhibit_runs": ("emulated_exhibit", "exhibit", "predicted"),
     "gemmery_lab.health": ("Diagnosis", "doctor", "prune"),
+    "gemmery_lab.tuning": ("tune",),
     "gemmery_lab.verification": ("verify",),
     "gemmery_lab.suites": ("bench",),
     "gemmery_lab.climb": ("ladder", "sweep"),

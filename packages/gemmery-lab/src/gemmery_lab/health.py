@@ -15,7 +15,7 @@ import gemmery
 from gemmery import cache, config, dispatch, load, tiers
 from gemmery.api import compute
 from gemmery.api.device_call import table
-from gemmery.cpu import entry, jit, target
+from gemmery.cpu import entry, jit, target, tuned
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
@@ -88,6 +88,17 @@ def _caches() -> Result:
 def _cores() -> Result:
     used, there = target.cores(), os.cpu_count() or 1
     return f"{used} of {there}, limited by the affinity mask or the cgroup" if used < there else str(used)
+
+
+def _table() -> Result:
+    """Tell which table of `gemmery tune` is in use."""
+    usual = target.modelled(target.host())._asdict()
+    own = tuned.table(target.described(target.host()), usual)
+    if not own.path:
+        advice = own.ignored or "`gemmery tune` measures one for this machine"
+        return "none: a model of the caches chooses blocks and rungs", not own.ignored, advice
+    changed = (f"{key}={value:g}" for key, value in own.constants.items() if value != usual[key])
+    return f"{own.path}: {', '.join(changed) or 'as the model'}", not own.ignored, own.ignored
 
 
 def _load() -> Result:
@@ -276,6 +287,7 @@ _EXAMINED: dict[str, Callable[[], Result]] = {
     "tile unit": _tile_unit,
     "caches": _caches,
     "cores": _cores,
+    "table": _table,
     "threads": _threads,
     "load": _load,
     "numpy blas": _numpy_blas,

@@ -8,6 +8,7 @@
 | `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: float32 products on a GPU |
+| `GEMMERY_TABLE` | a table of `gemmery tune` to use instead of this CPU's own; `off`: none, the model serves |
 | `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 
@@ -63,6 +64,18 @@ def tiers() -> bool:
     return _one_of("GEMMERY_TIERS", _SWITCH, "on") not in _OFF
 
 
+def table() -> str:
+    """Return the value of GEMMERY_TABLE: "off", or a file as it is written, with "~" replaced; "" if it is not set."""
+    text = os.environ.get("GEMMERY_TABLE", "").strip()
+    return "off" if text.lower() in _OFF else os.path.expanduser(text)
+
+
+def table_folders() -> list[str]:
+    """Return the folders of tables that products may use: the user's, if there is a home folder, and the package's."""
+    own, shipped = _users("data"), os.path.dirname(__file__)
+    return [os.path.join(folder, "tables") for folder in (own, shipped) if folder]
+
+
 def float32_precision() -> str | None:
     """Return the value of GEMMERY_FLOAT32_PRECISION, or None if it is not set."""
     return _one_of("GEMMERY_FLOAT32_PRECISION", FLOAT32_PRECISIONS, "plain float32")
@@ -88,17 +101,28 @@ def cache_dir() -> str | None:
     use in this process, and stays there.
     """
     text = os.environ.get("GEMMERY_CACHE_DIR", "").strip()
-    if text:
-        return _absolute(os.path.expanduser(text))
+    return _absolute(os.path.expanduser(text)) if text else _users("cache")
+
+
+_BASES = {"cache": ("XDG_CACHE_HOME", "~/.cache"), "data": ("XDG_DATA_HOME", "~/.local/share")}
+
+
+def _users(kind: str) -> str | None:
+    """Return the user's folder of a kind, "cache" or "data"; None without a home folder."""
     if platform.system() == "Linux":
         # The folder that platformdirs finds by the XDG Base Directory Specification: importing it takes 8 ms, half of
         # the time of a first product.
-        base = os.environ.get("XDG_CACHE_HOME", "").strip()
-        folder = os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "gemmery")
+        variable, usual = _BASES[kind]
+        base = os.environ.get(variable, "").strip()
+        folder = os.path.join(base if os.path.isabs(base) else os.path.expanduser(usual), "gemmery")
     else:
-        from platformdirs import user_cache_dir
+        import platformdirs
 
-        folder = user_cache_dir("gemmery", appauthor=False)
+        find = {"cache": platformdirs.user_cache_dir, "data": platformdirs.user_data_dir}[kind]
+        try:
+            folder = find("gemmery", appauthor=False)
+        except RuntimeError:  # of versions that look for a home folder; others return "~"
+            folder = ""
     return folder if os.path.isabs(folder) else None
 
 
@@ -111,17 +135,12 @@ def _absolute(folder: str) -> str | None:
 
 
 def data_dir() -> str:
-    """Return the folder of the user's data, where records are kept.
+    """Return the folder of the user's data, where records and tables are kept.
 
     Raises ArgumentError where the user has no home folder.
     """
-    from platformdirs import user_data_dir
-
-    try:
-        folder = user_data_dir("gemmery", appauthor=False)
-    except RuntimeError:  # of versions that look for a home folder; others return "~"
-        folder = ""
-    if not os.path.isabs(folder):
+    folder = _users("data")
+    if folder is None:
         raise ArgumentError("no home folder, so no place for records: set HOME, or name a folder to store them in")
     return folder
 

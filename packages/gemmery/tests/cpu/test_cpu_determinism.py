@@ -7,7 +7,7 @@ import pytest
 
 import probes
 from gemmery import dispatch
-from gemmery.cpu import pool, portable, split
+from gemmery.cpu import pool, portable, target
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import host
 from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
@@ -67,7 +67,8 @@ def product(a, b, out, stored, threads, scaled):
 @x86
 @pytest.mark.parametrize("seed", range(8))
 def test_no_bit_depends_on_the_number_of_threads(seed, monkeypatch):
-    monkeypatch.setattr(split, "WORTH", 1)  # small products are cut for threads as large ones are
+    # Small products are cut for threads as large ones are.
+    monkeypatch.setattr(target, "override", target.constants()._replace(worth=1))
     draw = np.random.default_rng(seed)
     for _ in range(30):
         name, stored, mode = str(draw.choice(NAMES)), str(draw.choice(STORED)), str(draw.choice(list(MODES)))
@@ -82,7 +83,7 @@ def test_no_bit_depends_on_the_number_of_threads(seed, monkeypatch):
 @pytest.mark.parametrize("name", ["f32", "f64", "complex64", "complex128"])
 @pytest.mark.parametrize("columns", [65, 129, 1025])
 def test_the_last_column_of_a_row_is_summed_like_the_others(name, columns, monkeypatch):
-    monkeypatch.setattr(split, "WORTH", 1)
+    monkeypatch.setattr(target, "override", target.constants()._replace(worth=1))
     x, y = random((1, 1, 1000), name, 1), random((1, 1000, columns), name, 2)
     for layout_b in ("C", "F", "strided"):
         a, b = place(x, name), place(y, name, layout_b)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import probes
-from gemmery.cpu import build, launch, pool, portable, split, workspace
+from gemmery.cpu import build, launch, pool, portable, split, target, workspace
 from gemmery.cpu.split import Grid, Unit, grid
 from gemmery.problem import Problem
 from operands import place, random
@@ -32,7 +32,9 @@ def packed(a, b, c, threads, **options):
     [("CCC", ""), ("CCC", "a"), ("CCC", "b"), ("reversed reversed C", ""), ("C C rows reversed", "ab")],
 )
 def test_a_batch_is_the_products_one_by_one(layouts, shared, threads, monkeypatch):
-    monkeypatch.setattr(split, "WORTH", 1)  # small as it is, it is cut for threads
+    monkeypatch.setattr(
+        target, "override", target.constants()._replace(worth=1)
+    )  # small as it is, it is cut for threads
     first, second, third = layouts.split(" ", 2) if " " in layouts else layouts
     batch, m, n, k = 9, 7, 66, 5
     a = place(random((batch, m, k), "f32", 1), "f32", first, "a" in shared)
@@ -86,7 +88,7 @@ def test_parts_are_whole_tiles_for_no_more_threads_than_pay(batch, m, n, k, thre
         assert cut.parts == 0
         return
     work = batch * unit.work(m, n, k)
-    assert cut.threads == 1 or cut.threads * split.WORTH <= work
+    assert cut.threads == 1 or cut.threads * target.constants().worth <= work
     assert cut.parts == 1 or cut.threads > 1
     assert cut.parts <= split.FINEST * cut.threads + batch
     for total, each, count, whole in (

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from gemmery import dispatch
+from gemmery.cpu import build, target
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
-from gemmery.cpu.split import WORTH
+from gemmery.cpu.target import constants
 from gemmery.dispatch.cpu import families
 from gemmery.problem import Problem
 from operands import place, problem, random
@@ -69,12 +70,35 @@ def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layou
         words = np.frombuffer(bytes(at) + fields, np.int64)
         unit = plan.kernel.unit
         loads = batch * k * (m + n) * unit.read if unit else 0
-        if loads < 2 * WORTH:  # else they are worth threads, which a plan gives to a product that is met often
+        if (
+            loads < 2 * constants().worth
+        ):  # else they are worth threads, which a plan gives to a product that is met often
             assert words[JOB_AT["threads"] // 8] == words[JOB_AT["parts"] // 8] == 1, shape
         own = plan.kernel.blocks(m, n, k)
         assert own.kc == family.blocks.kc or family.rung.name == "packed", shape  # which cuts k itself
         assert own.workspace <= family.blocks.workspace, shape
     assert members > 100
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"direct_few": 0.1, "direct_many": 3.0, "streamed_rows": 40, "large_c": 0.2, "worth": 50_000},
+        {"direct_few": 9.0, "direct_many": 0.1, "streamed_rows": 600, "large_c": 50.0, "worth": 500, "mc": 36},
+    ],
+)
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("f64", "f64"), ("f16", "f16")])
+def test_so_they_are_with_a_table(dtype, out, changed, threads, monkeypatch):
+    def forget():
+        for kept in (build.forget, dispatch.plan.cache_clear):
+            kept()
+
+    monkeypatch.setattr(target, "override", target.constants()._replace(**changed))
+    forget()
+    test_members_are_planned_with_the_kernel_of_their_family(dtype, out, "row", threads)
+    monkeypatch.undo()
+    forget()
 
 
 @pytest.mark.parametrize("name", ["f32", "f64", "f16", "int8", "complex64"])

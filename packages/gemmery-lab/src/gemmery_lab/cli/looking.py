@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -162,7 +161,7 @@ def verify(
     def run() -> int:
         import gemmery_lab as lab
 
-        with _bar(products) as progress:
+        with parser.bar(products) as progress:
             verified = lab.verify(products, device, types, seed, progress)
         sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")
         return 0 if verified.ok else 1
@@ -216,22 +215,9 @@ def warm(
         import gemmery
 
         names = [dtypes.get(name).numpy for name in types]
-        with _bar() as progress:
+        with parser.bar() as progress:
             warmed = gemmery.warm(names or None, place, threads=threads or None, progress=progress)
         sys.stdout.write(f"{as_json(warmed) if json else warmed}\n")
         return 0
 
     return run
-
-
-@contextmanager
-def _bar(total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Show progress on a terminal; yield what shows how many are done, of how many, and what comes next."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done, total, name="": bar.update(task, completed=done, total=total, description=name)

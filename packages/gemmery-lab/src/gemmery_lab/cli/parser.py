@@ -11,7 +11,8 @@ import shlex
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from io import TextIOWrapper
@@ -325,6 +326,18 @@ def outside(run: Run) -> list[str]:
 
     wrong = (m for m in run.measurements if not words.passed(m))
     return [f"{m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}" for m in wrong]
+
+
+@contextmanager
+def bar(total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Show progress on a terminal; yield what shows how many are done, of how many, and what comes next."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done, total, name="": bar.update(task, completed=done, total=total, description=name)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, direct_tile, dots_columns, host, k_block
+from gemmery.cpu.target import Target, constants, direct_tile, dots_columns, host, k_block
 from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, register_tile, sizes_of, vector_room
 from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
@@ -153,6 +153,12 @@ def packed_kc(target: Target, types: Product) -> int:
     return min(kc, 384) if types.is_complex and types.accumulator == "double" else kc
 
 
+def block_sides(target: Target, types: Product) -> tuple[int, int]:
+    """Return (mc, nc) of panels of these types."""
+    sizes = sizes_of(target, types) if types.on_tiles else constants(target)
+    return sizes.mc, sizes.nc
+
+
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     p, kc = problem.by_rows(), chain(problem)
@@ -166,8 +172,8 @@ def packed(problem: Problem, config: Config) -> Launch:
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     types = product(target, problem)
-    sizes, register = sizes_of(target, types), register_tile(target, types)
-    mc, kc, nc = mc or sizes.mc, kc or packed_kc(target, types), nc or sizes.nc
+    (tall, wide), register = block_sides(target, types), register_tile(target, types)
+    mc, kc, nc = mc or tall, kc or packed_kc(target, types), nc or wide
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * types.parts, kc, types.unit * types.parts)
@@ -175,7 +181,7 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> L
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
-    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc, read=_read(dtype))
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, nc, read=_read(dtype))
     if types.on_tiles:
         unit = unit._replace(rows=TILE_ROWS, columns=TILE_ROWS, step=_TILE_STEP / types.unit)
     entry = load(target, problem, packed_image(target, types))["packed"]
@@ -465,3 +471,9 @@ def streamed_image(target: Target, shape: Streams) -> Image:
         return streams.streamed(target, shape)
 
     return shape.name, generate
+
+
+def forget() -> None:
+    """Drop the kernels that are kept with the constants under which they were built."""
+    for builder in (_packed, general, _gemv):  # with the cuts for threads that each has made
+        builder.cache_clear()

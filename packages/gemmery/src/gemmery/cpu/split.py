@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 
+from gemmery.cpu.target import constants
 from gemmery.tuples import NamedTuple
 
-# ns of work for which a thread is worth waking: a futex wake and scheduling take 5 to 50 us. If a thread comes late,
-# the others have done its parts.
-WORTH = 8_000
-WAKES = 100_000  # total ns of work for which a single product wakes sleepers
 PART = 300.0  # ns to take a part and set it up
 FINEST = 4  # largest number of parts per thread
 # Half of a symmetric product takes less time than all of it from so many rows and so large a k on, and if k is not much
@@ -73,18 +70,19 @@ class Grid(NamedTuple):
 def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) -> Grid:
     """Return the parts of a product for at most this many threads; without a unit, for one thread.
 
-    Every thread gets at least WORTH ns of work. A large batch is cut between products; otherwise each product is cut so
-    that the last thread finishes as early as possible.
+    Every thread gets at least `worth` ns of work. A large batch is cut between products; otherwise each product is cut
+    so that the last thread finishes as early as possible.
     """
     if not (batch and m and n):
         return Grid(1, 0, 0, 0, 0, 0, 0)
     work = batch * unit.work(m, n, k) if unit else 0
-    useful = min(threads, int(work / WORTH))
+    usual = constants()
+    useful, wakes = min(threads, int(work / usual.worth)), work > usual.wakes
     if unit is None or useful <= 1:
         return Grid(1, 1, 1, 1, m, n, batch)
     if batch >= FINEST * useful:
         products = -(-batch // (FINEST * useful))
-        return Grid(useful, 1, 1, -(-batch // products), m, n, products, work > WAKES)
+        return Grid(useful, 1, 1, -(-batch // products), m, n, products, wakes)
     choices = {
         _cut(unit, batch, m, n, useful, row_parts, count // row_parts)
         for count in {-(-finer * useful // batch) for finer in range(1, FINEST + 1)}
@@ -94,7 +92,7 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     durations = {cut: _duration(cut, unit, k) for cut in choices}
     limit = SPARE * min(durations.values())
     best = max(choices, key=lambda cut: (durations[cut] <= limit, cut.parts, -durations[cut]))
-    return best._replace(wakes=work > WAKES, threads=min(best.threads, best.parts))
+    return best._replace(wakes=wakes, threads=min(best.threads, best.parts))
 
 
 def worth_half(n: int, k: int) -> bool:
@@ -119,15 +117,16 @@ def most_alone(unit: Unit | None, m: int, n: int) -> int:
     """Return the most m n k batch for which the arithmetic of at least m x n elements is too short for two threads."""
     if unit is None:
         return 1 << 62
+    worth = 2 * constants().worth
     if unit.each:
-        return int(2 * WORTH / unit.each) - 1
+        return int(worth / unit.each) - 1
     # The costliest sizes, per row and per column, are the least one and the first that needs another tile.
     tiles = 1.0
     for size, tile in ((m, unit.rows), (n, unit.columns)):
         ragged = size + (-size % tile) + 1 if tile else size
         tiles *= max(-(-x // tile) / x for x in (size, ragged)) if tile else 1 / size
     packed = unit.pack * (1 / m + max(1 / n, 2 / (unit.wide + 1)))
-    return int(2 * WORTH / (tiles * unit.step + packed)) - 1
+    return int(worth / (tiles * unit.step + packed)) - 1
 
 
 def _cut(unit: Unit, batch: int, m: int, n: int, threads: int, row_parts: int, column_parts: int) -> Grid:

@@ -110,6 +110,69 @@ def tile(target: Target) -> Tile:
     return Tile(mr=4, nv=2, mc=96, kc=256, nc=1024)
 
 
+class Constants(NamedTuple):
+    """By what products are cut into blocks, and for threads, and rungs are chosen; the defaults are a model's.
+
+    `gemmery tune` measures them. None changes the order of a sum, so no bit of a result depends on them.
+    """
+
+    mc: int  # rows and columns of the blocks of the packed product, without the tile unit
+    nc: int
+    # Times L2, from which on reading an unpacked B is slow: a tile that runs down k jumps one row per step. Few rows of
+    # A read B once and tolerate a larger one; many rows read it again and again.
+    direct_few: float = 2.0
+    direct_many: float = 1.0
+    # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109
+    # GFLOP/s streamed, 98 packed; see docs/findings/few_rows_on_a_cpu.md.
+    streamed_rows: int = 160
+    large_c: float = 4.0  # times L2, from which writing C takes longest in a product with small k
+    # ns of work for which a thread is worth waking: a futex wake and scheduling take 5 to 50 us. If a thread comes
+    # late, the others have done its parts.
+    worth: int = 8_000
+    wakes: int = 100_000  # total ns of work for which a single product wakes sleepers
+
+
+# Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
+# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
+_DIRECT_MANY_INTEL = 0.375
+
+
+def modelled(target: Target) -> Constants:
+    """Return the constants that serve without a table."""
+    sizes = tile(target)
+    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else 1.0
+    return Constants(sizes.mc, sizes.nc, direct_many=many)
+
+
+override: Constants | None = None  # those in force while `gemmery tune` plans products
+
+
+def constants(target: Target | None = None) -> Constants:
+    """Return the constants of a CPU, by default of this one: those of its table, if it has one, else the model's."""
+    return override or _constants(target or host())
+
+
+@functools.cache
+def _constants(target: Target) -> Constants:
+    choice, usual = config.table(), modelled(target)
+    if choice == "off" or not (choice or any(map(os.path.isdir, config.table_folders()))):
+        return usual
+    from gemmery.cpu import tuned  # 1 ms with what it imports
+
+    table = tuned.table(described(target), usual._asdict())
+    if table.ignored:
+        import warnings
+
+        warnings.warn(table.ignored, RuntimeWarning, stacklevel=2)
+    return usual._replace(**table.constants)
+
+
+def described(target: Target) -> dict[str, str | int]:
+    """Return what a table of constants depends on."""
+    cpu, sizes = target.cpu or target.machine, {"l1d": target.l1d, "l2": target.l2, "l3": target.l3}
+    return {"cpu": cpu, "isa": target.isa, "cores": cores(), **sizes}
+
+
 def k_block(target: Target, parts: int = 1) -> int:
     """Return the most elements of k, each of `parts` real numbers, that multiply-adds sum in one chain."""
     return tile(target).kc // parts

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.build import SMALL_C, chain, direct_columns, packed_kc, product
+from gemmery.cpu.build import SMALL_C, block_sides, chain, direct_columns, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
-from gemmery.cpu.target import DOTS_K, FAN, SHALLOW, Target, deepest, direct_tile, dots_columns, host, k_block
-from gemmery.cpu.ukernel import SHORT, sizes_of
+from gemmery.cpu.target import (
+    DOTS_K,
+    FAN,
+    SHALLOW,
+    Target,
+    constants,
+    deepest,
+    direct_tile,
+    dots_columns,
+    host,
+    k_block,
+)
+from gemmery.cpu.ukernel import SHORT
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config, Problem
@@ -38,22 +49,11 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
     return rung.refuses(problem) if problem.dtype in rung.dtypes else f"it does not support {problem.dtype}"
 
 
-# From this many times L2 on, reading an unpacked B is slow: a tile that runs down k jumps one row per step. Few rows of
-# A read B once and tolerate a larger one; many rows read it again and again.
-_DIRECT_FEW = 2.0
-_DIRECT_MANY = 1.0
-# Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
-# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
-_DIRECT_MANY_INTEL = 0.375
 # Up to so many rows a tile has too few multiply-adds to hide that: from 1/4 of L2 on, streams are as fast where B
 # is in a cache (4 x 512 x 512, f32, Zen 5: 160 GFLOP/s, direct 136), and twice as fast where it is not (21 against 14).
 FEWEST_ROWS = 5
 _DIRECT_FEWEST = 0.25
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
-# Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
-# streamed, 98 packed; see docs/findings/few_rows_on_a_cpu.md.
-STREAMED_ROWS = 160
-LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
 # Elements of C up to which products that interleave are computed in place; packing larger ones takes a small part.
@@ -95,9 +95,10 @@ def row_columns(dtype: str) -> int:
 
 def direct_b(target: Target, m: int, n: int) -> float:
     """Return the bytes of B below which reading it in place is fastest, for m rows of A and n columns of C."""
-    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
-    few = _DIRECT_FEWEST if m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS else _DIRECT_FEW
-    return (few if m <= STREAMED_ROWS else many) * (target.l2 or 1 << 20)
+    usual = constants(target)
+    fewest = m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS
+    few = min(_DIRECT_FEWEST, usual.direct_few) if fewest else usual.direct_few
+    return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
 
 
 def _few_columns(problem: Problem, target: Target) -> bool:
@@ -129,7 +130,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
-    if c_bytes > LARGE_C * l2 and p.k <= SHALLOW:
+    if c_bytes > constants(target).large_c * l2 and p.k <= SHALLOW:
         choices.append(
             (
                 "packed",
@@ -140,7 +141,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )
-    elif p.m <= STREAMED_ROWS:
+    elif p.m <= constants(target).streamed_rows:
         choices.append(("streamed", f"A has {p.m} rows and B is {_size(b_bytes)}: B is read once instead of packed"))
     choices.append(
         (
@@ -251,13 +252,13 @@ def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
 def _direct(sample: Problem, threads: int) -> Iterator[Family]:
     """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
     size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-    c_elements = int(LARGE_C * l2) // size
+    rows_of_streams, c_elements = constants().streamed_rows, int(constants().large_c * l2) // size
     starts = direct_columns(sample.dtype) if threads > 1 else [2, host().lanes(size) + 1]
     for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
         built = _built("direct", sample._replace(m=2, n=n[0], k=2))
         if not built:
             return
-        rows = [(2, FEWEST_ROWS), (FEWEST_ROWS + 1, STREAMED_ROWS), (STREAMED_ROWS + 1, UNLIMITED)]
+        rows = [(2, FEWEST_ROWS), (FEWEST_ROWS + 1, rows_of_streams), (rows_of_streams + 1, UNLIMITED)]
         for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
             b_elements = (int(min(direct_b(host(), least, n[1]) for least in m)) - 1) // size
             limits = {"b_elements": b_elements, "c_elements": c_elements}
@@ -270,9 +271,9 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     if not built:
         return
     types, launch = product(host(), sample), built[1]
-    sizes = sizes_of(host(), types)
     kc = packed_kc(host(), types) // types.parts
-    blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
+    mc, nc = block_sides(host(), types)
+    blocks = launch.blocks(mc, nc // types.parts, kc)
     most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if _built("direct", sample._replace(m=2, n=2, k=2)):
@@ -280,9 +281,9 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
         # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
         if threads == 1:
             size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-            rows, columns = (STREAMED_ROWS + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
+            rows, columns = (constants().streamed_rows + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
             yield _family(built, rows, (2, UNLIMITED), 1, blocks, k=min(kc, SHALLOW))
-            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(LARGE_C * l2) // size)
+            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(constants().large_c * l2) // size)
         return
     starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
     # Small products need no workspace, so that their calls take 30 ns less.

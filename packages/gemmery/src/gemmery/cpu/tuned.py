@@ -1,0 +1,97 @@
+"""Tables of `gemmery tune`: the constants that were measured on a machine, which replace those of the model.
+
+A table is a file in the format of Kernel Tuner's caches with an object "gemmery" added: the machine, and the constants.
+This module is imported where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from gemmery import config
+from gemmery.errors import brief
+from gemmery.tuples import NamedTuple
+
+LAYOUT = 1  # of a table: another number where a field means something else
+_MOST = 1 << 20  # bytes of a table that are read
+LIMITS = {  # the least and the largest value of each that a table may have
+    "mc": (4, 1 << 14), "nc": (64, 1 << 20), "direct_few": (0.01, 1000), "direct_many": (0.01, 1000),
+    "streamed_rows": (8, 1 << 14), "large_c": (0.01, 10_000), "worth": (100, 1e9), "wakes": (0, 1e9),
+}  # fmt: skip
+
+
+class TunedTable(NamedTuple):
+    """What a file says: constants, and its path; `ignored` names a file that is not used, why, and what to do."""
+
+    constants: dict[str, Any]  # numbers
+    path: str = ""  # "" for the model
+    ignored: str = ""
+
+
+def table(machine: Mapping[str, Any], usual: Mapping[str, float]) -> TunedTable:
+    """Return the table of a machine, the user's or else one of the package; without one there are no constants.
+
+    `usual` are those of the model.
+    """
+    ignored = ""
+    for path in _places(machine):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return TunedTable(read(file.read(_MOST), machine, usual), path, ignored)
+        except FileNotFoundError:
+            if path != config.table():
+                continue
+            why = "there is no such file"
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        ignored = f"{path} is ignored: {why}. `gemmery tune` measures a new table; GEMMERY_TABLE=off needs none"
+    return TunedTable({}, "", ignored)
+
+
+def _places(machine: Mapping[str, Any]) -> list[str]:
+    """Return the files in which the table of a machine may be, in the order in which they are tried."""
+    choice = config.table()
+    if choice:
+        return [] if choice == "off" else [choice]
+    return [os.path.join(folder, name(machine)) for folder in config.table_folders()]
+
+
+def name(machine: Mapping[str, Any]) -> str:
+    """Return the name of the file of a table: one for each model of CPU, instruction set and number of cores.
+
+    >>> name({"cpu": "Intel(R) Core(TM) i7-8700 CPU", "isa": "avx2", "cores": 6})
+    'intel-r-core-tm-i7-8700-cpu-avx2-6c.json'
+    """
+    words = f"{machine['cpu']} {machine['isa']} {machine['cores']}c"
+    return f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
+
+
+def versioned(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table is for: it serves where all of this is equal."""
+    return {"layout": LAYOUT, "version": sys.modules["gemmery"].__version__, **machine}
+
+
+def read(text: str, machine: Mapping[str, Any], usual: Mapping[str, float]) -> dict[str, Any]:
+    """Return the constants of a table's text.
+
+    Raises ValueError, with the reason, for a table that is damaged, or for another version or machine.
+    """
+    try:
+        own = json.loads(text)["gemmery"]
+        of, constants = own["machine"], dict[str, Any](own["constants"])
+        other = [f"{key} {of[key]}, not {value}" for key, value in versioned(machine).items() if of[key] != value]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is damaged ({type(error).__name__}: {brief(str(error))})") from None
+    if other:
+        raise ValueError(f"it is for {'; '.join(other)}")
+    for key, value in constants.items():
+        least, most = LIMITS.get(key, (1, 0))
+        whole = isinstance(usual.get(key), int) and not isinstance(value, int)
+        if isinstance(value, bool) or not isinstance(value, int | float) or whole or not least <= value <= most:
+            raise ValueError(f"it is damaged: {brief(key)} is {brief(value)}")
+    return constants

@@ -203,19 +203,19 @@ def packed_image(target: Target, types: Product) -> Image:
 def packed_once(types: Product, kc: int = 0) -> Launch:
     """Return the kernel of products with a B that was packed once, in blocks of kc numbers of k, 0: the target's."""
     target = host()
-    sizes, register = sizes_of(target, types), register_tile(target, types)
+    (mc, nc), register = block_sides(target, types), register_tile(target, types)
     most, panels = kc or packed_kc(target, types), operands(types, register)[1]
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even_kc(types, k, most)
-        tall, wide = even(m, sizes.mc, register.mr), even(n * types.parts, sizes.nc, register.nr)
+        tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide, once=True))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
         step = _TILE_STEP * register.mr * register.nv / (TILE_ROWS * types.unit)
     # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one.
-    unit = Unit(register.mr, register.nr // types.parts, step, wide=sizes.nc, read=_read(types.dtype))
+    unit = Unit(register.mr, register.nr // types.parts, step, wide=nc, read=_read(types.dtype))
 
     @cache
     def steps(k: int, n: int) -> tuple[int, int]:
@@ -475,5 +475,5 @@ def streamed_image(target: Target, shape: Streams) -> Image:
 
 def forget() -> None:
     """Drop the kernels that are kept with the constants under which they were built."""
-    for builder in (_packed, general, _gemv):  # with the cuts for threads that each has made
+    for builder in (_packed, packed_once, general, _gemv):  # with the cuts for threads that each has made
         builder.cache_clear()

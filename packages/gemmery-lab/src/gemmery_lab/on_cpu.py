@@ -47,10 +47,12 @@ class CpuStage:
     def product(self, config: Config, threads: int) -> Runnable:
         """Take `gemmery.matmul`, with `dtype=` only if the result is wider."""
         a, b, c = self.arrays
-        rung = (dispatch.specialised(self.work.problem) or dispatch.plan(self.work.problem)).rung
-        options: dict[str, Any] = dict(config)
+        problem, options = self.work.problem, dict[str, Any](config)
         if self.work.out != self.work.dtype:
             options["dtype"] = dtypes.get(self.work.out).numpy
+        if options.pop("packed", 0):
+            b, problem = gemmery.pack(b, options.get("dtype")), problem._replace(b_layout="packed")
+        rung = (dispatch.specialised(problem) or dispatch.plan(problem)).rung
         function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul
 
         def run() -> Any:

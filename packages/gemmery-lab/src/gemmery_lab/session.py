@@ -32,7 +32,7 @@ from gemmery_lab.on_cpu import Cpu, CpuStage, in_force, on
 
 PRODUCT = "gm.matmul"
 OPTIONS = {  # of the product, by the kind of device
-    "cpu": ("threads",),
+    "cpu": ("packed", "threads"),  # packed=1: B is packed before, by gm.pack
     "cuda": ("batch_invariant", "bias", *ACTIVATIONS),
 }
 ONE_THREAD = "gm.matmul on one thread"

@@ -45,6 +45,28 @@ def bench(tmp_path):
     return run
 
 
+PACKED = """
+rivals = ["numpy"]
+[[product]]
+name = "weights"
+rungs = ["gm.matmul packed=1", "gm.matmul"]
+shapes = [[3, 40, 70]]
+b = "col"
+dtype = ["int8"]
+out = "int32"
+"""
+
+
+def test_a_b_packed_before_is_checked_and_compared(bench):
+    named = {m.kernel: m for m in bench(PACKED) if "leaves it out" not in m.refused}
+    assert list(named) == ["gm.matmul packed=1", "gm.matmul", "numpy"]
+    packed = named["gm.matmul packed=1"]
+    assert packed.checked
+    assert packed.error == 0
+    assert packed.note == "packed"
+    assert set(packed.versus) == {"gm.matmul", "numpy"}
+
+
 def test_each_is_checked_and_compared_with_every_other(bench):
     rows = bench(SUITE)
     named = {m.kernel: m for m in rows if m.case == "who wins, a transposed" and "leaves it out" not in m.refused}

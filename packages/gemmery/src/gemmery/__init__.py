@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
+    from gemmery.api.packing import PackedMatrix as PackedMatrix
+    from gemmery.api.packing import pack as pack
     from gemmery.api.splitting import SplitOperand as SplitOperand
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
@@ -91,6 +93,7 @@ _HOMES = {
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.device_operands": ("get_float32_precision", "set_float32_precision"),
+    "gemmery.api.packing": ("PackedMatrix", "pack"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery_emulator.arguments": ("device_memory",),

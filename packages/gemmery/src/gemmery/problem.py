@@ -17,7 +17,7 @@ class Problem(NamedTuple):
     """C[m, n] = alpha * A[m, k] @ B[k, n] + beta * C, `batch` times.
 
     Layouts: "row" when the elements of a row are adjacent, "col" when those of a column are, "any" for
-    every other pair of strides. A matrix of one column fits both and counts as "row".
+    every other pair of strides. A matrix of one column fits both and counts as "row". B may also be "packed".
     """
 
     m: int

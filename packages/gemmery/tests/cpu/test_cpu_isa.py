@@ -87,6 +87,7 @@ PARTS = [
     pytest.param((*PACKED, "-k", "f32 or limited"), id="packed-f32"),
     pytest.param((*PACKED, "-k", "not f32"), id="packed"),
     pytest.param(("ladder/test_ladder.py", "-k", "test_layouts and not packed"), id="ladder"),
+    pytest.param(("api/test_api_packing.py", "-k", "not fork and not f64 and not uint"), id="once"),
 ]
 
 
@@ -146,6 +147,8 @@ def modules(target):
     for problem in FEW:
         made = build.product(target, problem)
         yield made.name, loops.packed(target, made)
+        once = build.product(target, problem._replace(b_layout="packed"))
+        yield f"{once.name} once", loops.packed(target, once, once=True)
     yield "gemv", gemv.gemv(target, build.gemv_product(Problem(8, 1, 8, "int32", "int32")), 6)
     yield "direct", direct.direct(target, direct.cut(target, "f64", "row", 13, 37, 9, True))
     yield "batched", batched.batched(target, batched.Small(5, 7, 9, "int32", "int32", "i32"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import re
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from gemmery import dtypes, limits, verify
+from gemmery.arrays import View
 from gemmery.cpu import build, convert, loops, panels, simple
+from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import Target
@@ -81,8 +84,8 @@ def define_model(module, step):
         f.store(total, at)
 
 
-def compiled(module, step, name):
-    """The address of a function of a module for the tile unit, whose instructions are those of the model."""
+def compiled(module, step, *names):
+    """The addresses of functions of a module for the tile unit, whose instructions are those of the model."""
     define_model(module, step)
     instruction = r"@llvm\.x86\.(?=ldtilecfg|t|avx512bf16)"
     lines = (line for line in str(module).splitlines() if not re.match(rf"declare .* {instruction}", line))
@@ -95,11 +98,12 @@ def compiled(module, step, name):
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     KEPT.append(engine)
-    return engine.get_function_address(name)
+    return [engine.get_function_address(name) for name in names]
 
 
 @functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH):
+def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, once=False):
+    """The packed product on the model; with `once` a pair with the function that packs B for it."""
     problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     kinds = build.product(XEON, problem)
     assert kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
@@ -107,15 +111,36 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH):
     register = register_tile(XEON, kinds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels, "DEPTH", depth)
-        address = compiled(loops.packed(XEON, kinds), kinds.step, "packed")
+        names = ("packed", "panels")[: 1 + once]
+        address, *whole = compiled(loops.packed(XEON, kinds, once=once), kinds.step, *names)
 
     def blocks(m, n, k):
         tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, kinds.unit), build.even(n, nc, register.nr)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(panels, "DEPTH", depth)
-            return Blocks(tall, deep, wide, panels.workspace_bytes(XEON, kinds, m, k, tall, deep, wide))
+            return Blocks(tall, deep, wide, panels.workspace_bytes(XEON, kinds, m, k, tall, deep, wide, once))
 
-    return Launch(address, kinds.scalar, dtypes.get(out).size, blocks)
+    def bytes_of(k, n):
+        return panels.whole(panels.operands(kinds, register)[1], k, n, build.even(k, kc, kinds.unit))
+
+    def steps(k, n):
+        return bytes_of(k, n).block, bytes_of(k, n).panel // register.nr
+
+    def pack(b, k, n):
+        """B in the middle of a block whose last byte no panel may reach."""
+        size = bytes_of(k, n)
+        to = np.full(size.size + 64, 0x7F, np.uint8)
+        values = {
+            "n": n, "k": k, "b": b.ctypes.data, "b_row": b.strides[1], "b_col": b.strides[2],
+            "kc": build.even(k, kc, kinds.unit), "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel,
+        }  # fmt: skip
+        record = np.array([values.get(name, 0) for name, _ in FIELDS], np.int64)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(whole[0])(record.ctypes.data)
+        assert (to[-64:] == 0x7F).all()
+        return View(to.ctypes.data, (1, k, n), (0, 0, 0), dtype, owner=to)
+
+    kernel = Launch(address, kinds.scalar, dtypes.get(out).size, blocks, b_steps=steps if once else None)
+    return (kernel, pack) if once else kernel
 
 
 SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
@@ -136,6 +161,33 @@ def test_products_on_the_model(dtype, out, step, layouts):
             kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
             checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
             assert checked.ok, (m, n, k, alpha, checked)
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
+@pytest.mark.parametrize("layout", ["C", "F", "strided"])
+def test_a_b_packed_once_gives_the_same_bits(dtype, out, step, layout):
+    """Blocks of k, and parts and chains of k in a block, of which the last are shorter."""
+    parts = {"sizes": (64, 4096, 96), "depth": 4 << 10}
+    for keywords, shapes in (({}, SIZES), (parts, ((96, 96, 512), (70, 130, 700), (48, 113, 2112), (16, 50, 4200)))):
+        (kernel, pack), plain = launch(dtype, out, **keywords, once=True), launch(dtype, out, **keywords)
+        for m, n, k in shapes:
+            a = place(random((1, m, k), dtype, 0), dtype, "C")
+            b = place(random((1, k, n), dtype, 1), dtype, layout)
+            c, expected = (place(random((1, m, n), out, 2), out, "C") for _ in range(2))
+            kernel(a.view, pack(b.array, k, n), c.view, alpha=3, beta=2)
+            plain(a.view, b.view, expected.view, alpha=3, beta=2)
+            assert c.array.tobytes() == expected.array.tobytes(), (m, n, k)
+            assert b.untouched()
+
+
+@pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
+def test_the_parts_for_threads_begin_at_panels_of_a_b_packed_once(dtype, out, step, monkeypatch):
+    monkeypatch.setattr(build, "host", lambda: XEON)
+    monkeypatch.setattr(build, "once_entries", lambda types: {"packed": 0})
+    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out, b_layout="packed"))
+    kernel, panel = build.packed_once.__wrapped__(kinds), panels.operands(kinds, register_tile(XEON, kinds))[1]
+    assert kernel.unit.columns % panel.width == 0
+    assert kernel.b_steps(300, 500)[1] * panel.width == panels.panel_bytes(panel, 300)
 
 
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
@@ -175,7 +227,8 @@ def test_epilogues_on_the_model(out, epilogue):
 @pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
 def test_the_rung_that_packs_nothing(dtype, out, step):
     kinds = build.product(XEON, Problem(2, 2, 2, dtype, out))
-    kernel = Launch(compiled(simple.amx_tile(XEON, kinds), step, "amx_tile"), kinds.scalar, 4, lambda m, n, k: Blocks())
+    [address] = compiled(simple.amx_tile(XEON, kinds), step, "amx_tile")
+    kernel = Launch(address, kinds.scalar, 4, lambda m, n, k: Blocks())
     for m, n, k in SIZES:
         a, b = (place(random((1, *shape), dtype, seed), dtype, "padded") for seed, shape in enumerate(((m, k), (k, n))))
         c = place(random((1, m, n), out, 2), out, "padded")

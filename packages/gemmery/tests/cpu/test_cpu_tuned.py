@@ -184,6 +184,7 @@ for _ in range(60):
     for _ in range(3):  # the third is planned for threads
         digest.update(gm.matmul(a, b).tobytes())
     digest.update(gm.matmul(np.asfortranarray(a), np.asfortranarray(b)).tobytes())
+    digest.update(gm.matmul(a, gm.pack(b)).tobytes())
 print(target.constants().mc, digest.hexdigest())
 """
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
+from types import SimpleNamespace
 
 import pytest
 
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402 # of the package that may be missing
 from torch.nn import functional  # noqa: E402
 
-from gemmery.torch import Linear, QuantizedLinear, plain_state_dict, replace_linear  # noqa: E402
+from gemmery.torch import Linear, QuantizedLinear, modules, plain_state_dict, replace_linear  # noqa: E402
+from gemmery.torch.quantization import dequantize  # noqa: E402
 
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 K, N = 64, 24
@@ -292,3 +295,133 @@ def test_torch_fx_records_a_layer_as_one_step(bits):
     assert names == ["_precision", "linear" if bits is None else "quantized_linear"]
     x = random(5, K)
     assert torch.equal(traced(x), model(x))
+
+
+def copy_of(layer):
+    """The packed copy of a layer's weight, if its last product read it."""
+    return layer._copy and layer._copy[0]
+
+
+def unrounded(layer):
+    """The layer with the weight that products by panels read: no product of a level and a factor is rounded."""
+    if isinstance(layer, Linear) or layer.scales.dtype is torch.float64:
+        return layer
+    weight = dequantize(layer.packed, layer.scales.double(), layer.bits, layer.group, torch.float64)
+    return SimpleNamespace(weight=weight, bias=layer.bias)
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_packed_layer_is_within_the_bound(dtype, bias, bits, monkeypatch):
+    layer = layers(bits, dtype, bias)[1].pack()
+    if bits is None or dtype is not torch.float64:  # nothing else computes it
+        monkeypatch.setattr(modules, "linear", None)
+        monkeypatch.setattr(modules, "quantized_linear", None)
+    with torch.no_grad():
+        for shape in ((5, K), (K,), (2, 3, K), (64, K)):
+            x = random(*shape, dtype=dtype)
+            assert layer(x).shape == (*shape[:-1], N)
+            check(layer(x), x, unrounded(layer))
+        check(layer(x[::2]), x[::2], unrounded(layer))
+        plain = layer(x)
+        layer.activation = "relu"
+        assert torch.equal(layer(x), plain.clamp(min=0))
+        monkeypatch.undo()
+        assert layer(x[:0]).shape == (0, N)
+        with pytest.raises(ShapeError):
+            layer(x[:, 1:])
+
+
+def test_a_changed_weight_is_packed_again():
+    layer, x = layers(None)[1].pack(), random(3, K)
+    first = copy_of(layer)
+    with torch.inference_mode():
+        before = layer(x)
+        assert copy_of(layer) is first
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        layer.bias.mul_(2)
+        assert torch.equal(layer(x), 2 * before)
+        assert copy_of(layer) is not first
+        layer.load_state_dict(layers(None)[0].state_dict())
+        assert torch.equal(layer(x), before)
+        layer.weight = nn.Parameter(layer.weight * 2)
+        layer.bias.mul_(2)
+        assert torch.equal(layer(x), 2 * before)
+        for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert copy_of(twin) is None
+            assert torch.equal(twin(x), 2 * before)
+            assert copy_of(twin) is not None
+        check(layer.to(torch.bfloat16)(x.bfloat16()), x.bfloat16(), layer)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+def test_where_the_packed_copy_is_not_read():
+    layer, x = layers(None)[1].pack(), random(3, K)
+    layer._copy = "a copy that nothing can multiply by", layer._copy[1]
+    result = layer(x)
+    assert result.requires_grad
+    result.sum().backward()
+    assert layer.weight.grad.shape == (N, K)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype is torch.bfloat16
+        assert torch.func.vmap(layer)(x).shape == (3, N)
+        with pytest.raises(DTypeError):
+            layer(x.double())
+        assert layer.to("meta")(x.to("meta")).shape == (3, N)
+    with pytest.raises(DeviceError, match="has no memory"):
+        layer.pack()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_changed_levels_are_packed_again(bits):
+    layer, x = layers(bits)[1].pack(), random(3, K)
+    with torch.no_grad():
+        check(layer(x), x, unrounded(layer))
+        layer.scales.mul_(2)
+        check(layer(x), x, unrounded(layer))
+        layer.load_state_dict({"weight": random(N, K, seed=7), "bias": layer.bias.detach()})
+        check(layer(x), x, unrounded(layer))
+        half = layer.to(torch.bfloat16)
+        check(half(x.bfloat16()), x.bfloat16(), unrounded(half))
+        twin = copy.deepcopy(half)
+        assert copy_of(twin) is None
+        assert torch.equal(twin(x.bfloat16()), half(x.bfloat16()))
+        assert copy_of(twin) is not None
+        one = layers(None)[1].pack()
+        replace_linear(nn.Sequential(one), bits=bits, group=16)
+        assert one._copy is None
+        check(one(x), x, one)
+    assert set(layer.state_dict()) == {"packed", "scales", "bias"}
+    assert layer(x.bfloat16().requires_grad_()).requires_grad
+
+
+def test_groups_longer_than_a_block_and_odd_ones():
+    layer = QuantizedLinear(2048, 40, bits=8, group=2048).pack()
+    layer.load_state_dict({"weight": random(40, 2048), "bias": torch.zeros(40)})
+    x = random(3, 2048)
+    with torch.no_grad():
+        exact = x.double() @ layer.weight.double().T
+        size = x.double().abs() @ layer.weight.double().abs().T
+        assert bool(((layer(x) - exact).abs() <= 2**-24 * 1024 * size).all())
+    layer = QuantizedLinear(18, 4, bits=8, group=3).pack()
+    layer.load_state_dict({"weight": random(4, 18), "bias": torch.zeros(4)})
+    x = random(2, 18)
+    assert torch.allclose(layer(x), x @ layer.weight.T, rtol=0, atol=1e-5)
+    for sizes in ((0, 4), (4, 0)):
+        empty = QuantizedLinear(*sizes, bits=8, group=2).pack()
+        assert empty(random(3, sizes[0])).shape == (3, sizes[1])
+    with pytest.raises(DeviceError, match="on meta"):
+        layer.to("meta").pack()
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_packed_layer_stays_one_step_of_a_compiled_graph(bits):
+    _, layer = layers(bits)
+    x = random(5, K)
+    with torch.no_grad():
+        expected = layer(x)
+        assert torch.equal(torch.compile(layer.pack(), backend="aot_eager", fullgraph=True)(x), expected)
+        assert torch.equal(torch.export.export(layer, (x,)).module()(x), expected)

@@ -16,6 +16,7 @@ from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
+from gemmery.cpu.packed_once import PackedView
 from gemmery.dispatch import cpu
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
@@ -31,6 +32,8 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     `common` is the element type to which x and y promote, `result` that of the product.
     """
     shape = result_shape(x.shape, y.shape)
+    if isinstance(y, PackedView):
+        b.check(common, result)
     call = Call(a, b, x, y, common, result, terms)
     if out is None:
         like = arrays.kind(a, b)
@@ -75,14 +78,15 @@ def prepare(
     epilogue: str,
     scaled: bool,
     invariant: bool = False,
+    packed: bool = False,
 ) -> Prepared | None:
     """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
     Kernels store vectors: the result is None where C's elements are adjacent neither in rows nor in columns, and where
-    they are adjacent in columns and there is an epilogue.
+    they are adjacent in columns and there is an epilogue or a packed B.
     """
-    size, out_size = dtypes.get(source).size, dtypes.get(out).size
-    form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not epilogue)
+    size, out_size, by_rows = dtypes.get(source).size, dtypes.get(out).size, packed or bool(epilogue)
+    form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not by_rows)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
     problem = Problem(
         form.m,
@@ -92,7 +96,7 @@ def prepare(
         out,
         form.batch,
         layout(form.m, form.k, form.a[1], form.a[2], size),
-        layout(form.k, form.n, form.b[1], form.b[2], size),
+        "packed" if packed else layout(form.k, form.n, form.b[1], form.b[2], size),
         c_layout,
         epilogue,
         scaled,
@@ -101,7 +105,7 @@ def prepare(
     )
     if problem.interleaved and not cpu.along_batch(problem):
         problem = problem._replace(interleaved=False)
-    if not problem.interleaved and (c_layout == "any" or (epilogue and c_layout == "col")):
+    if not problem.interleaved and (c_layout == "any" or (by_rows and c_layout == "col")):
         return None
     return Prepared(dispatch.plan(problem), problem, form)
 
@@ -118,7 +122,7 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
     if terms.alpha == 0:  # BLAS then reads neither A nor B
         x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
     x = x if x.dtype == source else arrays.converted(x, source)
-    y = y if y.dtype == source else arrays.converted(y, source)
+    y = y if y.dtype == source or isinstance(y, PackedView) else arrays.converted(y, source)
     scaled = terms.alpha != 1 or terms.beta != 0
     prepared = prepared_for(source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant)
     if prepared is None:
@@ -138,7 +142,7 @@ def prepared_for(
     invariant: bool = False,
 ) -> Prepared | None:
     """Return `prepare` of these views."""
-    terms = epilogue, scaled, invariant
+    terms = epilogue, scaled, invariant, isinstance(y, PackedView)
     return prepare(source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, *terms)
 
 
@@ -176,7 +180,7 @@ def _launch(call: Call, prepared: Prepared, x: View, y: View, target: View, out:
             kernel.run(job, a, b)
         else:
             kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    if job:
+    if job and not isinstance(y, PackedView):
         repeats.remember(call, prepared, (x, y, target), out, threads, job)
     if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
         entry.forget()

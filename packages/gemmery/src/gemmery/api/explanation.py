@@ -17,6 +17,7 @@ from gemmery.api.promote import kernel_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.packed_once import Packed
 from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import cores, host
 from gemmery.dispatch import cpu
@@ -157,7 +158,7 @@ def explain(
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
     options = record("explain", {**keywords})
-    x, y = view(a), view(b)
+    x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)
     only_on_devices(options)
@@ -166,6 +167,9 @@ def explain(
     count = thread_count(options.threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
     source, out = kernel_types(common, result)
+    if isinstance(b, Packed):
+        b.check(common, result)
+        y = y._replace(dtype=source)
     copies = _copies(x, y, source)
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")

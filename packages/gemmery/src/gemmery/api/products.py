@@ -30,6 +30,7 @@ from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.packed_once import Packed
 from gemmery.errors import ShapeError
 from gemmery.keywords import DEFAULTS, NAMES, NO_OPTIONS, Options, documented, takes_options
 
@@ -136,7 +137,7 @@ def _matmul(
         done = None if path is None else path(a, b, out, "matmul", None, keywords, parts)
         if done is not None:
             return done
-    x, y = viewed("a", a), viewed("b", b)
+    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
@@ -230,7 +231,7 @@ def _gemm(
         from gemmery.api import splitting
 
         a, b, parts = splitting.sources(a, b, options.precision)
-    x, y = viewed("a", a), viewed("b", b)
+    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(
             f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"

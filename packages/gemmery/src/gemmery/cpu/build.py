@@ -13,7 +13,7 @@ from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.panels import buffers, workspace_bytes
+from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import (
     DOTS_APART,
@@ -27,6 +27,7 @@ from gemmery.cpu.target import (
     k_block,
 )
 from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, register_tile, sizes_of, vector_room
+from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
 
@@ -88,7 +89,10 @@ def amx_tile(problem: Problem, config: Config) -> Launch:
 def product(target: Target, problem: Problem) -> Product:
     """Return the element types and the multiply step with which a target computes a problem."""
     packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out)
-    return Product(problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1])
+    types = Product(problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1])
+    narrower = dtypes.get(types.dtype).size < SIZES[packed] and not types.is_complex
+    slow = types.dtype == "f16" and not target.has_fma  # widened by integer arithmetic
+    return types._replace(stored=types.dtype) if problem.b_layout == "packed" and narrower and not slow else types
 
 
 def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:
@@ -150,7 +154,7 @@ def chain(problem: Problem) -> int:
     whole = k_block(target)
     if p.dtype not in ("f32", "f64") or p.out != p.dtype or p.epilogue:
         return whole
-    narrow = p.b_layout == "row" and p.n <= target.lanes(dtypes.get(p.dtype).size)
+    narrow = p.b_layout in ("row", "packed") and p.n <= target.lanes(dtypes.get(p.dtype).size)
     small = p.b_layout == "col" and p.m * p.n <= SMALL_C and not p.invariant
     return min(whole, _SHORT_CHAIN) if narrow or small else whole
 
@@ -170,6 +174,8 @@ def block_sides(target: Target, types: Product) -> tuple[int, int]:
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     p, kc = problem.by_rows(), chain(problem)
+    if p.b_layout == "packed":
+        return packed_once(product(host(), p), 0 if kc == k_block(host()) else kc)
     sizes = config.get("mc", 0), config.get("kc", 0 if kc == k_block(host()) else kc), config.get("nc", 0)
     return _packed(p.dtype, p.out, p.epilogue, *sizes)
 
@@ -203,6 +209,49 @@ def packed_image(target: Target, types: Product) -> Image:
         return loops.packed(target, types)
 
     return f"packed_{types.name}", generate
+
+
+@cache
+def packed_once(types: Product, kc: int = 0) -> Launch:
+    """Return the kernel of products with a B that was packed once, in blocks of kc numbers of k, 0: the target's."""
+    target = host()
+    (mc, nc), register = block_sides(target, types), register_tile(target, types)
+    most, panels = kc or packed_kc(target, types), operands(types, register)[1]
+
+    def blocks(m: int, n: int, k: int) -> Blocks:
+        deep = even_kc(types, k, most)
+        tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide, once=True))
+
+    step = _step(register.mr * register.nv) * types.parts / types.group
+    if types.on_tiles:
+        step = _TILE_STEP * register.mr * register.nv / (TILE_ROWS * types.unit)
+    # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one.
+    unit = Unit(register.mr, register.nr // types.parts, step, wide=nc, read=_read(types.dtype))
+
+    @cache
+    def steps(k: int, n: int) -> tuple[int, int]:
+        block, panel, _ = whole(panels, k * types.parts, n * types.parts, even_kc(types, k, most))
+        return block, panel // unit.columns
+
+    entry, size = once_entries(types)["packed"], dtypes.get(types.out).size
+    return Launch(entry, types.scalar, size, blocks, unit=unit, b_steps=steps)
+
+
+def even_kc(types: Product, k: int, kc: int) -> int:
+    """Return the numbers of k in a block of at most kc."""
+    return even(k * types.parts, kc, types.unit * types.parts)
+
+
+def once_entries(types: Product) -> dict[str, int]:
+    """Return the functions of `packed_once`, and the one that packs B for it."""
+
+    def generate() -> Module:
+        from gemmery.cpu import loops
+
+        return loops.packed(host(), types, once=True)
+
+    return jit.load(host(), f"packed_once_{types.name}", generate)
 
 
 def packed_panels(problem: Problem, config: Config) -> Launch:
@@ -438,5 +487,5 @@ def streamed_image(target: Target, shape: Streams) -> Image:
 
 def forget() -> None:
     """Drop the kernels that are kept with the constants under which they were built."""
-    for builder in (_packed, general, _gemv):  # with the cuts for threads that each has made
+    for builder in (_packed, packed_once, general, _gemv):  # with the cuts for threads that each has made
         builder.cache_clear()

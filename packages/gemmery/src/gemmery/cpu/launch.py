@@ -42,7 +42,8 @@ class Launch:
     """A compiled kernel that can be called with views.
 
     `blocks(m, n, k)` returns the blocks of a part. `unit` describes how the product may be cut for threads (None: it
-    runs on the caller's thread). With `at_once` the kernel itself runs all `batch` products of its record.
+    runs on the caller's thread). With `at_once` the kernel itself runs all `batch` products of its record. For a B that
+    was packed before, `b_steps(k, n)` returns the bytes from one block of k to the next, and from column to column.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Launch:
         *,
         unit: Unit | None = None,
         at_once: bool = False,
+        b_steps: Callable[[int, int], tuple[int, int]] | None = None,
     ) -> None:
         self.address, self.accumulator, self.out_size = address, accumulator, out_size
-        self.blocks, self.unit, self.at_once = blocks, unit, at_once
+        self.blocks, self.unit, self.at_once, self.b_steps = blocks, unit, at_once, b_steps
         self._one, self._zero = scalar(accumulator, 1.0), scalar(accumulator, 0.0)
         self._run = _entry()
         self._planned = lru_cache(maxsize=1024)(self.plan)
@@ -121,6 +123,8 @@ class Launch:
         if self.transposes(c.shape, c.strides):
             a, b, m, n, c_row, c_col = b, a, n, m, c_col, c_row
             a_batch, a_row, a_col, b_batch, b_row, b_col = b_batch, b_col, b_row, a_batch, a_col, a_row
+        if self.b_steps is not None:
+            b_row, b_col = self.b_steps(k, n)
         blocks, plan = self._planned(batch, m, n, k, threads)
         return _pack(
             m, n, k, a.pointer, a_row, a_col, b.pointer, b_row, b_col, c.pointer, c_row, c_col, 0, 0,

@@ -29,11 +29,16 @@ from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_whole
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
 _RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *PARAMS)
-_TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
+_TILES = (
+    ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_panel"),
+    *PARAMS,
+)  # fmt: skip
 
 
-def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
+def packed(target: Target, product: Product, sizes: Tile | None = None, once: bool = False) -> Module:
     """Return the module of the packed product of some element types; its entry is `packed`.
+
+    With `once` that entry takes a B that the other one, `panels`, has packed whole: see `panels.whole`.
 
     It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
     longer than code for one layout of A and of B.
@@ -56,17 +61,21 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     if product.is_complex:
         routines_a, routines_b = pack_complex.ROUTINES_A, pack_complex.ROUTINES_B
     pack.pack(module, a, routines_a)
-    pack.pack(module, b, routines_b)
+    if not product.bits:
+        pack.pack(module, b, routines_b)
     if product.on_tiles:
         tile_unit.define(module, product, register)
     else:
-        _narrow_tiles(module, product, register)
-        _tiles(module, product, register)
+        _small_tiles(module, product, register, once)
+        _tiles(module, product, register, once)
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
+    if once and not product.bits:
+        with module.function("panels", ("ptr", "args")) as f:
+            pack.pack_whole(f, b)
     with module.function("packed", ("ptr", "args")) as f, tile_unit.configured(f, product):
-        _five_loops(f, product, register)
+        _five_loops(f, product, register, once)
     return module
 
 
@@ -88,7 +97,7 @@ def packed_panels(target: Target, product: Product) -> Module:
     a, b = operands(product, register)
     pack.pack(module, a, pack.ROUTINES)
     pack.pack(module, b, pack.ROUTINES)
-    _narrow_tiles(module, product, register)
+    _small_tiles(module, product, register)
     _tiles(module, product, register)
     with module.function("packed_panels", ("ptr", "args")) as f:
         args, yes = Args(f, f["args"]), f.const("i1", 1)
@@ -98,15 +107,15 @@ def packed_panels(target: Target, product: Product) -> Module:
         f.call("pack_b", n, k, args.b, args.b_col, args.b_row, to_b)
         f.call("pack_a", m, k, args.a, args.a_row, args.a_col, to_a)
         f.call(
-            "tiles", m, n, k, n, to_a, to_b, c, c_row, c, c_row,
+            "tiles", m, n, k, n, to_a, to_b, panel_bytes(b, k), c, c_row, c, c_row,
             args.alpha, args.beta, args.bias, args.bias_step, yes, yes,
         )  # fmt: skip
     return module
 
 
-def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
+def _five_loops(f: Function, product: Product, register: RegisterTile, once: bool) -> None:
     args = Args(f, f["args"])
-    parts = product.parts
+    parts, panels = product.parts, operands(product, register)[1]
     m, n, k = args.m, args.n * parts, args.k * parts
     mc, nc, kc = (
         even(f, total, block, unit)
@@ -122,7 +131,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     for at, number in ((unity, 1), (nothing, 0)):
         f.store(f.const(product.scalar, number), at)
         f.store(f.zero(product.scalar), at + SIZES[product.scalar])
-    a_size, b_size = buffers(product, register, mc, kc, nc)
+    a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
     part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
     on_stack = (a_size + b_size <= STACK) & (k <= part)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
@@ -145,8 +154,11 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
         partial, partial_row = f.select(several, spare, sums), f.select(several, spare_row, sums_row)
         with f.loop(q, end, kc) as p:
             deep, first, last = f.min(k - p, kc), p.equals(q), (p + kc >= k) & (several ^ True)
-            b_panel = panel_bytes(operands(product, register)[1], deep)
-            f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
+            b_panels, b_panel = to_b, panel_bytes(panels, deep)
+            if once:  # strides of blocks and, by column, of panels
+                b_panels, b_panel = b + p // kc * b_row + j // parts * b_col, b_col * (register.nr // parts)
+            else:
+                f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
@@ -154,7 +166,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
                     # Sums that are kept apart from C stay in L2 if all blocks of rows use the same memory for them.
                     tile_unit.block(
                         f, product, register, (tall, wide, deep, i + below - j),
-                        (a + i * a_row + p * a_col, a_row, a_col), (to_a, to_b, b_panel, tiled),
+                        (a + i * a_row + p * a_col, a_row, a_col), (to_a, b_panels, b_panel, tiled),
                         (to + i * to_row, to_row,
                          partial + (f.select(k <= kc, f.index(0), i) if product.sums_apart else i) * partial_row,
                          partial_row, factor, scale, tile_bias, bias_step, first, last),
@@ -163,8 +175,9 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
                 else:
                     f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
                     f.call(
-                        "tiles", tall, wide, deep, (i + below) * parts - j, to_a, to_b, to + i * to_row, to_row,
-                        partial + i * partial_row, partial_row, factor, scale, tile_bias, bias_step, first, last,
+                        "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
+                        to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
+                        bias_step, first, last,
                     )  # fmt: skip
         if product.rounds:
             with f.if_(several):
@@ -175,12 +188,12 @@ def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
                 )  # fmt: skip
 
 
-def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
+def _tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
     with module.function("tiles", *_TILES, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
-        a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
+        a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
@@ -195,7 +208,7 @@ def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
                 coming = b + b_panel + i // mr * (steps * AHEAD)
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
                 whole = is_plain(f, product, register, rows, columns)
-                with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
+                with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once):
                     for r in range(mr):
                         for v in range(0, nr * product.out_size, 64):
                             f.prefetch(c + f["c_row"] * r + v, write=True)
@@ -213,26 +226,43 @@ def _narrow(register: RegisterTile) -> list[int]:
     return [vectors for vectors in (1, 2) if vectors < register.nv]
 
 
-def _narrow_tiles(module: Module, product: Product, register: RegisterTile) -> None:
+def _small_tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
     """Define `tile_1(steps, a, b, kept)` and `tile_2`: the first one or two vectors of a tile, stored in `kept`.
 
     A product with 8 columns of f32 computes 16 of them instead of 64 (8 x 8 x 8, Zen 4: 95 ns instead of 140). As
-    functions of their own, these loops take no registers from the loop of whole tiles.
+    functions of their own, these loops take no registers from the loop of whole tiles. With `once`, `rows_1`, `rows_2`
+    and `rows_4` are the first rows of a tile.
     """
-    for vectors in _narrow(register):
+
+    def define(name: str, vectors: int = 0, rows: int = 0) -> None:
         params = (("i64", "steps"), ("ptr", "a"), ("ptr", "b"), ("ptr", "kept"))
-        with module.function(f"tile_{vectors}", *params, local=True) as f:
-            totals = tile_loop(f, product, register, f["steps"], f["a"], f["b"], _PREFETCH, vectors=vectors)
+        with module.function(name, *params, local=True) as f:
+            operands = f["steps"], f["a"], f["b"], _PREFETCH
+            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows)
             _keep(f, product, register, totals, f["kept"])
+
+    for vectors in _narrow(register):
+        define(f"tile_{vectors}", vectors=vectors)
+    for rows in _few(register, once):
+        define(f"rows_{rows}", rows=rows)
+
+
+def _few(register: RegisterTile, once: bool) -> list[int]:
+    """Return the heights, in rows, of the tiles for the last rows of C."""
+    return [rows for rows in (1, 2, 4) if once and rows < register.mr]
 
 
 @contextmanager
-def _narrower(f: Function, register: RegisterTile, columns: Value, operands: tuple[Value, ...]) -> Iterator[None]:
-    """Call the narrowest of the narrow tiles that holds `columns`, or run the body if none does."""
+def _smaller(
+    f: Function, register: RegisterTile, rows: Value, columns: Value, operands: tuple[Value, ...], once: bool
+) -> Iterator[None]:
+    """Call the smallest of the small tiles that holds `columns` or `rows`, or run the body if none does."""
+    small = [(f"tile_{vectors}", columns <= vectors * register.lanes) for vectors in _narrow(register)]
+    small += [(f"rows_{few}", rows <= few) for few in _few(register, once)]
     with ExitStack() as otherwise:
-        for vectors in _narrow(register):
-            with f.if_(columns <= vectors * register.lanes):
-                f.call(f"tile_{vectors}", *operands)
+        for name, holds in small:
+            with f.if_(holds):
+                f.call(name, *operands)
             otherwise.enter_context(f.else_())
         yield
 

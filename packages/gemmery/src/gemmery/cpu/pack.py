@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from gemmery import dtypes
+from gemmery.cpu.abi import Args
 from gemmery.cpu.convert import load_as
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
@@ -42,6 +43,21 @@ def pack(module: Module, panels: Panels, routines: Mapping[str, Routine]) -> Non
                 f.call(f"{panels.name}_each", *operands)
         if panels.seeded:
             _seed(f, panels)
+
+
+def pack_whole(f: Function, panels: Panels) -> None:
+    """Pack all of B into C of the record, from left to right, since packing may write a little past a panel.
+
+    A block of kc is packed at once, and one with gaps between its panels, since it is shorter, panel by panel.
+    """
+    args, parts, width = Args(f, f["args"]), panels.product.parts, panels.width
+    n, k, kc, b, b_row, b_col = args.n * parts, args.k * parts, args.kc, args.b, args.b_row, args.b_col
+    with f.loop(0, k, kc) as p:
+        deep = f.min(k - p, kc)
+        wide = f.select(deep.equals(kc), n, f.index(width))
+        with f.loop(0, n, wide) as j:
+            source, to = b + p // parts * b_row + j // parts * b_col, args.c + p // kc * args.c_row
+            f.call("pack_b", f.min(n - j, wide), deep, source, b_col, b_row, to + j // width * args.c_col)
 
 
 def panel(f: Function, panels: Panels, i: Value) -> Value:

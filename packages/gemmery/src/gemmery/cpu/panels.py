@@ -36,7 +36,13 @@ class Panels(NamedTuple):
     @property
     def row(self) -> int:
         """Return the bytes of one step of k."""
-        return self.width * self.group * SIZES[self.product.packed]
+        bits = self.product.bits or 8 * SIZES[self.product.packed]
+        return self.width * self.group * bits // 8
+
+    @property
+    def head(self) -> int:
+        """Return the bytes before the first step: a row of initial sums or of factors."""
+        return self.width * SIZES[self.product.accumulator] if self.seeded or self.product.bits else 0
 
     def steps(self, k: Count) -> Count:
         """Return the rows of a panel: one for each cell of k, padded with zeros to whole steps of the micro-kernel."""
@@ -51,6 +57,11 @@ class Panels(NamedTuple):
 def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
     a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded, deep=product.on_tiles)
+    if product.bits:
+        return a._replace(product=product._replace(stored="")), Panels("pack_b", register.nr, product)
+    if product.stored:  # bits are moved, not converted
+        bits = 8 * dtypes.get(product.stored).size
+        product = product._replace(dtype=f"uint{bits}", packed=f"i{bits}")
     return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
 
 
@@ -61,8 +72,22 @@ def steps_of(product: Product, k: Count) -> Count:
 
 def panel_bytes(panels: Panels, k: Count) -> Count:
     """Return the bytes of one panel."""
-    size = panels.steps(k) * panels.row
-    return size + panels.row if panels.seeded else size
+    return panels.steps(k) * panels.row + panels.head
+
+
+class Whole(NamedTuple):
+    """All of a packed B, in bytes: blocks of k, of which each has a panel for every `width` columns."""
+
+    block: int
+    panel: int
+    size: int
+
+
+def whole(panels: Panels, k: int, n: int, kc: int) -> Whole:
+    """Return the bytes of a B of k x n numbers in blocks of kc; a shorter last block lies as the others do."""
+    panel = panel_bytes(panels, kc)
+    block = -(-n // panels.width) * panel
+    return Whole(block, panel, -(-k // kc) * block + slack(panels))
 
 
 def slack(panels: Panels) -> int:
@@ -70,13 +95,16 @@ def slack(panels: Panels) -> int:
     return 64 // (panels.group * SIZES[panels.product.packed]) * panels.row + 64
 
 
-def workspace_bytes(target: Target, product: Product, m: int, k: int, mc: int, kc: int, nc: int) -> int:
+def workspace_bytes(
+    target: Target, product: Product, m: int, k: int, mc: int, kc: int, nc: int, once: bool = False
+) -> int:
     """Return the bytes of one thread's buffers for blocks of these sizes, and for sums of C's m rows over blocks of k.
 
-    If k is one block, the kernel has small buffers on its stack, and the call need not reserve any.
+    If k is one block, the kernel has small buffers on its stack, and the call need not reserve any. With `once` B has
+    been packed before, and needs none.
     """
     register = register_tile(target, product)
-    a, b = buffers(product, register, mc, kc, nc)
+    a, b = buffers(product, register, mc, kc, 0 if once else nc)
     if k <= kc and a + b <= STACK and not (product.on_tiles and k > depth(product, register)):
         return 0
     rows = m if product.rounds and k > kc * fan(product) else 0

@@ -51,6 +51,9 @@ class Product(NamedTuple):
     group: int = 1
     step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
+    # The narrower elements of B's panels, which each step widens: gemmery's name, or "levels8" and "levels4" with a row
+    # of factors before each panel (`packed_levels`); "" for `packed`.
+    stored: str = ""
 
     @property
     def on_tiles(self) -> bool:
@@ -65,7 +68,7 @@ class Product(NamedTuple):
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        tail = f"_{self.activation}" if self.activation else ""
+        tail = "".join(f"_{part}" for part in (self.activation, self.stored) if part)
         return f"{self.dtype}_{self.out}_{self.packed}_{self.accumulator}_{self.step}{tail}"
 
     @property
@@ -104,6 +107,11 @@ class Product(NamedTuple):
         """True if sums over a block of k must not be kept in C, since they would be rounded more than once."""
         out = dtypes.get(self.out)
         return out.kind == "f" and out.llvm != self.accumulator
+
+    @property
+    def bits(self) -> int:
+        """The bits of an element of B that has a factor, 8 or 4; 0 for others."""
+        return int(self.stored.removeprefix("levels")) if self.stored.startswith("levels") else 0
 
     @property
     def rounds(self) -> bool:
@@ -186,8 +194,11 @@ def tile_loop(
     prefetch: int,
     coming: Value | None = None,
     vectors: int = 0,
+    rows: int = 0,
 ) -> list[list[Var]]:
-    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector, or the first `vectors` of a row.
+    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector.
+
+    Those of the first `rows` and `vectors` of a row are all, unless these are 0.
 
     Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
     24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
@@ -203,14 +214,19 @@ def tile_loop(
 
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
-    cells = vector(tile.lanes, cell)
-    row, vectors = tile.nr * size, vectors or tile.nv
+    each = 8 * (dtypes.get(product.stored).size if product.stored and not product.bits else SIZES[product.packed])
+    width = tile.lanes * product.group * (product.bits or each) // 8
+    row, vectors = tile.nv * width, vectors or tile.nv
+    rows = rows or tile.mr
     if product.seeded:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
         b = b + row
     else:
         starts = [f.zero(wide)] * vectors
-    totals = [[f.var(start) for start in starts] for _ in range(tile.mr)]
+    factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
+    if product.bits:
+        b = b + tile.nr * size
+    totals = [[f.var(start) for start in starts] for _ in range(rows)]
     parts = product.parts
 
     def walk(first: int) -> None:
@@ -218,19 +234,18 @@ def tile_loop(
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
             b_row = b + p * row
-            columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(vectors)]
+            columns = [_load(f, product, tile, b_row, v * width) for v in range(vectors)]
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
-            for i in range(tile.mr):
+            for i in range(rows):
                 scale = f.broadcast(f.load(cell, a_row + i * size, align=size), tile.lanes)
                 for v in range(vectors):
                     totals[i][v].value = multiply_add(f, product, scale, columns[v], totals[i][v].value)
 
     walk(0)
     if parts == 2:
-        width = tile.lanes * size
-        room = f.buffer(tile.mr * vectors * width)
+        room = f.buffer(rows * vectors * width)
         places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
         for total, at in places:
             f.store(total.value, at, align=width)
@@ -238,4 +253,29 @@ def tile_loop(
         walk(1)
         for total, at in places:
             total.value = f.load(wide, at, align=width) + total.value
+    for of_row in totals:
+        for total, factor in zip(of_row, factors, strict=False):
+            total.value = total.value * factor
     return totals
+
+
+def _load(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:
+    """Load the vector of cells of B that begins `at` bytes after the start of a row, in the element type of sums."""
+    from gemmery.cpu.convert import load_as  # only to compile
+    from gemmery.cpu.ir import Value
+    from gemmery.cpu.ir_types import constant, vector
+
+    cells = vector(tile.lanes, product.cell)
+    if not product.stored:
+        return f.load(cells, row + at, align=SIZES[product.cell])
+    if product.bits != 4:
+        memory = dtypes.get("int8" if product.bits else product.stored)
+        return f.bitcast(load_as(f, memory, product.packed, row + at, tile.lanes * product.group, None), cells)
+    levels = f.convert("zext", f.load(vector(tile.lanes, "i8"), row + at // tile.lanes * tile.lanes, align=1), "i32")
+    if at % tile.lanes:  # the second of two vectors in the same bytes
+        levels = levels >> 4
+    if f.target.isa != "avx512":
+        return f.convert("sitofp", (levels & 15) - 8, product.packed)
+    # From a table of 16 numbers in a register, by the lowest 4 bits of each index.
+    table = ", ".join(f"float {constant('float', level)}" for level in range(-8, 8))
+    return f.intrinsic("llvm.x86.avx512.permvar.sf.512", cells, Value(f, cells, f"<{table}>"), levels)

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _KEPT = 64  # buffers kept; each is at most as large as the largest product so far needed
 _free: list[tuple[int, int, mmap.mmap | None]] = []  # size and address
@@ -22,15 +22,19 @@ def pages(size: int) -> int:
     return address(block)
 
 
-def fresh(size: int) -> mmap.mmap:
+def fresh(size: int, large: bool = False) -> mmap.mmap:
     """Return `size` zero bytes in pages of their own, which are freed with the object; a forked child gets a copy.
 
-    Raises MemoryError where there are none.
+    `large` asks for large pages, where the system has them. Raises MemoryError where there are none.
     """
     try:  # Python's default is pages that parent and child share
-        return mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        new = mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
+    if large and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            new.madvise(mmap.MADV_HUGEPAGE)
+    return new
 
 
 def address(block: mmap.mmap) -> int:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gemmery import config
+from gemmery import api, config
 from gemmery.api.options import check_activation
+from gemmery.api.packing import pack
 from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
 from gemmery.torch.functions import linear, quantized_linear
-from gemmery.torch.quantization import check_factors, dequantize, quantize
+from gemmery.torch.gradients import PLAIN, is_compiling, watched
+from gemmery.torch.quantization import by_panels, check_factors, dequantize, panels, quantize, reads_panels
 
 if TYPE_CHECKING:
     from gemmery.keywords import Activation, Precision
@@ -30,7 +32,7 @@ class Linear(nn.Linear):
     `in_features`, `out_features`, `bias`, `device` and `dtype`, the parameters, their initial values and the state dict
     are those of nn.Linear. `activation` is None, "relu", "gelu" (by erf) or "silu"; `precision` says how a GPU may
     multiply float32, as in `gemmery.matmul`, and means nothing elsewhere. Autograd computes both gradients by gemmery
-    too, and torch.compile keeps the layer in its graph.
+    too, and torch.compile keeps the layer in its graph. `pack` makes inference with few rows faster on the CPU.
 
     Raises ArgumentError for another `activation` or `precision`, and the errors of `gemmery.matmul` when it is called.
     """
@@ -51,8 +53,35 @@ class Linear(nn.Linear):
         self.activation: Activation | None = activation
         self.precision: Precision | None = precision
 
+    _copy: tuple[Any, tuple[int, ...]] | None = None  # with the state of the weight that it was made of
+
+    def pack(self) -> Linear:
+        """Keep a copy of the weight packed by `gemmery.pack`, for inference on the CPU, and return the layer.
+
+        >>> layer = Linear(3, 2).pack()
+        >>> with torch.inference_mode():
+        ...     layer(torch.ones(5, 3)).shape
+        torch.Size([5, 2])
+
+        Products that record no gradients and that nothing in PyTorch watches then read the copy: few rows at the speed
+        of memory. It takes the memory of the weight once more, is in no state dict, and is made anew in the call after
+        a change of the weight.
+
+        Raises DeviceError for a weight that is not on the CPU.
+        """
+        self._copy = pack(self.weight.detach().T), _state(self.weight)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _state_of(self)
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
         """Return the layer's output for an input of shape (..., in_features)."""
+        if self._copy is not None and _by_copy(input, self.weight, self.bias):
+            if self._copy[1] != _state(self.weight):
+                self.pack()
+            result: Tensor = api.matmul(input, self._copy[0], bias=self.bias, activation=self.activation)
+            return result
         return linear(input, self.weight, self.bias, self.activation, precision=_precision(self, input))
 
     def extra_repr(self) -> str:
@@ -73,7 +102,8 @@ class QuantizedLinear(nn.Module):
     saves and loads; a state dict with a `weight` is quantised as it is loaded. `weight` computes it anew from these, in
     the type of `scales`. `.to(dtype)` converts `scales` and `bias`. A new layer has a weight of zeros.
 
-    The layer is for inference: the input and the bias have gradients, the weight has none.
+    The layer is for inference: the input and the bias have gradients, the weight has none. `pack` makes it faster on
+    the CPU.
 
     Raises ArgumentError for `bits` other than 8 or 4 and for sizes and options that no layer has, ShapeError for a
     `group` that does not divide `in_features`, DTypeError for a `dtype` that factors cannot have.
@@ -120,8 +150,38 @@ class QuantizedLinear(nn.Module):
         """The weight, computed from `packed` and `scales` at each use."""
         return dequantize(self.packed, self.scales, self.bits, self.group, self.scales.dtype)
 
+    _copy: tuple[Any, tuple[int, ...]] | None = None  # with the state of what it was made of
+
+    def pack(self) -> QuantizedLinear:
+        """Keep a copy of the levels in panels, for inference on the CPU, and return the layer.
+
+        >>> layer = QuantizedLinear(256, 8, bits=4).pack()
+        >>> with torch.inference_mode():
+        ...     layer(torch.ones(5, 256)).shape
+        torch.Size([5, 8])
+
+        Products of up to 64 rows that record no gradients and that nothing in PyTorch watches then widen the levels as
+        they read them, in float32, and multiply sums by the factors: no element of the weight is rounded. The copy has
+        the bits of the levels, is in no state dict, and is made anew in the call after a change of the weight.
+
+        Raises DeviceError for a weight that is not on the CPU.
+        """
+        if self.packed.numel():
+            self._copy = panels(self.packed, self.scales), self._state()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _state_of(self)
+
+    def _state(self) -> tuple[int, ...]:
+        return *_state(self.packed), *_state(self.scales)
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
         """Return the layer's output for an input of shape (..., in_features)."""
+        if self._copy is not None and reads_panels(input) and _by_copy(input, self.scales, self.bias):
+            if self._copy[1] != self._state():
+                self.pack()
+            return by_panels(input, self._copy[0], self.bias, self.activation)
         precision = _precision(self, input)
         return quantized_linear(input, self.packed, self.scales, self.bias, self.activation, precision=precision)
 
@@ -200,8 +260,27 @@ def become_quantized(
     activation = layer.activation if isinstance(layer, Linear) else None
     del layer.weight
     layer.__class__ = QuantizedLinear
-    layer.activation, layer.precision = activation, precision
+    layer.activation, layer.precision, layer._copy = activation, precision, None
     layer._hold(packed, scales, bits, group)
+
+
+def _state_of(layer: Linear | QuantizedLinear) -> dict[str, Any]:
+    """What a pickle and a copy of a layer hold: instead of its packed copy, that one is to be made."""
+    return {**vars(layer), "_copy": None if layer._copy is None else (None, ())}
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """What changes with the numbers of a weight: where it is, and how often PyTorch wrote to it."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _by_copy(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return True where a packed copy of the weight takes its place: on the CPU, where PyTorch watches nothing."""
+    if is_compiling() or type(x) not in PLAIN or watched() or x.dtype is not weight.dtype:
+        return False
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return not records and all(tensor.is_cpu for tensor in tensors)
 
 
 def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> Precision | None:

@@ -26,9 +26,11 @@ from gemmery import api
 from gemmery.api.device_call import keep, table
 from gemmery.api.options import epilogue_name
 from gemmery.api.packed import prepare_packed, prepare_unpacking
-from gemmery.arrays import View
+from gemmery.arrays import View, view
+from gemmery.cpu import threads
+from gemmery.cpu.packed_levels import PackedLevels
 from gemmery.cuda.launch import Ready
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, ShapeError, brief
 from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder.gemv import MOST_ROWS, step
 from gemmery.torch.gradients import Formula, batched_linear, before_activation, keep_layer, multiply, rows
@@ -250,6 +252,31 @@ def _whole(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
             run(p, p, weight.data_ptr(), _stream_of(device), 0, scales.data_ptr())
             return weight
     return unpacked(packed, scales, dtype)
+
+
+def panels(packed: Any, scales: Any) -> PackedLevels:
+    """Return a weight on the CPU in panels. Raises DeviceError for one elsewhere."""
+    if not packed.is_cpu:
+        raise DeviceError(f"the weight is on {packed.device}, and panels are for the CPU: call layer.cpu() first")
+    levels = unpacked(packed, torch.ones_like(scales), torch.float32).to(torch.int8)
+    return PackedLevels(levels.numpy(), scales.float().numpy(), BITS[packed.dtype])
+
+
+def reads_panels(input: Any) -> bool:  # noqa: A002
+    """Return True for a few rows of a type that products by panels have."""
+    few = input.ndim > 0 and 0 < input.numel() <= _FEW * input.shape[-1]
+    return few and input.dtype in (*_HALVES, torch.float32)
+
+
+def by_panels(input: Any, weight: PackedLevels, bias: Any, activation: str | None) -> Any:  # noqa: A002
+    """Return activation(input @ weight.T + bias) by panels, where `reads_panels` and PyTorch watches nothing."""
+    if input.shape[-1] != weight.k:
+        raise ShapeError(f"input has shape {tuple(input.shape)}, and the weight {weight.k} columns; they must be equal")
+    result = input.new_empty((*input.shape[:-1], weight.n))
+    x, c = view(input.reshape(1, -1, weight.k)), view(result.view(1, -1, weight.n))
+    row = None if bias is None else view(bias.detach().float())
+    weight.multiply(x, c, row, activation or "", threads.get())
+    return result
 
 
 def quantized_layer(

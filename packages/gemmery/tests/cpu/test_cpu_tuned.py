@@ -169,7 +169,7 @@ def test_no_bit_depends_on_the_table(name, in_force):
             plans.add((shape, rung.name, launch.plan(1, m, n, k, 3)))
         assert len(bits) == 1, (shape, layout)
     assert len(plans) > 30
-    assert name not in ("f32", "f64") or rungs == {"packed", "direct", "streamed", "gemv"}
+    assert name not in ("f32", "f64") or rungs - {"dots"} == {"packed", "direct", "streamed", "gemv"}
 
 
 DIGESTS = """

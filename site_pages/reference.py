@@ -13,6 +13,7 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.grouped": "products",
     "gemmery.api.contractions": "products",
     "gemmery.api.device_operands": "products",
+    "gemmery.api.packing": "products",
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.api.warm": "explain-and-warm",

@@ -26,7 +26,7 @@ except ModuleNotFoundError:
         """Run the command line of this process and exit."""
         sys.exit(run(sys.argv[1:]))
 else:
-    from gemmery_lab.cli import measuring, tune, looking  # noqa: F401, I001 - they add their commands to the app, in this order
+    from gemmery_lab.cli import measuring, looking  # noqa: F401, I001 - they add their commands to the app, in this order
     from gemmery_lab.cli.parser import app as app
     from gemmery_lab.cli.parser import main, run
 

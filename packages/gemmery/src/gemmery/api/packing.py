@@ -15,6 +15,8 @@ from gemmery.errors import DeviceError, DTypeError, LayoutError, ShapeError
 
 if TYPE_CHECKING:
     from gemmery.keywords import DTypeLike
+else:  # help() shows it
+    DTypeLike = Any
 
 _VERSION = 1  # of a pickle, and of the order of bytes in a layout
 
@@ -77,7 +79,7 @@ class PackedMatrix(Packed):
             )
 
 
-def pack(b: Any, dtype: "DTypeLike | None" = None) -> PackedMatrix:
+def pack(b: Any, dtype: DTypeLike | None = None) -> PackedMatrix:
     """Pack a matrix once, on the CPU, as the right operand of many products: the weights of a layer.
 
     >>> import numpy as np, gemmery as gm

@@ -16,7 +16,7 @@ from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.gemv_forms import sum_lanes
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import SIZES, vector
+from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.long_k import define_fold, in_levels
 from gemmery.cpu.target import DOTS_APART, DOTS_BLOCK, DOTS_ROWS, Target, dots_columns
 
@@ -56,13 +56,33 @@ def dots(target: Target, dtype: str) -> Module:
 
 
 def _copy(f: Function, element: str, n: int) -> None:
-    """Copy n columns of B to contiguous ones."""
-    size, row = SIZES[element], f.var(f["b"])
-    with f.loop(0, f["k"]) as p:
+    """Copy n columns of B to contiguous ones: by vectors where rows of 2 or 4 numbers follow each other."""
+    size, lanes = SIZES[element], f.target.lanes(SIZES[element])
+    wide, whole = vector(lanes, element), f.index(0)
+    if n in (2, 4):
+        adjacent = f["b_col"].equals(size) & f["b_row"].equals(n * size)
+        whole = f.select(adjacent, f["k"] // lanes * lanes, f.index(0))
+        with f.loop(0, whole, lanes) as p:
+            rows = [f.load(wide, f["b"] + (p * n + lanes * i) * size) for i in range(n)]
+            for j, column in enumerate(_columns(f, rows)):
+                f.store(column, f["to"] + (DOTS_APART * j + p) * size)
+    row = f.var(f["b"] + whole * f["b_row"])
+    with f.loop(whole, f["k"]) as p:
         at = row.value
         for j in range(n):
             f.store(f.load(element, at + f["b_col"] * j, align=size), f["to"] + (DOTS_APART * j + p) * size, align=size)
         row.value = at + f["b_row"]
+
+
+def _columns(f: Function, rows: list[Value]) -> list[Value]:
+    """Return the columns of a matrix whose rows of 2 or 4 numbers lie one after the other in as many vectors."""
+    if len(rows) == 1:
+        return rows
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    every = range(2 * lanes_of(rows[0].type))
+    even, odd = ([f.shuffle(x, y, list(every[first::2])) for x, y in pairs] for first in (0, 1))
+    columns = zip(_columns(f, even), _columns(f, odd), strict=True)
+    return [column for pair in columns for column in pair]
 
 
 def _height(target: Target, n: int) -> int:

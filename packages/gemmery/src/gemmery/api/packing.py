@@ -96,8 +96,8 @@ def pack(b: Any, dtype: DTypeLike | None = None) -> PackedMatrix:
     depend on the number of rows.
 
     `dtype` is the type of results wider than b's, as in `gm.matmul`: sums in float64 need other panels than those in
-    float32. `nbytes` is the memory of k n elements as panels have them, with k and n rounded up: float16 becomes
-    float32 there, and bfloat16 and int8 become wider where the CPU has no dot products of them.
+    float32. `nbytes` is the memory of the panels: k n elements of b's own size, with k and n rounded up. Complex ones
+    take twice their size, and float16 takes 4 bytes on a CPU without fused multiply-adds.
 
     The panels are those of this machine's instruction set. A pickle loads on machines that read the same, and is
     refused by others. Threads and forked processes may share a packed matrix. Source: Goto and van de Geijn, ACM TOMS

@@ -247,9 +247,8 @@ class _Journal:
         self.rounds: dict[str, dict[str, Any]] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing, or damaged
             text = path.read_text("utf-8")
-            tuned.read(
-                text, target.described(host), target.modelled(host)._asdict()
-            )  # raises ValueError for another version or machine
+            # Raises ValueError for another version or machine.
+            tuned.read(text, target.described(host), target.modelled(host)._asdict())
             rows = json.loads(text)["cache"].items()
             self.rounds = {} if fresh else {key: row for key, row in rows if all(len(row[name]) for name in _LISTS)}
 

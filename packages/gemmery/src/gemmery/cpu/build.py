@@ -173,11 +173,11 @@ def block_sides(target: Target, types: Product) -> tuple[int, int]:
 
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
-    p, kc = problem.by_rows(), chain(problem)
+    p, longest = problem.by_rows(), chain(problem)
+    kc = 0 if longest == k_block(host()) else longest
     if p.b_layout == "packed":
-        return packed_once(product(host(), p), 0 if kc == k_block(host()) else kc)
-    sizes = config.get("mc", 0), config.get("kc", 0 if kc == k_block(host()) else kc), config.get("nc", 0)
-    return _packed(p.dtype, p.out, p.epilogue, *sizes)
+        return packed_once(product(host(), p), kc)
+    return _packed(p.dtype, p.out, p.epilogue, config.get("mc", 0), config.get("kc", kc), config.get("nc", 0))
 
 
 @cache

@@ -183,7 +183,7 @@ def expected(plan: RungPlan, special: int = 0, larger: bool = False) -> str:
     each = {"cpu": 3.0, "cuda": 1.5}.get(plan.kind)  # seconds of a rung at one size, with its check and its rival
     if each is None:  # compilation, then some 10**8 emulated operations per second
         each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in plan.sizes) / len(plan.sizes)
-        each += 0.5 * larger
+        each += 1.0 * larger  # of two processes
     return estimate(len(plan.variants) * len(plan.sizes) + special, each)
 
 

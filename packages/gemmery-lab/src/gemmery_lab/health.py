@@ -178,6 +178,10 @@ def _versions() -> dict[str, Collection[str]]:
     versions: dict[str, Collection[str]] = {"cpu": jit.versions(), "cuda": nvrtc.versions()}
     with contextlib.suppress(GemmeryError):  # without NVRTC, what it compiled stays
         versions["ptx"] = (nvrtc.version(),)
+    with contextlib.suppress(ModuleNotFoundError):  # without the emulator's needs, its predictions stay
+        from gemmery_lab.on_emulator import sources
+
+        versions["times"] = (sources()[:12],)
     return versions
 
 

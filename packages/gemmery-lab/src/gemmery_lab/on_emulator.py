@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import cache as once
+from functools import partial, reduce
+from itertools import starmap
+from multiprocessing import get_context
 from operator import add
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+import gemmery
+import gemmery_emulator
+from gemmery import cache, config
 from gemmery.cuda import nvrtc, sass
 from gemmery.cuda.device import KNOWN, Device
 from gemmery.cuda.geometry import Geometry
@@ -21,7 +30,8 @@ from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.cuda.roofline import roofs, unit
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Config, Problem
 from gemmery_emulator.arguments import memory_of
 from gemmery_emulator.kernels.counters import source_lines
@@ -43,7 +53,7 @@ from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung,
 
 SMALL = 32  # side for the rung of one block
 ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole
-SIZE = 2048  # side of the products whose times are predicted, unless sizes are named
+SIZE = 4096  # side of the products whose times are predicted, unless sizes are named
 STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile
 STEP_OF_ROW = 2048  # of a row times a matrix
 SLACK = 1 << 16  # bytes after the workspace
@@ -106,11 +116,13 @@ def predicted_ladder(
     dtype: str = "",
     card: str = "h200",
     on_rung: OnStep[PredictedRung] = lambda *_: None,
+    processes: int = 1,
 ) -> tuple[PredictedRung, ...]:
     """Predict the times of the GPU's ladder on a card, next to its records where there are some.
 
-    `rungs` are names, all by default; `sizes` are sides of squares, 2048 by default. Without a `dtype` a rung has f32;
-    one that does not take f32 has bf16 if there is a record in that, else its first type.
+    `rungs` are names, all by default; `sizes` are sides of squares, 4096 by default. Without a `dtype` a rung has f32;
+    one that does not take f32 has bf16 if there is a record in that, else its first type. More than one of `processes`
+    is for a program whose main module is guarded by `__name__ == "__main__"`. Predictions are kept in the cache.
 
     >>> row = predicted_ladder(["simt_naive"], [512])[0]
     >>> row.prediction.bound
@@ -118,7 +130,7 @@ def predicted_ladder(
 
     Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
     """
-    (device, pipes), lengths = pipes_of(card), asked.sides(sizes or (SIZE,))
+    device, lengths = pipes_of(card)[0], asked.sides(sizes or (SIZE,))
     plan = planned(LADDER, rungs, (), dtype, Conditions(card), "emulator")
     known = {_key(each): each for each in recorded(device)}
     in_bf16 = {(each.kernel, each.n) for each in known.values() if each.dtype == "bf16"}
@@ -126,24 +138,43 @@ def predicted_ladder(
     def types(rung: Rung, n: int) -> Work:
         return element("bf16" if not plan.dtype and (rung.name, n) in in_bf16 and not takes_f32(rung) else plan.dtype)
 
-    def look(rung: Rung, work: Work, n: int, config: Config) -> PredictedRung:
-        plain = predicted_rung(rung, work, device, pipes, config)
+    def beside(row: PredictedRung, task: RungTask) -> PredictedRung:
+        rung, work = task.rung, task.work
         m = known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
         same = m is not None and all(m.config.get(key) == value for key, value in rung.default.items())
-        return replace(plain, measured=m.seconds if m is not None and same else 0.0)
+        return replace(row, measured=m.seconds if m is not None and same else 0.0)
+
+    def look(tasks: Sequence[RungTask]) -> Iterator[PredictedRung]:
+        calls = [(task.rung.name, task.work, card, tuple(task.config.items())) for task in tasks]
+        if processes > 1:
+            with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+                yield from map(beside, pool.map(_remembered, *zip(*calls, strict=True)), tasks)
+        else:
+            yield from map(beside, starmap(_remembered, calls), tasks)
 
     return _each(device, plan, lengths, types, look, on_rung)
+
+
+@dataclass(frozen=True)
+class RungTask:
+    """A rung with its config on one product."""
+
+    rung: Rung
+    work: Work
+    n: int  # the side that was asked for
+    config: Config
 
 
 def _emulated(card: Device, plan: RungPlan, on_rung: OnStep[EmulatedRung], key: str = "") -> EmulatedLadder:
     """Check and count the rungs of a plan; a `key` of their config is part of their names."""
 
-    def look(rung: Rung, work: Work, n: int, config: Config) -> EmulatedRung:
-        name = f"{rung.name} {key}={config[key]}" if key else rung.name
-        return replace(emulated_rung(rung, work, card, config), rung=name, size=n)
+    def look(task: RungTask) -> EmulatedRung:
+        name = f"{task.rung.name} {key}={task.config[key]}" if key else task.rung.name
+        return replace(emulated_rung(task.rung, task.work, card, task.config), rung=name, size=task.n)
 
     like = element(plan.dtype)
-    return EmulatedLadder(card, record.now(), _each(card, plan, plan.sizes, lambda *_: like, look, on_rung))
+    rungs = _each(card, plan, plan.sizes, lambda *_: like, partial(map, look), on_rung)
+    return EmulatedLadder(card, record.now(), rungs)
 
 
 def _each(
@@ -151,16 +182,16 @@ def _each(
     plan: RungPlan,
     sizes: Sequence[int],
     types: Callable[[Rung, int], Work],
-    look: Callable[[Rung, Work, int, Config], T],
+    look: Callable[[Sequence[RungTask]], Iterable[T]],
     on_rung: OnStep[T],
 ) -> tuple[T, ...]:
-    """Return the records of a plan's rungs at some sizes, each looked at alone, in these `types`."""
-    steps = RunSteps[T](len(plan.variants) * len(sizes), on_rung)
-    for n in sizes:
-        for rung, config in plan.variants:
-            work = product_for(rung, n, types(rung, n), card)
-            steps.begin(f"{rung.name}, {work}")
-            steps.end(look(rung, work, n, config))
+    """Return the records of a plan's rungs at some sizes, in these `types`; `look` yields them in turn."""
+    products = ((rung, n, config) for n in sizes for rung, config in plan.variants)
+    tasks = [RungTask(rung, product_for(rung, n, types(rung, n), card), n, config) for rung, n, config in products]
+    steps, rows = RunSteps[T](len(tasks), on_rung), iter(look(tasks))
+    for task in tasks:
+        steps.begin(f"{task.rung.name}, {task.work}")
+        steps.end(next(rows))
     return tuple(steps.records)
 
 
@@ -260,6 +291,30 @@ def _counts(run: EmulatedRun) -> RungCounts:
     )
 
 
+def _remembered(name: str, work: Work, card: str, options: tuple[tuple[str, int], ...]) -> PredictedRung:
+    """Predict one rung, or read the prediction that the same sources gave before."""
+    (device, pipes), folder = pipes_of(card), config.cache_dir()
+    what = repr((name, work, options, device, pipes, np.__version__)).encode()
+    key = cache.key("times", sources()[:12], sources().encode(), nvrtc.version().encode(), what)
+    stored = cache.read(folder, key)
+    if stored is not None:
+        row: PredictedRung = pickle.loads(stored)  # noqa: S301 - the cache reads only what this user wrote
+        return row
+    row = predicted_rung(find(CUDA, name), work, device, pipes, dict(options))
+    cache.write(folder, key, pickle.dumps(row))
+    return row
+
+
+@once
+def sources() -> str:
+    """Return a digest of all files of the packages, on which predictions depend: hashing them takes 20 ms."""
+    folders = [Path(package.__path__[0]) for package in (gemmery, gemmery_emulator)] + [Path(__file__).parent]
+    suffixes = {".py", ".pyc", ".cu", ".cuh", ".h", ".toml"}
+    files = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in suffixes)
+    files = [file for file in files if file.parent.name != "__pycache__"]
+    return cache.digest(*(part for file in files for part in (os.fsencode(file.name), file.read_bytes()))).hex()
+
+
 def predicted_rung(
     rung: Rung, work: Work, device: Device, pipes: Pipes, config: Mapping[str, int] | None = None
 ) -> PredictedRung:
@@ -276,7 +331,9 @@ def predicted_rung(
         ]
     except (EmulationError, RefusedError) as refused:
         return replace(row, refused=str(refused))
-    return replace(row, prediction=reduce(add, predictions))
+    codes = (nvrtc.ptx(each.source, each.kernel, device.arch) for each in geometry.launches)
+    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
+    return replace(row, prediction=reduce(add, predictions), unit=on)
 
 
 def _lengths(problem: Problem) -> tuple[tuple[int, ...], float]:

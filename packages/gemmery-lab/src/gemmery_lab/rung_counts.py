@@ -147,12 +147,18 @@ class PredictedRung:
     config: Mapping[str, int] = field(default_factory=dict)
     prediction: Prediction | None = None
     measured: float = 0.0  # seconds, 0 without a record
+    unit: str = ""  # the unit that multiplies: a field of device.Rates
     refused: str = ""
 
     @property
     def ratio(self) -> float:
         """The predicted time over the measured one, 0 without a record."""
         return self.prediction.seconds / self.measured if self.prediction and self.measured else 0.0
+
+    def rate(self, seconds: float = 0.0) -> float:
+        """The predicted operations a second, or those of a product that takes so many `seconds`; 0 if refused."""
+        seconds = seconds or (self.prediction.seconds if self.prediction else 0.0)
+        return 2.0 * self.m * self.n * self.k / seconds if seconds else 0.0
 
 
 @dataclass(frozen=True)

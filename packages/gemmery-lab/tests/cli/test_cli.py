@@ -123,13 +123,12 @@ def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announce
     monkeypatch.chdir(tmp_path)
     assert cli.run(["ladder", *line.split(), "--rungs", "simt_naive,simt_smem", "--sizes", "32"]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith(announced or "2 measurements, about 1 s\n1/2 simt_naive")
+    assert err.startswith(announced or "2 measurements, about 2 s\n1/2 simt_naive")
     assert "2/2 simt_smem, n = 32, f32" in err
     assert all(
         word in out
         for word in (
-            "Predicted times on h200",
-            "Too few of these",
+            "The ladder at n = 4096, predicted on h200",
             "Counters and roofs",
             "bank",
             "sectors",
@@ -139,7 +138,7 @@ def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announce
     )
     path = tmp_path / re.search(r"^page: (.+)$", out, re.MULTILINE)[1]
     assert path.read_text().startswith("<!doctype html>")
-    assert "Predicted times on h200" in path.read_text()
+    assert "The ladder at n = 4096, predicted for h200" in path.read_text()
 
 
 def test_no_time_is_predicted_where_every_rung_is_refused(monkeypatch, capsys, tmp_path):
@@ -150,7 +149,7 @@ def test_no_time_is_predicted_where_every_rung_is_refused(monkeypatch, capsys, t
     )
     out = capsys.readouterr().out
     assert "No rung ran: mma_pipelined" in out
-    assert "Predicted times" not in out
+    assert "predicted on" not in out
 
 
 def test_what_the_emulator_counted_as_json(capsys, tmp_path, monkeypatch):
@@ -164,12 +163,10 @@ def test_what_the_emulator_counted_as_json(capsys, tmp_path, monkeypatch):
     assert [one["counts"]["flops"] for one in ran] == [2 * 16**3, 2 * 32**3]
     assert "sm_80" in next(one["refused"] for one in found["rungs"] if one["refused"])
     assert list(tmp_path.iterdir()) == []
-    assert [one["rung"] for one in found["predicted"]] == ["simt_smem", "simt_smem"]
+    assert [one["rung"] for one in found["predicted"]] == ["simt_smem", "mma_pipelined"]
     assert cli.run([*line.replace("t4", "a100").split()]) == 0
     predicted = json.loads(capsys.readouterr().out)["predicted"]
-    assert [(one["rung"], one["n"]) for one in predicted] == [
-        (name, n) for n in (16, 32) for name in ("simt_smem", "mma_pipelined")
-    ]
+    assert [(one["rung"], one["n"]) for one in predicted] == [("simt_smem", 4096), ("mma_pipelined", 4096)]
     assert all(one["prediction"]["seconds"] > 0 for one in predicted)
 
 
@@ -177,7 +174,7 @@ def test_a_wrong_rung_on_the_emulator_fails(monkeypatch, capsys):
     wrong = replace(lab.emulated_ladder(["simt_naive"], [16]).rungs[0], error=3.0, findings=("a.cu:7: race: both",))
     run = replace(lab.emulated_ladder(["simt_naive"], [16]), rungs=(wrong,))
     monkeypatch.setattr(lab, "emulated_ladder", lambda *_: run)
-    assert cli.run(["ladder", "--device", "emulator", "--no-html"]) == 1
+    assert cli.run(["ladder", "--device", "emulator", "--rungs", "simt_naive", "--no-html"]) == 1
     err = capsys.readouterr().err
     assert "gemmery: simt_naive, n = 16, f32: it is outside its error bound: 3 times it" in err
     assert "it has a finding at a.cu:7: race: both" in err

@@ -1,11 +1,15 @@
 """Predicted times: on kernels whose time can be worked out by hand, and against records of an H200."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery import config
 from gemmery.cuda.pipes import BARRIER, LAUNCH, OPERANDS, USABLE, pipes_of
 from gemmery.errors import DeviceError, EmulationError
+from gemmery_lab import on_emulator
 from gemmery_lab.on_emulator import predicted_ladder
 from gemmery_lab.rung_counts import agreement
 
@@ -132,3 +136,41 @@ def test_barriers_take_their_own_time():
     code = "for (int k = 0; k < n; ++k) { x[i] = 1; __syncthreads(); }"
     short, long = (predicted(code, count) for count in (4, 8))
     assert clocks(long, "barrier") - clocks(short, "barrier") == pytest.approx(4 * 32 / BARRIER)
+
+
+def test_predictions_are_kept_with_what_they_depend_on(monkeypatch, tmp_path):
+    """A second call reads the first one's; another card, config or source does not."""
+    seen = []
+    plain = on_emulator.predicted_rung
+
+    def look(rung, *others):
+        seen.append(rung.name)
+        return plain(rung, *others)
+
+    monkeypatch.setattr(config, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(on_emulator, "predicted_rung", look)
+    first, again = (predicted_ladder(["simt_smem", "gemv_warp"], [96]) for _ in range(2))
+    assert again == first
+    assert len(seen) == 2
+    predicted_ladder(["simt_smem"], [96], card="a100")
+    monkeypatch.setattr(on_emulator, "sources", lambda: "0" * 64)
+    predicted_ladder(["simt_smem"], [96])
+    assert len(seen) == 4
+
+
+def test_every_file_that_shapes_a_prediction_is_in_its_digest(tmp_path, monkeypatch):
+    """A changed kernel, or a changed constant of a card, makes other predictions."""
+    copy = tmp_path / "gemmery"
+    shutil.copytree(gm.__path__[0], copy)
+    monkeypatch.setattr(gm, "__path__", [str(copy)])
+    digests = {on_emulator.sources.__wrapped__()}
+    for name in ("cuda/kernels/simt_smem.cu", "cuda/pipes.py", "ladder/simt.py"):
+        (copy / name).write_text((copy / name).read_text() + "\n")
+        digests.add(on_emulator.sources.__wrapped__())
+    assert len(digests) == 4
+
+
+@pytest.mark.process
+def test_processes_predict_what_one_does():
+    names = ["simt_naive", "simt_smem", "gemv_warp"]
+    assert predicted_ladder(names, [80], processes=2) == predicted_ladder(names, [80])

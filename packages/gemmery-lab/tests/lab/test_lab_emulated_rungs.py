@@ -16,6 +16,7 @@ from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, EmulationError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery_emulator.kernels.prediction import Prediction
 from gemmery_emulator.pages import svg
 from gemmery_emulator.pages.writing import as_json
 from gemmery_lab import asked, on_emulator
@@ -317,12 +318,32 @@ def test_a_limit_is_told_once_and_columns_without_records_are_left_out():
     ladder = lab.emulated_ladder(["simt_smem"], [32])
     (counted,) = overviews(ladder)
     assert "limit" in counted.head
-    predicted = replace(ladder, predicted=(PredictedRung("simt_smem", 32, 32, 32, "f32", refused="no"),))
+    row = PredictedRung("simt_smem", 32, 32, 32, "f32", prediction=Prediction("h200", 2e-6, "issue", {}))
+    predicted = replace(ladder, predicted=(row, replace(row, prediction=None, refused="no")))
     (beside,) = overviews(predicted)
     (times,) = predicted_sheets(predicted)
     assert "limit" not in beside.head
     assert not {"measured", "ratio"} & set(times.head)
     page = emulated_page(ladder)
+    assert "predicted for" not in page
     assert "without caches" in page
     assert "Each rung multiplied two small matrices" in page
     assert "least time" not in page
+
+
+def test_the_predicted_ladder_comes_first():
+    """Bars grow with the rate, and a page draws them."""
+    ladder = lab.emulated_ladder(["simt_naive"], [8])
+    names = ["simt_uncoalesced", "simt_naive", "simt_pipelined", "gemv_warp"]
+    ladder = replace(ladder, predicted=lab.predicted_ladder(names, [512]))
+    shown = io.StringIO()
+    emulated_tables.show_emulated(ladder, Console(file=shown, width=80))
+    lines = shown.getvalue().splitlines()
+    assert lines[0].strip() == "The ladder at n = 512, predicted on h200"
+    lengths = {line.split()[0]: line.count("█") for line in lines if "░" in line or "█" in line}
+    assert lengths["simt_uncoalesced"] == 1 < lengths["simt_naive"] < lengths["simt_pipelined"] == 16
+    page = emulated_page(ladder)
+    assert page.index("The ladder at n = 512, predicted for h200") < page.index("From rung to rung")
+    assert "was measured on this card" not in page
+    other = replace(ladder, device=KNOWN["a100"], predicted=lab.predicted_ladder(names[:2], [512], card="a100"))
+    assert "No constant was measured on this card" in emulated_page(other)

@@ -33,7 +33,7 @@ _CHECKED = 32 << 20  # bytes that a process writes before it adds up the sizes a
 _DAY = 86400.0  # s after which a read sets an entry's time
 _UNFINISHED = 3600.0  # s after which a temporary file belongs to no process
 # Patterns, which `re` compiles when the cache is listed: a first product takes 0.3 ms less.
-_NAME = r"(?:(?P<kind>cpu|cuda|ptx)-(?:(?P<version>[0-9a-z.]+)-)?)?[0-9a-f]{64}"
+_NAME = r"(?:(?P<kind>cpu|cuda|ptx|times)-(?:(?P<version>[0-9a-z.]+)-)?)?[0-9a-f]{64}"
 _TEMPORARY = r"\.new-[0-9]+-[0-9a-f]{16}"
 
 FULL = "make room in the file system"
@@ -67,7 +67,7 @@ class CacheEntry(NamedTuple):
     """An entry of the cache."""
 
     name: str
-    kind: str  # "cpu", "cuda", "ptx", "" for what a killed process left
+    kind: str  # "cpu", "cuda", "ptx", "times" (predicted), "" for what a killed process left
     version: str  # of the sources that made it; "" for entries of releases that stored no version
     size: int  # bytes
     used: float  # time of the last read, in seconds since 1970, to a day

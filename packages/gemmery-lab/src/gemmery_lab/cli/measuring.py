@@ -73,12 +73,14 @@ def ladder(
 
     lengths = plan.sizes if lengths else ()
     if kind == "emulator":
+        from gemmery.cpu.target import cores
         from gemmery.cuda.pipes import predictable
 
         emulated_as = where.card or asked.EMULATED_AS
         count = partial(lab.emulated_ladder, rung_names, lengths, plan.dtype, emulated_as)
-        predict = partial(lab.predicted_ladder, sizes=lengths, dtype=plan.dtype, card=emulated_as)
-        duration = expected(plan, larger=not lengths)
+        processes = min(4, cores(), len(plan.variants) // 4)  # each loads the emulator, as long as 4 predictions take
+        predict = partial(lab.predicted_ladder, rung_names, (), plan.dtype, emulated_as, processes=processes)
+        duration = expected(plan, larger=True)
         known = predict if emulated_as in predictable() else None
         return partial(parser.counted, count, emulated_as, reason or "", output, duration, known)
     measure = partial(lab.ladder, rung_names, lengths, plan.dtype, threads, seconds, device=str(where), store=store)

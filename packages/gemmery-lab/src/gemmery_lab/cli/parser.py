@@ -272,7 +272,7 @@ def counted(
     """Run the ladder on the emulator and show it; 1 when something is wrong, 130 after Ctrl-C.
 
     `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
-    `predict` predicts the times of named rungs.
+    `predict` predicts the times of the same rungs on large products.
     """
     from gemmery_lab.asked import emulated_card
     from gemmery_lab.measure import record
@@ -282,12 +282,10 @@ def counted(
     partly = partial(EmulatedLadder, emulated_card(card), record.now())
 
     def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
-        ladder = count(on_rung)
-        names = [rung.rung for rung in ladder.rungs if not rung.refused]
-        if predict is None or not names:  # without names, every rung would be predicted
-            return ladder
-        predicted = predict(dict.fromkeys(names), on_rung=lambda what, done, total, _: on_rung(what, done, total, None))
-        return replace(ladder, predicted=predicted)
+        if predict is None:
+            return count(on_rung)
+        predicted = predict(on_rung=lambda what, done, total, _: on_rung(f"predicting {what}", done, total, None))
+        return replace(count(on_rung), predicted=predicted)
 
     announce(instead_of, card)
     ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,7 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from gemmery.cuda.device import Device
-from gemmery.cuda.pipes import predictable
+from gemmery.cuda.pipes import origin, predictable
 from gemmery.ladder.cuda import CUDA
 from gemmery_emulator.kernels.counters import IDEAL_WAVEFRONTS
 from gemmery_emulator.pages import numerals
@@ -28,6 +29,7 @@ KINDS = {
 }  # instructions with a column of their own
 PARENTS = {rung.name: rung.parent for rung in CUDA}
 CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
+BAR = 15  # characters that the longest bar has more than the shortest
 COUNTED, ROOF, MEANING = (words.NOTES[name] for name in ("counted", "emulated_roof", "predicted"))
 
 
@@ -264,7 +266,7 @@ def _line(run: EmulatedRung) -> str:
 
 def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     """Print one table for each size, what it means, and the verdict."""
-    for sheet in (*overviews(ladder), *predicted_sheets(ladder)):
+    for sheet in (*predicted_sheets(ladder, drawn=True), *overviews(ladder)):
         console.print(Group(*laid_out(sheet, console.width)))
     if any(not run.refused for run in ladder.rungs):
         for text in (COUNTED, ROOF, f"{described(ladder.device)}. {peaks(ladder.device)}"):
@@ -278,29 +280,65 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
         console.print(Text(fault, style="red"))
 
 
-def predicted_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
-    """One table of all predicted times; none where nothing was counted."""
-    if not ladder.predicted:
+def predicted_sheets(ladder: EmulatedLadder, drawn: bool = False) -> tuple[Sheet, ...]:
+    """One table of all predicted times, with bars of characters if `drawn`; none where nothing was predicted."""
+    if not any(row.prediction for row in ladder.predicted):
         return ()
-    measured: Columns[PredictedRung] = [
-        ("measured", lambda row: numerals.digits(row.measured * 1e6) if row.measured else ""),
-        ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
+    device, largest = ladder.device, max(row.n for row in ladder.predicted)
+    rates = [row.rate() for row in ladder.predicted if row.prediction and row.m == row.k == largest]
+
+    def bar(row: PredictedRung) -> Cell:
+        span = math.log(max(rates) / min(rates)) if rates and row.prediction else 0.0  # of one rung there are no bars
+        length = round(1 + BAR * math.log(row.rate() / min(rates)) / span) if span else 0
+        return Cell(("█" * length).ljust(BAR + 1, "░")[: BAR + 1])
+
+    def step(row: PredictedRung) -> str:
+        factor = predicted_gain(ladder, row)
+        return f"{numerals.digits(factor)}×" if factor else ""
+
+    def share(row: PredictedRung) -> Cell:
+        peak = device.peak(row.unit) * 1e9 if row.unit and not row.rung.startswith(words.IN_PARTS) else 0.0
+        return Cell(numerals.percent(row.rate() / peak), bar=row.rate() / peak) if peak and row.prediction else Cell("")
+
+    def of_record(row: PredictedRung, text: str) -> str:
+        return text if row.measured else ""
+
+    recorded: Columns[PredictedRung] = [
+        ("measured", lambda row: of_record(row, numerals.digits(row.rate(row.measured) / 1e12)))
     ]
+    compared: Columns[PredictedRung] = [
+        ("measured, µs", lambda row: of_record(row, numerals.digits(row.measured * 1e6))),
+        ("ratio", lambda row: of_record(row, f"{row.ratio:.2f}")),
+    ]
+    has_records = any(row.measured for row in ladder.predicted)
     columns: Columns[PredictedRung] = [
         ("rung", lambda row: row.rung),
-        ("n", lambda row: str(row.n)),
-        ("type", lambda row: row.dtype),
-        ("predicted", lambda row: numerals.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
-        *(measured if any(row.measured for row in ladder.predicted) else []),
+        *([("", bar)] if drawn else []),
+        ("TFLOP/s", lambda row: numerals.digits(row.rate() / 1e12) if row.prediction else ""),
+        *(recorded if has_records else []),
+        ("× parent", step),
         ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
+        ("type", lambda row: row.dtype),
+        ("m × n × k", lambda row: "" if row.m == row.k == largest else f"{row.m} × {row.n} × {row.k}"),
+        ("% peak", share),
+        ("µs", lambda row: numerals.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
+        *(compared if has_records else []),
     ]
-    name, both = ladder.device.name, agreement(ladder.predicted)
-    records = f"Too few of these products have records of {name} here; a clone has some from n = 1024 on."
+    name, both = device.name, agreement(ladder.predicted)
+    records = f"Too few of these products have records of {name} here; a clone of the sources has some of h200."
     if both is not None:
         records = f"Against {numerals.plural(both.count, 'record')} of {name}: rank correlation {both.rank:.3f}, "
         records += f"median error {both.error:.1%}."
-    notes = [records, MEANING, *_doubts(ladder)]
-    return (tabulate(f"Predicted times on {name}, µs", columns, ladder.predicted, notes),)
+    notes = [records, MEANING, origin(device), *_doubts(ladder)]
+    return (tabulate(f"The ladder at n = {largest}, predicted on {name}", columns, ladder.predicted, notes),)
+
+
+def predicted_gain(ladder: EmulatedLadder, row: PredictedRung) -> float:
+    """Return how many times as fast as its parent a rung is predicted to be; 0 where they cannot be compared."""
+    for other in ladder.predicted:
+        if other.rung == PARENTS.get(row.rung) and (other.m, other.n, other.k) == (row.m, row.n, row.k):
+            return row.rate() / other.rate() if other.rate() else 0.0
+    return 0.0
 
 
 def _doubts(ladder: EmulatedLadder) -> list[str]:

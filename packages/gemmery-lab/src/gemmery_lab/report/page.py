@@ -252,6 +252,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         tables=emulated_tables,
         branches=tree(rungs),
         gains={run.rung: emulated_tables.over_parent(ladder, run) for runs in by_size(ladder)[-1:] for run in runs},
+        climb=predicted_bars(ladder),
         roofs=roofs(ladder),
         lessons=lessons,
     )
@@ -266,6 +267,40 @@ def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> svg.Plot
     kind = next((kind for kind in ("banks", "sectors") if f"{name}-{kind}-1" in plots), "")
     explained |= {kind}
     return plots.get(f"{name}-{kind}-1")
+
+
+def predicted_bars(ladder: EmulatedLadder) -> svg.Plot | None:
+    """One bar for each rung that multiplies squares, with its predicted rate; dots are records of the card."""
+    rows = [row for row in ladder.predicted if row.prediction and row.m == row.n == row.k]
+    rows = [row for row in rows if row.n == max(row.n for row in rows)]
+    if len(rows) < 2:
+        return None
+    rates = [row.rate() / 1e12 for row in rows]
+    n, name = rows[0].n, ladder.device.name
+    with svg.axes(ROW * len(rows) + 70) as on:
+        on.set_xscale("log")
+        low, high = min(rates) / 1.6, max(rates) * 1.4
+        for place, (row, rate) in enumerate(zip(rows, rates, strict=True)):
+            shade = svg.TOKENS["soft" if 0 < emulated_tables.predicted_gain(ladder, row) < 1 else "accent"]
+            on.barh(place, rate - low, left=low, height=0.6, color=shade, linewidth=0)
+            if row.measured:
+                on.plot(row.rate(row.measured) / 1e12, place, "o", color=svg.RIVAL, zorder=5)
+            bound = row.prediction.bound if row.prediction else ""
+            texts = numerals.digits(rate), bound
+            for column, text in zip((1.1, 1.32), texts, strict=True):
+                on.text(column, place, text, transform=on.get_yaxis_transform(), ha="right", va="center_baseline")
+        for column, text in ((1.1, "TFLOP/s"), (1.32, "bound by")):
+            on.text(column, -1, text, transform=on.get_yaxis_transform(), ha="right", size=11, color=svg.MUTED)
+        on.set(xlim=(low, high), ylim=(len(rows) - 0.4, -1.4))
+        on.xaxis.set_major_formatter(svg.NUMBER)
+        on.grid(False, axis="y")
+        svg.name_rows(on, range(len(rows)), [f"{row.rung}, {row.dtype}" for row in rows])
+        on.set_xlabel("TFLOP/s, logarithmic")
+        drawing = svg.render(on, "predicted", f"predicted TFLOP/s of every rung at n = {n} on {name}")
+    caption = "Longer is faster; a pale bar is slower than its parent. No time was measured here."
+    if any(row.measured for row in rows):
+        caption += f" The dots are stored measurements on {name}."
+    return svg.Plot("predicted", f"The ladder at n = {n}, predicted for {name}", caption, drawing)
 
 
 def roofs(ladder: EmulatedLadder) -> tuple[svg.Plot, ...]:

@@ -82,6 +82,19 @@ NEXT = 1e-6  # seconds of each launch after it
 USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
 
 
+FITTED = 90  # the capability of the card that was measured
+
+
+def origin(device: Device) -> str:
+    """Return which constants behind a prediction were measured on such a card, in a sentence."""
+    sheets = "lanes, caches and bandwidth are those of NVIDIA's guide and data sheet"
+    if device.capability == FITTED:
+        own = "latencies of L2 and memory, rates of tensor cores and times of launches were measured on an H200"
+        return f"Of the constants, {own}; other latencies are published measurements; {sheets}."
+    latencies = "latencies are published measurements" + ", in part of sm_80" * (device.capability == 86)
+    return f"No constant was measured on this card: {latencies}; {sheets}; times of launches are an H200's."
+
+
 def predictable() -> tuple[str, ...]:
     """Return the names of the cards whose times are predicted."""
     return tuple(name for name, device in KNOWN.items() if device.capability in PIPES)

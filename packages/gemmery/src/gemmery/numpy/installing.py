@@ -1,0 +1,258 @@
+"""Put compiled loops into NumPy's ufuncs of products, and take them out."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gemmery import dtypes, tiers
+from gemmery.api.repeats import member
+from gemmery.cpu import build, entry_table, jit, pool, threads, ufunc, workspace
+from gemmery.cpu.entry_layout import LAYOUTS, Member
+from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.split import Unit
+from gemmery.cpu.target import constants, host
+from gemmery.dispatch.cpu import UNLIMITED, Family, families
+from gemmery.errors import DTypeError, RefusedError, brief
+from gemmery.problem import Problem
+
+DEFAULT = ("float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_REPLACE = 30  # PyUFunc_ReplaceLoopBySignature in NumPy's table of ufuncs' functions, which only grows
+_CONJUGATES = ("vecdot", "vecmat")  # their complex products have the conjugate of the first operand
+_LEAST = 48  # multiply-adds of one product below which NumPy's loop takes less time than a kernel's call
+_STEP = 0.002  # ns of a multiply-add of bools where no row ends early
+
+Loop = tuple[str, str]  # a ufunc and NumPy's letter of an element type
+
+
+class Installed:
+    """What `install` put into NumPy; as a context manager it takes that out again at the end."""
+
+    def __init__(self, loops: tuple[Loop, ...]) -> None:
+        self.loops = loops
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _take_out(self.loops)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.loops)} loops of gemmery in NumPy's ufuncs>"
+
+
+_ours: dict[Loop, None] = {}  # the loops that NumPy's ufuncs have
+
+
+def install(types: Iterable[Any] | None = None, *, wait: bool = False) -> Installed:
+    """Let NumPy multiply by gemmery's kernels: `np.matmul`, `a @ b`, `np.vecdot`, `np.matvec` and `np.vecmat`.
+
+    >>> a = np.arange(6, dtype="u1").reshape(2, 3)
+    >>> with install():
+    ...     a @ a.T
+    array([[ 5, 14],
+           [14, 50]], dtype=uint8)
+
+    `types` are element types of the operands: by default those that NumPy multiplies without a BLAS, which are float16,
+    the integers and bool (`DEFAULT`); float32, float64, complex64 and complex128 may be added. Integers and bools keep
+    every bit; floats keep the bounds of docs/promises.md. `with install(): ...` ends with `uninstall` of what this call
+    put in.
+
+    The kernels of a type are compiled in the background, from its first product on, which NumPy's own loop computes as
+    before; `wait=True` compiles all of them now. Products that no kernel takes stay NumPy's: strided results, empty or
+    tiny ones. Threads are those of `gm.set_num_threads`.
+
+    Raises DTypeError for other types, RefusedError on a system without gemmery's pool of threads (other than Linux).
+    """
+    letters = [letter for dtype in (DEFAULT if types is None else _listed(types)) for letter in _letters(dtype)]
+    root, addresses = _root(), _addresses()
+    new = []
+    for name, letter in _loops(letters):
+        if (name, letter) not in _ours:
+            _ours[name, letter] = None
+            record = root + ufunc.type_at(letter)
+            old = record + ufunc.at(ufunc.TYPE, f"old_{name}")
+            _replace(name, letter, addresses[f"{name}_{ufunc.TYPES.index(letter)}"], old)
+            new.append((name, letter))
+    if wait or not tiers.enabled():
+        for letter in letters:
+            for layout in LAYOUTS:
+                _make(letter, layout)
+    return Installed(tuple(new))
+
+
+def uninstall() -> None:
+    """Give NumPy's ufuncs the loops that they had before the first `install`; without one it does nothing."""
+    _take_out(tuple(_ours))
+
+
+def installed() -> tuple[str, ...]:
+    """Return the element types that NumPy multiplies by gemmery's kernels now.
+
+    >>> with install(types=["int8"]):
+    ...     installed()
+    ('int8',)
+    """
+    return tuple(dict.fromkeys(np.dtype(letter).name for _, letter in _ours))
+
+
+def _listed(types: Iterable[Any]) -> list[Any]:
+    return [types] if isinstance(types, str | type | np.dtype) else list(types)
+
+
+def _letters(dtype: Any) -> list[str]:
+    """Return NumPy's letters of an element type: long and long long have the same bits."""
+    try:
+        own = np.dtype(dtype)
+    except TypeError:
+        own = np.dtype(object)
+    known = [letter for letter in ufunc.TYPES if np.dtype(letter) == own.newbyteorder("=")]
+    if not known:
+        more = "float32, float64, complex64, complex128"
+        raise DTypeError(f"types has {brief(dtype)}, which no kernel multiplies: use {', '.join(DEFAULT)}, {more}")
+    return known
+
+
+def _loops(letters: Iterable[str]) -> Iterator[Loop]:
+    """Yield the loops of these types that this NumPy has."""
+    for name in ufunc.UFUNCS:
+        function = getattr(np, name, None)  # vecdot came with NumPy 2.0, matvec and vecmat with 2.2
+        for letter in letters if function is not None else ():
+            conjugates = name in _CONJUGATES and letter in "FD"
+            if f"{letter}{letter}->{letter}" in function.types and not conjugates:
+                yield name, letter
+
+
+def _take_out(loops: Iterable[Loop]) -> None:
+    for name, letter in loops:
+        if (name, letter) not in _ours:
+            continue
+        at, replaced = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"old_{name}"), ctypes.c_int64()
+        _replace(name, letter, ctypes.c_int64.from_address(at).value, ctypes.addressof(replaced))
+        if replaced.value != _addresses()[f"{name}_{ufunc.TYPES.index(letter)}"]:  # another's, put in after ours
+            _replace(name, letter, replaced.value, 0)
+        del _ours[name, letter]
+
+
+def _replace(name: str, letter: str, loop: int, old: int) -> None:
+    """Give a ufunc another loop for a type. NumPy writes the address of the one before to `old`, in the same step."""
+    module = getattr(np, "_core", None) or np.core
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    table = (ctypes.c_void_p * (_REPLACE + 1)).from_address(pointer(module._multiarray_umath._UFUNC_API, None))
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    signature = (ctypes.c_int * 3)(*[np.dtype(letter).num] * 3)
+    if prototype(table[_REPLACE])(getattr(np, name), loop, ctypes.addressof(signature), old):
+        raise RefusedError(f"np.{name} has no loop of its own for {np.dtype(letter).name}: uninstall what replaced it")
+
+
+# ---- what the loops read ----
+
+
+@functools.cache
+def _root() -> int:
+    """Return the address of the record that the loops read."""
+    if not pool.address():
+        raise RefusedError(f"gemmery.numpy needs Linux on x86-64 or ARM, not {sys.platform}: call gm.matmul instead")
+    root, usual = workspace.pages(ufunc.ROOT_BYTES), constants()
+    ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_asked)
+    workspace.forever(ask)
+    pending, called = (ctypes.cast(x, ctypes.c_void_p).value or 0 for x in (ctypes.pythonapi.Py_AddPendingCall, ask))
+    floats = struct.unpack("<2q", struct.pack("<2d", 1 / usual.worth, usual.wakes))
+    entry_table.write(root, [threads.get(), *floats, 0, pool.entries()["run"], pending, called])
+    for letter in ufunc.TYPES:
+        at = root + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, "size")
+        entry_table.write(at, [np.dtype(letter).itemsize, _LEAST])
+    threads.at_change.append(lambda: entry_table.write(root, [threads.get()]))
+    os.register_at_fork(after_in_child=_ask_again)
+    return root
+
+
+@functools.cache
+def _addresses() -> dict[str, int]:
+    return jit.load(host(), "ufunc", lambda: ufunc.module(host()), _root())
+
+
+def _asked(at: int) -> int:
+    """Have the kernels made for which a loop has set the word at this address; Python calls it in the main thread."""
+    offset = at - _root() - ufunc.size(ufunc.ROOT)
+    index, offset = divmod(offset, ufunc.size(ufunc.TYPE))
+    letter, layout = ufunc.TYPES[index], LAYOUTS[(offset - ufunc.at(ufunc.TYPE, f"asked_{LAYOUTS[0]}")) // 8]
+    if not tiers.aside(("numpy", letter, layout), functools.partial(_make, letter, layout)):
+        ctypes.c_int64.from_address(at).value = 0  # the next product asks again
+    return 0
+
+
+def _ask_again() -> None:
+    """In a forked child, where nobody makes what its parent was making, let loops ask again."""
+    for letter in ufunc.TYPES:
+        at = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"asked_{LAYOUTS[0]}")
+        entry_table.write(at, [0] * len(LAYOUTS))
+
+
+def _make(letter: str, layout: str) -> None:
+    """Compile the kernels of an element type and a layout of B, and show them to the loops."""
+    dtype = dtypes.BY_NUMPY_NAME[np.dtype(letter).name]
+    # Products modulo 2 to the bits of C are the same for signed and unsigned integers.
+    problem = Problem(1, 1, 1, *[dtype.name.removeprefix("u")] * 2, b_layout=layout)
+    kernels = _of_bools() if dtype.kind == "b" else [
+        _words(member(family, problem), family.launch.unit, _sums(family, problem))
+        for family in families(problem.dtype, problem.out, layout, "", False, 1)
+    ]
+    block = [len(kernels), *(word for words in kernels for word in words)]
+    at = workspace.pages(8 * len(block))
+    entry_table.write(at, block)
+    place = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"kernels_{layout}")
+    _publish()(place, at)
+
+
+@functools.cache
+def _publish() -> Any:
+    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_addresses()["publish"])
+
+
+def _sums(family: Family, problem: Problem) -> int:
+    """Return the bytes of an element of sums that a kernel keeps apart from C where k takes several blocks, else 0."""
+    types = build.product(host(), problem)
+    apart = types.sums_apart and family.rung.name == "packed" and family.blocks.workspace
+    return dtypes.SIZES[types.scalar] if apart else 0
+
+
+def _words(own: Member, unit: Unit | None, sums: int) -> list[int]:
+    """Return a kernel as the loops read it; with sums apart, for which a loop finds room, it takes every k."""
+    cut = unit or Unit(0, 0, 0.0, wide=0)
+    k = (0, UNLIMITED) if sums else own.k
+    floats = struct.unpack("<6q", struct.pack("<6d", own.work, own.most, cut.step, cut.pack, cut.each, cut.read))
+    limits = (*own.m, *own.n, *k, own.b_elements, own.c_elements, own.a_col)
+    job = struct.unpack(f"<{len(own.job) // 8}q", own.job)
+    return [*limits, *floats[:2], *job, cut.rows, cut.columns, cut.wide, *floats[2:], sums]
+
+
+def _of_bools() -> list[list[int]]:
+    """Return the kernel of bools for every shape."""
+
+    def generate() -> Any:
+        from gemmery.cpu import or_and
+
+        return or_and.module(host())
+
+    unit = Unit(1, 8 * host().lanes(1), 0.0, each=_STEP)
+    kernel = jit.load(host(), "or_and", generate)["or_and"]
+    launch = Launch(kernel, "i32", 1, lambda m, n, k: Blocks(), unit=unit)
+    every = (0, UNLIMITED)
+    job = launch.job(*_views(), 1, 0, None, 1)
+    return [_words(Member(every, every, every, UNLIMITED, UNLIMITED, 0, 0.0, 0.0, job), unit, 0)]
+
+
+def _views() -> Any:
+    from gemmery.arrays import View
+
+    return [View(0, (1, 1, 1), (0, 1, 1), "bool")] * 3

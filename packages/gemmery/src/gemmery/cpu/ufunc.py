@@ -38,8 +38,8 @@ TYPES = "?bBhHiIlLqQefdFD"  # NumPy's letters
 ROOT = (
     *words("threads"),
     ("per_worth", "double"), ("wakes", "double"),  # 1 / ns of work that are worth a thread; ns that wake sleepers
-    *words("counting"),  # 1: loops count what they run
-    *pointers("run"),  # the pool's
+    *words("counting"),  # 1: loops count and time what they run
+    *pointers("pool", "run"),
     *pointers("pending", "ask"),  # Python's Py_AddPendingCall, and what it calls to have kernels made
 )
 LAYOUTS = layout.LAYOUTS  # of B
@@ -48,7 +48,8 @@ BOUNDS = (32**3, 256**3)  # multiply-adds up to which a product of matrices is s
 CLASSES = ("matrix and vector", "small", "medium", "large")
 _SAMPLE = words("batch", "m", "n", "k")
 CLASS = (
-    *words("products", "work", "left", "left_work"),  # by gemmery, in multiply-adds; left to NumPy's loops
+    *words("products", "work", "ns"),  # `work` in multiply-adds
+    *words("left_products", "left_work", "left_ns"),  # the same of what was left to NumPy's loops
     *words(*(f"{name}_{i}" for i in range(SAMPLES) for name, _ in _SAMPLE)),
 )
 TYPE = (
@@ -112,11 +113,15 @@ def _define_loop(module: Module, name: str, params: tuple[tuple[str, str], ...])
         for stride in set(_STEPS) - {"a_batch", "b_batch", "c_batch", *strides}:
             setattr(shape, stride, record.size)
         a, b, c = (f.load("ptr", f["args"] + 8 * i, align=8) for i in range(3))
+        root, start = Args(f, f["root"], ROOT), f.var(f.index(0))
+        counting = root.counting.differs(0)
+        with f.if_(counting):
+            start.value = atomics.now(f, root.pool)
         done = atomics.call(f, "i64", "multiply", f["root"], type_at, shape_at, a, b, c)
         with f.if_(done.equals(0)):
             f.call_address(getattr(record, f"old_{name}"), *(f[param] for _, param in params))
-        with f.if_(Args(f, f["root"], ROOT).counting.differs(0)):
-            f.call("count", type_at, shape_at, done)
+        with f.if_(counting):
+            f.call("count", type_at, shape_at, done, atomics.now(f, root.pool) - start.value)
 
 
 def _multiply(module: Module) -> None:
@@ -304,17 +309,19 @@ def _cut_sides(f: Function, unit: Args, job: Args, useful: Value) -> None:
 
 
 def _count(module: Module) -> None:
-    """Define `count(type, shape, done)`: counts products of a shape that gemmery ran, or left."""
-    with module.function("count", ("ptr", "type"), ("ptr", "shape"), ("i64", "done"), local=True) as f:
-        shape = Args(f, f["shape"], SHAPE)
+    """Define `count(type, shape, done, ns)`: counts products of a shape that gemmery ran, or left to NumPy's loop."""
+    params = (("ptr", "type"), ("ptr", "shape"), ("i64", "done"), ("i64", "ns"))
+    with module.function("count", *params, local=True) as f:
+        shape, ours = Args(f, f["shape"], SHAPE), f["done"].differs(0)
         each = shape.m * shape.n * shape.k
         vector = shape.m.equals(1) | shape.n.equals(1)
         which = f.select(each > BOUNDS[1], f.index(3), f.select(each > BOUNDS[0], f.index(2), f.index(1)))
         place = f["type"] + at(TYPE, "products_0") + f.select(vector, f.index(0), which) * size(CLASS)
-        left = f.select(f["done"].differs(0), f.index(0), f.index(at(CLASS, "left")))
-        before = atomics.fetch_add(f, place + left, shape.batch)
-        atomics.fetch_add(f, place + left + 8, each * shape.batch)
-        with f.if_(f["done"].differs(0)):
+        first = place + f.select(ours, f.index(0), f.index(at(CLASS, "left_products")))
+        before = atomics.fetch_add(f, first, shape.batch)
+        for offset, number in ((8, each * shape.batch), (16, f["ns"])):
+            atomics.fetch_add(f, first + offset, number)
+        with f.if_(ours):
             sample = place + at(CLASS, "batch_0") + (before & SAMPLES - 1) * size(_SAMPLE)
             for i, (name, _) in enumerate(_SAMPLE):
                 f.store(getattr(shape, name), sample + 8 * i, align=8)

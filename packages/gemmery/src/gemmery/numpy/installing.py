@@ -23,11 +23,12 @@ from gemmery.cpu.target import constants, host
 from gemmery.dispatch.cpu import UNLIMITED, Family, families
 from gemmery.errors import DTypeError, RefusedError, brief
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 DEFAULT = ("float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _REPLACE = 30  # PyUFunc_ReplaceLoopBySignature in NumPy's table of ufuncs' functions, which only grows
 _CONJUGATES = ("vecdot", "vecmat")  # their complex products have the conjugate of the first operand
-_LEAST = 48  # multiply-adds of one product below which NumPy's loop takes less time than a kernel's call
+_LEAST = 100  # multiply-adds of one product below which NumPy's loop takes less time than a kernel's call
 _STEP = 0.002  # ns of a multiply-add of bools where no row ends early
 
 Loop = tuple[str, str]  # a ufunc and NumPy's letter of an element type
@@ -154,6 +155,41 @@ def _replace(name: str, letter: str, loop: int, old: int) -> None:
         raise RefusedError(f"np.{name} has no loop of its own for {np.dtype(letter).name}: uninstall what replaced it")
 
 
+class Count(NamedTuple):
+    """Products of one element type and one class of shapes since `count(True)`."""
+
+    dtype: str
+    shapes: str  # one of ufunc.CLASSES
+    products: int
+    work: int  # multiply-adds
+    seconds: float
+    left: int  # products that NumPy's own loops computed, such as those before the kernels were there
+    left_seconds: float
+    samples: tuple[tuple[int, int, int, int], ...]  # the last shapes: batch, m, n, k
+
+
+def count(on: bool) -> None:
+    """Let the loops count and time what they run, from zero; or let them stop."""
+    for letter in ufunc.TYPES if on else ():
+        at = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, "products_0")
+        entry_table.write(at, [0] * (len(ufunc.CLASSES) * len(ufunc.CLASS)))
+    entry_table.write(_root() + ufunc.at(ufunc.ROOT, "counting"), [int(on)])
+
+
+def counts() -> list[Count]:
+    """Return what the loops have counted, by element type and class of shapes."""
+    found = []
+    for letter in ufunc.TYPES:
+        for i, shapes in enumerate(ufunc.CLASSES):
+            at = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"products_{i}")
+            products, work, ns, left, _, left_ns, *rest = (ctypes.c_int64 * len(ufunc.CLASS)).from_address(at)
+            if products or left:
+                samples = {tuple(rest[start : start + 4]) for start in range(0, len(rest), 4)} - {(0, 0, 0, 0)}
+                name = np.dtype(letter).name
+                found.append(Count(name, shapes, products, work, ns / 1e9, left, left_ns / 1e9, tuple(samples)))
+    return found
+
+
 # ---- what the loops read ----
 
 
@@ -167,7 +203,7 @@ def _root() -> int:
     workspace.forever(ask)
     pending, called = (ctypes.cast(x, ctypes.c_void_p).value or 0 for x in (ctypes.pythonapi.Py_AddPendingCall, ask))
     floats = struct.unpack("<2q", struct.pack("<2d", 1 / usual.worth, usual.wakes))
-    entry_table.write(root, [threads.get(), *floats, 0, pool.entries()["run"], pending, called])
+    entry_table.write(root, [threads.get(), *floats, 0, pool.address(), pool.entries()["run"], pending, called])
     for letter in ufunc.TYPES:
         at = root + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, "size")
         entry_table.write(at, [np.dtype(letter).itemsize, _LEAST])
@@ -203,10 +239,15 @@ def _make(letter: str, layout: str) -> None:
     dtype = dtypes.BY_NUMPY_NAME[np.dtype(letter).name]
     # Products modulo 2 to the bits of C are the same for signed and unsigned integers.
     problem = Problem(1, 1, 1, *[dtype.name.removeprefix("u")] * 2, b_layout=layout)
-    kernels = _of_bools() if dtype.kind == "b" else [
-        _words(member(family, problem), family.launch.unit, _sums(family, problem))
-        for family in families(problem.dtype, problem.out, layout, "", False, 1)
-    ]
+    if dtype.kind == "b":
+        kernels = [_kernel_of_bools(problem)]
+    else:
+        every = families(problem.dtype, problem.out, layout, "", False, 1)
+        if dtype.kind in "iu":  # whose bits no kernel changes: where `gm.matmul` makes a plan, the last one serves
+            whole = (1, UNLIMITED)
+            last = every[-1]._replace(m=whole, n=whole, b_elements=UNLIMITED, c_elements=UNLIMITED)
+            every = (*every, last)
+        kernels = [_words(member(family, problem), family.launch.unit, _sums(family, problem)) for family in every]
     block = [len(kernels), *(word for words in kernels for word in words)]
     at = workspace.pages(8 * len(block))
     entry_table.write(at, block)
@@ -236,8 +277,8 @@ def _words(own: Member, unit: Unit | None, sums: int) -> list[int]:
     return [*limits, *floats[:2], *job, cut.rows, cut.columns, cut.wide, *floats[2:], sums]
 
 
-def _of_bools() -> list[list[int]]:
-    """Return the kernel of bools for every shape."""
+def _kernel_of_bools(problem: Problem) -> list[int]:
+    """Return the kernel of bools, for every shape."""
 
     def generate() -> Any:
         from gemmery.cpu import or_and
@@ -245,14 +286,7 @@ def _of_bools() -> list[list[int]]:
         return or_and.module(host())
 
     unit = Unit(1, 8 * host().lanes(1), 0.0, each=_STEP)
-    kernel = jit.load(host(), "or_and", generate)["or_and"]
-    launch = Launch(kernel, "i32", 1, lambda m, n, k: Blocks(), unit=unit)
+    launch = Launch(jit.load(host(), "or_and", generate)["or_and"], "i32", 1, lambda m, n, k: Blocks(), unit=unit)
     every = (0, UNLIMITED)
-    job = launch.job(*_views(), 1, 0, None, 1)
-    return [_words(Member(every, every, every, UNLIMITED, UNLIMITED, 0, 0.0, 0.0, job), unit, 0)]
-
-
-def _views() -> Any:
-    from gemmery.arrays import View
-
-    return [View(0, (1, 1, 1), (0, 1, 1), "bool")] * 3
+    family = Family(None, launch, Blocks(), every, every, every, UNLIMITED, UNLIMITED, UNLIMITED)
+    return _words(member(family, problem), unit, 0)

@@ -106,7 +106,7 @@ def installed() -> tuple[str, ...]:
 
 
 def _listed(types: Iterable[Any]) -> list[Any]:
-    return [types] if isinstance(types, str | type | np.dtype) else list(types)
+    return list(types) if isinstance(types, Iterable) and not isinstance(types, str) else [types]
 
 
 def _letters(dtype: Any) -> list[str]:

@@ -77,5 +77,7 @@ def text(rows: Sequence[Class]) -> str:
         would = "" if numpys is None or not counted.products else f", by NumPy's loop about {numpys:.3g} s"
         left = f"; {counted.left:,} left to NumPy's loop, {counted.left_seconds:.3g} s" if counted.left else ""
         lines.append(f"  {counted.dtype}, {counted.shapes}: {spent}{would}{left}")
-    lines.append("  NumPy's times are estimates: its loop was timed after the run, on random operands of the last shapes")
+    lines.append(
+        "  NumPy's times are estimates: its loop was timed after the run, on random operands of the last shapes"
+    )
     return "\n".join(lines)

@@ -37,7 +37,8 @@ TYPES = "?bBhHiIlLqQefdFD"  # NumPy's letters
 
 ROOT = (
     *words("threads"),
-    ("per_worth", "double"), ("wakes", "double"),  # 1 / ns of work that are worth a thread; ns that wake sleepers
+    ("per_worth", "double"),
+    ("wakes", "double"),  # 1 / ns of work that are worth a thread; ns that wake sleepers
     *words("counting"),  # 1: loops count and time what they run
     *pointers("pool", "run"),
     *pointers("pending", "ask"),  # Python's Py_AddPendingCall, and what it calls to have kernels made

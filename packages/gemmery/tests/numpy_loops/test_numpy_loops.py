@@ -1,4 +1,4 @@
-"""gemmery's loops in NumPy's ufuncs: values for every type, layout and overlap, and what `install` changes and keeps."""
+"""The loops in NumPy's ufuncs: values for every type, layout and overlap, and what `install` changes and keeps."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_numpys_loop_serves_until_kernels_are_there(monkeypatch):
     with gmn.install("uint16"):
         installing.count(True)
         first = a @ a
-        assert [row.left for row in installing.counts() if row.dtype == "uint16"] == [1]
+        assert [row.numpys for row in installing.counts() if row.dtype == "uint16"] == [1]
         release.set()
         assert made.wait(20)
         second = a @ a

@@ -177,7 +177,7 @@ gemmery.numpy.install("int8")
 installing.count(True)
 a = np.ones((50, 50), "i1")
 assert (a @ a == 50).all()
-print([(row.products, row.left) for row in installing.counts()])
+print([(row.products, row.numpys) for row in installing.counts()])
 """
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -231,16 +231,16 @@ def run(
     types: Annotated[str, option("run.types", "--types")] = "",
 ) -> Action:
     """Run a script with gemmery behind NumPy's products, and say at its end how many ran and what they took."""
-    more = parser.names(types)
+    names = parser.names(types)
 
     def go() -> int:
         import traceback
 
-        from gemmery_lab import script
+        from gemmery_lab.cli import script
 
         code: object = 0
         try:
-            script.run(target, arguments or (), more, module)
+            script.run(target, arguments or (), names, module)
         except SystemExit as end:
             code = end.code
         except GemmeryError:

@@ -74,7 +74,8 @@ def taking_part(
     """Return a suite's rivals, or `requested` instead, and why each other installed rival is left out."""
     if suite.kind in ALONE:
         return (), {}
-    rivals = tuple(requested) or suite.rivals or tuple(rival.name for rival in known)
+    rivals = tuple(requested) or suite.rivals or tuple(rival.name for rival in known if not rival.is_ours)
+    known = [rival for rival in known if rival.name in rivals or not rival.is_ours]
     left_out: dict[str, str] = {}
     if suite.kind in IN_PROCESS and suite.device == "cpu":  # they time scripts, of which NumPy has one
         left_out = dict.fromkeys((name for name in rivals if name != "numpy"), IN_PROCESS[suite.kind])

@@ -186,7 +186,7 @@ def member(family: Family, problem: Problem) -> Member:
     for name, word in (("mc", blocks.mc), ("kc", blocks.kc), ("nc", blocks.nc), ("workspace_bytes", blocks.workspace)):
         job[JOB_AT[name] : JOB_AT[name] + 8] = word.to_bytes(8, "little")
     # The families of gemv have limits of work beyond which the order of their sums is another one.
-    once = 1 if family.rung and family.rung.name == "gemv" else _ONCE
+    once = 1 if family.rung.name == "gemv" else _ONCE
     work = float(family.work)
     limits = family.b_elements, family.c_elements, size if family.a_rows else 0
     return Member(family.m, family.n, family.k, *limits, work, once * work, bytes(job))

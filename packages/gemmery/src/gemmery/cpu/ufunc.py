@@ -72,9 +72,15 @@ _WIDEST = 256  # columns by which a block of C may exceed those of the product
 _STEPS = tuple(name for name, _ in SHAPE if name.startswith(("a_", "b_", "c_")))
 
 
-def type_at(letter: str) -> int:
-    """Return the offset of a type's record."""
-    return size(ROOT) + TYPES.index(letter) * size(TYPE)
+def place(letter: str, name: str) -> int:
+    """Return the offset of a field of a type's record, by NumPy's letter of the type."""
+    return size(ROOT) + TYPES.index(letter) * size(TYPE) + at(TYPE, name)
+
+
+def asking(offset: int) -> tuple[str, str]:
+    """Return the letter and the layout of B of the word `asked` at an offset."""
+    index, rest = divmod(offset - size(ROOT), size(TYPE))
+    return TYPES[index], LAYOUTS[(rest - at(TYPE, f"asked_{LAYOUTS[0]}")) // 8]
 
 
 def module(target: Target) -> Module:
@@ -169,9 +175,9 @@ def _stands(f: Function, shape: Args, element: Value, a: Var, b: Var) -> Value:
     by_rows = shape.n.equals(1) | shape.c_col.equals(element)
     by_columns = shape.m.equals(1) | shape.c_row.equals(element)
     with f.if_((by_rows ^ True) & by_columns):
-        for one, other in _EXCHANGED:
-            x, y = getattr(shape, one), getattr(shape, other)
-            setattr(shape, one, y)
+        for name, other in _EXCHANGED:
+            x, y = getattr(shape, name), getattr(shape, other)
+            setattr(shape, name, y)
             setattr(shape, other, x)
         x, y = a.value, b.value
         a.value, b.value = y, x
@@ -200,11 +206,11 @@ def _block(f: Function, shape: Args, record: Args) -> Value:
 def _ask(module: Module) -> None:
     """Define `ask(root, asked)`: queues a call of Python with the address of the word that remembers it, once."""
     with module.function("ask", ("ptr", "root"), ("ptr", "asked"), local=True) as f:
-        root, asked = Args(f, f["root"], ROOT), f["asked"]
-        with f.if_(atomics.load(f, asked).equals(0)), f.if_(atomics.exchange(f, asked, f.index(1)).equals(0)):
-            full = f.result_of(root.pending, "i32", root.ask, asked)
+        root, word = Args(f, f["root"], ROOT), f["asked"]
+        with f.if_(atomics.load(f, word).equals(0)), f.if_(atomics.exchange(f, word, f.index(1)).equals(0)):
+            full = f.result_of(root.pending, "i32", root.ask, word)
             with f.if_(full.differs(0)):  # the next product asks again
-                atomics.store(f, f.index(0), asked)
+                atomics.store(f, f.index(0), word)
 
 
 def _kernel(f: Function, block: Value, shape: Args) -> Value:

@@ -7,6 +7,7 @@ import functools
 import os
 import struct
 import sys
+from _thread import RLock  # that of `threading`
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -15,8 +16,9 @@ import numpy as np
 
 from gemmery import dtypes, tiers
 from gemmery.api.repeats import member
+from gemmery.arrays import View
 from gemmery.cpu import build, entry_table, jit, pool, threads, ufunc, workspace
-from gemmery.cpu.entry_layout import LAYOUTS, Member
+from gemmery.cpu.entry_layout import LAYOUTS, Member, at
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import constants, host
@@ -31,13 +33,13 @@ _CONJUGATES = ("vecdot", "vecmat")  # their complex products have the conjugate 
 _LEAST = 100  # multiply-adds of one product below which NumPy's loop takes less time than a kernel's call
 _STEP = 0.002  # ns of a multiply-add of bools where no row ends early
 
-Loop = tuple[str, str]  # a ufunc and NumPy's letter of an element type
+LoopName = tuple[str, str]  # a ufunc and NumPy's letter of an element type
 
 
 class Installed:
     """What `install` put into NumPy; as a context manager it takes that out again at the end."""
 
-    def __init__(self, loops: tuple[Loop, ...]) -> None:
+    def __init__(self, loops: tuple[LoopName, ...]) -> None:
         self.loops = loops
 
     def __enter__(self) -> Installed:
@@ -52,10 +54,11 @@ class Installed:
         return f"<{len(self.loops)} loops of gemmery in NumPy's ufuncs>"
 
 
-_ours: dict[Loop, None] = {}  # the loops that NumPy's ufuncs have
+_ours: dict[LoopName, None] = {}  # the loops that NumPy's ufuncs have
+_lock = RLock()  # of installations, for their whole time
 
 
-def install(types: Iterable[Any] | None = None, *, wait: bool = False) -> Installed:
+def install(types: Any = None, *, wait: bool = False) -> Installed:
     """Let NumPy multiply by gemmery's kernels: `np.matmul`, `a @ b`, `np.vecdot`, `np.matvec` and `np.vecmat`.
 
     >>> a = np.arange(6, dtype="u1").reshape(2, 3)
@@ -76,15 +79,12 @@ def install(types: Iterable[Any] | None = None, *, wait: bool = False) -> Instal
     Raises DTypeError for other types, RefusedError on a system without gemmery's pool of threads (other than Linux).
     """
     letters = [letter for dtype in (DEFAULT if types is None else _listed(types)) for letter in _letters(dtype)]
-    root, addresses = _root(), _addresses()
-    new = []
-    for name, letter in _loops(letters):
-        if (name, letter) not in _ours:
+    with _lock:
+        new = [name for name in _loops(letters) if name not in _ours]
+        for name, letter in new:
+            old = _root() + ufunc.place(letter, f"old_{name}")
+            _replace(name, letter, _addresses()[f"{name}_{ufunc.TYPES.index(letter)}"], old)
             _ours[name, letter] = None
-            record = root + ufunc.type_at(letter)
-            old = record + ufunc.at(ufunc.TYPE, f"old_{name}")
-            _replace(name, letter, addresses[f"{name}_{ufunc.TYPES.index(letter)}"], old)
-            new.append((name, letter))
     if wait or not tiers.enabled():
         for letter in letters:
             for layout in LAYOUTS:
@@ -107,7 +107,7 @@ def installed() -> tuple[str, ...]:
     return tuple(dict.fromkeys(np.dtype(letter).name for _, letter in _ours))
 
 
-def _listed(types: Iterable[Any]) -> list[Any]:
+def _listed(types: Any) -> list[Any]:
     return list(types) if isinstance(types, Iterable) and not isinstance(types, str) else [types]
 
 
@@ -119,45 +119,50 @@ def _letters(dtype: Any) -> list[str]:
         own = np.dtype(object)
     known = [letter for letter in ufunc.TYPES if np.dtype(letter) == own.newbyteorder("=")]
     if not known:
-        more = "float32, float64, complex64, complex128"
-        raise DTypeError(f"types has {brief(dtype)}, which no kernel multiplies: use {', '.join(DEFAULT)}, {more}")
+        names = ", ".join((*DEFAULT, "float32", "float64", "complex64", "complex128"))
+        raise DTypeError(f"types has {brief(dtype)}, which no kernel multiplies: use {names}")
     return known
 
 
-def _loops(letters: Iterable[str]) -> Iterator[Loop]:
+def _loops(letters: Iterable[str]) -> Iterator[LoopName]:
     """Yield the loops of these types that this NumPy has."""
     for name in ufunc.UFUNCS:
-        function = getattr(np, name, None)  # vecdot came with NumPy 2.0, matvec and vecmat with 2.2
+        function: Any = getattr(np, name, None)  # vecdot came with NumPy 2.0, matvec and vecmat with 2.2
         for letter in letters if function is not None else ():
             conjugates = name in _CONJUGATES and letter in "FD"
             if f"{letter}{letter}->{letter}" in function.types and not conjugates:
                 yield name, letter
 
 
-def _take_out(loops: Iterable[Loop]) -> None:
-    for name, letter in loops:
-        if (name, letter) not in _ours:
-            continue
-        at, replaced = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"old_{name}"), ctypes.c_int64()
-        _replace(name, letter, ctypes.c_int64.from_address(at).value, ctypes.addressof(replaced))
-        if replaced.value != _addresses()[f"{name}_{ufunc.TYPES.index(letter)}"]:  # another's, put in after ours
-            _replace(name, letter, replaced.value, 0)
+def _take_out(loops: Iterable[LoopName]) -> None:
+    with _lock:
+        for name, letter in loops:
+            if (name, letter) in _ours:
+                _put_back(name, letter)
+
+
+def _put_back(name: str, letter: str) -> None:
+    place, replaced = _root() + ufunc.place(letter, f"old_{name}"), ctypes.c_int64()
+    _replace(name, letter, ctypes.c_int64.from_address(place).value, ctypes.addressof(replaced))
+    if replaced.value == _addresses()[f"{name}_{ufunc.TYPES.index(letter)}"]:
         del _ours[name, letter]
+    else:  # another's, put in after ours, which it may call
+        _replace(name, letter, replaced.value, 0)
 
 
 def _replace(name: str, letter: str, loop: int, old: int) -> None:
     """Give a ufunc another loop for a type. NumPy writes the address of the one before to `old`, in the same step."""
-    module = getattr(np, "_core", None) or np.core
+    module: Any = getattr(np, "_core", None) or np.core
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     table = (ctypes.c_void_p * (_REPLACE + 1)).from_address(pointer(module._multiarray_umath._UFUNC_API, None))
     prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     signature = (ctypes.c_int * 3)(*[np.dtype(letter).num] * 3)
-    if prototype(table[_REPLACE])(getattr(np, name), loop, ctypes.addressof(signature), old):
+    if prototype(table[_REPLACE] or 0)(getattr(np, name), loop, ctypes.addressof(signature), old):
         raise RefusedError(f"np.{name} has no loop of its own for {np.dtype(letter).name}: uninstall what replaced it")
 
 
-class Count(NamedTuple):
+class ProductCount(NamedTuple):
     """Products of one element type and one class of shapes since `count(True)`."""
 
     dtype: str
@@ -165,31 +170,32 @@ class Count(NamedTuple):
     products: int
     work: int  # multiply-adds
     seconds: float
-    left: int  # products that NumPy's own loops computed, such as those before the kernels were there
-    left_seconds: float
+    numpys: int  # products that NumPy's own loops computed, such as those before the kernels were there
+    numpys_seconds: float
     samples: tuple[tuple[int, int, int, int], ...]  # the last shapes: batch, m, n, k
 
 
 def count(on: bool) -> None:
     """Let the loops count and time what they run, from zero; or let them stop."""
     for letter in ufunc.TYPES if on else ():
-        at = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, "products_0")
-        entry_table.write(at, [0] * (len(ufunc.CLASSES) * len(ufunc.CLASS)))
-    entry_table.write(_root() + ufunc.at(ufunc.ROOT, "counting"), [int(on)])
+        place = _root() + ufunc.place(letter, "products_0")
+        entry_table.write(place, [0] * (len(ufunc.CLASSES) * len(ufunc.CLASS)))
+    entry_table.write(_root() + at(ufunc.ROOT, "counting"), [int(on)])
 
 
-def counts() -> list[Count]:
+def counts() -> list[ProductCount]:
     """Return what the loops have counted, by element type and class of shapes."""
-    found = []
+    rows = []
     for letter in ufunc.TYPES:
         for i, shapes in enumerate(ufunc.CLASSES):
-            at = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"products_{i}")
-            products, work, ns, left, _, left_ns, *rest = (ctypes.c_int64 * len(ufunc.CLASS)).from_address(at)
-            if products or left:
-                samples = {tuple(rest[start : start + 4]) for start in range(0, len(rest), 4)} - {(0, 0, 0, 0)}
+            place = _root() + ufunc.place(letter, f"products_{i}")
+            products, work, ns, numpys, _, numpys_ns, *rest = (ctypes.c_int64 * len(ufunc.CLASS)).from_address(place)
+            if products or numpys:
+                samples = set(zip(*[iter(rest)] * 4, strict=True)) - {(0, 0, 0, 0)}
                 name = np.dtype(letter).name
-                found.append(Count(name, shapes, products, work, ns / 1e9, left, left_ns / 1e9, tuple(samples)))
-    return found
+                times = ns / 1e9, numpys, numpys_ns / 1e9
+                rows.append(ProductCount(name, shapes, products, work, *times, tuple(samples)))
+    return rows
 
 
 # ---- what the loops read ----
@@ -201,14 +207,14 @@ def _root() -> int:
     if not pool.address():
         raise RefusedError(f"gemmery.numpy needs Linux on x86-64 or ARM, not {sys.platform}: call gm.matmul instead")
     root, usual = workspace.pages(ufunc.ROOT_BYTES), constants()
-    ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_asked)
+    ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_ask)
     workspace.forever(ask)
     pending, called = (ctypes.cast(x, ctypes.c_void_p).value or 0 for x in (ctypes.pythonapi.Py_AddPendingCall, ask))
     floats = struct.unpack("<2q", struct.pack("<2d", 1 / usual.worth, usual.wakes))
     entry_table.write(root, [threads.get(), *floats, 0, pool.address(), pool.entries()["run"], pending, called])
     for letter in ufunc.TYPES:
-        at = root + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, "size")
-        entry_table.write(at, [np.dtype(letter).itemsize, _LEAST])
+        place = root + ufunc.place(letter, "size")
+        entry_table.write(place, [np.dtype(letter).itemsize, _LEAST])
     threads.at_change.append(lambda: entry_table.write(root, [threads.get()]))
     os.register_at_fork(after_in_child=_ask_again)
     return root
@@ -219,30 +225,31 @@ def _addresses() -> dict[str, int]:
     return jit.load(host(), "ufunc", lambda: ufunc.module(host()), _root())
 
 
-def _asked(at: int) -> int:
+def _ask(word: int) -> int:
     """Have the kernels made for which a loop has set the word at this address; Python calls it in the main thread."""
-    offset = at - _root() - ufunc.size(ufunc.ROOT)
-    index, offset = divmod(offset, ufunc.size(ufunc.TYPE))
-    letter, layout = ufunc.TYPES[index], LAYOUTS[(offset - ufunc.at(ufunc.TYPE, f"asked_{LAYOUTS[0]}")) // 8]
+    letter, layout = ufunc.asking(word - _root())
     if not tiers.aside(("numpy", letter, layout), functools.partial(_make, letter, layout)):
-        ctypes.c_int64.from_address(at).value = 0  # the next product asks again
+        ctypes.c_int64.from_address(word).value = 0  # the next product asks again
     return 0
 
 
 def _ask_again() -> None:
     """In a forked child, where nobody makes what its parent was making, let loops ask again."""
+    global _lock
+    _lock = RLock()
     for letter in ufunc.TYPES:
-        at = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"asked_{LAYOUTS[0]}")
-        entry_table.write(at, [0] * len(LAYOUTS))
+        place = _root() + ufunc.place(letter, f"asked_{LAYOUTS[0]}")
+        entry_table.write(place, [0] * len(LAYOUTS))
 
 
 def _make(letter: str, layout: str) -> None:
     """Compile the kernels of an element type and a layout of B, and show them to the loops."""
     dtype = dtypes.BY_NUMPY_NAME[np.dtype(letter).name]
     # Products modulo 2 to the bits of C are the same for signed and unsigned integers.
-    problem = Problem(1, 1, 1, *[dtype.name.removeprefix("u")] * 2, b_layout=layout)
+    name = dtype.name.removeprefix("u")
+    problem = Problem(1, 1, 1, name, name, b_layout=layout)
     if dtype.kind == "b":
-        kernels = [_kernel_of_bools(problem)]
+        kernels = [_kernel_of_bools()]
     else:
         every = families(problem.dtype, problem.out, layout, "", False, 1)
         if dtype.kind in "iu":  # whose bits no kernel changes: where `gm.matmul` makes a plan, the last one serves
@@ -251,15 +258,10 @@ def _make(letter: str, layout: str) -> None:
             every = (*every, last)
         kernels = [_words(member(family, problem), family.launch.unit, _sums(family, problem)) for family in every]
     block = [len(kernels), *(word for words in kernels for word in words)]
-    at = workspace.pages(8 * len(block))
-    entry_table.write(at, block)
-    place = _root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"kernels_{layout}")
-    _publish()(place, at)
-
-
-@functools.cache
-def _publish() -> Any:
-    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_addresses()["publish"])
+    place = workspace.pages(8 * len(block))
+    entry_table.write(place, block)
+    publish = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_addresses()["publish"])
+    publish(_root() + ufunc.place(letter, f"kernels_{layout}"), place)
 
 
 def _sums(family: Family, problem: Problem) -> int:
@@ -279,7 +281,7 @@ def _words(own: Member, unit: Unit | None, sums: int) -> list[int]:
     return [*limits, *floats[:2], *job, cut.rows, cut.columns, cut.wide, *floats[2:], sums]
 
 
-def _kernel_of_bools(problem: Problem) -> list[int]:
+def _kernel_of_bools() -> list[int]:
     """Return the kernel of bools, for every shape."""
 
     def generate() -> Any:
@@ -289,6 +291,6 @@ def _kernel_of_bools(problem: Problem) -> list[int]:
 
     unit = Unit(1, 8 * host().lanes(1), 0.0, each=_STEP)
     launch = Launch(jit.load(host(), "or_and", generate)["or_and"], "i32", 1, lambda m, n, k: Blocks(), unit=unit)
-    every = (0, UNLIMITED)
-    family = Family(None, launch, Blocks(), every, every, every, UNLIMITED, UNLIMITED, UNLIMITED)
-    return _words(member(family, problem), unit, 0)
+    view, every = View(0, (1, 1, 1), (0, 1, 1), "bool"), (0, UNLIMITED)
+    job = launch.job(view, view, view, 1, 0, None, 1)
+    return _words(Member(every, every, every, UNLIMITED, UNLIMITED, 0, 0.0, 0.0, job), unit, 0)

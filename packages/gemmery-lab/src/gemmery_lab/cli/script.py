@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemmery.numpy import installing
-from gemmery.numpy.installing import Count
+from gemmery.numpy.installing import ProductCount
 from gemmery.tuples import NamedTuple
 
 _MOST_WORK = 1 << 24  # multiply-adds of a sample, 10 to 60 ms in NumPy's loops; larger products are cut along m
 _BUDGET = 2.0  # s that all samples may take; classes with the most work come first
 
 
-class Class(NamedTuple):
+class TimedCount(NamedTuple):
     """Products of one element type and class of shapes, and the time that NumPy's own loops would have taken."""
 
-    counted: Count
+    counted: ProductCount
     numpy_seconds: float | None  # None: not measured
 
 
@@ -45,14 +45,14 @@ def run(target: str, arguments: Sequence[str], types: Sequence[str], as_module: 
         installing.uninstall()
 
 
-def summary() -> tuple[Class, ...]:
+def summary() -> tuple[TimedCount, ...]:
     """Return the products counted, with the times of NumPy's loops on samples of their last shapes."""
     counted = sorted(installing.counts(), key=lambda row: -row.work)
     late = time.perf_counter() + _BUDGET
-    return tuple(Class(row, _numpy_seconds(row) if time.perf_counter() < late else None) for row in counted)
+    return tuple(TimedCount(row, _numpy_seconds(row) if time.perf_counter() < late else None) for row in counted)
 
 
-def _numpy_seconds(row: Count) -> float | None:
+def _numpy_seconds(row: ProductCount) -> float | None:
     """Return the time of NumPy's loop for all products of a class, from the shapes that it had last."""
     seconds = work = 0.0
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def _numpy_seconds(row: Count) -> float | None:
     return seconds * row.work / work if work else None
 
 
-def text(rows: Sequence[Class]) -> str:
+def text(rows: Sequence[TimedCount]) -> str:
     """Return the summary as lines of text."""
     if not rows:
         return "gemmery: no product of these types ran"
@@ -75,8 +75,8 @@ def text(rows: Sequence[Class]) -> str:
     for counted, numpys in rows:
         spent = f"{counted.products:,} products in {counted.seconds:.3g} s"
         would = "" if numpys is None or not counted.products else f", by NumPy's loop about {numpys:.3g} s"
-        left = f"; {counted.left:,} left to NumPy's loop, {counted.left_seconds:.3g} s" if counted.left else ""
-        lines.append(f"  {counted.dtype}, {counted.shapes}: {spent}{would}{left}")
+        rest = f"; {counted.numpys:,} by NumPy's loop in {counted.numpys_seconds:.3g} s" if counted.numpys else ""
+        lines.append(f"  {counted.dtype}, {counted.shapes}: {spent}{would}{rest}")
     lines.append(
         "  NumPy's times are estimates: its loop was timed after the run, on random operands of the last shapes"
     )

@@ -238,7 +238,7 @@ def test_types_without_kernels_are_refused(types):
 
 def test_numpys_loop_serves_until_kernels_are_there(monkeypatch):
     letter, layout = "H", "row"
-    at = installing._root() + ufunc.type_at(letter) + ufunc.at(ufunc.TYPE, f"kernels_{layout}")
+    at = installing._root() + ufunc.place(letter, f"kernels_{layout}")
     asked = at + 8 * len(ufunc.LAYOUTS)
     installing.entry_table.write(at, [0])
     installing.entry_table.write(asked, [0])

@@ -214,13 +214,11 @@ def test_functions_of_numpy_that_multiply_inside(every):
 
 def test_install_and_uninstall_count_once():
     gmn.uninstall()
-    with gmn.install("int8") as outer:
+    with gmn.install("int8"):
         assert gmn.installed() == ("int8",)
-        with gmn.install(["int8", "bool"]) as inner:
+        with gmn.install(["int8", "bool"]):
             assert gmn.installed() == ("int8", "bool")
-            assert {letter for _, letter in inner.loops} == {"?"}
         assert gmn.installed() == ("int8",)
-        assert "loops" in repr(outer)
     assert gmn.installed() == ()
     gmn.uninstall()
     gmn.install()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DeviceError, DTypeError, GemmeryError
+from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
 from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
 from gemmery_lab.cli import parser
@@ -231,7 +231,11 @@ def run(
     types: Annotated[str, option("run.types", "--types")] = "",
 ) -> Action:
     """Run a script with gemmery behind NumPy's products, and say at its end how many ran and what they took."""
-    names = parser.names(types)
+    known = ("f32", "f64", "complex64", "complex128")
+    try:
+        names = [dtypes.get(dtypes.resolve(name, known)).numpy for name in parser.names(types)]
+    except DTypeError as error:
+        raise ArgumentError(f"--types: {error}") from None
 
     def go() -> int:
         import traceback
@@ -243,8 +247,6 @@ def run(
             script.run(target, arguments or (), names, module)
         except SystemExit as end:
             code = end.code
-        except GemmeryError:
-            raise
         except Exception:
             traceback.print_exc()
             code = 1

@@ -7,6 +7,6 @@ array([[0, 1],
        [2, 3]], dtype=int16)
 """
 
-from gemmery.numpy.installing import DEFAULT, Installed, install, installed, uninstall
+from gemmery.numpy.installing import DEFAULT, install, installed, uninstall
 
-__all__ = ["DEFAULT", "Installed", "install", "installed", "uninstall"]
+__all__ = ["DEFAULT", "install", "installed", "uninstall"]

@@ -9,7 +9,7 @@ import struct
 import sys
 from _thread import RLock  # that of `threading`
 from collections.abc import Iterable, Iterator
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -35,30 +35,11 @@ _STEP = 0.002  # ns of a multiply-add of bools where no row ends early
 
 LoopName = tuple[str, str]  # a ufunc and NumPy's letter of an element type
 
-
-class Installed:
-    """What `install` put into NumPy; as a context manager it takes that out again at the end."""
-
-    def __init__(self, loops: tuple[LoopName, ...]) -> None:
-        self.loops = loops
-
-    def __enter__(self) -> Installed:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _take_out(self.loops)
-
-    def __repr__(self) -> str:
-        return f"<{len(self.loops)} loops of gemmery in NumPy's ufuncs>"
-
-
 _ours: dict[LoopName, None] = {}  # the loops that NumPy's ufuncs have
 _lock = RLock()  # of installations, for their whole time
 
 
-def install(types: Any = None, *, wait: bool = False) -> Installed:
+def install(types: Any = None, *, wait: bool = False) -> AbstractContextManager[object]:
     """Let NumPy multiply by gemmery's kernels: `np.matmul`, `a @ b`, `np.vecdot`, `np.matvec` and `np.vecmat`.
 
     >>> a = np.arange(6, dtype="u1").reshape(2, 3)
@@ -89,7 +70,9 @@ def install(types: Any = None, *, wait: bool = False) -> Installed:
         for letter in letters:
             for layout in LAYOUTS:
                 _make(letter, layout)
-    return Installed(tuple(new))
+    installation = ExitStack()
+    installation.callback(_take_out, new)
+    return installation
 
 
 def uninstall() -> None:
@@ -152,10 +135,10 @@ def _put_back(name: str, letter: str) -> None:
 
 def _replace(name: str, letter: str, loop: int, old: int) -> None:
     """Give a ufunc another loop for a type. NumPy writes the address of the one before to `old`, in the same step."""
-    module: Any = getattr(np, "_core", None) or np.core
+    module: Any = np._core._multiarray_umath  # type: ignore[attr-defined]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    table = (ctypes.c_void_p * (_REPLACE + 1)).from_address(pointer(module._multiarray_umath._UFUNC_API, None))
+    table = (ctypes.c_void_p * (_REPLACE + 1)).from_address(pointer(module._UFUNC_API, None))
     prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     signature = (ctypes.c_int * 3)(*[np.dtype(letter).num] * 3)
     if prototype(table[_REPLACE] or 0)(getattr(np, name), loop, ctypes.addressof(signature), old):
@@ -243,7 +226,10 @@ def _ask_again() -> None:
 
 
 def _make(letter: str, layout: str) -> None:
-    """Compile the kernels of an element type and a layout of B, and show them to the loops."""
+    """Compile the kernels of an element type and a layout of B, if the loops have none, and show them these."""
+    place = _root() + ufunc.place(letter, f"kernels_{layout}")
+    if ctypes.c_int64.from_address(place).value:
+        return
     dtype = dtypes.BY_NUMPY_NAME[np.dtype(letter).name]
     # Products modulo 2 to the bits of C are the same for signed and unsigned integers.
     name = dtype.name.removeprefix("u")
@@ -258,10 +244,10 @@ def _make(letter: str, layout: str) -> None:
             every = (*every, last)
         kernels = [_words(member(family, problem), family.launch.unit, _sums(family, problem)) for family in every]
     block = [len(kernels), *(word for words in kernels for word in words)]
-    place = workspace.pages(8 * len(block))
-    entry_table.write(place, block)
+    address = workspace.pages(8 * len(block))
+    entry_table.write(address, block)
     publish = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_addresses()["publish"])
-    publish(_root() + ufunc.place(letter, f"kernels_{layout}"), place)
+    publish(place, address)
 
 
 def _sums(family: Family, problem: Problem) -> int:

@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from gemmery.torch import sharding
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
+from gemmery.torch.installing import install, uninstall
 from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
 from gemmery.torch.replacing import Replacement, replace_linear
@@ -32,10 +33,12 @@ __all__ = [
     "QuantizedLinear",
     "Replacement",
     "grouped_mm",
+    "install",
     "linear",
     "matmul",
     "plain_state_dict",
     "quantize",
     "quantized_linear",
     "replace_linear",
+    "uninstall",
 ]

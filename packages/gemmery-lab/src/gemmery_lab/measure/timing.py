@@ -250,11 +250,6 @@ class Rival:
     missing: Callable[[], str]  # "" or why it cannot run here
     runs: Callable[[], str]  # library, version and kernels
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether gemmery multiplies in it: it takes part only where it is asked for by name."""
-        return self.name == "numpy_installed"
-
 
 R = TypeVar("R", bound=Rival)
 

@@ -176,6 +176,8 @@ def test_float16_sums_of_a_long_k(every):
     assert np.all(a @ a.T == 3000)
     with gm_threads(2):
         assert np.all(a @ a.T == 3000)
+        # Sums of blocks of k take 24 MB here, more than what a workspace has to spare.
+        assert np.all(np.ones((6000, 1600), np.float16) @ np.ones((1600, 1000), np.float16) == 1600)
 
 
 class gm_threads:

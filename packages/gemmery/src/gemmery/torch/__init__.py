@@ -19,8 +19,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gemmery.torch import sharding
+from gemmery.torch.aten import install, uninstall
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
-from gemmery.torch.installing import install, uninstall
 from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
 from gemmery.torch.replacing import Replacement, replace_linear

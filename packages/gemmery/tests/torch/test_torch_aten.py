@@ -6,12 +6,12 @@ torch = pytest.importorskip("torch")
 
 import gemmery.torch as gt  # noqa: E402
 from gemmery.errors import RefusedError  # noqa: E402
-from gemmery.torch import installing  # noqa: E402
+from gemmery.torch import aten  # noqa: E402
 
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this PyTorch has no torch.library.get_kernel", allow_module_level=True)
 
-ALWAYS = {name: {"1x512x512": 9.0, "32x32x32": 9.0} for name in installing.TYPES}
+ALWAYS = {name: {"1x512x512": 9.0, "32x32x32": 9.0} for name in aten.TYPES}
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def served(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(installing, "_OURS", {name: noted(name, ours) for name, ours in installing._OURS.items()})
+    monkeypatch.setattr(aten, "_OURS", {name: noted(name, ours) for name, ours in aten._OURS.items()})
     with gt.install(ALWAYS):
         yield names
-    assert not installing._libraries
+    assert not aten._libraries
 
 
 def numbers(*shape, dtype):
@@ -37,7 +37,7 @@ def numbers(*shape, dtype):
     return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(-99, 99, shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", installing.TYPES)
+@pytest.mark.parametrize("name", aten.TYPES)
 def test_values(served, name):
     dtype = getattr(torch, name)
     a, b, c = (numbers(*shape, dtype=dtype) for shape in ((70, 64), (64, 50), (50,)))
@@ -85,21 +85,21 @@ def test_what_is_passed_on(served):
 
 
 def test_limits():
-    assert installing._limits({"1x512x512": 1.0, "32x32x32": 3.0, "128x128x128": 2.0}) == (False, 32**3)
-    assert installing._limits({"1x512x512": 2.0, "32x32x32": 3.0, "128x128x128": 1.0}) == (True, 0)
-    assert installing._limits({"32x32x32": 1.0, "128x128x128": 2.0}) == (False, 128**3)
+    assert aten._limits({"1x512x512": 1.0, "32x32x32": 3.0, "128x128x128": 2.0}) == (False, 32**3)
+    assert aten._limits({"1x512x512": 2.0, "32x32x32": 3.0, "128x128x128": 1.0}) == (True, 0)
+    assert aten._limits({"32x32x32": 1.0, "128x128x128": 2.0}) == (False, 128**3)
 
 
 def test_ratios_are_measured_once(monkeypatch, tmp_path):
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
     asked = []
-    monkeypatch.setattr(installing, "_ratio", lambda *args: asked.append(args) or 2.0)
-    monkeypatch.setattr(installing.config, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(aten, "_ratio", lambda *args: asked.append(args) or 2.0)
+    monkeypatch.setattr(aten.config, "cache_dir", lambda: str(tmp_path))
     tmp_path.chmod(0o700)
-    first = installing.measured()
+    first = aten.measured()
     count = len(asked)
-    assert installing.measured() == first
-    assert len(asked) == count == len(installing.TYPES) * 4
+    assert aten.measured() == first
+    assert len(asked) == count == len(aten.TYPES) * 4
 
 
 def test_a_pytorch_without_kernels_to_pass_on_to_is_refused(monkeypatch):

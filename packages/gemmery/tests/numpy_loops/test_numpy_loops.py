@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import threading
 import warnings
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 import gemmery as gm
 import gemmery.numpy as gmn
 from gemmery import tiers, verify
-from gemmery.cpu import pool, ufunc
+from gemmery.cpu import build, layout, pool, ufunc
 from gemmery.numpy import installing
+from gemmery.problem import Problem
 
 if not pool.address():
     pytest.skip("gemmery.numpy needs Linux", allow_module_level=True)
@@ -287,3 +289,15 @@ def test_threads_multiply_while_loops_come_and_go():
         worker.join()
     gmn.uninstall()
     assert not wrong
+
+
+@pytest.mark.parametrize("shape", [(3000, 900, 1600), (300, 90, 20_000), (40, 5000, 2000)])
+def test_there_is_room_for_the_sums_of_a_long_k(every, shape):
+    m, n, k = shape
+    size = ctypes.c_int64.from_address(pool.address() + layout.SLOTS + 16)  # of the workspace of the first caller
+    needed = build.packed(Problem(m, n, k, "f16", "f16"), {}).blocks(m, n, k).workspace
+    size.value = 0  # the pages before stay, unused
+    with gm_threads(1):
+        row, column = np.ones((1, k), np.float16), np.ones((k, 1), np.float16)
+        np.broadcast_to(row, (m, k)) @ np.broadcast_to(column, (k, n))
+    assert size.value >= needed > 0

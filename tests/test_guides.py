@@ -18,6 +18,7 @@ GUIDES = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
 NEEDS = {
     "accurate_float32": ("torch",),
     "fp8_inference": ("torch", "cuda"),
+    "numpy": (),
     "packed_weights": (),
     "quantised_decode": ("torch",),
     "ci_without_a_gpu": ("cuda",),

@@ -23,7 +23,7 @@ SOURCES = {
 HOUSES = {
     "gemmery": (
         "errors tuples config dtypes display problem keywords arrange banks cache tiers load arrays cpu cuda "
-        "limits ladder dispatch api torch jax distributed __init__ __main__ verify"
+        "limits ladder dispatch api numpy torch jax distributed __init__ __main__ verify"
     ),
     "gemmery_emulator": "emulator pages kernels pytest",
     "gemmery_lab": "measure experiments rung_counts lab report inspection cli",

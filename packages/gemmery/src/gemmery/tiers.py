@@ -71,28 +71,29 @@ def enabled() -> bool:
     return config.tiers()
 
 
-def aside(key: Hashable, make: Make) -> None:
-    """Call `make()` in the background, once for each key.
+def aside(key: Hashable, make: Make) -> bool:
+    """Call `make()` in the background, once for each key; return False if that is not to be.
 
     An exception in `make` is kept for `state()`, and its key is not tried again. At most 64 jobs wait: further ones are
     dropped, and their keys may be asked for again. The 4096 keys of the last jobs are remembered. Does nothing with
     GEMMERY_TIERS=off, where no thread can start, and in a process that ends.
     """
     if not enabled() or _ending():
-        return
+        return False
     work = _work
     with work.lock:
         if key in work.keys:
-            return
+            return True
         if len(work.queue) >= WAITING:
             work.dropped += 1
-            return
+            return False
         work.keys[key] = None
         if len(work.keys) > REMEMBERED:
             del work.keys[next(iter(work.keys))]
         work.queue.append((key, make))
         if work.thread is None:
             _start(work)
+        return key in work.keys
 
 
 def wait() -> None:

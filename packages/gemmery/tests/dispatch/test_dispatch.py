@@ -59,11 +59,12 @@ def test_tiny_products_have_tiles_of_their_own():
     plan = dispatch.specialised(tiny)
     assert plan.rung.name == "direct"
     assert plan.kernel.address != dispatch.plan(tiny).kernel.address
+    assert dispatch.specialised(Problem(8, 8, 8, "int8", "int8")).rung.name == "direct"
     for other in (
         tiny._replace(k=800),
         tiny._replace(n=1),
         tiny._replace(b_layout="col"),
-        Problem(8, 8, 8, "int8", "int8"),
+        Problem(8, 8, 8, "f16", "f16"),
     ):
         assert dispatch.specialised(other) is None
 
@@ -80,7 +81,7 @@ def test_a_rung_that_refuses_is_passed_over():
     plan = dispatch.plan(transposed)
     assert plan.rung.name == "packed"
     assert plan.reason
-    assert dispatch.plan(Problem(64, 64, 64, "int32", "int32")).rung.name == "packed"
+    assert dispatch.plan(Problem(64, 64, 64, "f16", "f16")).rung.name == "packed"
 
 
 def test_what_no_rung_takes_is_refused_with_every_reason():

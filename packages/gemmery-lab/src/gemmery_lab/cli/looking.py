@@ -1,4 +1,4 @@
-"""The commands that time nothing: ladder diff, inspect, doctor, verify, warm, and the emulator's emulate."""
+"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, warm, run, and emulate."""
 
 from __future__ import annotations
 
@@ -221,3 +221,38 @@ def warm(
         return 0
 
     return run
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}, **texts("run"))
+def run(
+    target: Annotated[str, argument("run.target", show_default=False)],
+    arguments: Annotated[list[str] | None, argument("run.arguments", show_default=False)] = None,
+    module: Annotated[bool, option("run.module", "-m")] = False,
+    types: Annotated[str, option("run.types", "--types")] = "",
+) -> Action:
+    """Run a script with gemmery behind NumPy's products, and say at its end how many ran and what they took."""
+    known = ("f32", "f64", "complex64", "complex128")
+    try:
+        names = [dtypes.get(dtypes.resolve(name, known)).numpy for name in parser.names(types)]
+    except DTypeError as error:
+        raise ArgumentError(f"--types: {error}") from None
+
+    def go() -> int:
+        import traceback
+
+        from gemmery_lab.cli import script
+
+        code: object = 0
+        try:
+            script.run(target, arguments or (), names, module)
+        except SystemExit as end:
+            code = end.code
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        sys.stderr.write(f"{script.text(script.summary())}\n")
+        if isinstance(code, str):
+            sys.stderr.write(f"{code}\n")
+        return code if isinstance(code, int) else int(code is not None)
+
+    return go

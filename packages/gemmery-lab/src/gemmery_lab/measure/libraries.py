@@ -60,6 +60,7 @@ class Library(Rival):
     prepare: Callable[[Work], RivalProduct]  # raises RefusedError for a product it does not support
     settings: Mapping[str, str] = field(default_factory=dict)
     threads: Callable[[int], None] = lambda _: None  # for a library without an environment variable for it
+    first: str = "pass"  # what its process does before anything else
 
 
 def blas(path: str = "") -> str:
@@ -201,6 +202,10 @@ def _runs_mkl() -> str:
 
 RIVALS = (
     Library("numpy", str, _runs_numpy, _prepare_numpy),
+    # gemmery takes its number of threads from OMP_NUM_THREADS, as the others do.
+    Library(
+        "numpy_installed", str, _runs_numpy, _prepare_numpy, first="import gemmery.numpy as g; g.install(wait=True)"
+    ),
     Library(
         "numpy_avx512",
         lambda: "" if "avx512f" in target.host().features else "this CPU has no AVX-512",
@@ -246,7 +251,7 @@ class RivalProcess:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         start = f"import sys; sys.path[:0] = {SOURCES!r}; from gemmery_lab.measure.libraries import serve"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{start}; serve({rival.name!r}, {threads})"],
+            [sys.executable, "-c", f"{start}; {rival.first}; serve({rival.name!r}, {threads})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

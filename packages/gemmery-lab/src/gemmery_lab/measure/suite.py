@@ -25,6 +25,7 @@ IN_PROCESS = {  # kinds whose rival runs in gemmery's own process, and why no ot
     "first_call": "only NumPy's first product is timed",
     "new_shapes": "only NumPy is timed in the same process",
 }
+BY_NAME = ("numpy_installed",)  # rivals in which gemmery multiplies: they take part only where they are named
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
 
 
@@ -74,7 +75,8 @@ def taking_part(
     """Return a suite's rivals, or `requested` instead, and why each other installed rival is left out."""
     if suite.kind in ALONE:
         return (), {}
-    rivals = tuple(requested) or suite.rivals or tuple(rival.name for rival in known)
+    rivals = tuple(requested) or suite.rivals or tuple(rival.name for rival in known if rival.name not in BY_NAME)
+    known = [rival for rival in known if rival.name in rivals or rival.name not in BY_NAME]
     left_out: dict[str, str] = {}
     if suite.kind in IN_PROCESS and suite.device == "cpu":  # they time scripts, of which NumPy has one
         left_out = dict.fromkeys((name for name in rivals if name != "numpy"), IN_PROCESS[suite.kind])

@@ -17,6 +17,7 @@ from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 RIVALS = {
     "numpy": "NumPy",
     "numpy_avx512": "NumPy AVX-512",
+    "numpy_installed": "NumPy with gemmery.numpy",
     "torch": "PyTorch",
     "mkl": "MKL",
     "blis": "BLIS",

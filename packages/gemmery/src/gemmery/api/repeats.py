@@ -169,11 +169,11 @@ def _learn(kind: Kind, problem: Problem, threads: int) -> None:
 
     kernels = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
     operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2
-    members = [_member(family, problem) for family in kernels]
+    members = [member(family, problem) for family in kernels]
     entry.learn(class_, _scalar(kernels[0].launch, problem) if kernels else "", operations, members)
 
 
-def _member(family: Family, problem: Problem) -> Member:
+def member(family: Family, problem: Problem) -> Member:
     """Return a family as the entry knows it: limits, and a job on one thread."""
     m, n, k = (max(least, 1) for least, _ in (family.m, family.n, family.k))
     size = dtypes.get(problem.dtype).size

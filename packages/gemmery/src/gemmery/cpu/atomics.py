@@ -114,3 +114,17 @@ def set_floating_mode(f: Function, mode: Value) -> None:
     elif f.target.machine in _ARM:
         f.module.declare("declare void @llvm.aarch64.set.fpcr(i64)")
         f.line(f"call void @llvm.aarch64.set.fpcr({mode})")
+
+
+def exceptions(f: Function) -> Value:
+    """Return the word with this thread's flags of floating-point exceptions (MXCSR, FPSR)."""
+    return f.intrinsic("llvm.aarch64.get.fpsr", "i64") if f.target.machine in _ARM else floating_mode(f)
+
+
+def set_exceptions(f: Function, flags: Value) -> None:
+    """Set them back to what `exceptions` returned."""
+    if f.target.machine in _ARM:
+        f.module.declare("declare void @llvm.aarch64.set.fpsr(i64)")
+        f.line(f"call void @llvm.aarch64.set.fpsr({flags})")
+    else:
+        set_floating_mode(f, flags)

@@ -217,15 +217,20 @@ def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
     with f.loop(0, families) as i, f.if_(is_null(f, answer.value)):
         place = class_ + size(CLASS) + i * size(MEMBER)
         family = Args(f, place, MEMBER)
-        good = (work <= family.most) & (k * n <= family.b_elements) & (m * n <= family.c_elements)
-        good = good & (family.a_col.equals(0) | family.a_col.equals(shape.a_col))
-        for name in layout.LIMITS:
-            length = getattr(shape, name)
-            good = good & (getattr(family, f"{name}_low") <= length) & (length <= getattr(family, f"{name}_high"))
-        with f.if_(good):
+        with f.if_((work <= family.most) & takes(f, family, shape)):
             answer.value = place
             often.value = f.select(work <= family.work, f.index(layout.OFTEN), f.index(layout.SOON))
     return answer.value
+
+
+def takes(f: Function, family: Args, shape: Args) -> Value:
+    """Return whether the lengths and strides of a product are within a family's limits."""
+    good = (shape.k * shape.n <= family.b_elements) & (shape.m * shape.n <= family.c_elements)
+    good = good & (family.a_col.equals(0) | family.a_col.equals(shape.a_col))
+    for name in layout.LIMITS:
+        length = getattr(shape, name)
+        good = good & (getattr(family, f"{name}_low") <= length) & (length <= getattr(family, f"{name}_high"))
+    return good
 
 
 def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: Value, place: Value) -> None:

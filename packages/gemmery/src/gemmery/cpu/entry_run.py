@@ -315,9 +315,14 @@ def define_launch(module: Module) -> None:
         with f.else_():
             job = Args(f, f["job"], JOB)
             job.alpha, job.beta = f["job"] + JOB_AT["alpha_value"], f["job"] + JOB_AT["beta_value"]
-            kernel, count = job.kernel, f.select(job.at_once.differs(0), f.index(1), job.batch)
-            f.call_address(kernel, f["job"])
-            with f.loop(1, count):
-                job.a, job.b, job.c = job.a + job.a_batch, job.b + job.b_batch, job.c + job.c_batch
-                f.call_address(kernel, f["job"])
+            run_here(f, job, f["job"])
         f.ret(error.value)
+
+
+def run_here(f: Function, job: Args, job_at: Value) -> None:
+    """Call the kernel of a job without workspace for each of its products; the job's pointers move."""
+    kernel, count = job.kernel, f.select(job.at_once.differs(0), f.index(1), job.batch)
+    f.call_address(kernel, job_at)
+    with f.loop(1, count):
+        job.a, job.b, job.c = job.a + job.a_batch, job.b + job.b_batch, job.c + job.c_batch
+        f.call_address(kernel, job_at)

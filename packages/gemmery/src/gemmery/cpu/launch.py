@@ -15,7 +15,7 @@ from gemmery.cpu.split import Unit, grid, halves
 from gemmery.tuples import NamedTuple
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
-_BITS = {"i16": 16, "i32": 32, "i64": 64}
+_BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 _PLAN = len(JOB) - len(FIELDS) - 4  # words after the record and the two scalars
 _pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
 _pack_plan = struct.Struct(f"<{_PLAN}q").pack

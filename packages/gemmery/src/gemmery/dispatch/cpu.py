@@ -93,8 +93,15 @@ def row_columns(dtype: str) -> int:
     return direct_tile(target)[1] * target.lanes(dtypes.get(dtype).size)
 
 
-def direct_b(target: Target, m: int, n: int) -> float:
-    """Return the bytes of B below which reading it in place is fastest, for m rows of A and n columns of C."""
+# Bytes of B from which packing elements of one byte or two is faster, since a step on their panels is two or four
+# multiply-adds: n = 64 and 128 on Zen 4.
+_NARROW_B = {"int8": 4 << 10, "uint8": 4 << 10, "int16": 32 << 10, "uint16": 32 << 10}
+
+
+def direct_b(target: Target, dtype: str, m: int, n: int) -> float:
+    """Return the bytes of B up to which reading it in place is fastest, for m rows of A and n columns of C."""
+    if dtype in _NARROW_B:
+        return _NARROW_B[dtype] + 1
     usual = constants(target)
     fewest = m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS
     few = min(_DIRECT_FEWEST, usual.direct_few) if fewest else usual.direct_few
@@ -137,7 +144,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
                 f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
             )
         )
-    if b_bytes < direct_b(target, p.m, p.n) and p.k <= deepest(target):
+    if b_bytes < direct_b(target, p.dtype, p.m, p.n) and p.k <= deepest(target):
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )
@@ -259,8 +266,9 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
         if not built:
             return
         rows = [(2, FEWEST_ROWS), (FEWEST_ROWS + 1, rows_of_streams), (rows_of_streams + 1, UNLIMITED)]
-        for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
-            b_elements = (int(min(direct_b(host(), least, n[1]) for least in m)) - 1) // size
+        by_rows = n[1] == UNLIMITED and sample.dtype not in _NARROW_B  # the B of few columns is never large
+        for m in rows if by_rows else [(2, UNLIMITED)]:
+            b_elements = (int(min(direct_b(host(), sample.dtype, least, n[1]) for least in m)) - 1) // size
             limits = {"b_elements": b_elements, "c_elements": c_elements}
             yield _family(built, m, n, threads, _blocks(sample, n), k=deepest(host()), **limits)
 
@@ -276,12 +284,13 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     blocks = launch.blocks(mc, nc // types.parts, kc)
     most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
-    if _built("direct", sample._replace(m=2, n=2, k=2)):
+    if sample.dtype not in _NARROW_B and _built("direct", sample._replace(m=2, n=2, k=2)):
         # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread
         # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
         if threads == 1:
             size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-            rows, columns = (constants().streamed_rows + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
+            streamed = constants().streamed_rows if sample.dtype in _RUNGS["streamed"].dtypes else 1
+            rows, columns = (streamed + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
             yield _family(built, rows, (2, UNLIMITED), 1, blocks, k=min(kc, SHALLOW))
             yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(constants().large_c * l2) // size)
         return

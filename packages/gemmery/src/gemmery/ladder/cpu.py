@@ -106,6 +106,7 @@ _packed_rung = partial(
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
 _TILE_SPACE = {"mc": (64, 128, 256, 512), "kc": (512, 1024, 2048, 4096), "nc": (512, 1024, 2048)}
+_INTEGERS = tuple(row.name for row in dtypes.DTYPES if row.kind in "iu")
 _direct_rung = partial(Rung, dtypes=_FLOATS, refuses=build.direct_refuses, bound=blocked)
 
 CPU = (
@@ -246,6 +247,7 @@ CPU = (
         name="direct",
         idea="small or thin products: tiles of a height and width chosen for the shape; nothing is packed",
         parent="simd_tile",
+        dtypes=(*_FLOATS, *_INTEGERS),
         build=build.direct,
         space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
         lesson=(

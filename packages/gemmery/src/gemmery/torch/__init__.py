@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gemmery.torch import sharding
+from gemmery.torch.aten import install, uninstall
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
 from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
@@ -32,10 +33,12 @@ __all__ = [
     "QuantizedLinear",
     "Replacement",
     "grouped_mm",
+    "install",
     "linear",
     "matmul",
     "plain_state_dict",
     "quantize",
     "quantized_linear",
     "replace_linear",
+    "uninstall",
 ]

@@ -1,0 +1,66 @@
+"""`gemmery run`: the script's own arguments, exit code and traceback, and the summary of its products."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gemmery.cpu import pool
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not pool.address(), reason="gemmery.numpy needs Linux")]
+SCRIPT = """
+import sys
+import numpy as np
+import beside
+assert __name__ == "__main__" and sys.argv[1:] == ["--size", "40"], sys.argv
+a = np.ones((40, 40), "i2")
+while True:
+    assert (a @ a == 40).all()
+    beside.turn()
+    if beside.turns == 3000:
+        sys.exit(beside.code)
+"""
+BESIDE = """
+turns, code = 0, 7
+def turn():
+    global turns
+    turns += 1
+"""
+
+
+def gemmery(folder, *arguments):
+    command = [sys.executable, "-m", "gemmery", "run", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text(BESIDE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"], ["--types", "float32", "script.py"]])
+def test_a_script_runs_and_its_products_are_counted(folder, how):
+    done = gemmery(folder, *how, "--size", "40")
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == ""
+    [row] = re.findall(r"int16, medium: ([\d,]+) products in .* s.*; ([\d,]+) by NumPy's loop", done.stderr)
+    assert sum(int(number.replace(",", "")) for number in row) == 3000
+    assert "estimates" in done.stderr
+
+
+def test_an_exception_of_the_script_is_shown(folder):
+    done = gemmery(folder, "script.py")
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
+    assert "script.py" in done.stderr
+    assert "no product of these types ran" in done.stderr
+
+
+def test_a_missing_script_and_an_unknown_type(folder):
+    assert "FileNotFoundError" in gemmery(folder, "none.py").stderr
+    done = gemmery(folder, "--types", "float128", "script.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gemmery: --types: dtype 'float128'")

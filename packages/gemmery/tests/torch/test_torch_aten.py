@@ -1,0 +1,108 @@
+"""gemmery's kernels below PyTorch's own operators: values, gradients, what is passed on, and what a table says."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gemmery.torch as gt  # noqa: E402
+from gemmery.errors import RefusedError  # noqa: E402
+from gemmery.torch import aten  # noqa: E402
+
+if not hasattr(torch.library, "get_kernel"):
+    pytest.skip("this PyTorch has no torch.library.get_kernel", allow_module_level=True)
+
+ALWAYS = {name: {"1x512x512": 9.0, "32x32x32": 9.0} for name in aten.TYPES}
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The operators of which gemmery computes products, one name for each product."""
+    names = []
+
+    def noted(name, function):
+        def call(*arguments, **options):
+            names.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(aten, "_OURS", {name: noted(name, ours) for name, ours in aten._OURS.items()})
+    with gt.install(ALWAYS):
+        yield names
+    assert not aten._libraries
+
+
+def numbers(*shape, dtype):
+    torch.manual_seed(0)
+    return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(-99, 99, shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", aten.TYPES)
+def test_values(served, name):
+    dtype = getattr(torch, name)
+    a, b, c = (numbers(*shape, dtype=dtype) for shape in ((70, 64), (64, 50), (50,)))
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    turned, tolerance = numbers(64, 70, dtype=dtype).t(), 2e-2 if dtype.is_floating_point else 0
+    exact, of_turned = (torch.from_numpy(x.to(wide).numpy() @ b.to(wide).numpy()) for x in (a, turned))
+    results = [(a @ b, exact), (torch.bmm(a[None], b[None])[0], exact)]
+    results += [(torch.addmm(c, a, b), c.to(wide) + exact), (torch.addmm(c, a, b, beta=0, alpha=2), 2 * exact)]
+    results += [(a[:2] @ b, exact[:2]), (turned @ b, of_turned)]
+    for result, expected in results:
+        assert result.dtype == dtype
+        assert torch.allclose(result.to(wide), expected.to(dtype).to(wide), rtol=tolerance, atol=tolerance * 20)
+    assert served == ["mm", "bmm", "addmm", "addmm", "mm", "mm"]
+
+
+def test_int_mm(served):
+    a = numbers(40, 64, dtype=torch.int8)
+    assert torch.equal(torch._int_mm(a, a.t().contiguous()), a.int() @ a.int().t())
+    assert served[0] == "_int_mm"
+
+
+def test_gradients_and_layers(served):
+    layer = torch.nn.Linear(64, 48).half()
+    x = numbers(40, 64, dtype=torch.float16).requires_grad_()
+    layer(x).sum().backward()
+    ones = torch.ones(40, 48)
+    assert torch.allclose(x.grad.float(), ones @ layer.weight.float(), atol=2e-2)
+    assert torch.allclose(layer.weight.grad.float(), ones.t() @ x.float(), atol=5e-2)
+    assert served == ["addmm", "mm", "mm"]
+
+
+def test_what_is_passed_on(served):
+    small, single = numbers(4, 4, dtype=torch.float16), numbers(64, 64, dtype=torch.float32)
+    assert torch.equal(single @ torch.eye(64), single)
+    torch.mm(
+        numbers(64, 64, dtype=torch.int8), numbers(64, 64, dtype=torch.int8), out=torch.empty(64, 64, dtype=torch.int8)
+    )
+    with pytest.raises(RuntimeError, match="shape"):
+        torch.mm(numbers(64, 64, dtype=torch.int8), numbers(63, 64, dtype=torch.int8))
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.mm(numbers(64, 64, dtype=torch.int8), numbers(64, 64, dtype=torch.int16))
+    assert served == []
+    small @ small  # thin
+    assert served == ["mm"]
+
+
+def test_limits():
+    assert aten._limits({"1x512x512": 1.0, "32x32x32": 3.0, "128x128x128": 2.0}) == (False, 32**3)
+    assert aten._limits({"1x512x512": 2.0, "32x32x32": 3.0, "128x128x128": 1.0}) == (True, 0)
+    assert aten._limits({"32x32x32": 1.0, "128x128x128": 2.0}) == (False, 128**3)
+
+
+def test_ratios_are_measured_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(aten, "_ratio", lambda *args: asked.append(args) or 2.0)
+    monkeypatch.setattr(aten.config, "cache_dir", lambda: str(tmp_path))
+    tmp_path.chmod(0o700)
+    first = aten.measured()
+    count = len(asked)
+    assert aten.measured() == first
+    assert len(asked) == count == len(aten.TYPES) * 4
+
+
+def test_a_pytorch_without_kernels_to_pass_on_to_is_refused(monkeypatch):
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with pytest.raises(RefusedError, match="get_kernel"):
+        gt.install()

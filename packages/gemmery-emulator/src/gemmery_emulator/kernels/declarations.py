@@ -1,0 +1,360 @@
+"""The declarations of a CUDA C++ file by a parser that needs no headers (tree-sitter), with the words that each uses.
+
+What the grammar does not know is replaced by spaces before it parses: directives, all but one of the branches of #if
+that open different brackets, attributes, and macros that stand for attributes. So offsets stay those of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import tree_sitter_cuda
+from tree_sitter import Language, Node, Parser, Query, QueryCursor
+
+LANGUAGE = Language(tree_sitter_cuda.language())
+_TOKEN = re.compile(
+    r"""(?P<comment>//(?:\\\r?\n|[^\n])*|/\*.*?\*/)
+    |(?P<directive>^[ \t]*\#(?:\\\r?\n|/\*.*?\*/|[^\n])*)
+    |(?P<text>(?:u8|[uUL])?R"(?P<ends>[^()\\\s]{0,16})\(.*?\)(?P=ends)"|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])*')
+    |(?P<bracket>[][(){}])""",
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_DEFINE = re.compile(r"\s*#\s*define\s+(\w+)(\([^)]*\))?(.*)", re.DOTALL)
+WORD = re.compile(r"[A-Za-z_]\w*")
+_ARGUMENTS = r"\s*\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+_WITH_ARGUMENTS = ("__launch_bounds__", "__align__", "__attribute__", "alignas", "__declspec", "__cluster_dims__")
+_WITH_ARGUMENTS += ("__block_size__", "__maxnreg__")
+DEVICE = frozenset({"__global__", "__device__", "__constant__", "__shared__", "__managed__"})
+_PLAIN = DEVICE | {
+    *("__host__", "__grid_constant__", "__forceinline__", "__noinline__", "__inline__", "__inline", "__forceinline"),
+    *("__restrict__", "__restrict", "__extension__", "__volatile__", "__const__"),
+}
+_IN_ATTRIBUTES = frozenset({*_PLAIN, *_WITH_ARGUMENTS, "inline", "static", "extern", "C", "always_inline", "noinline"})
+# Macros of libraries that stand for attributes, by their names.
+_MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
+_OF_LIBRARY = re.compile(r"\b[A-Z_]*(?:DEVICE|GLOBAL|INLINE|HOST|EXPORT|API|CALLABLE|UNROLL)[A-Z_]*\b(?=\s+[A-Za-z_~])")
+_WORDS = Query(LANGUAGE, "[(identifier) (type_identifier) (namespace_identifier) (field_identifier)] @word")
+_LOCAL = Query(
+    LANGUAGE,
+    """(parameter_declaration declarator: (identifier) @name)
+    (optional_parameter_declaration declarator: (identifier) @name)
+    (declaration declarator: (identifier) @name) (init_declarator declarator: (identifier) @name)
+    (pointer_declarator declarator: (identifier) @name) (array_declarator declarator: (identifier) @name)
+    (reference_declarator (identifier) @name)
+    (type_parameter_declaration (type_identifier) @type) (variadic_type_parameter_declaration (_) @type)
+    (optional_type_parameter_declaration name: (type_identifier) @type)""",
+)
+_NAMES = Query(
+    LANGUAGE,
+    """(declaration declarator: (identifier) @name) (init_declarator declarator: (identifier) @name)
+    (pointer_declarator declarator: (_) @name) (array_declarator declarator: (_) @name)
+    (reference_declarator (identifier) @name) (function_declarator declarator: (_) @name)
+    (field_declaration declarator: (field_identifier) @name)
+    (type_definition declarator: (type_identifier) @name) (alias_declaration name: (_) @name)
+    (enumerator name: (identifier) @name) (namespace_alias_definition name: (_) @name)
+    (using_declaration (_) @name) (concept_definition name: (identifier) @name)
+    [(struct_specifier name: (_) @name) (class_specifier name: (_) @name) (union_specifier name: (_) @name)
+     (enum_specifier name: (_) @name)]""",
+)
+_TYPES = ("struct_specifier", "class_specifier", "union_specifier")
+_BODIES = ("compound_statement", "field_declaration_list", "enumerator_list", "initializer_list", "try_statement")
+_SCOPES = {"namespace_definition": "namespace", "linkage_specification": ""}
+
+
+class Macro(NamedTuple):
+    """A macro's parameters, None for one that takes no arguments, and its text."""
+
+    parameters: tuple[str, ...] | None
+    text: str
+
+    def expanded(self, arguments: str) -> str:
+        """Its text for arguments, "a, b"; a comma inside brackets counts as one between arguments."""
+        given = [part.strip() for part in arguments.split(",")]
+        values = dict(zip(self.parameters or (), given, strict=False)) | {"__VA_ARGS__": ",".join(given)}
+        text = WORD.sub(lambda word: values.get(word[0], word[0]), self.text.replace("\\\n", "\n"))
+        return re.sub(r"\s*##\s*", "", text)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A function, variable, type or macro call between two offsets of a text."""
+
+    title: str  # "main()", "struct Pair", "table"
+    kind: str  # "function", "type", "call" of a macro, "using" of a namespace, or the parser's name
+    start: int
+    stop: int
+    first: int  # line
+    names: frozenset[str]  # that it declares
+    head: frozenset[str]  # words outside of its braces
+    body: tuple[int, int]  # offsets of a function's body or of what is between the braces of a type; (0, 0) for none
+    scope: str  # the namespaces around it that have a name: "lab::inner"
+    node: Node
+    source: Source
+    members: tuple[Declaration, ...] = ()
+    is_pure: bool = False  # whether it has no body, and `= default` or `= delete`
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The file and the start."""
+        return self.source.file, self.start
+
+
+class Source:
+    """A text with its declarations, those in namespaces and `extern "C"` each for itself."""
+
+    def __init__(self, text: str, file: str = "", macros: Mapping[str, Macro] | None = None) -> None:
+        self.text, self.file = text, file
+        self.tokens = [(at.lastgroup or "", at.start(), at.end()) for at in _TOKEN.finditer(text)]
+        self.directives = [(start, stop) for kind, start, stop in self.tokens if kind == "directive"]
+        self.macros = macros_of(self) if macros is None else macros
+
+    @cached_property
+    def words(self) -> tuple[bytes, bytes]:
+        """The text in one byte for each letter, with spaces for directives and comments; and for attributes, too."""
+        plain = bytearray(self.text.encode("ascii", "replace"))
+        for start, stop in [(start, stop) for kind, start, stop in self.tokens if kind in ("directive", "comment")]:
+            _blank(plain, start, stop)
+        for start, stop in self._other_branches():
+            _blank(plain, start, stop)
+        pattern, calls = _patterns(tuple(sorted((name, macro) for name, macro in self.macros.items())))
+        plain = plain.replace(b"__typeof__", b"decltype  ")
+        parsed = bytearray(pattern.sub(lambda part: re.sub(rb"[^\n]", b" ", part[0]), bytes(plain)))
+        for call in calls.finditer(parsed) if calls else ():  # a call of a macro that stands for declarations: `;`
+            parsed[call.end() - 1 : call.end()] = b";"
+        return bytes(plain), bytes(parsed)
+
+    def _other_branches(self) -> Iterator[tuple[int, int]]:
+        """The branches of #if after the first, if one of them opens another number of brackets than it closes."""
+        groups: list[list[tuple[int, int]]] = []  # of each #if the offset and depth where a branch begins
+        depth = 0
+        for kind, start, stop in self.tokens:
+            if kind == "bracket":
+                depth += 1 if self.text[start] in "([{" else -1
+            elif kind == "directive":
+                word = re.match(r"[ \t]*#\s*(\w*)", self.text[start:stop])
+                if word and word[1] in ("if", "ifdef", "ifndef"):
+                    groups.append([(stop, depth)])
+                elif word and groups and word[1] in ("else", "elif", "endif"):
+                    groups[-1].append((start, depth))
+                    begin = groups[-1][0][1]
+                    if word[1] != "endif":
+                        groups[-1].append((stop, begin))
+                        depth = begin
+                        continue
+                    *_, after = group = groups.pop()
+                    if len(group) > 2 and any(end != begin for _, end in group[1::2]):
+                        depth = group[1][1]
+                        yield group[1][0], after[0]
+
+    @cached_property
+    def root(self) -> Node:
+        """The parser's tree."""
+        return Parser(LANGUAGE).parse(self.words[1]).root_node
+
+    @cached_property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """The declarations in the order of the text."""
+        return tuple(self._within(self.root, 0, ""))
+
+    def _within(self, container: Node, at: int, scope: str) -> Iterator[Declaration]:
+        pending: Node | None = None  # what the parser could not read, up to the declaration after it
+        for node in container.children:
+            if node.type in ("{", "}", ";", ":", "access_specifier", "comment"):
+                if node.type != "comment" and pending is None:
+                    at = node.end_byte
+                continue
+            body = node.child_by_field_name("body")
+            if node.type in _SCOPES and body is not None and body.type == "declaration_list":
+                name = node.child_by_field_name("name")
+                inner = name.text.decode() if node.type == "namespace_definition" and name and name.text else ""
+                yield from self._within(body, body.start_byte, "::".join(filter(None, (scope, inner))))
+                at, pending = node.end_byte, None
+                continue
+            if node.type == "ERROR" and node.next_sibling is not None and node.next_sibling.type != "}":
+                pending = pending or node
+                continue
+            after, stop = node.next_sibling, node.end_byte
+            stop = after.end_byte if after is not None and after.type == ";" else stop
+            yield self._declaration(node, at, stop, scope)
+            at, pending = stop, None
+
+    def _declaration(self, node: Node, at: int, stop: int, scope: str) -> Declaration:
+        plain, parsed = self.words
+        space = re.compile(rb"\s*").match(plain, at)
+        start = space.end() if space else at
+        inner = node
+        while inner.type in ("template_declaration", "linkage_specification", "friend_declaration"):
+            inner = inner.named_children[-1]
+        body = _body(inner)
+        span = (body.start_byte, body.end_byte) if body is not None else (0, 0)
+        before, behind = (plain[start : span[0]], plain[span[1] : stop]) if body else (plain[start:stop], b"")
+        head = frozenset(WORD.findall((before + b" " + behind).decode()))
+        kind, names, title, members = inner.type, list[str](), "", tuple[Declaration, ...]()
+        if kind == "expression_statement" and inner.named_children and inner.named_children[0].type in (
+            "call_expression",
+            "identifier",
+        ):
+            called = WORD.match(plain[inner.start_byte : stop].decode())
+            title, kind = f"{called[0] if called else ''}()", "call"
+            names = WORD.findall(plain[inner.start_byte : stop].decode())[1:]
+        elif inner.type == "using_declaration" and b" namespace " in before:
+            kind, title = "using", "using namespace"
+        else:
+            names = self._names(inner, body)
+            title = names[0] if names else (min(head) if head else node.type)
+            function = function_of(inner)
+            if function is not None:
+                kind = "guide" if inner.child_by_field_name("type") is None and b"->" in before else "function"
+                title = f"{title}()"
+            elif body is not None and body.type == "field_declaration_list":
+                kind = "type"
+                members = tuple(self._within(body, body.start_byte, ""))
+            if inner.type in (*_TYPES, "enum_specifier"):
+                title = f"{inner.children[0].type} {title}"
+        pure = kind == "function" and body is None and bool(re.search(rb"=\s*(default|delete)\s*;?\s*$", before))
+        line = self.text.count("\n", 0, start) + 1
+        return Declaration(
+            title, kind, start, stop, line, frozenset(names), head, span, scope, inner, self, members, pure
+        )
+
+    def _names(self, node: Node, body: Node | None) -> list[str]:
+        """The names that a declaration declares, the one in its title first."""
+        names: list[tuple[int, str]] = []
+        function = function_of(node)
+        if function is not None:
+            declared = function.child_by_field_name("declarator")
+            text = (declared.text or b"").decode() if declared else ""
+            words = WORD.findall(re.sub(r"<.*>", "", text, flags=re.DOTALL))
+            return ["operator"] if "operator" in words or function.type == "operator_cast" else words[::-1]
+        for captured in QueryCursor(_NAMES).captures(node).get("name", ()):
+            inside = body is not None and body.start_byte <= captured.start_byte < body.end_byte
+            if captured.text and not (inside and not _is_in(captured, "enumerator")) and not _is_in(
+                captured, "parameter_list", node
+            ):
+                word = WORD.findall(captured.text.decode().partition("<")[0])
+                names += [(captured.start_byte, word[-1])] if word else []
+        ordered = [name for _, name in sorted(names)]
+        return ordered[::-1] if node.type == "type_definition" else ordered
+
+    def expansion(self, call: Declaration) -> Source:
+        """What a call of a macro stands for."""
+        text = self.words[0][call.start : call.stop].decode()
+        called, inside = call.title.removesuffix("()"), text.partition("(")[2].rpartition(")")[0]
+        return Source(self.macros[called].expanded(inside) if called in self.macros else "", self.file, self.macros)
+
+    def uses(self, node: Declaration, start: int = 0, stop: int = 0) -> set[str]:
+        """The words of a declaration that may name others, or of a part of it: not its own parameters and variables."""
+        start, stop = (start, stop) if stop else (node.start, node.stop)
+        found, own = QueryCursor(_WORDS), QueryCursor(_LOCAL)
+        found.set_byte_range(start, stop)
+        own.set_byte_range(start, stop)
+        is_function = node.kind in ("function", "guide")
+        local = own.captures(self.root) if is_function else dict[str, list[Node]]()
+        hidden = {kind: {each.text for each in some} for kind, some in local.items()}
+        plain, parsed = self.words
+        words = set[str]()
+        for each in found.captures(self.root).get("word", ()):
+            text = (each.text or b"").decode()
+            kind = {"identifier": "name", "type_identifier": "type"}.get(each.type, "")
+            if each.text not in hidden.get(kind, ()) and (each.type != "field_identifier" or text in self.macros):
+                words.add(text)
+        for word in re.finditer(rb"[A-Za-z_]\w*", plain[start:stop]):  # of attributes
+            if parsed[start + word.start()] == 32:
+                words.add(word[0].decode())
+        return words
+
+
+def _is_in(node: Node | None, kind: str, outer: Node | None = None) -> bool:
+    while node is not None and node != outer:
+        if node.type == kind:
+            return True
+        node = node.parent if outer is not None or node.parent is None or node.parent.type == kind else None
+    return False
+
+
+def function_of(node: Node) -> Node | None:
+    """The declarator of a function, None for other declarations."""
+    declarator = node.child_by_field_name("declarator")
+    while declarator is not None and declarator.type in ("pointer_declarator", "reference_declarator"):
+        declarator = declarator.child_by_field_name("declarator") or declarator.named_children[-1]
+    if declarator is None or declarator.type not in ("function_declarator", "operator_cast"):
+        return None
+    inner = declarator.child_by_field_name("declarator")
+    return None if inner is not None and inner.type == "parenthesized_declarator" else declarator
+
+
+def _body(node: Node) -> Node | None:
+    """The braces of a definition, those of a type also where it is the beginning of a typedef or a variable."""
+    for child in (node, node.child_by_field_name("type")):
+        if child is not None:
+            for inner in child.children:
+                if inner.type in _BODIES:
+                    return inner
+    return None
+
+
+def _blank(text: bytearray, start: int, stop: int) -> None:
+    text[start:stop] = re.sub(rb"[^\n]", b" ", text[start:stop])
+
+
+@lru_cache(maxsize=16)
+def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes], re.Pattern[bytes] | None]:
+    """What attributes match, those that macros stand for too, and calls of macros that no semicolon follows."""
+    plain, called = set(_PLAIN), set(_WITH_ARGUMENTS)
+    whole = set()
+    for name, macro in macros:
+        words = set(WORD.findall(macro.text)) - set(macro.parameters or ())
+        if words <= _IN_ATTRIBUTES | plain and not re.search(r"[{};=]", macro.text):
+            (plain if macro.parameters is None else called).add(name)
+        elif macro.parameters is not None:
+            whole.add(name)
+    words = "|".join(sorted(plain, key=len, reverse=True))
+    calls = "|".join(sorted(called, key=len, reverse=True))
+    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{words})\b|{_OF_LIBRARY.pattern}"
+    after = "|".join(sorted(whole, key=len, reverse=True))
+    ends = rf"^[ \t]*(?:{after})\b{_ARGUMENTS}\s(?=\s*(?:[A-Za-z_}}]|\Z))" if after else ""
+    return re.compile(pattern.encode()), re.compile(ends.encode(), re.MULTILINE) if ends else None
+
+
+def macros_of(source: Source) -> dict[str, Macro]:
+    """The macros that a text defines, by name; of several definitions the text of all."""
+    macros: dict[str, Macro] = {}
+    for start, stop in source.directives:
+        defined = _DEFINE.match(source.text[start:stop])
+        if defined:
+            name, parameters, text = defined[1], defined[2], defined[3].strip()
+            before = macros[name].text + " " if name in macros else ""
+            macros[name] = Macro(tuple(WORD.findall(parameters)) if parameters else None, before + text)
+    return macros
+
+
+def marks(macros: Mapping[str, Macro], words: frozenset[str] = DEVICE) -> frozenset[str]:
+    """The marks of device code, and the macros that contain one."""
+    known = set(words)
+    while further := {name for name, macro in macros.items() if known & set(WORD.findall(macro.text))} - known:
+        known |= further
+    return frozenset(known)
+
+
+def is_marked(words: Collection[str], known: Collection[str]) -> bool:
+    """Whether a declaration with some words in its head is device code; macros of libraries count by their names."""
+    return any(word in known or _MARKED.fullmatch(word) for word in words)
+
+
+def blanked(source: Source, parts: Collection[tuple[int, int, bool]]) -> str:
+    """A text with spaces for some parts, but not for line ends and directives; True ends a part with ";"."""
+    pieces, done = list[str](), 0
+    for start, stop, has_end in sorted(parts):
+        inside = [(begin, end) for begin, end in source.directives if start <= begin < stop]
+        pieces.append(source.text[done:start])
+        bounds = [start, *(bound for pair in inside for bound in pair), max(stop, *(end for _, end in inside), 0)]
+        for place, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            pieces.append(source.text[begin:end] if place % 2 else re.sub(r"[^\n]", " ", source.text[begin:end]))
+        if has_end and pieces[-1].endswith(" "):
+            pieces[-1] = f"{pieces[-1][:-1]};"
+        done = bounds[-1]
+    return "".join([*pieces, source.text[done:]])

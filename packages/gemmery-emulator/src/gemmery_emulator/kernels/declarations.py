@@ -62,7 +62,10 @@ _NAMES = Query(
 )
 _TYPES = ("struct_specifier", "class_specifier", "union_specifier")
 _BODIES = ("compound_statement", "field_declaration_list", "enumerator_list", "initializer_list", "try_statement")
-_SCOPES = {"namespace_definition": "namespace", "linkage_specification": ""}
+_HEAD = 400  # letters before a brace that tell what it opens
+_SCOPE = re.compile(rb'(?:\b(?:inline\s+)?namespace(?:\s+([\w:]+))?|\bextern\s*"C(?:\+\+)?")\s*$')
+_EDGE = re.compile(r"(?:(?:inline\s+)?namespace\b[\s\w:]*\{\s*|\}\s*|extern\s*\"C\"\s*\{)+")  # macros for braces of namespaces
+_BODY = re.compile(rb"(?:\)(?:\s|const\b|volatile\b|noexcept\b|override\b|final\b|mutable\b|try\b|&)*(?:->[^;{}()]*)?|\})$")
 
 
 class Macro(NamedTuple):
@@ -109,23 +112,68 @@ class Source:
     def __init__(self, text: str, file: str = "", macros: Mapping[str, Macro] | None = None) -> None:
         self.text, self.file = text, file
         self.tokens = [(at.lastgroup or "", at.start(), at.end()) for at in _TOKEN.finditer(text)]
+        self.fixed = list[tuple[int, int]]()  # what is never left out: directives, and the braces of namespaces
         self.directives = [(start, stop) for kind, start, stop in self.tokens if kind == "directive"]
+        self.fixed += self.directives
+        self.bare = bytearray()  # the text without comments, directives and the braces of namespaces
         self.macros = macros_of(self) if macros is None else macros
 
     @cached_property
     def words(self) -> tuple[bytes, bytes]:
         """The text in one byte for each letter, with spaces for directives and comments; and for attributes, too."""
         plain = bytearray(self.text.encode("ascii", "replace"))
-        for start, stop in [(start, stop) for kind, start, stop in self.tokens if kind in ("directive", "comment")]:
-            _blank(plain, start, stop)
+        for kind, start, stop in self.tokens:
+            if kind in ("directive", "comment"):
+                _blank(plain, start, stop)
         for start, stop in self._other_branches():
             _blank(plain, start, stop)
+        if edges := [name for name, it in self.macros.items() if it.parameters is None and _EDGE.fullmatch(it.text)]:
+            for edge in re.finditer(rf"\b(?:{'|'.join(edges)})\b".encode(), bytes(plain)):
+                self.fixed.append(edge.span())
+                _blank(plain, *edge.span())
         pattern, calls = _patterns(tuple(sorted((name, macro) for name, macro in self.macros.items())))
-        plain = plain.replace(b"__typeof__", b"decltype  ")
-        parsed = bytearray(pattern.sub(lambda part: re.sub(rb"[^\n]", b" ", part[0]), bytes(plain)))
+        known = bytes(plain).replace(b"__typeof__", b"decltype  ")
+        parsed = bytearray(pattern.sub(lambda part: re.sub(rb"[^\n]", b" ", part[0]), known))
         for call in calls.finditer(parsed) if calls else ():  # a call of a macro that stands for declarations: `;`
             parsed[call.end() - 1 : call.end()] = b";"
         return bytes(plain), bytes(parsed)
+
+    @cached_property
+    def outline(self) -> tuple[Node, list[tuple[int, int, str]]]:
+        """The parser's tree of what stands outside of functions and namespaces, where it finds its way even if their
+        text has errors; and the namespaces, from brace to brace, with their names.
+        """
+        plain, parsed = self.words
+        self.bare = bytearray(plain)
+        text, scopes = bytearray(parsed), list[tuple[int, int, str]]()
+        opened: list[tuple[int, str, int]] = []  # an offset, what begins there, and the offset of the words before
+        for place in (start for kind, start, _ in self.tokens if kind == "bracket" and parsed[start] != 32):
+            sign = chr(parsed[place])
+            if sign in "([{":
+                before = parsed[max(0, place - _HEAD) : place].rstrip()
+                kind, begin = "other", place
+                if sign == "{" and all(each in ("scope", "type") for _, each, _ in opened):
+                    statement = re.split(rb"[;{}]", before)[-1]
+                    if scope := _SCOPE.search(before):
+                        kind, begin = "scope", place - (len(before) - scope.start()) - (place - max(0, place - _HEAD) - len(before))
+                    elif _BODY.search(before):
+                        kind = "body"
+                    elif re.search(rb"\b(struct|class|union)\b", statement) and not re.search(rb"=|\benum\b", statement):
+                        kind = "type"
+                opened.append((place, kind, begin))
+            elif opened:
+                start, kind, begin = opened.pop()
+                if kind == "body":
+                    _blank(text, start + 1, place)
+                elif kind == "scope":
+                    name = _SCOPE.search(parsed[begin:start])
+                    scopes.append((start, place, ((name and name[1]) or b"").decode()))
+                    self.fixed += [(begin, start + 1), (place, place + 1)]
+                    for each in (text, self.bare):
+                        _blank(each, begin, start + 1)
+                        _blank(each, place, place + 1)
+        self.fixed.sort()
+        return Parser(LANGUAGE).parse(bytes(text)).root_node, sorted(scopes)
 
     def _other_branches(self) -> Iterator[tuple[int, int]]:
         """The branches of #if after the first, if one of them opens another number of brackets than it closes."""
@@ -158,34 +206,27 @@ class Source:
     @cached_property
     def declarations(self) -> tuple[Declaration, ...]:
         """The declarations in the order of the text."""
-        return tuple(self._within(self.root, 0, ""))
+        return tuple(self._within(self.outline[0], 0))
 
-    def _within(self, container: Node, at: int, scope: str) -> Iterator[Declaration]:
+    def _within(self, container: Node, at: int) -> Iterator[Declaration]:
         pending: Node | None = None  # what the parser could not read, up to the declaration after it
         for node in container.children:
             if node.type in ("{", "}", ";", ":", "access_specifier", "comment"):
                 if node.type != "comment" and pending is None:
                     at = node.end_byte
                 continue
-            body = node.child_by_field_name("body")
-            if node.type in _SCOPES and body is not None and body.type == "declaration_list":
-                name = node.child_by_field_name("name")
-                inner = name.text.decode() if node.type == "namespace_definition" and name and name.text else ""
-                yield from self._within(body, body.start_byte, "::".join(filter(None, (scope, inner))))
-                at, pending = node.end_byte, None
-                continue
             if node.type == "ERROR" and node.next_sibling is not None and node.next_sibling.type != "}":
                 pending = pending or node
                 continue
             after, stop = node.next_sibling, node.end_byte
             stop = after.end_byte if after is not None and after.type == ";" else stop
-            yield self._declaration(node, at, stop, scope)
+            yield self._declaration(node, at, stop)
             at, pending = stop, None
 
-    def _declaration(self, node: Node, at: int, stop: int, scope: str) -> Declaration:
+    def _declaration(self, node: Node, at: int, stop: int) -> Declaration:
         plain, parsed = self.words
-        space = re.compile(rb"\s*").match(plain, at)
-        start = space.end() if space else at
+        start = at + len(self.bare[at:stop]) - len(self.bare[at:stop].lstrip())
+        scope = "::".join(name for begin, end, name in self.outline[1] if begin < start < end and name)
         inner = node
         while inner.type in ("template_declaration", "linkage_specification", "friend_declaration"):
             inner = inner.named_children[-1]
@@ -212,7 +253,7 @@ class Source:
                 title = f"{title}()"
             elif body is not None and body.type == "field_declaration_list":
                 kind = "type"
-                members = tuple(self._within(body, body.start_byte, ""))
+                members = tuple(self._within(body, body.start_byte))
             if inner.type in (*_TYPES, "enum_specifier"):
                 title = f"{inner.children[0].type} {title}"
         pure = kind == "function" and body is None and bool(re.search(rb"=\s*(default|delete)\s*;?\s*$", before))
@@ -304,14 +345,14 @@ def _blank(text: bytearray, start: int, stop: int) -> None:
 @lru_cache(maxsize=16)
 def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes], re.Pattern[bytes] | None]:
     """What attributes match, those that macros stand for too, and calls of macros that no semicolon follows."""
-    plain, called = set(_PLAIN), set(_WITH_ARGUMENTS)
-    whole = set()
-    for name, macro in macros:
-        words = set(WORD.findall(macro.text)) - set(macro.parameters or ())
-        if words <= _IN_ATTRIBUTES | plain and not re.search(r"[{};=]", macro.text):
-            (plain if macro.parameters is None else called).add(name)
-        elif macro.parameters is not None:
-            whole.add(name)
+    plain, called, size = set(_PLAIN), set(_WITH_ARGUMENTS), 0
+    while len(plain) + len(called) > size:  # a macro may name another
+        size = len(plain) + len(called)
+        for name, macro in macros:
+            words = set(re.findall(r"\w+", re.sub(r"\(.*\)", "", macro.text))) - set(macro.parameters or ())
+            if words <= _IN_ATTRIBUTES | plain | called and re.fullmatch(r"[\w\s\"(),]*", macro.text):
+                (plain if macro.parameters is None else called).add(name)
+    whole = {name for name, macro in macros if macro.parameters is not None} - called
     words = "|".join(sorted(plain, key=len, reverse=True))
     calls = "|".join(sorted(called, key=len, reverse=True))
     pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{words})\b|{_OF_LIBRARY.pattern}"
@@ -349,7 +390,7 @@ def blanked(source: Source, parts: Collection[tuple[int, int, bool]]) -> str:
     """A text with spaces for some parts, but not for line ends and directives; True ends a part with ";"."""
     pieces, done = list[str](), 0
     for start, stop, has_end in sorted(parts):
-        inside = [(begin, end) for begin, end in source.directives if start <= begin < stop]
+        inside = [(begin, end) for begin, end in source.fixed if start <= begin < stop]
         pieces.append(source.text[done:start])
         bounds = [start, *(bound for pair in inside for bound in pair), max(stop, *(end for _, end in inside), 0)]
         for place, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):

@@ -33,6 +33,13 @@ _OF_HOST = re.compile(
 )
 _CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
 _OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
+# Thrust is for host code; what device code has of it is that of the library for devices.
+_OF_THRUST = "#pragma once\n" + "".join(
+    f"#include <cuda/std/{name}>\n" for name in ("complex", "functional", "tuple", "utility")
+)
+_OF_THRUST += "namespace thrust { using namespace cuda::std; }\n"
+# Types of the C++ library whose members stand elsewhere than in the host's.
+_MOVED = re.compile(r"\bstd\s*::\s*(complex|tuple|bitset|optional|variant)\b")
 _EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
 PRELUDE = "gemmery_prelude.h"
 # Headers of host code that some device code includes; their packages bring them.
@@ -49,13 +56,11 @@ _HANDLES = {
     "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
     "curandGenerator_st": "curandGenerator_t",
 }  # fmt: skip
-_LIBRARIES = "".join(f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items())
+_LIBRARIES = "#include <cuComplex.h>\n#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items())
 _MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
 _TYPES = {
-    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl"): "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
-    + _LIBRARIES,
-    ("cusparse", "cusolver", "curand"): _LIBRARIES,
-    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
+    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl", "cusparse", "cusolver", "curand"): _LIBRARIES,
+    ("cufft",): "#include <cuComplex.h>\ntypedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
     "typedef int cufftHandle;\n",
     ("cuda.h", "cudaTypedefs.h"): _MAP,
 }  # of the headers of libraries, by the beginnings of their names
@@ -64,6 +69,10 @@ UNMARKED = "--device-as-default-execution-space"
 _HOST = (
     "it is a function of the host, which nvcc refuses there: mark it __device__, or take unmarked functions as device "
     f"code with the option {UNMARKED}"
+)
+HOST_CODE = (
+    "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
+    "makes"
 )
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
 _UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
@@ -116,7 +125,7 @@ class Program:
     def of_types(self) -> frozenset[tuple[str, str]]:
         """The type and the name of member functions with a body outside of it, of which one has a mark."""
         inside = ((name, it) for each in self.all for name in each.names for it in each.members if not it.body[1])
-        outside = ((name, it) for it in self.all if it.kind == "function" for name in it.names)
+        outside = ((name, it) for it in self.all if it.kind == "function" for name in _owners(it))
         return frozenset(
             (name, it.title) for name, it in (*inside, *outside) if it.kind == "function" and self._is_device(it)
         )
@@ -124,7 +133,7 @@ class Program:
     @cached_property
     def calls(self) -> frozenset[str]:
         """The macros with arguments that do not stand for attributes."""
-        return frozenset(name for name, macro in self.macros.items() if re.search(r"[{};]", macro.text))
+        return frozenset(name for name, it in self.macros.items() if it.parameters and re.search(r"[{};]", it.text))
 
     def _each(self, owner: Declaration | None = None) -> Iterator[tuple[Declaration, Declaration | None]]:
         """All declarations, also those inside types, each with its type."""
@@ -144,7 +153,7 @@ class Program:
         typeless = each.node.child_by_field_name("type") is None and b"operator" not in (each.node.text or b"")
         if owner and typeless and not each.names & owner.names or each.head & self.calls:
             return False  # a macro, which may stand for members of any kind
-        owners = each.names if owner is None else () if each.body[1] else owner.names
+        owners = _owners(each) if owner is None else () if each.body[1] else owner.names
         return not any((name, each.title) in self.of_types for name in owners)
 
     @property
@@ -263,7 +272,7 @@ class Program:
             begin = sum(map(len, source.text.splitlines(keepends=True)[: int(line) - 1]))
             at = begin + len(column)
             name = next((it for it in _NAME.finditer(source.text, begin) if it.end() > at), None)
-            if name and name.start() <= at and not any(_is_in_body(each, at) for each in source.declarations):
+            if name and name.start() <= at and name[0] not in ("concept", "requires") and not any(_is_in_body(each, at) for each in source.declarations):
                 names += ["".join(name[0].split())]
         return list(dict.fromkeys(names))
 
@@ -280,9 +289,19 @@ class Program:
         }
         lines += [f"{header} is not here: pip install {package}" for package, header in packages.items()]
         others = [it for it in self.missing if not _OF_HOST.fullmatch(it) and it not in packages.values()]
+        if 'namespace "std" has no member' in errors:
+            lines.append(HOST_CODE)
         if others and _UNKNOWN.search(errors):
             lines.append(f"not here, and empty: {', '.join(others)}; name their folders with options=('-IFOLDER',)")
         return "".join(f"\n{line}" for line in lines)
+
+    def moved(self) -> Iterator[tuple[str, str, int]]:
+        """Types of the C++ library that are members and have other bytes here: words, and the file and line."""
+        for each, owner in self._each():
+            if owner and each.place in self.kept and not each.members and each.kind == "field_declaration":
+                for name in _MOVED.findall(each.source.text[each.start : each.stop]):
+                    words = f"std::{name} may have another alignment and order of members than the host's library"
+                    yield f"{words}: pass the values of {owner.title} by themselves", each.source.file, each.first
 
     def dropped(self) -> tuple[str, ...]:
         """What no kernel of the file needs, by title and line."""
@@ -292,6 +311,11 @@ class Program:
             for each in self.sources[self.name].declarations
             if each.place not in kept | self.kept and (each.names or each.kind == "call")
         )
+
+
+def _owners(function: Declaration) -> frozenset[str]:
+    """The names before that of a function: void S::f() {}."""
+    return function.names - {function.title.removesuffix("()")}
 
 
 def _is_in_body(each: Declaration, at: int) -> bool:
@@ -334,7 +358,7 @@ def device_part(
     of_library = sorted({*_LIBRARY, *further}) if library else ()
     # The prelude has most of what kernels use of the C++ library.
     standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(of_library, "")
-    empty = [*program.missing, *_of_thrust(included, every)]
+    empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
     beside = standard | _stand_ins([it for it in empty if it not in of_library], every, toolkit)
     whole = texts.pop(program.name)
     names = list[str]()
@@ -354,6 +378,7 @@ def device_part(
     absent = [int(number) for number in sorted(set(re.findall(rf"{_ABSENT}(\d+)", ptx.text)))]
     first = [next(it for it in program.includes() if it[0] == empty[number]) for number in absent]
     warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not _types_of(header))
+    warnings += tuple(program.moved()) if library else ()
     headers = tuple(f"{header} (line {line})" for header, _, line in first)
     alone = replace(ptx, text=re.sub(rf"^.*\b\w*{_ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
     return DevicePart(alone, headers + program.dropped(), warnings)
@@ -363,8 +388,10 @@ def headers_of(
     text: str, options: Sequence[str], folder: Path | None, toolkit: tuple[str, ...]
 ) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
     """The texts of a program's own headers, the headers without a file, and the folders of packages with others."""
-    folders = [Path(flag[2:]) for flag in options if flag.startswith("-I")] + _searched(folder)
+    folders = [Path(match[1]) for it in options if (match := re.match(r"(?:-I|--include-path=)(.+)", it))]
+    folders += _searched(folder)
     texts, empty, wheels = dict[str, str](), list[str](), set[str]()
+    read = dict[Path, str]()  # the first name of each file
     pending: list[tuple[str, Path | None]] = [(text, folder)]
     while pending:
         whole, beside = pending.pop()
@@ -376,7 +403,9 @@ def headers_of(
             path = next((each for each in places if each.is_file()), None)
             if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
                 continue
-            if path is not None:
+            if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
+                texts[header] = f'#include "{first}"\n'  # by another name
+            elif path is not None:
                 texts[header] = path.read_text(encoding="utf-8", errors="replace")
                 pending.append((texts[header], path.parent))
             elif include.wheel(header):
@@ -425,19 +454,15 @@ def _types_of(header: str) -> str:
     return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
 
 
-def _of_thrust(included: set[str], text: str) -> list[str]:
-    """The headers of Thrust, which is for host code, but for complex numbers."""
-    return sorted(it for it in included if it.startswith("thrust/") and (it, "complex" in text) != _COMPLEX)
-
-
-_COMPLEX = ("thrust/complex.h", True)
-
-
 def _stand_ins(headers: Sequence[str], text: str, toolkit: tuple[str, ...]) -> dict[str, str]:
     """The texts in place of headers that are not here, each with a mark that it was included."""
     texts = {}
+    uses_thrust = "thrust::" in text
     for number, header in enumerate(headers):
-        is_silent = _OF_HOST.fullmatch(header) or header == _CUB or header.startswith("thrust/")
+        if header.startswith("thrust/"):
+            texts[header] = _OF_THRUST if uses_thrust else "#pragma once\n"
+            continue
+        is_silent = _OF_HOST.fullmatch(header) or header == _CUB
         mark = "" if is_silent else f"__device__ __attribute__((used)) char {_ABSENT}{number};\n"
         texts[header] = f"#pragma once\n{_types_of(header)}{mark}"
     parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(text)}

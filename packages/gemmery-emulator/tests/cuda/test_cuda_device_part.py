@@ -92,8 +92,10 @@ def test_the_declarations_of_a_program():
         ("template <> struct T<float> { enum { v }; }; template <class U> U g(U x) { return x; }", ["struct T", "g()"]),
         ("A::A(int x) : b{x}, c(1) {} int d = 1'000; char e = '\"';", ["A()", "d", "e"]),
         ("#if A\nvoid f(int a) {\n#else\nvoid f() {\n#endif\n}\nint c;", ["f()", "c"]),
-        ("typedef void (*Call)(Who* who); template <class T> C(T) -> C<T>; struct alignas(8) S {};",
-         ["Call", "C()", "struct S"]),
+        (
+            "typedef void (*Call)(Who* who); template <class T> C(T) -> C<T>; struct alignas(8) S {};",
+            ["Call", "C()", "struct S"],
+        ),
         ("#define HD inline __device__\nHD float f();\nMY_HOST_DEVICE int g() { return 1; }", ["f()", "g()"]),
     ],
 )

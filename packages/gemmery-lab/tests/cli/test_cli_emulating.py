@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery_emulator.kernels import launches
 from gemmery.errors import ArgumentError, CheckError
-from gemmery_emulator.kernels import written_arguments
+from gemmery_emulator.kernels import launches, written_arguments
 from gemmery_emulator.pages.writing import check_page
 from gemmery_lab import cli
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import tree_sitter_cuda
@@ -26,8 +27,10 @@ _TOKEN = re.compile(
 _DEFINE = re.compile(r"\s*#\s*define\s+(\w+)(\([^)]*\))?(.*)", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
 _ARGUMENTS = r"\s*\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
-_WITH_ARGUMENTS = ("__launch_bounds__", "__align__", "__attribute__", "alignas", "__declspec", "__cluster_dims__")
-_WITH_ARGUMENTS += ("__block_size__", "__maxnreg__")
+_WITH_ARGUMENTS = (
+    *("__launch_bounds__", "__align__", "__attribute__", "alignas", "__declspec", "__cluster_dims__", "__maxnreg__"),
+    "__block_size__",
+)
 DEVICE = frozenset({"__global__", "__device__", "__constant__", "__shared__", "__managed__"})
 _PLAIN = DEVICE | {
     *("__host__", "__grid_constant__", "__forceinline__", "__noinline__", "__inline__", "__inline", "__forceinline"),
@@ -35,7 +38,6 @@ _PLAIN = DEVICE | {
 }
 _IN_ATTRIBUTES = frozenset({*_PLAIN, *_WITH_ARGUMENTS, "inline", "static", "extern", "C", "always_inline", "noinline"})
 # Macros of libraries that stand for attributes, by their names.
-_MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
 _OF_LIBRARY = re.compile(r"\b[A-Z_]*(?:DEVICE|GLOBAL|INLINE|HOST|EXPORT|API|CALLABLE|UNROLL)[A-Z_]*\b(?=\s+[A-Za-z_~])")
 _WORDS = Query(LANGUAGE, "[(identifier) (type_identifier) (namespace_identifier) (field_identifier)] @word")
 _LOCAL = Query(
@@ -64,8 +66,12 @@ _TYPES = ("struct_specifier", "class_specifier", "union_specifier")
 _BODIES = ("compound_statement", "field_declaration_list", "enumerator_list", "initializer_list", "try_statement")
 _HEAD = 400  # letters before a brace that tell what it opens
 _SCOPE = re.compile(rb'(?:\b(?:inline\s+)?namespace(?:\s+([\w:]+))?|\bextern\s*"C(?:\+\+)?")\s*$')
-_EDGE = re.compile(r"(?:(?:inline\s+)?namespace\b[\s\w:]*\{\s*|\}\s*|extern\s*\"C\"\s*\{)+")  # macros for braces of namespaces
-_BODY = re.compile(rb"(?:\)(?:\s|const\b|volatile\b|noexcept\b|override\b|final\b|mutable\b|try\b|&)*(?:->[^;{}()]*)?|\})$")
+_EDGE = re.compile(
+    r"(?:(?:inline\s+)?namespace\b[\s\w:]*\{\s*|\}\s*|extern\s*\"C\"\s*\{)+"
+)  # macros for braces of namespaces
+_BODY = re.compile(
+    rb"(?:\)(?:\s|const\b|volatile\b|noexcept\b|override\b|final\b|mutable\b|try\b|&)*(?:->[^;{}()]*)?|\})$"
+)
 
 
 class Macro(NamedTuple):
@@ -131,11 +137,9 @@ class Source:
             for edge in re.finditer(rf"\b(?:{'|'.join(edges)})\b".encode(), bytes(plain)):
                 self.fixed.append(edge.span())
                 _blank(plain, *edge.span())
-        pattern, calls = _patterns(tuple(sorted((name, macro) for name, macro in self.macros.items())))
+        pattern, _ = _patterns(tuple(sorted(self.macros.items())))
         known = bytes(plain).replace(b"__typeof__", b"decltype  ")
         parsed = bytearray(pattern.sub(lambda part: re.sub(rb"[^\n]", b" ", part[0]), known))
-        for call in calls.finditer(parsed) if calls else ():  # a call of a macro that stands for declarations: `;`
-            parsed[call.end() - 1 : call.end()] = b";"
         return bytes(plain), bytes(parsed)
 
     @cached_property
@@ -155,10 +159,15 @@ class Source:
                 if sign == "{" and all(each in ("scope", "type") for _, each, _ in opened):
                     statement = re.split(rb"[;{}]", before)[-1]
                     if scope := _SCOPE.search(before):
-                        kind, begin = "scope", place - (len(before) - scope.start()) - (place - max(0, place - _HEAD) - len(before))
+                        kind, begin = (
+                            "scope",
+                            place - (len(before) - scope.start()) - (place - max(0, place - _HEAD) - len(before)),
+                        )
                     elif _BODY.search(before):
                         kind = "body"
-                    elif re.search(rb"\b(struct|class|union)\b", statement) and not re.search(rb"=|\benum\b", statement):
+                    elif re.search(rb"\b(struct|class|union)\b", statement) and not re.search(
+                        rb"=|\benum\b", statement
+                    ):
                         kind = "type"
                 opened.append((place, kind, begin))
             elif opened:
@@ -173,6 +182,10 @@ class Source:
                         _blank(each, begin, start + 1)
                         _blank(each, place, place + 1)
         self.fixed.sort()
+        _, calls = _patterns(tuple(sorted(self.macros.items())))
+        for call in calls.finditer(bytes(text)) if calls else ():  # of a macro that stands for declarations
+            _blank(text, *call.span(1))
+            text[call.end() - 1 : call.end()] = b";"
         return Parser(LANGUAGE).parse(bytes(text)).root_node, sorted(scopes)
 
     def _other_branches(self) -> Iterator[tuple[int, int]]:
@@ -224,7 +237,7 @@ class Source:
             at, pending = stop, None
 
     def _declaration(self, node: Node, at: int, stop: int) -> Declaration:
-        plain, parsed = self.words
+        plain, _ = self.words
         start = at + len(self.bare[at:stop]) - len(self.bare[at:stop].lstrip())
         scope = "::".join(name for begin, end, name in self.outline[1] if begin < start < end and name)
         inner = node
@@ -235,9 +248,14 @@ class Source:
         before, behind = (plain[start : span[0]], plain[span[1] : stop]) if body else (plain[start:stop], b"")
         head = frozenset(WORD.findall((before + b" " + behind).decode()))
         kind, names, title, members = inner.type, list[str](), "", tuple[Declaration, ...]()
-        if kind == "expression_statement" and inner.named_children and inner.named_children[0].type in (
-            "call_expression",
-            "identifier",
+        if (
+            kind == "expression_statement"
+            and inner.named_children
+            and inner.named_children[0].type
+            in (
+                "call_expression",
+                "identifier",
+            )
         ):
             called = WORD.match(plain[inner.start_byte : stop].decode())
             title, kind = f"{called[0] if called else ''}()", "call"
@@ -249,7 +267,9 @@ class Source:
             title = names[0] if names else (min(head) if head else node.type)
             function = function_of(inner)
             if function is not None:
-                kind = "guide" if inner.child_by_field_name("type") is None and b"->" in before else "function"
+                macro, typed = self.macros.get(title), inner.child_by_field_name("type") is not None
+                kind = "function" if typed or b"->" not in before else "guide"
+                kind = "call" if macro and macro.parameters is not None and not typed else kind
                 title = f"{title}()"
             elif body is not None and body.type == "field_declaration_list":
                 kind = "type"
@@ -273,8 +293,10 @@ class Source:
             return ["operator"] if "operator" in words or function.type == "operator_cast" else words[::-1]
         for captured in QueryCursor(_NAMES).captures(node).get("name", ()):
             inside = body is not None and body.start_byte <= captured.start_byte < body.end_byte
-            if captured.text and not (inside and not _is_in(captured, "enumerator")) and not _is_in(
-                captured, "parameter_list", node
+            if (
+                captured.text
+                and not (inside and not _is_in(captured, "enumerator"))
+                and not _is_in(captured, "parameter_list", node)
             ):
                 word = WORD.findall(captured.text.decode().partition("<")[0])
                 names += [(captured.start_byte, word[-1])] if word else []
@@ -357,7 +379,8 @@ def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes],
     calls = "|".join(sorted(called, key=len, reverse=True))
     pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{words})\b|{_OF_LIBRARY.pattern}"
     after = "|".join(sorted(whole, key=len, reverse=True))
-    ends = rf"^[ \t]*(?:{after})\b{_ARGUMENTS}\s(?=\s*(?:[A-Za-z_}}]|\Z))" if after else ""
+    inside = _ARGUMENTS.replace(r"\s*\(", r"\s*\((", 1)[:-2] + r")\)"
+    ends = rf"^[ \t]*(?:{after})\b{inside}\s(?=\s*(?:[A-Za-z_}}]|\Z))" if after else ""
     return re.compile(pattern.encode()), re.compile(ends.encode(), re.MULTILINE) if ends else None
 
 
@@ -381,11 +404,6 @@ def marks(macros: Mapping[str, Macro], words: frozenset[str] = DEVICE) -> frozen
     return frozenset(known)
 
 
-def is_marked(words: Collection[str], known: Collection[str]) -> bool:
-    """Whether a declaration with some words in its head is device code; macros of libraries count by their names."""
-    return any(word in known or _MARKED.fullmatch(word) for word in words)
-
-
 def blanked(source: Source, parts: Collection[tuple[int, int, bool]]) -> str:
     """A text with spaces for some parts, but not for line ends and directives; True ends a part with ";"."""
     pieces, done = list[str](), 0
@@ -393,7 +411,7 @@ def blanked(source: Source, parts: Collection[tuple[int, int, bool]]) -> str:
         inside = [(begin, end) for begin, end in source.fixed if start <= begin < stop]
         pieces.append(source.text[done:start])
         bounds = [start, *(bound for pair in inside for bound in pair), max(stop, *(end for _, end in inside), 0)]
-        for place, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for place, (begin, end) in enumerate(pairwise(bounds)):
             pieces.append(source.text[begin:end] if place % 2 else re.sub(r"[^\n]", " ", source.text[begin:end]))
         if has_end and pieces[-1].endswith(" "):
             pieces[-1] = f"{pieces[-1][:-1]};"

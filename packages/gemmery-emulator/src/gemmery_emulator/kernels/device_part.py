@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
 from gemmery.errors import CompileError
-from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, blanked, is_marked, marks
+from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, blanked, marks
 
 _INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 _LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "type_traits", "utility")
@@ -31,6 +31,8 @@ _OF_HOST = re.compile(
     r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
     r"|stdbool|stdarg|strings|omp)\.h"
 )
+# Macros of libraries that mark device code, by their names.
+_MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
 _CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
 _OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
 # Thrust is for host code; what device code has of it is that of the library for devices.
@@ -56,11 +58,15 @@ _HANDLES = {
     "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
     "curandGenerator_st": "curandGenerator_t",
 }  # fmt: skip
-_LIBRARIES = "#include <cuComplex.h>\n#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items())
+_LIBRARIES = "#include <cuComplex.h>\n#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(
+    f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items()
+)
 _MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
 _TYPES = {
     ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl", "cusparse", "cusolver", "curand"): _LIBRARIES,
-    ("cufft",): "#include <cuComplex.h>\ntypedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
+    (
+        "cufft",
+    ): "#include <cuComplex.h>\ntypedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
     "typedef int cufftHandle;\n",
     ("cuda.h", "cudaTypedefs.h"): _MAP,
 }  # of the headers of libraries, by the beginnings of their names
@@ -102,9 +108,20 @@ class Program:
     kept: set[tuple[str, int]] = field(default_factory=set)  # the places of what a kernel reaches
 
     @property
-    def macros(self) -> dict[str, Macro]:
+    def macros(self) -> Mapping[str, Macro]:
         """The macros of all files."""
         return self.sources[self.name].macros
+
+    @cached_property
+    def fragments(self) -> frozenset[str]:
+        """The headers that are included between the braces of a type or a function, of which all is kept."""
+        return frozenset(
+            included[2]
+            for source in self.sources.values()
+            for start, stop in source.directives
+            if (included := _INCLUDE.match(source.text[start:stop])) and included[2] in self.sources
+            if any(each.body[0] < start < each.body[1] for each in source.declarations)
+        )
 
     @cached_property
     def marked(self) -> frozenset[str]:
@@ -142,7 +159,8 @@ class Program:
             yield from self._each(each) if each.members else ()
 
     def _is_device(self, each: Declaration) -> bool:
-        return is_marked(each.head, self.marked | {"constexpr", "consteval"})
+        known = self.marked | {"constexpr", "consteval"}
+        return any(it in known or (it not in self.macros and _MARKED.fullmatch(it)) for it in each.head)
 
     def is_host(self, each: Declaration, owner: Declaration | None = None) -> bool:
         """Whether a declaration is a function of the host, which nvcc does not let a kernel call."""
@@ -151,7 +169,7 @@ class Program:
         if each.kind != "function" or each.is_pure or self.unmarked or self._is_device(each):
             return False
         typeless = each.node.child_by_field_name("type") is None and b"operator" not in (each.node.text or b"")
-        if owner and typeless and not each.names & owner.names or each.head & self.calls:
+        if (owner and typeless and not each.names & owner.names) or each.head & self.calls:
             return False  # a macro, which may stand for members of any kind
         owners = _owners(each) if owner is None else () if each.body[1] else owner.names
         return not any((name, each.title) in self.of_types for name in owners)
@@ -180,51 +198,55 @@ class Program:
         """The names that a call of a macro declares."""
         return {name for it in each.source.expansion(each).declarations for name in it.names}
 
+    @cached_property
+    def by_name(self) -> dict[str, list[Declaration]]:
+        """The declarations of device code by the names that need them: a member's is its type, an operator's those of
+        its parameters.
+        """
+        types = {name for each in self.all if each.kind == "type" for name in each.names}
+        by_name: dict[str, list[Declaration]] = {}
+        for each in self.all:
+            names = self._calls(each) if each.kind == "call" else each.names
+            if "operator" in names:
+                names = each.head & types or names
+            elif each.kind == "function":
+                names = _owners(each) & types or names
+            for name in names if not self.is_host(each) else ():
+                by_name.setdefault(name, []).append(each)
+        return by_name
+
     def reach(self, roots: Sequence[Declaration], words: set[str]) -> set[tuple[str, int]]:
         """The places of the declarations that some of them need, and the names in `words`."""
-        by_name: dict[str, list[tuple[Declaration, Declaration | None]]] = {}
-        kept, followed = set[tuple[str, int]](), set[str]()
-        words = set(words)
-
-        def keep(each: Declaration) -> None:
-            if each.place in kept:
-                return
-            kept.add(each.place)
-            source = each.source
-            if not each.members:
-                words.update(source.uses(each))
-                return
-            words.update(source.uses(each, each.start, each.body[0]) | source.uses(each, each.body[1], each.stop))
-            for it in each.members:
-                if self.is_optional(it):
+        kept, followed, words = set[tuple[str, int]](), set[str](), words | {"operator"}
+        pending = [*roots, *(each for each in self.all if each.kind == "using")]
+        optional: dict[str, list[Declaration]] = {}
+        for name in self.fragments:
+            words |= set(re.findall(r"[A-Za-z_]\w*", self.sources[name].text))
+        while pending or words - followed:
+            for each in pending:
+                if each.place in kept:
+                    continue
+                kept.add(each.place)
+                if not each.members:
+                    words |= each.source.uses(each)
+                    continue
+                words |= each.source.uses(each, each.start, each.body[0]) | each.source.uses(
+                    each, each.body[1], each.stop
+                )
+                pending += [it for it in each.members if self._stays(it, each)]
+                for it in filter(self.is_optional, each.members):
                     for name in it.names:
-                        by_name.setdefault(name, []).append((it, each))
+                        optional.setdefault(name, []).append(it)
                         followed.discard(name)
-                elif not self.is_host(it, each) or "virtual" in it.head:
-                    keep(it)
-
-        types = {name for each in self.all if each.kind == "type" for name in each.names}
-        for each in self.all:
-            if each.kind == "using":
-                keep(each)
-            elif not self.is_host(each):
-                names = each.names if each.kind != "call" else self._calls(each)
-                outer = [name for name in names if name in types and f"{name}()" != each.title]
-                if "operator" in names:
-                    names = each.head & types or names
-                for name in outer if each.kind == "function" and outer else names:
-                    by_name.setdefault(name, []).append((each, None))
-        words.add("operator")
-        for each in roots:
-            keep(each)
-        while rest := words - followed:
-            for word in rest:
-                followed.add(word)
-                if word in self.macros:
-                    words.update(re.findall(r"[A-Za-z_]\w*", self.macros[word].text))
-                for each, _ in by_name.get(word, ()):
-                    keep(each)
+            rest = words - followed
+            followed |= rest
+            for word in rest & self.macros.keys():
+                words |= set(re.findall(r"[A-Za-z_]\w*", self.macros[word].text))
+            pending = [each for word in rest for each in (*self.by_name.get(word, ()), *optional.get(word, ()))]
         return kept
+
+    def _stays(self, member: Declaration, owner: Declaration) -> bool:
+        return not self.is_optional(member) and (not self.is_host(member, owner) or "virtual" in member.head)
 
     def is_optional(self, member: Declaration) -> bool:
         """Whether a member takes no bytes of a type and no part in its calls, so that only its name needs it."""
@@ -237,6 +259,9 @@ class Program:
         """The text of each file with spaces in place of what is left out."""
         texts = {}
         for file, source in self.sources.items():
+            if file in self.fragments:
+                texts[file] = source.text
+                continue
             parts = list[tuple[int, int, bool]]()
             for each in source.declarations:
                 if each.place in self.kept:
@@ -272,7 +297,12 @@ class Program:
             begin = sum(map(len, source.text.splitlines(keepends=True)[: int(line) - 1]))
             at = begin + len(column)
             name = next((it for it in _NAME.finditer(source.text, begin) if it.end() > at), None)
-            if name and name.start() <= at and name[0] not in ("concept", "requires") and not any(_is_in_body(each, at) for each in source.declarations):
+            if (
+                name
+                and name.start() <= at
+                and name[0] not in ("concept", "requires")
+                and not any(_is_in_body(each, at) for each in source.declarations)
+            ):
                 names += ["".join(name[0].split())]
         return list(dict.fromkeys(names))
 
@@ -285,7 +315,10 @@ class Program:
             if each.kind == "function" and each.title[:-2] in names and self.is_host(each, owner)
         ]
         packages = {
-            package: header for header in self.missing for start, package in _PACKAGES.items() if header.startswith(start)
+            package: header
+            for header in self.missing
+            for start, package in _PACKAGES.items()
+            if header.startswith(start)
         }
         lines += [f"{header} is not here: pip install {package}" for package, header in packages.items()]
         others = [it for it in self.missing if not _OF_HOST.fullmatch(it) and it not in packages.values()]
@@ -350,7 +383,7 @@ def device_part(
     program.kept = program.reach(roots, set(re.findall(r"[A-Za-z_]\w*", kernel)))
     texts = program.texts()
     every = " ".join(texts.values())
-    prelude = _prelude(())
+    prelude = _prelude((), "")
     needed = {word for pair in _TRAITS.findall(every) for word in pair if word and word not in _OF_HOST_LIBRARY}
     library = needed - set(re.findall(r"\w+", prelude))
     included = {header for header, _, _ in program.includes()}
@@ -361,9 +394,11 @@ def device_part(
     empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
     beside = standard | _stand_ins([it for it in empty if it not in of_library], every, toolkit)
     whole = texts.pop(program.name)
+    # Before the library, whose fabsf() would be another one for it.
+    complex_numbers = "#include <cuComplex.h>\n" if "omplex" in every and _is_in("cuComplex.h", toolkit) else ""
     names = list[str]()
     while True:
-        beside |= texts | {PRELUDE: _prelude(tuple(of_library)) + _declared(names)}
+        beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers) + _declared(names)}
         try:
             ptx = nvrtc.ptx_alone(
                 whole, program.name, kernel, arch, options, beside, (*toolkit, *program.wheels), first=PRELUDE
@@ -442,11 +477,11 @@ def _is_in(header: str, folders: tuple[str, ...]) -> bool:
 
 
 @lru_cache
-def _prelude(library: tuple[str, ...]) -> str:
+def _prelude(library: tuple[str, ...], first: str) -> str:
     """What is included first; headers of the library take a second to compile."""
     lines = "".join(f"#include <cuda/std/{name}>\n" for name in library)
     lines += "namespace std { using namespace cuda::std; }\n" if library else ""
-    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + lines
+    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + first + lines
 
 
 def _types_of(header: str) -> str:

@@ -266,7 +266,9 @@ def _compiled(
         with suppress(CompileError):  # it may need what nvcc declares without an include
             ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, include.STANDARD if toolkit else {}, toolkit)
     try:
-        part = None if ptx else device_part(program, kernel, arch, options, toolkit)
+        if ptx is None:
+            part = device_part(program, kernel, arch, options, toolkit)
+            ptx = part.ptx
     except CompileError as error:
         if "nv_mangled_name" in str(error):
             if (other := meant(text, kernel, name, folder)) != kernel:
@@ -275,7 +277,6 @@ def _compiled(
         if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
             raise CompileError(f"{error}\n{LAUNCHES}") from None
         raise
-    ptx = part.ptx if part else ptx
     lowered = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
     return CompiledKernel(lowered, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
 

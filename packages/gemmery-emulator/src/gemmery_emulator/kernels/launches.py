@@ -6,6 +6,7 @@ import ast
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def declared(
         parameters = function.child_by_field_name("parameters") if function else None
         if parameters is not None:
             ends = [it.start_byte for it in parameters.children if it.type in ("(", ",", ")")]
-            parts = (each.source.words[0][start + 1 : stop] for start, stop in zip(ends, ends[1:], strict=False))
+            parts = (each.source.words[0][start + 1 : stop] for start, stop in pairwise(ends))
             plain = (" ".join(part.decode().partition("=")[0].split()) for part in parts)
             definitions[tuple(part for part in plain if part and part != "void")] = None
     return tuple(definitions)
@@ -131,7 +132,8 @@ def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
                 [_value((it.text or b"").decode().replace("->", "."), values) for it in node.named_children]
                 for node in (sides, arguments)
             ]
-            return *[*parts[0], None, None][:2], tuple(parts[1])  # type: ignore[return-value]
+            grid, block, *_ = *parts[0], None, None
+            return grid, block, tuple(parts[1])
     return None, None, ()
 
 

@@ -375,9 +375,9 @@ def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes],
             if words <= _IN_ATTRIBUTES | plain | called and re.fullmatch(r"[\w\s\"(),]*", macro.text):
                 (plain if macro.parameters is None else called).add(name)
     whole = {name for name, macro in macros if macro.parameters is not None} - called
-    words = "|".join(sorted(plain, key=len, reverse=True))
+    names = "|".join(sorted(plain, key=len, reverse=True))
     calls = "|".join(sorted(called, key=len, reverse=True))
-    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{words})\b|{_OF_LIBRARY.pattern}"
+    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{names})\b|{_OF_LIBRARY.pattern}"
     after = "|".join(sorted(whole, key=len, reverse=True))
     inside = _ARGUMENTS.replace(r"\s*\(", r"\s*\((", 1)[:-2] + r")\)"
     ends = rf"^[ \t]*(?:{after})\b{inside}\s(?=\s*(?:[A-Za-z_}}]|\Z))" if after else ""
@@ -404,11 +404,13 @@ def marks(macros: Mapping[str, Macro], words: frozenset[str] = DEVICE) -> frozen
     return frozenset(known)
 
 
-def blanked(source: Source, parts: Collection[tuple[int, int, bool]]) -> str:
-    """A text with spaces for some parts, but not for line ends and directives; True ends a part with ";"."""
+def blanked(source: Source, parts: Collection[tuple[int, int, bool]], also: Collection[int] = ()) -> str:
+    """A text with spaces for some parts, but not for line ends and directives; True ends a part with ";". `also` are
+    the offsets of directives that are no exception.
+    """
     pieces, done = list[str](), 0
     for start, stop, has_end in sorted(parts):
-        inside = [(begin, end) for begin, end in source.fixed if start <= begin < stop]
+        inside = [(begin, end) for begin, end in source.fixed if start <= begin < stop and begin not in also]
         pieces.append(source.text[done:start])
         bounds = [start, *(bound for pair in inside for bound in pair), max(stop, *(end for _, end in inside), 0)]
         for place, (begin, end) in enumerate(pairwise(bounds)):

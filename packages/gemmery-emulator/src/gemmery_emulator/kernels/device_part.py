@@ -58,15 +58,13 @@ _HANDLES = {
     "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
     "curandGenerator_st": "curandGenerator_t",
 }  # fmt: skip
-_LIBRARIES = "#include <cuComplex.h>\n#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(
+_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(
     f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items()
 )
 _MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
 _TYPES = {
     ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl", "cusparse", "cusolver", "curand"): _LIBRARIES,
-    (
-        "cufft",
-    ): "#include <cuComplex.h>\ntypedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
+    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
     "typedef int cufftHandle;\n",
     ("cuda.h", "cudaTypedefs.h"): _MAP,
 }  # of the headers of libraries, by the beginnings of their names
@@ -113,15 +111,18 @@ class Program:
         return self.sources[self.name].macros
 
     @cached_property
-    def fragments(self) -> frozenset[str]:
-        """The headers that are included between the braces of a type or a function, of which all is kept."""
-        return frozenset(
-            included[2]
-            for source in self.sources.values()
-            for start, stop in source.directives
-            if (included := _INCLUDE.match(source.text[start:stop])) and included[2] in self.sources
-            if any(each.body[0] < start < each.body[1] for each in source.declarations)
-        )
+    def fragments(self) -> dict[str, set[tuple[str, int]]]:
+        """The headers that are included between the braces of a type or a function, of which all is kept, with the
+        places of their #include.
+        """
+        found: dict[str, set[tuple[str, int]]] = {}
+        for source in self.sources.values():
+            for start, stop in source.directives:
+                included = _INCLUDE.match(source.text[start:stop])
+                inside = any(each.body[0] < start < each.body[1] for each in source.declarations)
+                if included and included[2] in self.sources and inside:
+                    found.setdefault(included[2], set()).add((source.file, start))
+        return found
 
     @cached_property
     def marked(self) -> frozenset[str]:
@@ -230,9 +231,8 @@ class Program:
                 if not each.members:
                     words |= each.source.uses(each)
                     continue
-                words |= each.source.uses(each, each.start, each.body[0]) | each.source.uses(
-                    each, each.body[1], each.stop
-                )
+                for start, stop in ((each.start, each.body[0]), (each.body[1], each.stop)):
+                    words |= each.source.uses(each, start, stop)
                 pending += [it for it in each.members if self._stays(it, each)]
                 for it in filter(self.is_optional, each.members):
                     for name in it.names:
@@ -268,7 +268,9 @@ class Program:
                     parts += self._cuts(each)
                 else:
                     parts.append((each.start, each.stop, False))
-            texts[file] = blanked(source, parts)
+            texts[file] = blanked(
+                source, parts, {start for each in self.fragments.values() for it, start in each if it == file}
+            )
         return texts
 
     def _cuts(self, each: Declaration) -> Iterator[tuple[int, int, bool]]:

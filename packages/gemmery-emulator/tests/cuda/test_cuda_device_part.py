@@ -75,7 +75,7 @@ def test_the_declarations_of_a_program():
         "width": False, "struct Pair": False, "host_data": False, "banner": False, "rounded()": False,
         "twice()": True, "twice_of()": True, "scaled()": True, "launch()": False, "main()": False,
     }  # fmt: skip
-    whole = blanked(source, [(each.start, each.stop, False) for each in source.declarations])
+    whole = blanked(source, [(each.start, each.stop, "") for each in source.declarations])
     assert whole.count("\n") == PROGRAM.count("\n")
     assert [line.split()[0] for line in whole.splitlines() if line.strip() and line[0] == "#"] == ["#include"] * 3 + [
         "#define"

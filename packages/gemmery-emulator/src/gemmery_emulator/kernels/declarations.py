@@ -404,18 +404,16 @@ def marks(macros: Mapping[str, Macro], words: frozenset[str] = DEVICE) -> frozen
     return frozenset(known)
 
 
-def blanked(source: Source, parts: Collection[tuple[int, int, bool]], also: Collection[int] = ()) -> str:
-    """A text with spaces for some parts, but not for line ends and directives; True ends a part with ";". `also` are
-    the offsets of directives that are no exception.
+def blanked(source: Source, parts: Collection[tuple[int, int, str]], also: Collection[int] = ()) -> str:
+    """A text with spaces for some parts, or with a text that begins them, but not for line ends and directives; `also`
+    are the offsets of directives that are no exception.
     """
     pieces, done = list[str](), 0
-    for start, stop, has_end in sorted(parts):
+    for start, stop, begin_with in sorted(parts):
         inside = [(begin, end) for begin, end in source.fixed if start <= begin < stop and begin not in also]
-        pieces.append(source.text[done:start])
+        pieces += [source.text[done:start], begin_with]
         bounds = [start, *(bound for pair in inside for bound in pair), max(stop, *(end for _, end in inside), 0)]
         for place, (begin, end) in enumerate(pairwise(bounds)):
             pieces.append(source.text[begin:end] if place % 2 else re.sub(r"[^\n]", " ", source.text[begin:end]))
-        if has_end and pieces[-1].endswith(" "):
-            pieces[-1] = f"{pieces[-1][:-1]};"
         done = bounds[-1]
     return "".join([*pieces, source.text[done:]])

@@ -262,25 +262,28 @@ class Program:
             if file in self.fragments:
                 texts[file] = source.text
                 continue
-            parts = list[tuple[int, int, bool]]()
-            for each in source.declarations:
-                if each.place in self.kept:
-                    parts += self._cuts(each)
-                else:
-                    parts.append((each.start, each.stop, False))
-            texts[file] = blanked(
-                source, parts, {start for each in self.fragments.values() for it, start in each if it == file}
-            )
+            parts = [part for each in source.declarations for part in self._cuts(each)]
+            also = {start for each in self.fragments.values() for it, start in each if it == file}
+            texts[file] = blanked(source, parts, also)
         return texts
 
-    def _cuts(self, each: Declaration) -> Iterator[tuple[int, int, bool]]:
-        for member in each.members:
-            if member.place not in self.kept:
-                yield member.start, member.stop, False
-            elif member.members:
-                yield from self._cuts(member)
-            elif self.is_host(member, each) and member.body[1]:  # it is virtual: its place in the table stays
-                yield *member.body, True
+    def _cuts(self, each: Declaration, owner: Declaration | None = None) -> Iterator[tuple[int, int, str]]:
+        """The parts of a declaration that are left out, with the text in their place."""
+        if each.place not in self.kept:
+            yield each.start, each.stop, ""
+        elif each.kind == "call":
+            expansion = each.source.expansion(each)
+            some = [it for it in expansion.declarations if not self.is_host(it, owner)]
+            if len(some) < len(expansion.declarations):  # it declares functions of the host, too
+                yield (
+                    each.start,
+                    each.stop,
+                    " ".join(expansion.text[it.start : it.stop] for it in some).replace("\n", " "),
+                )
+        elif self.is_host(each, owner) and each.body[1]:  # it is virtual: its place in the table stays
+            yield *each.body, ";"
+        for member in each.members if each.place in self.kept else ():
+            yield from self._cuts(member, each)
 
     def includes(self) -> Iterator[tuple[str, str, int]]:
         """The headers that the files include, with the file and line of each #include."""

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import LIMITS, architecture
-from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
+from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError, not_installed
 from gemmery_emulator.arguments import bound, resident
 from gemmery_emulator.findings import Finding
-from gemmery_emulator.kernels.device_part import device_part, headers_of, program_of
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
-from gemmery_emulator.kernels.launches import declared, kernels_of, launch_of, listed, meant
-from gemmery_emulator.kernels.programs import parsed, prepared, refusal, three
+from gemmery_emulator.kernels.programs import listed, parsed, prepared, refusal, three
 from gemmery_emulator.lockstep import LIMIT
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import Dims, LaunchConfig
@@ -104,7 +102,7 @@ def emulate(
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
     args = [_argument(place, value) for place, value in enumerate(args)]
-    if len(args) != len(program.kernel.parameters) and (inside := declared(text, kernel, name, folder)):
+    if len(args) != len(program.kernel.parameters) and (inside := _parameters(text, kernel, name, folder)):
         listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
@@ -236,6 +234,10 @@ def compiled_kernel(
     """Compile a kernel of CUDA C++ or read one of PTX."""
     if _is_ptx(text):
         return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
+    try:  # PTX needs no parser of C++
+        from gemmery_emulator.kernels.device_part import headers_of
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "emulating CUDA C++") from None
     headers = "#include" in re.sub(r"[ \t]", "", text)
     toolkit = include.folders() if headers else ()
     texts, empty, wheels = headers_of(text, options, folder, toolkit) if headers else ({}, [], ())
@@ -261,6 +263,9 @@ def _compiled(
 ) -> CompiledKernel:
     """Compile a kernel; `beside` are the headers of its own, on which it depends."""
     inside = options if folder is None else (*options, f"-I{folder}")
+    from gemmery_emulator.kernels.device_part import device_part, program_of
+    from gemmery_emulator.kernels.launches import meant
+
     program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
     if program.is_device_code:
         with suppress(CompileError):  # it may need what nvcc declares without an include
@@ -360,6 +365,8 @@ def only_kernel(source: str | Path) -> str:
     if _is_ptx(text):
         names = list(parsed(text, NO_WRAPPERS).kernels)
     else:
+        from gemmery_emulator.kernels.launches import kernels_of
+
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
     if len(names) != 1:
         none = "no __global__ function; give a file with a kernel"
@@ -374,4 +381,15 @@ def written_launch(source: str | Path, kernel: str) -> tuple[tuple[tuple[str, ..
     text, name, folder = read_source(source)
     if _is_ptx(text):
         return (), None, None, ()
-    return declared(text, kernel, name, folder), *launch_of(text, kernel)
+    from gemmery_emulator.kernels.launches import launch_of
+
+    return _parameters(text, kernel, name, folder), *launch_of(text, kernel)
+
+
+def _parameters(text: str, kernel: str, name: str, folder: Path | None) -> tuple[tuple[str, ...], ...]:
+    """A kernel's parameters in C, for each definition of that name; PTX has no names."""
+    if _is_ptx(text):
+        return ()
+    from gemmery_emulator.kernels.launches import declared
+
+    return declared(text, kernel, name, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from gemmery.cuda import include
 from gemmery.errors import ArgumentError
 from gemmery_emulator.kernels.declarations import LANGUAGE, Source, function_of
 from gemmery_emulator.kernels.device_part import program_of
+from gemmery_emulator.kernels.programs import listed
 
-NAMED = 24  # kernels that a message lists
 _LAUNCHES = Query(LANGUAGE, "(call_expression (kernel_call_syntax) @grid arguments: (argument_list) @arguments) @call")
 _OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short", "signed", "unsigned", "__restrict__"}
 
@@ -41,11 +41,6 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
             launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<<", text)
             instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
     return instances
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first of some names."""
-    return ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")
 
 
 def meant(text: str, kernel: str, name: str = "kernel.cu", folder: Path | None = None) -> str:
@@ -102,6 +97,7 @@ def names_of(definitions: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
     return {tuple(map(_parameter_name, each)) for each in definitions}
 
 
+_DEEP = 24  # constants that name each other
 _NAMED = re.compile(
     r"#define[ \t]+(\w+)[ \t]+([^\n]+)|\bdim3\s+(\w+)\s*(?:=\s*dim3\s*)?([({][^;]*[)}])\s*;|"
     r"\b(?:int|unsigned|long|size_t|float|double|auto|u?int\d+_t)\s+(\w+)\s*=\s*([^;,]+)[;,]"
@@ -151,7 +147,7 @@ def _value(expression: str, values: Mapping[str, str], depth: int = 0) -> Any:
 def _computed(node: ast.expr, values: Mapping[str, str], depth: int) -> Any:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value
-    if isinstance(node, ast.Name) and depth < NAMED:
+    if isinstance(node, ast.Name) and depth < _DEEP:
         return _value(values[node.id], values, depth + 1)
     if isinstance(node, ast.Tuple):
         sides = tuple(_computed(side, values, depth) for side in node.elts)

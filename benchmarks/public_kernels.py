@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmery.errors import CompileError, GemmeryError
-from gemmery_emulator.kernels.kernel import compiled_kernel, kernels_of
+from gemmery_emulator.kernels.kernel import compiled_kernel
+from gemmery_emulator.kernels.source_kernels import kernels_of
 
 RESULTS = Path(__file__).parent / "results"
 INSTANCES = 2  # of each template that a file launches with literal arguments

@@ -10,7 +10,7 @@ import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery_emulator.kernels import kernel as lab_kernel
 from gemmery_emulator.kernels.declarations import Source, blanked, marks
-from gemmery_emulator.kernels.launches import kernels_of
+from gemmery_emulator.kernels.source_kernels import kernels_of
 
 PROGRAM = """#include <iostream>
 #include <vector>
@@ -449,3 +449,53 @@ def test_a_lock_of_the_host_is_passed_by_value():
     x = np.zeros(1, np.int32)
     gm.emulate(code, "f", 1, 1, [(x,)])
     assert x[0] == 1
+
+
+@pytest.mark.many(5)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "void broken() { if (1 { std::cout << 1; } ) }\n__global__ void f(float* o) { *o = 3; }",
+        "#define OPEN namespace lab {\n#define CLOSE }\nOPEN\n__device__ float g() { return 3; }\nCLOSE\n"
+        "__global__ void f(float* o) { *o = lab::g(); }",
+        "void f() { std::cout << 1; }\n__global__ void f(float* o) { *o = 3; }",
+        "std::string size(std::string s) { return s; }\n__global__ void f(float* o) { int size = 3; *o = size; }",
+        "struct S { __device__ float g(); void log(std::string s); };\n__device__ float S::g() { return 3; }\n"
+        "void S::log(std::string s) {}\n__global__ void f(float* o) { S s; *o = s.g(); }",
+        "#define BOTH(n) enum n { A, B = 3 }; inline std::string n##_text() { return std::string(); }\nBOTH(Kind)\n"
+        "__global__ void f(float* o) { Kind k = B; *o = k; }",
+        "struct S { virtual void log() { std::cout << 1; } float v = 3; };\n__global__ void f(float* o) { *o = sizeof(S) - 13; }",
+        "#include <complex>\n__global__ void f(float* o) { std::complex<float> z(3, 1); *o = z.real(); }",
+        "#include <thrust/complex.h>\n__global__ void f(float* o) { thrust::complex<float> z(1, 3); *o = z.imag(); }",
+    ],
+)
+def test_what_does_not_stand_in_the_way(code):
+    x = np.zeros(1, np.float32)
+    gm.emulate(f"#include <iostream>\n#include <string>\n{code}\nint main() {{ std::cout << 1; }}", "f", 1, 1, [x])
+    assert x[0] == 3
+
+
+def test_a_header_between_braces_and_one_of_two_names(tmp_path):
+    (tmp_path / "part.h").write_text("__device__ static float g() { return 1; }\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "two.h").write_text(
+        "#pragma once\n#include <string>\nstruct Two { float v = 2; std::string s(); };\n"
+    )
+    (tmp_path / "k.cu").write_text(
+        '#include "sub/two.h"\n#include "../SUB/sub/two.h"\nstruct S {\n#include "part.h"\n};\n'
+        'struct Other { std::string s;\n#include "part.h"\n};\n'
+        "__global__ void f(float* x) { *x = S::g() + Two().v; }\nint main() {}\n".replace("SUB", tmp_path.name)
+    )
+    x = np.zeros(1, np.float32)
+    gm.emulate(tmp_path / "k.cu", "f", 1, 1, [x])
+    assert x[0] == 3
+
+
+def test_a_member_that_may_stand_elsewhere_is_a_warning():
+    code = """#include <complex>
+    struct Item { std::complex<float> z; float v; };
+    __global__ void f(Item* a) { a->v = 1; }
+    int main() {}"""
+    run = gm.emulate(code, "f", 1, 1, [np.zeros(4, np.float32)])
+    (warning,) = (each for each in run.warnings if "std::complex" in each.message)
+    assert str(warning.line) == "kernel.cu:2"

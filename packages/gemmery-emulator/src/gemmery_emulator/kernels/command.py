@@ -168,7 +168,7 @@ def _run(
 
     from gemmery_emulator.kernels import written_arguments
     from gemmery_emulator.kernels.kernel import emulate, only_kernel, written_launch
-    from gemmery_emulator.kernels.launches import names_of
+    from gemmery_emulator.kernels.source_kernels import names_of
     from gemmery_emulator.run import progress
 
     kernel = kernel or only_kernel(file)

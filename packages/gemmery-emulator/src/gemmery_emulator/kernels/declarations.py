@@ -82,8 +82,8 @@ class Macro(NamedTuple):
 
     def expanded(self, arguments: str) -> str:
         """Its text for arguments, "a, b"; a comma inside brackets counts as one between arguments."""
-        given = [part.strip() for part in arguments.split(",")]
-        values = dict(zip(self.parameters or (), given, strict=False)) | {"__VA_ARGS__": ",".join(given)}
+        parts = [part.strip() for part in arguments.split(",")]
+        values = dict(zip(self.parameters or (), parts, strict=False)) | {"__VA_ARGS__": ",".join(parts)}
         text = WORD.sub(lambda word: values.get(word[0], word[0]), self.text.replace("\\\n", "\n"))
         return re.sub(r"\s*##\s*", "", text)
 
@@ -312,15 +312,15 @@ class Source:
     def uses(self, node: Declaration, start: int = 0, stop: int = 0) -> set[str]:
         """The words of a declaration that may name others, or of a part of it: not its own parameters and variables."""
         start, stop = (start, stop) if stop else (node.start, node.stop)
-        found, own = QueryCursor(_WORDS), QueryCursor(_LOCAL)
-        found.set_byte_range(start, stop)
+        every, own = QueryCursor(_WORDS), QueryCursor(_LOCAL)
+        every.set_byte_range(start, stop)
         own.set_byte_range(start, stop)
         is_function = node.kind in ("function", "guide")
         local = own.captures(self.root) if is_function else dict[str, list[Node]]()
         hidden = {kind: {each.text for each in some} for kind, some in local.items()}
         plain, parsed = self.words
         words = set[str]()
-        for each in found.captures(self.root).get("word", ()):
+        for each in every.captures(self.root).get("word", ()):
             text = (each.text or b"").decode()
             kind = {"identifier": "name", "type_identifier": "type"}.get(each.type, "")
             if each.text not in hidden.get(kind, ()) and (each.type != "field_identifier" or text in self.macros):

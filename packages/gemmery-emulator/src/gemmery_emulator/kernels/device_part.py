@@ -95,7 +95,7 @@ class DevicePart:
 
 
 @dataclass
-class Program:
+class SourceProgram:
     """The texts of a file and of its own headers, by the names in #include."""
 
     name: str
@@ -103,7 +103,7 @@ class Program:
     missing: list[str]  # headers without a file
     wheels: tuple[str, ...]  # folders of headers that packages of Python bring
     unmarked: bool = False  # whether functions without a mark are device code
-    kept: set[tuple[str, int]] = field(default_factory=set)  # the places of what a kernel reaches
+    reached: set[tuple[str, int]] = field(default_factory=set)  # the places of what a kernel reaches
 
     @property
     def macros(self) -> Mapping[str, Macro]:
@@ -112,17 +112,17 @@ class Program:
 
     @cached_property
     def fragments(self) -> dict[str, set[tuple[str, int]]]:
-        """The headers that are included between the braces of a type or a function, of which all is kept, with the
+        """The headers that are included between the braces of a type or a function, of which all is reached, with the
         places of their #include.
         """
-        found: dict[str, set[tuple[str, int]]] = {}
+        places: dict[str, set[tuple[str, int]]] = {}
         for source in self.sources.values():
             for start, stop in source.directives:
                 included = _INCLUDE.match(source.text[start:stop])
                 inside = any(each.body[0] < start < each.body[1] for each in source.declarations)
                 if included and included[2] in self.sources and inside:
-                    found.setdefault(included[2], set()).add((source.file, start))
-        return found
+                    places.setdefault(included[2], set()).add((source.file, start))
+        return places
 
     @cached_property
     def marked(self) -> frozenset[str]:
@@ -218,16 +218,16 @@ class Program:
 
     def reach(self, roots: Sequence[Declaration], words: set[str]) -> set[tuple[str, int]]:
         """The places of the declarations that some of them need, and the names in `words`."""
-        kept, followed, words = set[tuple[str, int]](), set[str](), words | {"operator"}
+        reached, followed, words = set[tuple[str, int]](), set[str](), words | {"operator"}
         pending = [*roots, *(each for each in self.all if each.kind == "using")]
         optional: dict[str, list[Declaration]] = {}
         for name in self.fragments:
             words |= set(re.findall(r"[A-Za-z_]\w*", self.sources[name].text))
         while pending or words - followed:
             for each in pending:
-                if each.place in kept:
+                if each.place in reached:
                     continue
-                kept.add(each.place)
+                reached.add(each.place)
                 if not each.members:
                     words |= each.source.uses(each)
                     continue
@@ -243,7 +243,7 @@ class Program:
             for word in rest & self.macros.keys():
                 words |= set(re.findall(r"[A-Za-z_]\w*", self.macros[word].text))
             pending = [each for word in rest for each in (*self.by_name.get(word, ()), *optional.get(word, ()))]
-        return kept
+        return reached
 
     def _stays(self, member: Declaration, owner: Declaration) -> bool:
         return not self.is_optional(member) and (not self.is_host(member, owner) or "virtual" in member.head)
@@ -269,7 +269,7 @@ class Program:
 
     def _cuts(self, each: Declaration, owner: Declaration | None = None) -> Iterator[tuple[int, int, str]]:
         """The parts of a declaration that are left out, with the text in their place."""
-        if each.place not in self.kept:
+        if each.place not in self.reached:
             yield each.start, each.stop, ""
         elif each.kind == "call":
             expansion = each.source.expansion(each)
@@ -282,7 +282,7 @@ class Program:
                 )
         elif self.is_host(each, owner) and each.body[1]:  # it is virtual: its place in the table stays
             yield *each.body, ";"
-        for member in each.members if each.place in self.kept else ():
+        for member in each.members if each.place in self.reached else ():
             yield from self._cuts(member, each)
 
     def includes(self) -> Iterator[tuple[str, str, int]]:
@@ -313,7 +313,7 @@ class Program:
 
     def notes(self, errors: str) -> str:
         """What explains the compiler's errors: functions of the host, and headers that are not here."""
-        names = {name for found in _NOT_THERE.findall(errors) for name in found if name}
+        names = {name for places in _NOT_THERE.findall(errors) for name in places if name}
         lines = [
             f"the kernel calls {each.title} ({each.source.file}, line {each.first}): {_HOST}"
             for each, owner in self._each()
@@ -336,18 +336,18 @@ class Program:
     def moved(self) -> Iterator[tuple[str, str, int]]:
         """Types of the C++ library that are members and have other bytes here: words, and the file and line."""
         for each, owner in self._each():
-            if owner and each.place in self.kept and not each.members and each.kind == "field_declaration":
+            if owner and each.place in self.reached and not each.members and each.kind == "field_declaration":
                 for name in _MOVED.findall(each.source.text[each.start : each.stop]):
                     words = f"std::{name} may have another alignment and order of members than the host's library"
                     yield f"{words}: pass the values of {owner.title} by themselves", each.source.file, each.first
 
     def dropped(self) -> tuple[str, ...]:
         """What no kernel of the file needs, by title and line."""
-        kept = self.reach(self.kernels(), set())
+        reached = self.reach(self.kernels(), set())
         return tuple(
             f"{each.title} (line {each.first})"
             for each in self.sources[self.name].declarations
-            if each.place not in kept | self.kept and (each.names or each.kind == "call")
+            if each.place not in reached | self.reached and (each.names or each.kind == "call")
         )
 
 
@@ -372,7 +372,7 @@ def _declared(names: Sequence[str]) -> str:
 
 
 def device_part(
-    program: Program, kernel: str, arch: str, options: tuple[str, ...], toolkit: tuple[str, ...]
+    program: SourceProgram, kernel: str, arch: str, options: tuple[str, ...], toolkit: tuple[str, ...]
 ) -> DevicePart:
     """Compile a program's kernel to PTX, without its host code.
 
@@ -383,9 +383,11 @@ def device_part(
         raise CompileError(f"{program.name} has no kernel: it has no __global__ function")
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
     symbols = {f"{len(name)}{name}": name for each in kernels for name in each.names}
-    named = {name for symbol, name in symbols.items() if symbol in called} if called.startswith("_Z") else {called}
-    roots = [each for each in kernels if each.names & named] or kernels
-    program.kept = program.reach(roots, set(re.findall(r"[A-Za-z_]\w*", kernel)))
+    called_names = (
+        {name for symbol, name in symbols.items() if symbol in called} if called.startswith("_Z") else {called}
+    )
+    roots = [each for each in kernels if each.names & called_names] or kernels
+    program.reached = program.reach(roots, set(re.findall(r"[A-Za-z_]\w*", kernel)))
     texts = program.texts()
     every = " ".join(texts.values())
     prelude = _prelude((), "")
@@ -457,7 +459,7 @@ def headers_of(
 
 def program_of(
     text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]
-) -> Program:
+) -> SourceProgram:
     """Read a file's own headers, and those of their own."""
     texts, empty, wheels = headers_of(text, options, folder, toolkit)
     macros = dict[str, Macro]()
@@ -466,7 +468,7 @@ def program_of(
         macros |= source.macros
     for source in sources.values():
         source.macros = macros
-    return Program(name, sources, empty, wheels, UNMARKED in options)
+    return SourceProgram(name, sources, empty, wheels, UNMARKED in options)
 
 
 def _searched(folder: Path | None) -> list[Path]:

@@ -264,7 +264,7 @@ def _compiled(
     """Compile a kernel; `beside` are the headers of its own, on which it depends."""
     inside = options if folder is None else (*options, f"-I{folder}")
     from gemmery_emulator.kernels.device_part import device_part, program_of
-    from gemmery_emulator.kernels.launches import meant
+    from gemmery_emulator.kernels.source_kernels import meant
 
     program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
     if program.is_device_code:
@@ -365,7 +365,7 @@ def only_kernel(source: str | Path) -> str:
     if _is_ptx(text):
         names = list(parsed(text, NO_WRAPPERS).kernels)
     else:
-        from gemmery_emulator.kernels.launches import kernels_of
+        from gemmery_emulator.kernels.source_kernels import kernels_of
 
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
     if len(names) != 1:
@@ -381,7 +381,7 @@ def written_launch(source: str | Path, kernel: str) -> tuple[tuple[tuple[str, ..
     text, name, folder = read_source(source)
     if _is_ptx(text):
         return (), None, None, ()
-    from gemmery_emulator.kernels.launches import launch_of
+    from gemmery_emulator.kernels.source_kernels import launch_of
 
     return _parameters(text, kernel, name, folder), *launch_of(text, kernel)
 
@@ -390,6 +390,6 @@ def _parameters(text: str, kernel: str, name: str, folder: Path | None) -> tuple
     """A kernel's parameters in C, for each definition of that name; PTX has no names."""
     if _is_ptx(text):
         return ()
-    from gemmery_emulator.kernels.launches import declared
+    from gemmery_emulator.kernels.source_kernels import declared
 
     return declared(text, kernel, name, folder)

@@ -120,8 +120,8 @@ def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
         values[name] = value if values.get(name, value) == value else ""  # of two values neither is known
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
     source = Source(text)
-    for _, found in QueryCursor(_LAUNCHES).matches(source.root):
-        (call,), (sides,), (arguments,) = found["call"], found["grid"], found["arguments"]
+    for _, captures in QueryCursor(_LAUNCHES).matches(source.root):
+        (call,), (sides,), (arguments,) = captures["call"], captures["grid"], captures["arguments"]
         before = source.words[0][call.start_byte : sides.start_byte].decode()
         if re.search(rf"(?:^|\W){re.escape(called)}\s*(?:<.*)?$", before, re.DOTALL):
             parts = [

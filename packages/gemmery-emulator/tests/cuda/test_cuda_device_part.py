@@ -456,15 +456,23 @@ def test_a_lock_of_the_host_is_passed_by_value():
     "code",
     [
         "void broken() { if (1 { std::cout << 1; } ) }\n__global__ void f(float* o) { *o = 3; }",
-        "#define OPEN namespace lab {\n#define CLOSE }\nOPEN\n__device__ float g() { return 3; }\nCLOSE\n"
-        "__global__ void f(float* o) { *o = lab::g(); }",
+        """#define OPEN namespace lab {
+#define CLOSE }
+OPEN
+__device__ float g() { return 3; }
+CLOSE
+__global__ void f(float* o) { *o = lab::g(); }""",
         "void f() { std::cout << 1; }\n__global__ void f(float* o) { *o = 3; }",
         "std::string size(std::string s) { return s; }\n__global__ void f(float* o) { int size = 3; *o = size; }",
-        "struct S { __device__ float g(); void log(std::string s); };\n__device__ float S::g() { return 3; }\n"
-        "void S::log(std::string s) {}\n__global__ void f(float* o) { S s; *o = s.g(); }",
-        "#define BOTH(n) enum n { A, B = 3 }; inline std::string n##_text() { return std::string(); }\nBOTH(Kind)\n"
-        "__global__ void f(float* o) { Kind k = B; *o = k; }",
-        "struct S { virtual void log() { std::cout << 1; } float v = 3; };\n__global__ void f(float* o) { *o = sizeof(S) - 13; }",
+        """struct S { __device__ float g(); void log(std::string s); };
+__device__ float S::g() { return 3; }
+void S::log(std::string s) {}
+__global__ void f(float* o) { S s; *o = s.g(); }""",
+        """#define BOTH(n) enum n { A, B = 3 }; inline std::string n##_text() { return std::string(); }
+BOTH(Kind)
+__global__ void f(float* o) { Kind k = B; *o = k; }""",
+        """struct S { virtual void log() { std::cout << 1; } float v = 3; };
+__global__ void f(float* o) { *o = sizeof(S) - 13; }""",
         "#include <complex>\n__global__ void f(float* o) { std::complex<float> z(3, 1); *o = z.real(); }",
         "#include <thrust/complex.h>\n__global__ void f(float* o) { thrust::complex<float> z(1, 3); *o = z.imag(); }",
     ],

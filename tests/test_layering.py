@@ -61,6 +61,8 @@ OWNERS = {
         "inspection",
         "cli",
     ),
+    "tree_sitter": ("kernels",),
+    "tree_sitter_cuda": ("kernels",),
     "threadpoolctl": (
         "measure",
         "lab",

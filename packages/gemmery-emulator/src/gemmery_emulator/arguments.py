@@ -94,7 +94,7 @@ def bound(
     parts = [part for place, value in enumerate(args) for part in inside_of(value, f"argument {place}")]
     parts.sort(key=lambda part: not part[0].removeprefix("argument ").isdecimal())  # the arguments first
     names = {
-        name: _name(name, part if isinstance(part, np.ndarray) else _spanned(part.array), arrays)
+        name: _place(name, part if isinstance(part, np.ndarray) else _spanned(part.array), arrays, resident or {})
         for name, part in parts
         if isinstance(part, np.ndarray | TensorMap | Texture)
     }
@@ -109,7 +109,8 @@ def bound(
     memory = memory_of(arrays, (kernel,), {**maps, **tables, **_workspace(kernel)})
 
     def address_of(name: str) -> int:
-        return memory.address(names.get(name, name))
+        known, offset = names.get(name, (name, 0))
+        return memory.address(known) + offset
 
     for name, elements in lists.items():
         memory.bytes(name)[:] = np.frombuffer(content(elements, name, address_of), np.uint8)
@@ -155,16 +156,21 @@ def _variable(kernel: PtxKernel, name: str, array: NDArray[Any]) -> NDArray[Any]
     return array
 
 
-def _name(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
-    """Return the name of an array; an array that is passed twice keeps its first name."""
+def _place(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], resident: Arrays) -> tuple[str, int]:
+    """Return the name of an array and an offset: one that is passed twice keeps its first name, and a view of one in
+    device memory has that one's.
+    """
     _checked(name, array)
     for known, other in arrays.items():
-        if other.ctypes.data == array.ctypes.data and other.nbytes == array.nbytes:
-            return known
+        offset = array.ctypes.data - other.ctypes.data
+        if offset == 0 and other.nbytes == array.nbytes:
+            return known, 0
+        if known in resident and array.nbytes and 0 <= offset <= other.nbytes - array.nbytes:
+            return known, offset
         if np.may_share_memory(other, array):
             raise LayoutError(f"{name} overlaps {known}: pass one array and an offset, or a copy")
     arrays[name] = array
-    return name
+    return name, 0
 
 
 def _spanned(array: NDArray[Any]) -> NDArray[Any]:

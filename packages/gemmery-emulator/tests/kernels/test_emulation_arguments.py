@@ -393,6 +393,19 @@ def test_device_memory_keeps_addresses_over_launches():
     assert gm.emulate(code, "walk", 1, 1, [heads, total]).findings[0].kind == "out of bounds"
 
 
+def test_a_view_of_an_array_in_device_memory_is_an_address_inside_it():
+    code = """__global__ void f(float* x, const float* y, float** table) { x[0] += y[1]; *table[0] = 7; }"""
+    with gm.device_memory() as memory:
+        x = memory.array(np.arange(8, dtype=np.float32).reshape(2, 4))
+        run = gm.emulate(code, "f", 1, 1, [x[1, 2:], x[0], [x[1]]])
+        assert run.findings == ()
+        assert x.tolist() == [[0, 1, 2, 3], [7, 5, 7, 7]]
+        past = code.replace("y[1]", "y[8]")
+        assert gm.emulate(past, "f", 1, 1, [x, x[0], [x]]).findings[0].kind == "out of bounds"
+        with pytest.raises(gm.LayoutError, match="no gaps"):
+            gm.emulate(code, "f", 1, 1, [x[:, 1], x, [x]])
+
+
 def test_device_memory_that_has_ended_takes_no_arrays():
     with gm.device_memory() as memory:
         kept = memory.zeros(4)

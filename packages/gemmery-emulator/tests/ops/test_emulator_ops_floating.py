@@ -185,6 +185,7 @@ def arithmetic(opcode):
     mode = words.take(*MODES, "approx", "full", default="rn")
     ftz, sat, positive = words.has("ftz"), words.has("sat"), words.has("relu")
     type_ = words.take("f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "f32x2")
+    narrow = words.take("f16", "bf16", default=type_.removesuffix("x2"))  # all operands but the last
     words.end()
     form = FORMATS[type_.removesuffix("x2")]
     near = mode in ("approx", "full")
@@ -199,7 +200,7 @@ def arithmetic(opcode):
         return rcp(*operands) if name == "rcp" else ARITHMETIC[name](*operands, mode=mode)
 
     def meaning(*bits):
-        x = number(*(decoded(b, form) for b in bits))
+        x = number(*(decoded(b, FORMATS[narrow]) for b in bits[:-1]), decoded(bits[-1], form))
         result = encoded(x, form, "rn" if near else mode)
         if ftz:
             result = encoded(flushed(decoded(result, form), form), form)
@@ -430,8 +431,9 @@ def rows(opcode):
     if opcode.startswith(("fma", "mad")) and types[0] in FORMATS:
         form = FORMATS[types[0]]
         for i in range(0, ROWS, 4):
-            x, y, _ = (decoded(b, form) for b in found[i])
-            found[i] = (*found[i][:2], encoded(-mul(x, y), form))
+            x, y = (decoded(b, form) for b in found[i][:2])
+            with np.errstate(invalid="ignore"):
+                found[i] = (*found[i][:2], encoded(-mul(x, y), FORMATS[types[2]]))
     every = list(itertools.product(*map(critical, types)))
     return found + source.sample(every, min(len(every), 16))
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.cuda import device_part
 from gemmery.errors import ArgumentError, CheckError
-from gemmery_emulator.kernels import written_arguments
+from gemmery_emulator.kernels import source_kernels, written_arguments
 from gemmery_emulator.pages.writing import check_page
 from gemmery_lab import cli
 
@@ -260,12 +259,12 @@ def test_an_argument_that_names_another_parameter_is_refused(folder, name, capsy
     ],
 )
 def test_the_names_of_parameters(source, names):
-    assert device_part.names_of(device_part.declared(source, "k<4>")) == {names}
+    assert source_kernels.names_of(source_kernels.declared(source, "k<4>")) == {names}
 
 
 def test_a_name_of_one_of_several_kernels_of_that_name_is_taken():
     source = "__global__ void k(int a, int n) {}\n__global__ void k(float a, int m) {}"
-    known = device_part.names_of(device_part.declared(source, "k"))
+    known = source_kernels.names_of(source_kernels.declared(source, "k"))
     assert known == {("a", "n"), ("a", "m")}
     written_arguments.check_names(["a=1", "m=2"], "k", known)
     written_arguments.check_names(["1", "f32=2", "x=3"], "k", known)  # one too many is refused when it is bound
@@ -360,7 +359,7 @@ def test_a_launch_of_numbers_alone_runs_as_in_main(folder, capsys):
     ],
 )
 def test_the_launch_of_a_program(program, launch):
-    assert device_part.launch_of(f"__global__ void f() {{}}\n{program}", "f") == launch
+    assert source_kernels.launch_of(f"__global__ void f() {{}}\n{program}", "f") == launch
 
 
 def test_the_count_of_arguments_is_told_in_c(folder, capsys):

@@ -77,7 +77,10 @@ class InstallError(GemmeryError, ModuleNotFoundError):
 
 
 EXTRAS = {  # the packages that each extra installs, by import name
-    "lab": ("gemmery_emulator", "gemmery_lab", "jinja2", "matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
+    "lab": (
+        *("gemmery_emulator", "gemmery_lab", "jinja2", "matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
+        *("tree_sitter", "tree_sitter_cuda"),
+    ),
     "cuda": ("cuda", "nvidia"),
 }
 

@@ -166,9 +166,9 @@ def _run(
     """Run one file on copies of the arrays; returns what is wrong with the result, too."""
     import numpy as np
 
-    from gemmery.cuda.device_part import names_of
     from gemmery_emulator.kernels import written_arguments
     from gemmery_emulator.kernels.kernel import emulate, only_kernel, written_launch
+    from gemmery_emulator.kernels.source_kernels import names_of
     from gemmery_emulator.run import progress
 
     kernel = kernel or only_kernel(file)

@@ -4,6 +4,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from errno import ENOMEM
 from functools import lru_cache, partial
@@ -16,22 +17,11 @@ from numpy.typing import NDArray
 from gemmery import arrays
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import LIMITS, architecture
-from gemmery.cuda.device_part import (
-    declared,
-    device_part,
-    has_host_functions,
-    headers_of,
-    kernels_of,
-    launch_of,
-    listed,
-    meant,
-    program_of,
-)
-from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError
+from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError, not_installed
 from gemmery_emulator.arguments import bound, resident
 from gemmery_emulator.findings import Finding
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
-from gemmery_emulator.kernels.programs import parsed, prepared, refusal, three
+from gemmery_emulator.kernels.programs import listed, parsed, prepared, refusal, three
 from gemmery_emulator.lockstep import LIMIT
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import Dims, LaunchConfig
@@ -53,11 +43,6 @@ class CompiledKernel(NamedTuple):
 
 NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
-_OF_HOST_CODE = re.compile(r"is undefined|has no member|incomplete type|cannot open source file|name followed by")
-HOST_CODE = (
-    "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
-    "makes"
-)
 LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
 
 
@@ -117,7 +102,7 @@ def emulate(
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
     args = [_argument(place, value) for place, value in enumerate(args)]
-    if len(args) != len(program.kernel.parameters) and (inside := declared(text, kernel, name, folder)):
+    if len(args) != len(program.kernel.parameters) and (inside := _parameters(text, kernel, name, folder)):
         listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
@@ -249,6 +234,10 @@ def compiled_kernel(
     """Compile a kernel of CUDA C++ or read one of PTX."""
     if _is_ptx(text):
         return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
+    try:  # PTX needs no parser of C++
+        from gemmery_emulator.kernels.device_part import headers_of
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "emulating CUDA C++") from None
     headers = "#include" in re.sub(r"[ \t]", "", text)
     toolkit = include.folders() if headers else ()
     texts, empty, wheels = headers_of(text, options, folder, toolkit) if headers else ({}, [], ())
@@ -274,27 +263,27 @@ def _compiled(
 ) -> CompiledKernel:
     """Compile a kernel; `beside` are the headers of its own, on which it depends."""
     inside = options if folder is None else (*options, f"-I{folder}")
-    part, as_it_is = None, ""
+    from gemmery_emulator.kernels.device_part import device_part, program_of
+    from gemmery_emulator.kernels.source_kernels import meant
+
+    program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
+    if program.is_device_code:
+        with suppress(CompileError):  # it may need what nvcc declares without an include
+            ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, include.STANDARD if toolkit else {}, toolkit)
     try:
-        ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, include.STANDARD if toolkit else {}, toolkit)
+        if ptx is None:
+            part = device_part(program, kernel, arch, options, toolkit)
+            ptx = part.ptx
     except CompileError as error:
-        as_it_is = str(error)
-    if as_it_is or has_host_functions(program_of(text, name, options, folder, toolkit)):
-        try:
-            part = device_part(text, name, kernel, arch, options, folder)
-        except CompileError as error:
-            if "nv_mangled_name" in str(error):
-                if (other := meant(text, kernel, name, folder)) != kernel:
-                    return compiled_kernel(text, name, folder, other, arch, options)
-                raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
-            if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
-                raise CompileError(f"{error}\n{LAUNCHES}") from None
-            if "cannot open source file" in as_it_is and _OF_HOST_CODE.search(str(error)):
-                raise CompileError(f"{error}\n{HOST_CODE}") from None
-            raise error from None
-        ptx = part.ptx
-    program = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
-    return CompiledKernel(program, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
+        if "nv_mangled_name" in str(error):
+            if (other := meant(text, kernel, name, folder)) != kernel:
+                return compiled_kernel(text, name, folder, other, arch, options)
+            raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
+        if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
+            raise CompileError(f"{error}\n{LAUNCHES}") from None
+        raise
+    lowered = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
+    return CompiledKernel(lowered, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
 
 
 def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> LoweredKernel:
@@ -376,6 +365,8 @@ def only_kernel(source: str | Path) -> str:
     if _is_ptx(text):
         names = list(parsed(text, NO_WRAPPERS).kernels)
     else:
+        from gemmery_emulator.kernels.source_kernels import kernels_of
+
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
     if len(names) != 1:
         none = "no __global__ function; give a file with a kernel"
@@ -390,4 +381,15 @@ def written_launch(source: str | Path, kernel: str) -> tuple[tuple[tuple[str, ..
     text, name, folder = read_source(source)
     if _is_ptx(text):
         return (), None, None, ()
-    return declared(text, kernel, name, folder), *launch_of(text, kernel)
+    from gemmery_emulator.kernels.source_kernels import launch_of
+
+    return _parameters(text, kernel, name, folder), *launch_of(text, kernel)
+
+
+def _parameters(text: str, kernel: str, name: str, folder: Path | None) -> tuple[tuple[str, ...], ...]:
+    """A kernel's parameters in C, for each definition of that name; PTX has no names."""
+    if _is_ptx(text):
+        return ()
+    from gemmery_emulator.kernels.source_kernels import declared
+
+    return declared(text, kernel, name, folder)

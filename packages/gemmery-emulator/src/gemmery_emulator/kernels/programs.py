@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -108,3 +108,11 @@ def three(numbers: tuple[int, ...]) -> Dims:
     """Return up to three numbers as three sides."""
     x, y, z = (*numbers, 1, 1)[:3]
     return x, y, z
+
+
+NAMED = 24  # kernels that a message lists
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names."""
+    return ", ".join(names[:NAMED]) + (" ..." if len(names) > NAMED else "")

@@ -78,6 +78,15 @@ def _pairwise(meaning: Meaning, *operands: Values) -> Values:
     return (low | high << np.uint64(32))[()]
 
 
+_WIDENED: dict[str, Meaning] = {"f16": lambda x: x.astype(np.float32), "bf16": from_bf16}
+
+
+def _mixed(meaning: Meaning, widened: Meaning, *operands: Values) -> Values:
+    """Apply a meaning for float32 to operands of which only the last is one."""
+    *narrow, last = operands
+    return meaning(*map(widened, narrow), last)
+
+
 def _arithmetic() -> dict[str, Op]:
     """Arithmetic in all roundings; add, sub and mul round to nearest by default. f32x2 has 64 bits (sm_100)."""
     table = {}
@@ -92,6 +101,11 @@ def _arithmetic() -> dict[str, Op]:
                     table[f"{opcode}{modifiers}.{type_}"] = op
                     if name == "fma":
                         table[f"mad.{mode}{modifiers}.{type_}"] = op
+            for half, sat in product(_WIDENED, ("", ".sat")) if name != "mul" else ():  # sm_100: the factors are narrow
+                narrow = count - 1
+                mixed = partial(_mixed, modified(base, sat), _WIDENED[half])
+                op = Op(("f32",), (half,) * narrow + ("f32",), mixed, kind=kind, flops=flops)
+                table[f"{opcode}{sat}.f32.{half}"] = op
             for ftz in FTZ:
                 both = partial(_pairwise, modified(base, ftz))
                 table[f"{opcode}{ftz}.f32x2"] = Op(("b64",), ("b64",) * count, both, kind=kind, flops=2 * flops)

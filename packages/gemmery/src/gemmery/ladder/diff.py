@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from itertools import groupby, takewhile
+from itertools import groupby
 from textwrap import dedent
 
-from gemmery.cuda.declarations import Split
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -25,6 +24,9 @@ _NOT_CODE = re.compile(r"//.*|\"(?:\\.|[^\"\\])*\"")  # comments and strings of 
 _INCLUDE = re.compile(r'^#include "([\w.]+)"', re.MULTILINE)
 LOOPS = "Its loops:\n"  # begins a paragraph of pseudocode
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_TEMPLATE = re.compile(r"\btemplate\s*<[^{]*?>\s*(?=[a-z_A-Z]+\s)(?!class|typename|int)")
+_DIRECTIVE = re.compile(r"^#define(?:\\\n|.)*", re.MULTILINE)
+_NAMED = re.compile(r"\b(?!__|decltype|alignas|asm\b)(\w+)\s*(?:(?:<[^<>()]*>\s*)?\(|(?:\[[^]]*\]\s*)*(?:=(?!=)|[;{]))")
 _TYPE = re.compile(r"\b(?:struct|enum|using)\s+(?:alignas\(.*\) )?(\w+)")
 
 
@@ -225,14 +227,24 @@ def _included(folder: str, text: str) -> list[str]:
 @lru_cache
 def of_header(header: str) -> tuple[Definition, ...]:
     """All definitions of a header, whole lines with the comment above them."""
-    text, definitions = contents(header), []
-    for each in Split(text).declarations:
-        lines = text[: each.start].splitlines()
-        above = list(takewhile(lambda line: line.startswith("//"), reversed(lines)))
-        match = _TYPE.search(text[each.start : each.stop].partition("{")[0])
-        name = match[1] if match else each.title.removesuffix("()")
-        rest = text[each.start :].splitlines()[: each.last - each.first + 1]
-        definitions.append(Definition(header, name, "\n".join([*above[::-1], *rest])))
+    definitions, lines, depth = list[Definition](), list[str](), 0
+    for line in _DIRECTIVE.sub("#", contents(header)).splitlines():
+        code = _NOT_CODE.sub("", line).rstrip()
+        if not lines and (not line or line.startswith(("}", "namespace", 'extern "C" {'))):
+            continue
+        if not depth and line.startswith("#"):
+            lines = []
+            continue
+        if not line or (line.startswith("//") and any(_NOT_CODE.sub("", each) for each in lines)):
+            lines = lines if depth else []  # a comment that stands by itself
+        lines += [line] if line or depth else []
+        depth += sum(map(code.count, "({")) - sum(map(code.count, ")}"))
+        if lines and not depth and code.endswith((";", "}")):
+            text = "\n".join(lines)
+            head = _TEMPLATE.sub("", "\n".join(_NOT_CODE.sub("", each) for each in lines)).partition("{")[0]
+            match = _TYPE.search(head) or _NAMED.search(head)
+            definitions += [Definition(header, match[1], text)] if match else []
+            lines = []
     return tuple(definitions)
 
 

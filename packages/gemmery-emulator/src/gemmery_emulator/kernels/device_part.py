@@ -1,0 +1,512 @@
+"""Compile the device part of a whole program: what its kernel needs, without main(), host functions and their headers.
+
+A compiler of device code stops at std::cout. So a kernel keeps the declarations that it reaches by name, and of these
+no function of the host: nvcc does not let a kernel call one, so no result depends on it. A type keeps all of its
+members that take bytes. What is left out becomes spaces: lines and columns of the compiler's errors are the user's.
+A pointer needs no type: names that the compiler does not know outside of functions are declared, and it runs again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from gemmery.cuda import include, nvrtc
+from gemmery.errors import CompileError
+from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, blanked, marks
+
+_INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
+_LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "type_traits", "utility")
+_TRAITS = re.compile(r"\bstd\s*::\s*(\w+)|\b(numeric_limits|is_same|enable_if|conditional)")
+_OF_HOST_LIBRARY = ("string", "vector", "map", "mutex", "ostream", "unique_ptr", "shared_ptr", "function", "thread")
+_BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
+_UP = 5  # folders above a file in which they are looked for
+# Headers of the host's libraries, which have no macros for kernels: C++'s have no dot in their names.
+_OF_HOST = re.compile(
+    r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
+    r"|stdbool|stdarg|strings|omp)\.h"
+)
+# Macros of libraries that mark device code, by their names.
+_MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
+_CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
+_OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
+# Thrust is for host code; what device code has of it is that of the library for devices.
+_OF_THRUST = "#pragma once\n" + "".join(
+    f"#include <cuda/std/{name}>\n" for name in ("complex", "functional", "tuple", "utility")
+)
+_OF_THRUST += "namespace thrust { using namespace cuda::std; }\n"
+# Types of the C++ library whose members stand elsewhere than in the host's.
+_MOVED = re.compile(r"\bstd\s*::\s*(complex|tuple|bitset|optional|variant)\b")
+_EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
+PRELUDE = "gemmery_prelude.h"
+# Headers of host code that some device code includes; their packages bring them.
+_PACKAGES = {
+    "cutlass/": "nvidia-cutlass",
+    "cute/": "nvidia-cutlass",
+    "curand": "nvidia-curand",
+    "cufft": "nvidia-cufft",
+    "cub/": "nvidia-cuda-cccl",
+    "thrust/": "nvidia-cuda-cccl",
+}
+_HANDLES = {
+    "cublasContext": "cublasHandle_t", "cublasLtContext": "cublasLtHandle_t", "cudnnContext": "cudnnHandle_t",
+    "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
+    "curandGenerator_st": "curandGenerator_t",
+}  # fmt: skip
+_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(
+    f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items()
+)
+_MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
+_TYPES = {
+    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl", "cusparse", "cusolver", "curand"): _LIBRARIES,
+    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
+    "typedef int cufftHandle;\n",
+    ("cuda.h", "cudaTypedefs.h"): _MAP,
+}  # of the headers of libraries, by the beginnings of their names
+_ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
+UNMARKED = "--device-as-default-execution-space"
+_HOST = (
+    "it is a function of the host, which nvcc refuses there: mark it __device__, or take unmarked functions as device "
+    f"code with the option {UNMARKED}"
+)
+HOST_CODE = (
+    "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass the PTX that `nvcc -ptx` "
+    "makes"
+)
+_ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
+_UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
+_NOT_THERE = re.compile(r'identifier "(?:\w+::)*(\w+)" is undefined|has no member "(\w+)"')
+_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*(?:\s*<)?")
+_CONDITIONAL = ("alias_declaration", "type_definition", "enum_specifier", "using_declaration")
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """The PTX of a program's kernels, and what was left out of its file: "main() (line 40)"."""
+
+    ptx: nvrtc.Ptx
+    left_out: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str, int], ...] = ()  # what may change the result: words, and the file and line
+
+
+@dataclass
+class SourceProgram:
+    """The texts of a file and of its own headers, by the names in #include."""
+
+    name: str
+    sources: dict[str, Source]
+    missing: list[str]  # headers without a file
+    wheels: tuple[str, ...]  # folders of headers that packages of Python bring
+    unmarked: bool = False  # whether functions without a mark are device code
+    reached: set[tuple[str, int]] = field(default_factory=set)  # the places of what a kernel reaches
+
+    @property
+    def macros(self) -> Mapping[str, Macro]:
+        """The macros of all files."""
+        return self.sources[self.name].macros
+
+    @cached_property
+    def fragments(self) -> dict[str, set[tuple[str, int]]]:
+        """The headers that are included between the braces of a type or a function, of which all is reached, with the
+        places of their #include.
+        """
+        places: dict[str, set[tuple[str, int]]] = {}
+        for source in self.sources.values():
+            for start, stop in source.directives:
+                included = _INCLUDE.match(source.text[start:stop])
+                inside = any(each.body[0] < start < each.body[1] for each in source.declarations)
+                if included and included[2] in self.sources and inside:
+                    places.setdefault(included[2], set()).add((source.file, start))
+        return places
+
+    @cached_property
+    def marked(self) -> frozenset[str]:
+        """The words that mark device code."""
+        return marks(self.macros)
+
+    @cached_property
+    def kernel_marks(self) -> frozenset[str]:
+        """The words that mark kernels."""
+        return marks(self.macros, frozenset({"__global__"}))
+
+    @cached_property
+    def all(self) -> tuple[Declaration, ...]:
+        """The declarations of all files, without those inside types."""
+        return tuple(each for source in self.sources.values() for each in source.declarations)
+
+    @cached_property
+    def of_types(self) -> frozenset[tuple[str, str]]:
+        """The type and the name of member functions with a body outside of it, of which one has a mark."""
+        inside = ((name, it) for each in self.all for name in each.names for it in each.members if not it.body[1])
+        outside = ((name, it) for it in self.all if it.kind == "function" for name in _owners(it))
+        return frozenset(
+            (name, it.title) for name, it in (*inside, *outside) if it.kind == "function" and self._is_device(it)
+        )
+
+    @cached_property
+    def calls(self) -> frozenset[str]:
+        """The macros with arguments that do not stand for attributes."""
+        return frozenset(name for name, it in self.macros.items() if it.parameters and re.search(r"[{};]", it.text))
+
+    def _each(self, owner: Declaration | None = None) -> Iterator[tuple[Declaration, Declaration | None]]:
+        """All declarations, also those inside types, each with its type."""
+        for each in self.all if owner is None else owner.members:
+            yield each, owner
+            yield from self._each(each) if each.members else ()
+
+    def _is_device(self, each: Declaration) -> bool:
+        known = self.marked | {"constexpr", "consteval"}
+        return any(it in known or (it not in self.macros and _MARKED.fullmatch(it)) for it in each.head)
+
+    def is_host(self, each: Declaration, owner: Declaration | None = None) -> bool:
+        """Whether a declaration is a function of the host, which nvcc does not let a kernel call."""
+        if each.kind == "call":
+            return all(self.is_host(it) for it in each.source.expansion(each).declarations)
+        if each.kind != "function" or each.is_pure or self.unmarked or self._is_device(each):
+            return False
+        typeless = each.node.child_by_field_name("type") is None and b"operator" not in (each.node.text or b"")
+        if (owner and typeless and not each.names & owner.names) or each.head & self.calls:
+            return False  # a macro, which may stand for members of any kind
+        owners = _owners(each) if owner is None else () if each.body[1] else owner.names
+        return not any((name, each.title) in self.of_types for name in owners)
+
+    @property
+    def is_device_code(self) -> bool:
+        """Whether nothing is to be left out of it."""
+        headers = (header for header, _, _ in self.includes())
+        of_host = any(it.startswith("thrust/") or it == _CUB for it in headers)
+        return not (self.missing or of_host or any(self.is_host(*each) for each in self._each()))
+
+    def kernels(self, file: str = "") -> list[Declaration]:
+        """The kernels of all files or of one, those that macros make, too."""
+        marked = (each for each in self.expanded if each.head & self.kernel_marks)  # what does not parse, too
+        return [each for each in marked if not file or each.source.file == file]
+
+    @cached_property
+    def expanded(self) -> tuple[Declaration, ...]:
+        """The declarations of all files, and in place of calls of macros what these declare."""
+        some = list[Declaration]()
+        for each in self.all:
+            some += each.source.expansion(each).declarations if each.kind == "call" else (each,)
+        return tuple(some)
+
+    def _calls(self, each: Declaration) -> set[str]:
+        """The names that a call of a macro declares."""
+        return {name for it in each.source.expansion(each).declarations for name in it.names}
+
+    @cached_property
+    def by_name(self) -> dict[str, list[Declaration]]:
+        """The declarations of device code by the names that need them: a member's is its type, an operator's those of
+        its parameters.
+        """
+        types = {name for each in self.all if each.kind == "type" for name in each.names}
+        by_name: dict[str, list[Declaration]] = {}
+        for each in self.all:
+            names = self._calls(each) if each.kind == "call" else each.names
+            if "operator" in names:
+                names = each.head & types or names
+            elif each.kind == "function":
+                names = _owners(each) & types or names
+            for name in names if not self.is_host(each) else ():
+                by_name.setdefault(name, []).append(each)
+        return by_name
+
+    def reach(self, roots: Sequence[Declaration], words: set[str]) -> set[tuple[str, int]]:
+        """The places of the declarations that some of them need, and the names in `words`."""
+        reached, followed, words = set[tuple[str, int]](), set[str](), words | {"operator"}
+        pending = [*roots, *(each for each in self.all if each.kind == "using")]
+        optional: dict[str, list[Declaration]] = {}
+        for name in self.fragments:
+            words |= set(re.findall(r"[A-Za-z_]\w*", self.sources[name].text))
+        while pending or words - followed:
+            for each in pending:
+                if each.place in reached:
+                    continue
+                reached.add(each.place)
+                if not each.members:
+                    words |= each.source.uses(each)
+                    continue
+                for start, stop in ((each.start, each.body[0]), (each.body[1], each.stop)):
+                    words |= each.source.uses(each, start, stop)
+                pending += [it for it in each.members if self._stays(it, each)]
+                for it in filter(self.is_optional, each.members):
+                    for name in it.names:
+                        optional.setdefault(name, []).append(it)
+                        followed.discard(name)
+            rest = words - followed
+            followed |= rest
+            for word in rest & self.macros.keys():
+                words |= set(re.findall(r"[A-Za-z_]\w*", self.macros[word].text))
+            pending = [each for word in rest for each in (*self.by_name.get(word, ()), *optional.get(word, ()))]
+        return reached
+
+    def _stays(self, member: Declaration, owner: Declaration) -> bool:
+        return not self.is_optional(member) and (not self.is_host(member, owner) or "virtual" in member.head)
+
+    def is_optional(self, member: Declaration) -> bool:
+        """Whether a member takes no bytes of a type and no part in its calls, so that only its name needs it."""
+        if member.kind == "function":
+            return False
+        is_type = bool(member.body[1]) and bool(member.names) and f" {min(member.names)}" in member.title
+        return member.kind in _CONDITIONAL or "static" in member.head or (is_type and len(member.names) == 1)
+
+    def texts(self) -> dict[str, str]:
+        """The text of each file with spaces in place of what is left out."""
+        texts = {}
+        for file, source in self.sources.items():
+            if file in self.fragments:
+                texts[file] = source.text
+                continue
+            parts = [part for each in source.declarations for part in self._cuts(each)]
+            also = {start for each in self.fragments.values() for it, start in each if it == file}
+            texts[file] = blanked(source, parts, also)
+        return texts
+
+    def _cuts(self, each: Declaration, owner: Declaration | None = None) -> Iterator[tuple[int, int, str]]:
+        """The parts of a declaration that are left out, with the text in their place."""
+        if each.place not in self.reached:
+            yield each.start, each.stop, ""
+        elif each.kind == "call":
+            expansion = each.source.expansion(each)
+            some = [it for it in expansion.declarations if not self.is_host(it, owner)]
+            if len(some) < len(expansion.declarations):  # it declares functions of the host, too
+                yield (
+                    each.start,
+                    each.stop,
+                    " ".join(expansion.text[it.start : it.stop] for it in some).replace("\n", " "),
+                )
+        elif self.is_host(each, owner) and each.body[1]:  # it is virtual: its place in the table stays
+            yield *each.body, ";"
+        for member in each.members if each.place in self.reached else ():
+            yield from self._cuts(member, each)
+
+    def includes(self) -> Iterator[tuple[str, str, int]]:
+        """The headers that the files include, with the file and line of each #include."""
+        for file, source in self.sources.items():
+            for start, stop in source.directives:
+                if included := _INCLUDE.match(source.text[start:stop]):
+                    yield included[2], file, source.text.count("\n", 0, start) + 1
+
+    def unknown(self, errors: str) -> list[str]:
+        """The names outside of functions that the compiler does not know: "std::mutex", or "List<" of a template."""
+        names = list[str]()
+        for file, line, words, column in _ERROR.findall(errors):
+            source = self.sources.get(file) or self.sources.get(os.path.basename(file))
+            if source is None or not _UNKNOWN.search(words):
+                continue
+            begin = sum(map(len, source.text.splitlines(keepends=True)[: int(line) - 1]))
+            at = begin + len(column)
+            name = next((it for it in _NAME.finditer(source.text, begin) if it.end() > at), None)
+            if (
+                name
+                and name.start() <= at
+                and name[0] not in ("concept", "requires")
+                and not any(_is_in_body(each, at) for each in source.declarations)
+            ):
+                names += ["".join(name[0].split())]
+        return list(dict.fromkeys(names))
+
+    def notes(self, errors: str) -> str:
+        """What explains the compiler's errors: functions of the host, and headers that are not here."""
+        names = {name for places in _NOT_THERE.findall(errors) for name in places if name}
+        lines = [
+            f"the kernel calls {each.title} ({each.source.file}, line {each.first}): {_HOST}"
+            for each, owner in self._each()
+            if each.kind == "function" and each.title[:-2] in names and self.is_host(each, owner)
+        ]
+        packages = {
+            package: header
+            for header in self.missing
+            for start, package in _PACKAGES.items()
+            if header.startswith(start)
+        }
+        lines += [f"{header} is not here: pip install {package}" for package, header in packages.items()]
+        others = [it for it in self.missing if not _OF_HOST.fullmatch(it) and it not in packages.values()]
+        if 'namespace "std" has no member' in errors:
+            lines.append(HOST_CODE)
+        if others and _UNKNOWN.search(errors):
+            lines.append(f"not here, and empty: {', '.join(others)}; name their folders with options=('-IFOLDER',)")
+        return "".join(f"\n{line}" for line in lines)
+
+    def moved(self) -> Iterator[tuple[str, str, int]]:
+        """Types of the C++ library that are members and have other bytes here: words, and the file and line."""
+        for each, owner in self._each():
+            if owner and each.place in self.reached and not each.members and each.kind == "field_declaration":
+                for name in _MOVED.findall(each.source.text[each.start : each.stop]):
+                    words = f"std::{name} may have another alignment and order of members than the host's library"
+                    yield f"{words}: pass the values of {owner.title} by themselves", each.source.file, each.first
+
+    def dropped(self) -> tuple[str, ...]:
+        """What no kernel of the file needs, by title and line."""
+        reached = self.reach(self.kernels(), set())
+        return tuple(
+            f"{each.title} (line {each.first})"
+            for each in self.sources[self.name].declarations
+            if each.place not in reached | self.reached and (each.names or each.kind == "call")
+        )
+
+
+def _owners(function: Declaration) -> frozenset[str]:
+    """The names before that of a function: void S::f() {}."""
+    return function.names - {function.title.removesuffix("()")}
+
+
+def _is_in_body(each: Declaration, at: int) -> bool:
+    inside = each.body[0] <= at < each.body[1]
+    return inside and (each.kind == "function" or any(_is_in_body(it, at) for it in each.members))
+
+
+def _declared(names: Sequence[str]) -> str:
+    """Declarations of types that are not known: a pointer to one has 8 bytes."""
+    texts = []
+    for name in names:
+        *scopes, last = name.removesuffix("<").split("::")
+        begin = "".join(f"namespace {scope} {{ " for scope in scopes)
+        texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
+    return "".join(texts)
+
+
+def device_part(
+    program: SourceProgram, kernel: str, arch: str, options: tuple[str, ...], toolkit: tuple[str, ...]
+) -> DevicePart:
+    """Compile a program's kernel to PTX, without its host code.
+
+    Raises CompileError with the compiler's words.
+    """
+    kernels = program.kernels()
+    if not kernels:
+        raise CompileError(f"{program.name} has no kernel: it has no __global__ function")
+    called = kernel.partition("<")[0].rpartition("::")[2].strip()
+    symbols = {f"{len(name)}{name}": name for each in kernels for name in each.names}
+    called_names = (
+        {name for symbol, name in symbols.items() if symbol in called} if called.startswith("_Z") else {called}
+    )
+    roots = [each for each in kernels if each.names & called_names] or kernels
+    program.reached = program.reach(roots, set(re.findall(r"[A-Za-z_]\w*", kernel)))
+    texts = program.texts()
+    every = " ".join(texts.values())
+    prelude = _prelude((), "")
+    needed = {word for pair in _TRAITS.findall(every) for word in pair if word and word not in _OF_HOST_LIBRARY}
+    library = needed - set(re.findall(r"\w+", prelude))
+    included = {header for header, _, _ in program.includes()}
+    further = (it for it in included if include.STANDARD.get(it, "?") and _is_in(f"cuda/std/{it}", toolkit))
+    of_library = sorted({*_LIBRARY, *further}) if library else ()
+    # The prelude has most of what kernels use of the C++ library.
+    standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(of_library, "")
+    empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
+    beside = standard | _stand_ins([it for it in empty if it not in of_library], every, toolkit)
+    whole = texts.pop(program.name)
+    # Before the library, whose fabsf() would be another one for it.
+    complex_numbers = "#include <cuComplex.h>\n" if "omplex" in every and _is_in("cuComplex.h", toolkit) else ""
+    names = list[str]()
+    while True:
+        beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers) + _declared(names)}
+        try:
+            ptx = nvrtc.ptx_alone(
+                whole, program.name, kernel, arch, options, beside, (*toolkit, *program.wheels), first=PRELUDE
+            )
+        except CompileError as error:
+            unknown = [] if names else program.unknown(str(error))
+            if unknown:
+                names = unknown
+                continue
+            raise CompileError(f"{error}{program.notes(str(error))}") from None
+        break
+    absent = [int(number) for number in sorted(set(re.findall(rf"{_ABSENT}(\d+)", ptx.text)))]
+    first = [next(it for it in program.includes() if it[0] == empty[number]) for number in absent]
+    warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not _types_of(header))
+    warnings += tuple(program.moved()) if library else ()
+    headers = tuple(f"{header} (line {line})" for header, _, line in first)
+    alone = replace(ptx, text=re.sub(rf"^.*\b\w*{_ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
+    return DevicePart(alone, headers + program.dropped(), warnings)
+
+
+def headers_of(
+    text: str, options: Sequence[str], folder: Path | None, toolkit: tuple[str, ...]
+) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
+    """The texts of a program's own headers, the headers without a file, and the folders of packages with others."""
+    folders = [Path(match[1]) for it in options if (match := re.match(r"(?:-I|--include-path=)(.+)", it))]
+    folders += _searched(folder)
+    texts, empty, wheels = dict[str, str](), list[str](), set[str]()
+    read = dict[Path, str]()  # the first name of each file
+    pending: list[tuple[str, Path | None]] = [(text, folder)]
+    while pending:
+        whole, beside = pending.pop()
+        for included in _INCLUDE.finditer(whole):
+            header = included[2]
+            if header in texts or header in empty:
+                continue
+            places = (each / header for each in ([beside] if beside else []) + folders)
+            path = next((each for each in places if each.is_file()), None)
+            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
+                continue
+            if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
+                texts[header] = f'#include "{first}"\n'  # by another name
+            elif path is not None:
+                texts[header] = path.read_text(encoding="utf-8", errors="replace")
+                pending.append((texts[header], path.parent))
+            elif include.wheel(header):
+                wheels.add(include.wheel(header))
+            else:
+                empty.append(header)
+    return texts, empty, tuple(sorted(wheels))
+
+
+def program_of(
+    text: str, name: str, options: tuple[str, ...], folder: Path | None, toolkit: tuple[str, ...]
+) -> SourceProgram:
+    """Read a file's own headers, and those of their own."""
+    texts, empty, wheels = headers_of(text, options, folder, toolkit)
+    macros = dict[str, Macro]()
+    sources = {file: Source(whole, file) for file, whole in {name: text, **texts}.items()}
+    for source in sources.values():
+        macros |= source.macros
+    for source in sources.values():
+        source.macros = macros
+    return SourceProgram(name, sources, empty, wheels, UNMARKED in options)
+
+
+def _searched(folder: Path | None) -> list[Path]:
+    """The folders of a project's headers: beside its file, and in those above it."""
+    if folder is None:
+        return []
+    above = [folder.resolve(), *folder.resolve().parents][:_UP]
+    return [path for parent in above for part in _BESIDE if (path := parent / part).is_dir()]
+
+
+def _is_in(header: str, folders: tuple[str, ...]) -> bool:
+    return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
+
+
+@lru_cache
+def _prelude(library: tuple[str, ...], first: str) -> str:
+    """What is included first; headers of the library take a second to compile."""
+    lines = "".join(f"#include <cuda/std/{name}>\n" for name in library)
+    lines += "namespace std { using namespace cuda::std; }\n" if library else ""
+    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + first + lines
+
+
+def _types_of(header: str) -> str:
+    """The types of a library that kernels use, for a header that is not here."""
+    return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
+
+
+def _stand_ins(headers: Sequence[str], text: str, toolkit: tuple[str, ...]) -> dict[str, str]:
+    """The texts in place of headers that are not here, each with a mark that it was included."""
+    texts = {}
+    uses_thrust = "thrust::" in text
+    for number, header in enumerate(headers):
+        if header.startswith("thrust/"):
+            texts[header] = _OF_THRUST if uses_thrust else "#pragma once\n"
+            continue
+        is_silent = _OF_HOST.fullmatch(header) or header == _CUB
+        mark = "" if is_silent else f"__device__ __attribute__((used)) char {_ABSENT}{number};\n"
+        texts[header] = f"#pragma once\n{_types_of(header)}{mark}"
+    parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(text)}
+    names = sorted(f"cub/{kind}/{kind}_{name}.cuh" for kind, name in parts)
+    return texts | {_CUB: "".join(f"#include <{name}>\n" for name in names if _is_in(name, toolkit))}

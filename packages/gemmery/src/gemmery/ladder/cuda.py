@@ -6,6 +6,7 @@ from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
+from gemmery.ladder.quantized import GEMM_QUANTIZED
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT, TILED
 from gemmery.ladder.tensor import MMA, TENSOR
@@ -25,4 +26,5 @@ CUDA: tuple[Rung, ...] = (
     *GENERAL,
     *GEMV,
     *GEMV_QUANTIZED,
+    *GEMM_QUANTIZED,
 )

@@ -244,6 +244,52 @@ def by_size(rows: Iterable[tuple[Winner, ProductKinds, Sequence[tuple[int, int, 
     }
 
 
+class QuantizedTile(NamedTuple):
+    """A variant of the kernel for weights of few bits; `stages` are the most that it may have."""
+
+    tokens: int
+    warpgroups: int  # that multiply
+    blocks: int  # of 64 rows of W of each
+    ways: int  # warpgroups that share rows, and take the steps of k in turn
+    stages: int
+    resident: int  # blocks on a multiprocessor
+
+
+# Six warpgroups, three ways and two operands in registers at a time gained at most 2 % (docs/findings/quantized_products.md).
+QUANTIZED = (
+    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 32)),
+    *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 32, 64)),
+    *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 32, 64)),
+    *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 32)),
+    QuantizedTile(128, 2, 1, 1, 8, 1),
+    QuantizedTile(128, 2, 2, 1, 8, 1),
+)
+
+
+class QuantizedCosts(NamedTuple):
+    """The model of these variants for one card, in cycles of a multiprocessor and bytes in a cycle of all of them."""
+
+    memory: float = 2400  # 4.2 TB/s at 1.75 GHz
+    l2: float = 5430
+    product: float = 10  # more than half a cycle for each token, of wgmma with A in registers beside unpacking
+    issue: float = 200  # of a chunk
+    turn: float = 350  # of one consumer, for a step
+    start: tuple[float, float] = (1500, 1100)  # of a launch, by blocks on a multiprocessor
+    end: float = 1500  # of a round of tiles
+    split: float = 3000  # waiting for the blocks that share a tile
+    exchange: float = 48  # bytes in a cycle of the sums that they write and read
+    cut: float = 1.12  # of the time of steps where runs begin and end within tiles
+
+
+_H200_QUANTIZED = QuantizedCosts()
+_H100_QUANTIZED = QuantizedCosts(memory=1650)
+
+
+def quantized_costs(device: Device) -> QuantizedCosts:
+    """Return the costs for a device: those of the card whose memory is most like its own."""
+    return _H200_QUANTIZED if device.bandwidth > FAST_MEMORY else _H100_QUANTIZED
+
+
 # By the number of multiprocessors of the device: winners, the kinds of products that they suit, and their sizes.
 # fmt: off
 WINNERS: dict[int, dict[SizeClass, Winner]] = {

@@ -74,6 +74,8 @@ def grouped(problem: Problem) -> Candidate:
 
 def quantized(problem: Problem) -> Candidate:
     """Return the rung that multiplies packed weights. Raises RefusedError with the reason if none can."""
+    if problem.levels:
+        return _only("wgmma_quantized", problem, "weights of few bits: wgmma takes them from registers")
     return _only("gemv_quantized", problem, "few rows and packed weights: mma takes them as they are unpacked")
 
 

@@ -65,7 +65,7 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     splits = 0 if config["runs"] else min(config["splits"], steps)
     grid = min(config["runs"], tiles * steps) or tiles * splits
     deep = problem.k % 64 == 0
-    early = bool(config["early"])
+    early = not config["late"]
     levels = template(
         "Levels", element(problem), form.kind.removesuffix("_zeros").upper(), form.columns, form.kind == "int4_zeros"
     )
@@ -89,8 +89,11 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
-    """Return the config with every 0 replaced, except `runs`, which 0 leaves out."""
-    return complete(config, chosen(problem, format_of(problem), target(problem)))
+    """Return the config with every 0 replaced, except `late`; without `splits` or `runs`, by one of them."""
+    choices = chosen(problem, format_of(problem), target(problem), {key: value for key, value in config.items() if value})
+    if config["splits"]:
+        choices["runs"] = 0
+    return complete(config, choices)
 
 
 GEMM_QUANTIZED = (
@@ -112,7 +115,7 @@ GEMM_QUANTIZED = (
             "resident": (0, 1, 2),
             "splits": (0, 1, 2, 4, 8),
             "runs": (0, 132),
-            "early": (0, 1),
+            "late": (0, 1),
         },
         lesson=(
             "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the cycles "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gemmery.cuda.choose.data import QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
 from gemmery.cuda.device import Device
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
     from gemmery.cuda.weights import Format
@@ -16,8 +17,8 @@ _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's 
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
 
 
-def chosen(problem: Problem, form: Format, device: Device) -> dict[str, int]:
-    """Return the variant for a product, by the names of its parameters.
+def chosen(problem: Problem, form: Format, device: Device, given: Config = MappingProxyType({})) -> dict[str, int]:
+    """Return the variant for a product, by the names of its parameters; of those that are as `given`, if there are any.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> from gemmery.cuda.weights import Format
@@ -26,21 +27,20 @@ def chosen(problem: Problem, form: Format, device: Device) -> dict[str, int]:
     >>> variant["tokens"], variant["ways"], variant["splits"]
     (64, 2, 2)
     """
-    return dict(_chosen(problem.m, form, device, problem.invariant))
+    return dict(_chosen(problem.m, form, device, problem.invariant, tuple(given.items())))
 
 
 @lru_cache(maxsize=4096)
-def _chosen(m: int, form: Format, device: Device, invariant: bool) -> tuple[tuple[str, int], ...]:
+def _chosen(
+    m: int, form: Format, device: Device, invariant: bool, given: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in given)] or QUANTIZED
+    pairs = [(tile, splits) for tile in tiles for splits in (0, 1, 2, 4, 8)]
+    suited = [pair for pair in pairs if suits(m, form, *pair, device, invariant)]
     costs = quantized_costs(device)
-    best = min(
-        (cycles(m, form, tile, splits, device, costs), i, splits, tile)
-        for i, tile in enumerate(QUANTIZED)
-        for splits in (0, 1, 2, 4, 8)
-        if suits(m, form, tile, splits, device, invariant, costs)
-    )
-    _, _, splits, tile = best
+    tile, splits = min(suited or [(tiles[0], 1)], key=lambda pair: cycles(m, form, *pair, device, costs))
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
-    names |= {"stages": stages(form, tile), "splits": splits or 1, "runs": 0 if splits else device.sms, "early": 1}
+    names |= {"stages": stages(form, tile), "splits": splits or 1, "runs": 0 if splits else device.sms}
     return tuple(names.items())
 
 
@@ -66,9 +66,7 @@ def stages(form: Format, tile: QuantizedTile) -> int:
     return depth
 
 
-def suits(
-    m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, invariant: bool, costs: QuantizedCosts
-) -> bool:
+def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, invariant: bool) -> bool:
     """Return True for variants that the model compares for a product.
 
     With `invariant` they add in one order whatever m is: consumers take turns in pairs, and n and k say how many blocks

@@ -6,9 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from emulated_card import installed
 from gemmery.cuda import weights
+from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format
 from gemmery.errors import ArgumentError, RefusedError, ShapeError
+from gemmery.ladder import quantized
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import aligned_sums
@@ -20,6 +23,7 @@ TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 GUARD = 5  # elements around each row of C
+SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1, "runs": 0}
 
 
 def logical(form, seed=0):
@@ -107,3 +111,26 @@ def check(form, m, **options):
 )
 def test_values_are_within_the_bound_between_guards(m, form, config):
     check(form, m, config=config, epilogue="bias+relu" if form.n % 2 else "")
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_launch_that_is_prepared(splits, monkeypatch):
+    """Through the driver's arguments, twice by the same counters."""
+    card = installed(monkeypatch)
+    form = Format(70, 1024, "int4", 128, "bf16")
+    *parts, w = logical(form)
+    x = np.random.default_rng(5).integers(-2, 3, (3, form.k))
+    a, b, c = card.put(x, "bf16"), card.put(weights.arrange(form, *parts), "uint8"), card.empty((3, form.n), "bf16")
+    monkeypatch.setattr(quantized, "chosen", lambda *_: SMALL | {"splits": splits})
+    views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, c))
+    run = weights.prepare(next(views), form, next(views))
+    assert isinstance(run, Ready)
+    counters, scratch = card.put(np.zeros(64), "uint8"), card.empty((max(1, run.workspace),), "uint8")
+    exact = x @ w.T
+    for _ in range(2):
+        extra = (0, 0, counters.memory.pointer) if run.counters else ()
+        run(a.memory.pointer, b.memory.pointer, c.memory.pointer, 0, 0, scratch.memory.pointer, None, extra)
+        assert np.all(np.abs(c.numbers - exact) <= 2.0**-8 * np.abs(exact) + 2.0**-14 * (np.abs(x) @ np.abs(w).T))
+    assert card.launched == ["wgmma_quantized"] * 2
+    assert (run.counters > 0) == (splits == 2)
+    assert card.findings == []

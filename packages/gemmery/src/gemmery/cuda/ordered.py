@@ -101,7 +101,7 @@ def _slot(size: int, ordinal: int) -> int:
     address, room = _slabs.get(ordinal, (0, 0))
     if room < size:
         room = max(_SLAB, size)
-        with driver.on(ordinal), driver.relaxed():  # a capture goes on in this thread, perhaps, and waits for nothing here
+        with driver.on(ordinal), driver.relaxed():  # a stream of this thread may be captured
             api, stream = driver.api(), driver.Stream(ordinal)
             address = int(driver.check(api.cuMemAlloc(room)))
             driver.check(api.cuMemsetD8Async(address, 0, room, stream.handle))

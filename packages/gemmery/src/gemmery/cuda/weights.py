@@ -74,9 +74,11 @@ class Format(NamedTuple):
         if self.dtype not in ("bf16", "f16"):
             return f"x of {self.dtype}: weights of {KINDS[self.kind]} bits are multiplied as bf16 and f16"
         if self.columns not in _GROUPS[KINDS[self.kind]]:
-            return f"groups of {self.group}: a factor is for 16, 32, 64 or a multiple of 128 columns, or for a row of 8 bits"
+            return f"groups of {self.group}: a factor is for 16, 32, 64 or multiples of 128 columns, or a row of 8 bits"
         if min(self.n, self.k) < 1 or self.k % (self.group or 8):
-            return f"k={self.k}: a row is a multiple of {self.group or 8} columns, and no side is 0; fill k up with zeros"
+            return (
+                f"n={self.n}, k={self.k}: k is a multiple of {self.group or 8}, and no side is 0; add columns of zeros"
+            )
         return ""
 
 

@@ -25,7 +25,7 @@ def _refuses(problem: Problem) -> str:
     if p.batch > 1 or p.groups or p.scaled or p.scales:
         return "it multiplies one matrix, without alpha, beta or float32 factors"
     if p.a_layout != "row" or p.alignments[0] % 16 or p.k % 8:
-        return f"rows of x begin at multiples of {p.alignments[0]} bytes and have k={p.k}: both are multiples of 16 bytes"
+        return f"k={p.k}, rows of x at multiples of {p.alignments[0]} bytes: rows are multiples of 16 bytes; copy x"
     return format_of(p).refusal() or ("" if p.c_layout == "row" else "it writes rows whose elements are adjacent")
 
 
@@ -45,22 +45,22 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     form, lines = format_of(problem), warpgroups // max(ways, 1)
     parts, threads = lines * blocks, 128 * (warpgroups + 1)
     if warpgroups % ways or parts not in (1, 2, 4):
-        raise RefusedError(f"{warpgroups} warpgroups, {ways} for the same {blocks} x 64 rows: a block has 64, 128 or 256")
+        raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64, 128 or 256 rows")
     if stages < 2 * ways or stages % ways:
         raise RefusedError(
-            f"stages={stages}, ways={ways}: a consumer hands a stage back when it has the next one, so without a multiple "
-            "of ways, twice as many at least, it waits for ever"
+            f"stages={stages}, ways={ways}: a consumer hands a stage back when it has the next one, and would wait for "
+            "ever; take a multiple of ways, twice as many at least"
         )
     sums = lines * blocks * tokens * 64 * 4  # bytes
     ring = stages * (tokens * STEP * 2 + parts * form.chunk)
     shared = ring + (ways - 1) * sums + 16 * stages + 4 * lines
     if shared > most_shared(resident):
         raise RefusedError(
-            f"{shared} bytes of shared memory: each of {resident} blocks of a multiprocessor has {most_shared(resident)}; "
-            "take fewer stages"
+            f"{shared} bytes of shared memory: each of {resident} blocks of a multiprocessor has "
+            f"{most_shared(resident)}; take fewer stages"
         )
     if parts * tokens * 144 > ring + (ways - 1) * sums:
-        raise RefusedError(f"stages={stages}: results of {parts * 64} x {tokens} leave through the ring, and do not fit")
+        raise RefusedError(f"stages={stages}: {parts * 64} x {tokens} results do not fit in the ring; take more stages")
     steps, tiles = form.places[1], -(-problem.n // (64 * parts)) * -(-problem.m // tokens)
     splits = 0 if config["runs"] else min(config["splits"], steps)
     grid = min(config["runs"], tiles * steps) or tiles * splits
@@ -90,7 +90,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced, except `late`; without `splits` or `runs`, by one of them."""
-    choices = chosen(problem, format_of(problem), target(problem), {key: value for key, value in config.items() if value})
+    given = {key: value for key, value in config.items() if value}
+    choices = chosen(problem, format_of(problem), target(problem), given)
     if config["splits"]:
         choices["runs"] = 0
     return complete(config, choices)
@@ -118,12 +119,12 @@ GEMM_QUANTIZED = (
             "late": (0, 1),
         },
         lesson=(
-            "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the cycles "
-            "of one of 128, and no row of a tile is wasted. A register operand needs no way back to shared memory, so "
-            "weights cross it in 4 bits. A bfloat16 whose high byte is zero is an integer times a power of two: one "
-            "logical instruction and one multiply-add make two weights, with their factor, rounded once. What is left is "
-            "latency: one thread must ask for all of W early enough, and few tokens need every multiprocessor, so "
-            "warpgroups of a block share rows and take the steps of k in turn."
+            "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the "
+            "cycles of one of 128, and no row of a tile is wasted. A register operand needs no way back to shared "
+            "memory, so weights cross it in 4 bits. A bfloat16 whose high byte is zero is an integer times a power of "
+            "two: one logical instruction and one multiply-add make two weights, with their factor, rounded once. What "
+            "is left is latency: one thread must ask for all of W early enough, and few tokens need every "
+            "multiprocessor, so warpgroups of a block share rows and take the steps of k in turn."
         ),
     ),
 )

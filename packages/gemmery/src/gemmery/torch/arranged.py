@@ -1,8 +1,14 @@
-"""Products of PyTorch's tensors by weights that `gemmery.cuda.weights` arranged."""
+"""Products of PyTorch's tensors by weights that `gemmery.cuda.weights` arranged.
+
+`layer` takes a weight as `gemmery.torch.quantize` returns it. It arranges the weight in its first call, and keeps that
+copy, of as many bits, as long as the packed tensor lives and nothing is written to it.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -10,12 +16,56 @@ from gemmery.api.device_call import keep, table
 from gemmery.api.options import epilogue_name
 from gemmery.arrays import View
 from gemmery.cuda import ordered, weights
+from gemmery.cuda.driver import find
 from gemmery.cuda.launch import Ready
-from gemmery.cuda.weights import Format
+from gemmery.cuda.weights import Format, arrange
 from gemmery.errors import ArgumentError
 
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
+
+
+_held: dict[int, tuple[Any, tuple[int, ...], Format, Any]] = {}  # of packed tensors: see `_hold`
+
+
+def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -> Any:
+    """Return activation(x W' + bias) for a weight of `gemmery.torch.quantize`; None where no kernel multiplies it."""
+    if scales.dtype is not x.dtype or x.dtype not in TYPES or x.is_neg() or not x.numel():
+        return None
+    state = _version(packed), scales.data_ptr(), _version(scales)
+    held = _held.get(id(packed))
+    if held is None or held[0]() is not packed or held[1] != state:
+        held = _hold(packed, scales, state)
+    if held is None or held[3] is None:
+        return None
+    known = _known(x, held[3], held[2], bias, activation)
+    return None if isinstance(known, str) else _run(x, held[3], bias, known)
+
+
+def _version(tensor: Any) -> int:
+    """Return how often PyTorch wrote to a tensor, as far as it counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[int, ...], Format, Any] | None:
+    """Return what is kept for a packed tensor: a reference to it, the state of its memory, the format, the copy.
+
+    The copy is None where no kernel multiplies it. While a graph is captured none is made: it would be in the graph.
+    """
+    device, bits = packed.get_device(), 8 if packed.dtype is torch.int8 else 4
+    if packed.ndim != 2 or scales.ndim != 2 or not scales.numel() or torch.cuda.is_current_stream_capturing():
+        return None
+    n, k = packed.shape[0], packed.shape[1] * 8 // bits
+    form = Format(n, k, f"int{bits}", k // scales.shape[1], TYPES[scales.dtype])
+    arranged = None
+    if not form.refusal() and scales.get_device() == device and find(f"cuda:{device}").capability == 90:
+        codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(n, k)
+        with suppress(ArgumentError):  # factors that the kernel cannot hold
+            arranged = arrange(form, codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16))
+    key = id(packed)
+    held = ref(packed, lambda _: _held.pop(key, None)), state, form, arranged
+    _held[key] = held
+    return held
 
 
 def multiply(x: Any, arranged: Any, form: Format, bias: Any = None, activation: str | None = None) -> Any:
@@ -23,22 +73,34 @@ def multiply(x: Any, arranged: Any, form: Format, bias: Any = None, activation: 
 
     Raises ArgumentError where no kernel multiplies these.
     """
-    x, device = x.contiguous(), x.get_device()
-    p, q = x.data_ptr(), arranged.data_ptr()
+    known = _known(x, arranged, form, bias, activation)
+    if isinstance(known, str):
+        raise ArgumentError(known)
+    return _run(x, arranged, bias, known)
+
+
+Known = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
+
+
+def _known(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None) -> Known:
+    """Return the launch for tensors like these, which is made once."""
+    of_bias = None if bias is None else (bias.shape, bias.get_device())
+    key = "arranged", x.shape, x.dtype, x.get_device(), arranged.get_device(), form, activation, of_bias
+    return table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation))
+
+
+def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int, ...]]) -> Any:
+    """Put a launch on the current stream, and return its result."""
+    (run, shape), x, start = known, x.contiguous(), 0
+    p, q, device = x.data_ptr(), arranged.data_ptr(), x.get_device()
     if p % 16:
         x = x.clone()
         p = x.data_ptr()
-    key = "arranged", x.shape, x.dtype, device, arranged.get_device(), form, activation, bias is None
-    known = table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation))
-    if isinstance(known, str):
-        raise ArgumentError(known)
-    run, shape, rows = known
-    start = 0
     if bias is not None:
         bias = bias.float().contiguous()
         start = bias.data_ptr()
     result = x.new_empty(shape)
-    if not rows:
+    if run is None:
         return result
     if not run.workspace:
         run(p, q, result.data_ptr(), _stream_of(device), start)
@@ -50,25 +112,23 @@ def multiply(x: Any, arranged: Any, form: Format, bias: Any = None, activation: 
     return result
 
 
-def _prepare(
-    x: Any, arranged: Any, form: Format, bias: Any, activation: str | None
-) -> tuple[Ready | None, tuple[int, ...], int] | str:
+def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None) -> Known:
     """Return the launch for tensors like these, the shape of its result and its rows, or why there is none."""
     device, where = x.get_device(), f"cuda:{x.get_device()}"
     if x.shape[-1:] != (form.k,) or (bias is not None and bias.shape != (form.n,)):
-        return f"x has shape {tuple(x.shape)}: a weight {form.n} x {form.k} multiplies rows of {form.k}, and has {form.n} biases"
+        return f"x has shape {tuple(x.shape)}: a weight {form.n} x {form.k} takes rows of {form.k}, and {form.n} biases"
     if arranged.numel() != form.bytes or arranged.element_size() != 1 or not arranged.is_contiguous():
-        return f"the arranged weight has {arranged.numel()} elements: one in this format has {form.bytes} adjacent bytes"
+        return f"the arranged weight has {arranged.numel()} elements: in this format it has {form.bytes} adjacent bytes"
     if arranged.data_ptr() % 16 or any(z.get_device() != device for z in (arranged, bias) if z is not None):
         return "an arranged weight begins at a multiple of 16 bytes, and all tensors are on one device: make copies"
     rows, dtype = x.numel() // form.k, TYPES.get(x.dtype, str(x.dtype))
     shape = (*x.shape[:-1], form.n)
     if not rows:
-        return None, shape, 0
+        return None, shape
     run = weights.prepare(
         View(0, (rows, form.k), (2 * form.k, 2), dtype, where),
         form,
         View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
         epilogue_name(bias, activation),
     )
-    return run if isinstance(run, str) else (run, shape, rows)
+    return run if isinstance(run, str) else (run, shape)

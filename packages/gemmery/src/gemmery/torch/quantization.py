@@ -33,6 +33,7 @@ from gemmery.cuda.launch import Ready
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, ShapeError, brief
 from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder.gemv import MOST_ROWS, step
+from gemmery.torch import arranged
 from gemmery.torch.gradients import Formula, batched_linear, before_activation, keep_layer, multiply, rows
 from gemmery.torch.operators import define, layer, linear, repeated
 
@@ -289,7 +290,9 @@ def quantized_layer(
 ) -> Any:
     """Return activation(input @ weight.T + bias) for tensors with memory."""
     if input.is_cuda and precision is None:
-        result = _by_kernel(input, packed, scales, bias, activation)
+        result = arranged.layer(input, packed, scales, bias, activation)
+        if result is None:
+            result = _by_kernel(input, packed, scales, bias, activation)
         if result is not None:
             return result
     bits, _ = weight_format(packed, scales)

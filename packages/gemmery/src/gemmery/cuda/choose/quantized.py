@@ -36,9 +36,9 @@ def _chosen(
 ) -> tuple[tuple[str, int], ...]:
     tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in given)] or QUANTIZED
     pairs = [(tile, splits) for tile in tiles for splits in (0, 1, 2, 4, 8)]
-    suited = [pair for pair in pairs if suits(m, form, *pair, device, invariant)]
+    suited = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
     costs = quantized_costs(device)
-    tile, splits = min(suited or [(tiles[0], 1)], key=lambda pair: cycles(m, form, *pair, device, costs))
+    tile, splits = min(suited or [(tiles[0], 1)], key=lambda pair: cycles(m, form, pair[0], pair[1], device, costs))
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
     names |= {"stages": stages(form, tile), "splits": splits or 1, "runs": 0 if splits else device.sms}
     return tuple(names.items())

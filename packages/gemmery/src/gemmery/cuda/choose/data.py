@@ -274,6 +274,8 @@ class QuantizedCosts(NamedTuple):
     product: float = 10  # more than half a cycle for each token, of wgmma with A in registers beside unpacking
     issue: float = 200  # of a chunk
     turn: float = 350  # of one consumer, for a step
+    bring: float = 250  # of the thread that asks for a step
+    latency: float = 3000  # from there until it has come
     start: tuple[float, float] = (1500, 1100)  # of a launch, by blocks on a multiprocessor
     end: float = 1500  # of a round of tiles
     split: float = 3000  # waiting for the blocks that share a tile

@@ -27,15 +27,18 @@ def chosen(problem: Problem, form: Format, device: Device, given: Config = Mappi
     >>> variant["tokens"], variant["ways"], variant["splits"]
     (64, 2, 2)
     """
-    return dict(_chosen(problem.m, form, device, problem.invariant, tuple(given.items())))
+    crowded = form.kind in ("e4m3", "e2m1") or problem.epilogue.endswith(("gelu", "silu"))
+    return dict(_chosen(problem.m, form, device, problem.invariant, crowded, tuple(given.items())))
 
 
 @lru_cache(maxsize=4096)
 def _chosen(
-    m: int, form: Format, device: Device, invariant: bool, given: tuple[tuple[str, int], ...]
+    m: int, form: Format, device: Device, invariant: bool, crowded: bool, given: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, int], ...]:
+    """Return the values; a `crowded` kernel spills where it has 128 sums for each thread."""
     tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in given)] or QUANTIZED
-    pairs = [(tile, splits) for tile in tiles for splits in (0, 1, 2, 4, 8)]
+    roomy = [tile for tile in tiles if tile.tokens * tile.blocks < 256 or not crowded]
+    pairs = [(tile, splits) for tile in roomy for splits in (0, 1, 2, 4, 8)]
     suited = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
     costs = quantized_costs(device)
     tile, splits = min(suited or [(tiles[0], 1)], key=lambda pair: cycles(m, form, pair[0], pair[1], device, costs))
@@ -100,7 +103,7 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     """Return the cycles of a product: what takes longest in a step, over the rounds of blocks, and the ends.
 
     A step waits for the bytes of W from memory, for those of W and tokens from L2, for tensor cores, for the issue of
-    instructions, or for the turn of one consumer.
+    instructions, for the turn of one consumer, for the thread that asks for it, or for what it asked for a ring ago.
     """
     parts, steps = tile.warpgroups // tile.ways * tile.blocks, form.places[1]
     tiles, slots = _tiles(m, form, tile), device.sms * tile.resident
@@ -114,6 +117,8 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
         beside * parts * 8 * (max(tile.tokens, 16) / 2 + costs.product),
         beside * parts * costs.issue,
         costs.turn / tile.ways,
+        costs.bring,
+        costs.latency / stages(form, tile),
     )
     total = rounds * (steps / splits * step + costs.end) if splits else tiles * steps / slots * step * costs.cut
     total += costs.start[tile.resident - 1] + (0 if splits else costs.end)

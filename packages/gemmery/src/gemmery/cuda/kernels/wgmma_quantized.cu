@@ -9,8 +9,7 @@
 #include "epilogue.cuh"
 #include "levels.cuh"
 #include "pipeline.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "staged.cuh"
 
 // WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on a
 // multiprocessor. DEEP: one copy brings 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
@@ -151,7 +150,12 @@ __device__ __forceinline__ void store_block(const Product<T, Out>& p, const floa
     factors[i] *= of_rows[rows + row + i];
     if constexpr (EPILOGUE & BIAS) bias[i] = row + i < wide ? p.bias[(rows + row + i) * p.bias_col] : 0;
   }
-  auto result = [&](int j, int e, int i) { return activate<EPILOGUE>(sums[4 * j + e + 2 * i] * factors[i] + bias[i]); };
+  auto result = [&](int j, int e, int i) {
+    const float x = sums[4 * j + e + 2 * i] * factors[i] + bias[i];
+    if constexpr ((EPILOGUE & ACTIVATION) == GELU) return gelu_of_half<Out>(0.5f * x);
+    if constexpr ((EPILOGUE & ACTIVATION) == SILU) return silu(x);
+    return activate<EPILOGUE>(x);
+  };
   if (staged) {
     unsigned* to = reinterpret_cast<unsigned*>(stage + lane % 4 * 2 * PITCH + row * 2);
 #pragma unroll

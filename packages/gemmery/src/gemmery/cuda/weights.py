@@ -248,14 +248,15 @@ def _cast(array: Any, dtype: Any) -> Any:
     return array.to(dtype) if hasattr(array, "permute") else array.astype(dtype)
 
 
-def problem_of(x: View, form: Format, c: View, epilogue: str = "") -> Problem:
-    """Return the product of x, (m, k) by rows, and an arranged weight."""
+def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Problem:
+    """Return the product of x, (m, k) by rows, and an arranged weight; `invariant`: with the same bits for any m."""
     size = dtypes.get(c.dtype).size
     low = x.pointer | (x.strides[0] if x.shape[0] > 1 else 0), 0, c.pointer | (c.strides[0] if c.shape[0] > 1 else 0)
     return Problem(
         *(x.shape[0], form.n, form.k, form.dtype, c.dtype, 1, "row", "col", "row" if c.strides[1] == size else "any"),
         epilogue=epilogue,
         device=c.device,
+        invariant=invariant,
         alignments=tuple(16 if not each % 16 else each & -each for each in low),  # type: ignore[arg-type]
         bits=KINDS[form.kind],
         group=form.columns,
@@ -263,7 +264,7 @@ def problem_of(x: View, form: Format, c: View, epilogue: str = "") -> Problem:
     )
 
 
-def prepare(x: View, form: Format, c: View, epilogue: str = "") -> Ready | str:
+def prepare(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Ready | str:
     """Return the launch of C = activation(x W' + bias), or why there is none.
 
     x is (m, k) and C (m, n), of elements that are adjacent in rows; the pointers of the views are their lowest four
@@ -277,7 +278,7 @@ def prepare(x: View, form: Format, c: View, epilogue: str = "") -> Ready | str:
         return reason or f"x of {x.dtype}, C of {c.dtype}: this weight is multiplied as {form.dtype}"
     if 0 in x.shape or x.strides[1] != dtypes.get(x.dtype).size:
         return "a kernel reads rows of x whose elements are adjacent, at least one"
-    problem = problem_of(x, form, c, epilogue)
+    problem = problem_of(x, form, c, epilogue, invariant)
     try:
         candidate = quantized(problem)
     except RefusedError as refused:

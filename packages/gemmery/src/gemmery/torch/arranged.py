@@ -42,6 +42,62 @@ def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -
     return None if isinstance(known, str) else _run(x, held[3], bias, known)
 
 
+def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invariant: bool = False) -> Any:
+    """Return activation(x W' + bias) for the logical form of a matrix; None where no kernel multiplies it.
+
+    `matrix` has `format`, `packed`, `scales`, `zeros` and `scale` as a `gemmery.QuantizedMatrix` has them, and a dict
+    `_kept`, where the arranged copy stays.
+    """
+    key, state = ("arranged", x.dtype), (matrix.packed.data_ptr(), matrix.packed.get_device())
+    if key not in matrix._kept:
+        if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
+            return None
+        found = _arranged(matrix, x.dtype) if find(f"cuda:{x.get_device()}").capability == 90 else None
+        matrix._kept[key] = state, found
+    was, held = matrix._kept[key]
+    if held is None or was != state or x.is_neg() or x.get_device() != state[1]:
+        return None
+    known = _known(x, held[1], held[0], bias, activation, invariant)
+    return None if isinstance(known, str) else _run(x, held[1], bias, known)
+
+
+_KINDS = {"int8": "int8", "int4": "int4", "float8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
+
+
+def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
+    """Return the format and the arranged bytes of a matrix for x of a type; None where the kernel cannot hold it."""
+    packed, scales, kind, rows = matrix.packed, matrix.scales, _KINDS[matrix.format], None
+    if packed.ndim != 2 or not packed.numel():
+        return None
+    codes = packed.view(torch.uint8)
+    if weights.KINDS[kind] == 4:
+        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    n, k = codes.shape
+    group, zeros = k // scales.shape[1], matrix.zeros
+    if zeros is not None:
+        whole = zeros.clamp(0, 16).round()
+        if kind != "int4" or not torch.equal(whole, zeros):
+            return None
+        kind, zeros = "int4_zeros", whole.to(torch.uint8)
+    if matrix.format == "mxfp4":
+        scales = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
+    elif matrix.format == "nvfp4":
+        scales, rows = scales.view(torch.float8_e4m3fn).float(), matrix.scale.float().expand(n).contiguous()
+    elif kind in ("int8", "e4m3") and group == k:
+        scales, rows, group = None, scales.float().flatten(), 0
+    if scales is not None:
+        exact, scales = scales, scales.to(dtype)
+        if not torch.equal(scales.to(exact.dtype), exact):
+            return None  # a factor of another type would be rounded
+        scales = scales.view(torch.int16)
+    form = Format(n, k, kind, group, TYPES[dtype])
+    if form.refusal():
+        return None
+    with suppress(ArgumentError):
+        return form, arrange(form, codes, scales, zeros, rows)
+    return None
+
+
 def _version(tensor: Any) -> int:
     """Return how often PyTorch wrote to a tensor, as far as it counts."""
     return 0 if tensor.is_inference() else tensor._version
@@ -68,12 +124,16 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
     return held
 
 
-def multiply(x: Any, arranged: Any, form: Format, bias: Any = None, activation: str | None = None) -> Any:
+def multiply(
+    x: Any, arranged: Any, form: Format, bias: Any = None, activation: str | None = None, invariant: bool = False
+) -> Any:
     """Return activation(x W' + bias) for x of shape (..., k) and an arranged weight on the same CUDA device.
+
+    If `invariant`, a row of the result has the same bits whatever the others are, and how many.
 
     Raises ArgumentError where no kernel multiplies these.
     """
-    known = _known(x, arranged, form, bias, activation)
+    known = _known(x, arranged, form, bias, activation, invariant)
     if isinstance(known, str):
         raise ArgumentError(known)
     return _run(x, arranged, bias, known)
@@ -82,11 +142,11 @@ def multiply(x: Any, arranged: Any, form: Format, bias: Any = None, activation: 
 Known = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
 
 
-def _known(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None) -> Known:
+def _known(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool = False) -> Known:
     """Return the launch for tensors like these, which is made once."""
     of_bias = None if bias is None else (bias.shape, bias.get_device())
-    key = "arranged", x.shape, x.dtype, x.get_device(), arranged.get_device(), form, activation, of_bias
-    return table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation))
+    key = "arranged", x.shape, x.dtype, x.get_device(), arranged.get_device(), form, activation, of_bias, invariant
+    return table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation, invariant))
 
 
 def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int, ...]]) -> Any:
@@ -112,7 +172,7 @@ def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int,
     return result
 
 
-def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None) -> Known:
+def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool) -> Known:
     """Return the launch for tensors like these, the shape of its result and its rows, or why there is none."""
     device, where = x.get_device(), f"cuda:{x.get_device()}"
     if x.shape[-1:] != (form.k,) or (bias is not None and bias.shape != (form.n,)):
@@ -130,5 +190,6 @@ def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | N
         form,
         View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
         epilogue_name(bias, activation),
+        invariant,
     )
     return run if isinstance(run, str) else (run, shape)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from emulated_card import installed
+from gemmery.api.packed import prepare_arranged
 from gemmery.cuda import nvrtc, weights
 from gemmery.cuda.choose.data import QUANTIZED
-from gemmery.cuda.choose.quantized import chosen, stages
+from gemmery.cuda.choose.variants import stages, variant_of
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format
 from gemmery.errors import ArgumentError, CompileError, EmulationError, RefusedError, ShapeError
-from gemmery.ladder import quantized
+from gemmery.ladder import wgmma_quantized
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import aligned_sums
@@ -146,9 +147,9 @@ def test_the_launch_that_is_prepared(splits, monkeypatch):
     *parts, w = logical(form)
     x = np.random.default_rng(5).integers(-2, 3, (3, form.k))
     a, b, c = card.put(x, "bf16"), card.put(weights.arrange(form, *parts), "uint8"), card.empty((3, form.n), "bf16")
-    monkeypatch.setattr(quantized, "chosen", lambda *_: SMALL | {"splits": splits})
+    monkeypatch.setattr(wgmma_quantized, "variant_of", lambda *_: SMALL | {"splits": splits})
     views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, c))
-    run = weights.prepare(next(views), form, next(views))
+    run = prepare_arranged(next(views), form, next(views))
     assert isinstance(run, Ready)
     counters, scratch = card.put(np.zeros(64), "uint8"), card.empty((max(1, run.workspace),), "uint8")
     exact = x @ w.T
@@ -176,7 +177,7 @@ def test_invariant_products_add_in_one_order():
     rows = [emulated(form, m, invariant=True)[0][:1] for m in (1, 70)]
     assert np.array_equal(*rows)
     for m in (1, 9, 33, 200):
-        choice = chosen(problem(form, m)._replace(invariant=True), form, KNOWN["h200"])
+        choice = variant_of(problem(form, m)._replace(invariant=True), form, KNOWN["h200"])
         assert (choice["ways"], choice["splits"], choice["runs"]) == (2, 2, 0)
 
 

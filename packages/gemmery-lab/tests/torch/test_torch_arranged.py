@@ -42,13 +42,13 @@ def test_a_matrix_is_arranged_from_its_logical_form(format_, group, dtype, form)
     elif not form[1]:
         rows = values.flatten()
     matrix = SimpleNamespace(format=format_, packed=packed, scales=scales, zeros=zeros, scale=scale)
-    found = arranged._arranged(matrix, dtype)
+    entry = arranged._arranged(matrix, dtype)
     expected = Format(N, K, *form, arranged.TYPES[dtype])
     bits_of = values.to(dtype).view(torch.int16) if form[1] else None
     whole = arrange(expected, codes, bits_of, None if zeros is None else zeros.to(torch.uint8), rows)
-    assert found is not None
-    assert found[0] == expected
-    assert torch.equal(found[1], whole)
+    assert entry is not None
+    assert entry[0] == expected
+    assert torch.equal(entry[1], whole)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,6 @@ class OnDevice:
 def test_a_kernel_reads_packed_weights_on_a_device(bits, kernel, monkeypatch):
     pytest.importorskip("cuda.bindings")
     from emulated_card import installed
-
     from gemmery.cuda.weights import Format, arrange
 
     card, form = installed(monkeypatch), Format(40, 256, f"int{bits}", 128, "f16")

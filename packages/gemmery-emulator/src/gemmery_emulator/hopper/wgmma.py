@@ -19,7 +19,6 @@ from gemmery_emulator.op import Indices, Mask
 from gemmery_emulator.ptx import Immediate, Instruction, Register, Vector, names_of
 from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
-
 _REGISTERS = 65536  # of a multiprocessor
 
 
@@ -156,12 +155,12 @@ class RegisterShares:
         """Report warpgroups that wait for ever: all have asked, and for more than the block was launched with."""
         blocks = groups // machine.block_threads
         self._asked[blocks, groups % machine.block_threads // THREADS] = count
-        asked = self._asked[blocks]
-        short = (asked > 0).all(axis=1) & (asked.sum(axis=1) > launched * asked.shape[1])
+        counts = self._asked[blocks]
+        short = (counts > 0).all(axis=1) & (counts.sum(axis=1) > launched * counts.shape[1])
         if short.any():
             what = (
-                f"waits for ever: its block's warpgroups ask for {int(asked[short][0].sum())} registers, and it was "
-                f"launched with {launched} for each thread of {asked.shape[1]} warpgroups: ask for less in setmaxnreg"
+                f"waits for ever: its block's warpgroups ask for {int(counts[short][0].sum())} registers, and it was "
+                f"launched with {launched} for each thread of {counts.shape[1]} warpgroups: ask for less in setmaxnreg"
             )
             report_misuse(machine, index, groups[short], what)
 

@@ -7,6 +7,7 @@ from gemmery.api.device_call import table
 from gemmery.arrays import View
 from gemmery.cuda.geometry import Geometry, instance
 from gemmery.cuda.launch import CudaLaunch, Ready
+from gemmery.cuda.weights import Format, problem_of
 from gemmery.dispatch.cuda import quantized
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
@@ -51,6 +52,32 @@ def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epil
     a = View(0, (1, m, k), (0, *x.strides), x.dtype)
     b = View(0, (1, k, n), (0, size, of_row), x.dtype)
     return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
+
+
+def prepare_arranged(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Ready | str:
+    """Return the launch of C = activation(x W' + bias), or why there is none.
+
+    x is (m, k) and C (m, n), of elements that are adjacent in rows; the pointers of the views are their lowest four
+    bits. The launch takes the addresses of x, the arranged weight and C, that of a bias of n adjacent float32, that of
+    scratch memory, and as the third of `extra` that of counters: see `gemmery.cuda.ordered`.
+    """
+    reason = form.refusal()
+    if reason or x.dtype != form.dtype or c.dtype != form.dtype:
+        return reason or f"x of {x.dtype}, C of {c.dtype}: this weight is multiplied as {form.dtype}"
+    if 0 in x.shape or x.strides[1] != dtypes.get(x.dtype).size:
+        return "a kernel reads rows of x whose elements are adjacent, at least one"
+    problem = problem_of(x, form, c, epilogue, invariant)
+    try:
+        candidate = quantized(problem)
+    except RefusedError as refused:
+        return str(refused)
+    kernel = candidate.rung.build(problem, candidate.config)
+    assert isinstance(kernel, CudaLaunch)
+    bias = View(0, (form.n,), (4,), "f32") if "bias" in epilogue else None
+    size = dtypes.get(form.dtype).size
+    a = View(0, (1, *x.shape), (0, *x.strides), x.dtype)
+    b = View(0, (1, form.k, form.n), (0, size, size * form.k), x.dtype)
+    return kernel.ready(a, b, View(0, (1, *c.shape), (0, *c.strides), c.dtype), bias)
 
 
 @table.once

@@ -1,4 +1,4 @@
-"""Weights of 4 or 8 bits in the order in which kernels read them, and the launches of products by them.
+"""Weights of 4 or 8 bits in the order in which kernels read them.
 
 The weight is W, (n, k); the product is C = activation(x W' + bias). Its logical form is a code of each element, and a
 factor of each group of columns of a row. `arrange` makes the kernel's form of it, bytes on the same device; levels.cuh
@@ -12,8 +12,7 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda.launch import CudaLaunch, Ready
-from gemmery.errors import ArgumentError, RefusedError, ShapeError
+from gemmery.errors import ArgumentError, ShapeError
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -101,11 +100,11 @@ def arrange(form: Format, codes: Any, scales: Any, zeros: Any = None, rows: Any 
     if reason:
         raise ArgumentError(reason)
     groups = (form.n, form.k // form.group) if form.group else None
-    wanted = {"codes": (form.n, form.k), "scales": groups, "zeros": groups if form.kind == "int4_zeros" else None}
-    for (name, shape), array in zip(wanted.items(), (codes, scales, zeros), strict=True):
-        found = None if array is None else tuple(array.shape)
-        if found != shape:
-            raise ShapeError(f"{name} has shape {found}: a weight {form.n} x {form.k} in this format has {shape}")
+    shapes = {"codes": (form.n, form.k), "scales": groups, "zeros": groups if form.kind == "int4_zeros" else None}
+    for (name, shape), array in zip(shapes.items(), (codes, scales, zeros), strict=True):
+        own = None if array is None else tuple(array.shape)
+        if own != shape:
+            raise ShapeError(f"{name} has shape {own}: a weight {form.n} x {form.k} in this format has {shape}")
     (bands, steps), chunk = form.places, form.chunk
     whole = _zeros(codes, (form.bytes,))
     chunks = whole[: bands * steps * 4 * chunk].reshape(bands, steps, 4, chunk)
@@ -262,31 +261,3 @@ def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bo
         group=form.columns,
         levels=form.kind,
     )
-
-
-def prepare(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Ready | str:
-    """Return the launch of C = activation(x W' + bias), or why there is none.
-
-    x is (m, k) and C (m, n), of elements that are adjacent in rows; the pointers of the views are their lowest four
-    bits. The launch takes the addresses of x, the arranged weight and C, that of a bias of n adjacent float32, that of
-    scratch memory, and as the third of `extra` that of counters: see `counters`.
-    """
-    from gemmery.dispatch.cuda import quantized
-
-    reason = form.refusal()
-    if reason or x.dtype != form.dtype or c.dtype != form.dtype:
-        return reason or f"x of {x.dtype}, C of {c.dtype}: this weight is multiplied as {form.dtype}"
-    if 0 in x.shape or x.strides[1] != dtypes.get(x.dtype).size:
-        return "a kernel reads rows of x whose elements are adjacent, at least one"
-    problem = problem_of(x, form, c, epilogue, invariant)
-    try:
-        candidate = quantized(problem)
-    except RefusedError as refused:
-        return str(refused)
-    kernel = candidate.rung.build(problem, candidate.config)
-    assert isinstance(kernel, CudaLaunch)
-    bias = View(0, (form.n,), (4,), "f32") if "bias" in epilogue else None
-    size = dtypes.get(form.dtype).size
-    a = View(0, (1, *x.shape), (0, *x.strides), x.dtype)
-    b = View(0, (1, form.k, form.n), (0, size, size * form.k), x.dtype)
-    return kernel.ready(a, b, View(0, (1, *c.shape), (0, *c.strides), c.dtype), bias)

@@ -6,11 +6,11 @@ from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
-from gemmery.ladder.quantized import GEMM_QUANTIZED
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT, TILED
 from gemmery.ladder.tensor import MMA, TENSOR
 from gemmery.ladder.wgmma import WGMMA
+from gemmery.ladder.wgmma_quantized import GEMM_QUANTIZED
 from gemmery.ladder.wgmma_split import GROUPED, SPLIT
 
 CUDA: tuple[Rung, ...] = (

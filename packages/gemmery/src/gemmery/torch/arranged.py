@@ -14,6 +14,7 @@ import torch
 
 from gemmery.api.device_call import keep, table
 from gemmery.api.options import epilogue_name
+from gemmery.api.packed import prepare_arranged
 from gemmery.arrays import View
 from gemmery.cuda import ordered, weights
 from gemmery.cuda.driver import find
@@ -33,13 +34,13 @@ def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -
     if scales.dtype is not x.dtype or x.dtype not in TYPES or x.is_neg() or not x.numel():
         return None
     state = _version(packed), scales.data_ptr(), _version(scales)
-    held = _held.get(id(packed))
-    if held is None or held[0]() is not packed or held[1] != state:
-        held = _hold(packed, scales, state)
-    if held is None or held[3] is None:
+    entry = _held.get(id(packed))
+    if entry is None or entry[0]() is not packed or entry[1] != state:
+        entry = _hold(packed, scales, state)
+    if entry is None or entry[3] is None:
         return None
-    known = _known(x, held[3], held[2], bias, activation)
-    return None if isinstance(known, str) else _run(x, held[3], bias, known)
+    known = _known(x, entry[3], entry[2], bias, activation)
+    return None if isinstance(known, str) else _run(x, entry[3], bias, known)
 
 
 def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invariant: bool = False) -> Any:
@@ -52,13 +53,13 @@ def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invaria
     if key not in matrix._kept:
         if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
             return None
-        found = _arranged(matrix, x.dtype) if find(f"cuda:{x.get_device()}").capability == 90 else None
-        matrix._kept[key] = state, found
-    was, held = matrix._kept[key]
-    if held is None or was != state or x.is_neg() or x.get_device() != state[1]:
+        entry = _arranged(matrix, x.dtype) if find(f"cuda:{x.get_device()}").capability == 90 else None
+        matrix._kept[key] = state, entry
+    was, entry = matrix._kept[key]
+    if entry is None or was != state or x.is_neg() or x.get_device() != state[1]:
         return None
-    known = _known(x, held[1], held[0], bias, activation, invariant)
-    return None if isinstance(known, str) else _run(x, held[1], bias, known)
+    known = _known(x, entry[1], entry[0], bias, activation, invariant)
+    return None if isinstance(known, str) else _run(x, entry[1], bias, known)
 
 
 _KINDS = {"int8": "int8", "int4": "int4", "float8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
@@ -82,9 +83,11 @@ def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
     if matrix.format == "mxfp4":
         scales = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
     elif matrix.format == "nvfp4":
-        scales, rows = scales.view(torch.float8_e4m3fn).float(), matrix.scale.float().expand(n).contiguous()
+        scales = scales.view(torch.float8_e4m3fn).float()
+        rows = matrix.scale.float().expand(n).contiguous()
     elif kind in ("int8", "e4m3") and group == k:
-        scales, rows, group = None, scales.float().flatten(), 0
+        rows = scales.float().flatten()
+        scales, group = None, 0
     if scales is not None:
         exact, scales = scales, scales.to(dtype)
         if not torch.equal(scales.to(exact.dtype), exact):
@@ -119,9 +122,8 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
         with suppress(ArgumentError):  # factors that the kernel cannot hold
             arranged = arrange(form, codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16))
     key = id(packed)
-    held = ref(packed, lambda _: _held.pop(key, None)), state, form, arranged
-    _held[key] = held
-    return held
+    _held[key] = ref(packed, lambda _: _held.pop(key, None)), state, form, arranged
+    return _held[key]
 
 
 def multiply(
@@ -139,10 +141,12 @@ def multiply(
     return _run(x, arranged, bias, known)
 
 
-Known = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
+KnownLaunch = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
 
 
-def _known(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool = False) -> Known:
+def _known(
+    x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool = False
+) -> KnownLaunch:
     """Return the launch for tensors like these, which is made once."""
     of_bias = None if bias is None else (bias.shape, bias.get_device())
     key = "arranged", x.shape, x.dtype, x.get_device(), arranged.get_device(), form, activation, of_bias, invariant
@@ -172,7 +176,7 @@ def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int,
     return result
 
 
-def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool) -> Known:
+def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool) -> KnownLaunch:
     """Return the launch for tensors like these, the shape of its result and its rows, or why there is none."""
     device, where = x.get_device(), f"cuda:{x.get_device()}"
     if x.shape[-1:] != (form.k,) or (bias is not None and bias.shape != (form.n,)):
@@ -185,7 +189,7 @@ def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | N
     shape = (*x.shape[:-1], form.n)
     if not rows:
         return None, shape
-    run = weights.prepare(
+    run = prepare_arranged(
         View(0, (rows, form.k), (2 * form.k, 2), dtype, where),
         form,
         View(0, (rows, form.n), (2 * form.n, 2), dtype, where),

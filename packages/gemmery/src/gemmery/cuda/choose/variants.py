@@ -17,31 +17,31 @@ _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's 
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
 
 
-def chosen(problem: Problem, form: Format, device: Device, given: Config = MappingProxyType({})) -> dict[str, int]:
-    """Return the variant for a product, by the names of its parameters; of those that are as `given`, if there are any.
+def variant_of(problem: Problem, form: Format, device: Device, part: Config = MappingProxyType({})) -> dict[str, int]:
+    """Return the variant for a product, by the names of its parameters; of those that are as `part`, if there are any.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> from gemmery.cuda.weights import Format
     >>> product = Problem(64, 8192, 28672, "bf16", "bf16", levels="int4", group=128)
-    >>> variant = chosen(product, Format(8192, 28672, "int4", 128, "bf16"), KNOWN["h200"])
+    >>> variant = variant_of(product, Format(8192, 28672, "int4", 128, "bf16"), KNOWN["h200"])
     >>> variant["tokens"], variant["ways"], variant["splits"]
     (64, 2, 2)
     """
     crowded = form.kind in ("e4m3", "e2m1") or problem.epilogue.endswith(("gelu", "silu"))
-    return dict(_chosen(problem.m, form, device, problem.invariant, crowded, tuple(given.items())))
+    return dict(_best(problem.m, form, device, problem.invariant, crowded, tuple(part.items())))
 
 
 @lru_cache(maxsize=4096)
-def _chosen(
-    m: int, form: Format, device: Device, invariant: bool, crowded: bool, given: tuple[tuple[str, int], ...]
+def _best(
+    m: int, form: Format, device: Device, invariant: bool, crowded: bool, part: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, int], ...]:
     """Return the values; a `crowded` kernel spills where it has 128 sums for each thread."""
-    tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in given)] or QUANTIZED
+    tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in part)] or QUANTIZED
     roomy = [tile for tile in tiles if tile.tokens * tile.blocks < 256 or not crowded]
     pairs = [(tile, splits) for tile in roomy for splits in (0, 1, 2, 4, 8)]
-    suited = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
+    pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
     costs = quantized_costs(device)
-    tile, splits = min(suited or [(tiles[0], 1)], key=lambda pair: cycles(m, form, pair[0], pair[1], device, costs))
+    tile, splits = min(pairs or [(tiles[0], 1)], key=lambda pair: cycles(m, form, pair[0], pair[1], device, costs))
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
     names |= {"stages": stages(form, tile), "splits": splits or 1, "runs": 0 if splits else device.sms}
     return tuple(names.items())
@@ -79,8 +79,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if invariant:
-        wanted = _fixed_splits(form, device)
-        return tile.ways == 2 and splits == wanted
+        return tile.ways == 2 and splits == _fixed_splits(form, device)
     if tile.tokens < min(m, 64) or (tile.tokens >= 2 * m and tile.tokens > 8):
         return False
     if splits == 0:

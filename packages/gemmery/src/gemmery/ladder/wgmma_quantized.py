@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.quantized import chosen, most_shared
+from gemmery.cuda.choose.variants import most_shared, variant_of
 from gemmery.cuda.geometry import Geometry, MapBox, element, instance, target, template
 from gemmery.cuda.weights import KINDS, STEP, Format
 from gemmery.errors import RefusedError
@@ -90,8 +90,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced, except `late`; without `splits` or `runs`, by one of them."""
-    given = {key: value for key, value in config.items() if value}
-    choices = chosen(problem, format_of(problem), target(problem), given)
+    part = {key: value for key, value in config.items() if value}
+    choices = variant_of(problem, format_of(problem), target(problem), part)
     if config["splits"]:
         choices["runs"] = 0
     return complete(config, choices)

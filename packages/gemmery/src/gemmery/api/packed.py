@@ -9,7 +9,7 @@ from gemmery.cuda.geometry import Geometry, instance
 from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.cuda.weights import Format, problem_of
 from gemmery.dispatch.cuda import quantized
-from gemmery.errors import RefusedError
+from gemmery.errors import CompileError, RefusedError
 from gemmery.problem import Config, Problem
 
 
@@ -69,9 +69,9 @@ def prepare_arranged(x: View, form: Format, c: View, epilogue: str = "", invaria
     problem = problem_of(x, form, c, epilogue, invariant)
     try:
         candidate = quantized(problem)
-    except RefusedError as refused:
+        kernel = candidate.rung.build(problem, candidate.config)
+    except (RefusedError, CompileError) as refused:  # a compiler of another version may spill
         return str(refused)
-    kernel = candidate.rung.build(problem, candidate.config)
     assert isinstance(kernel, CudaLaunch)
     bias = View(0, (form.n,), (4,), "f32") if "bias" in epilogue else None
     size = dtypes.get(form.dtype).size

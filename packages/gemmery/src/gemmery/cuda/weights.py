@@ -20,10 +20,9 @@ KINDS = {"int4": 4, "int4_zeros": 4, "int8": 8, "e4m3": 8, "e2m1": 4}  # bits of
 ROWS, STEP = 256, 128  # rows of chunks that lie together, columns of a chunk
 _PARTS = 64  # rows of a chunk
 _GROUPS = {4: (16, 32, 64, 128), 8: (0, 16, 32, 64, 128)}  # columns of a factor; 128 stands for multiples of it
-# What factors are multiplied by, as powers of two: a bfloat16 whose 8 high bits are 0 counts 2^-133, and float4 in the
-# place of 16 bits is 2^-126 or 2^-14 of itself. Kernels take it off sums.
-_SHIFTS = {("bf16", 4): 120, ("bf16", 8): 120, ("bf16", "e2m1"): 113, ("f16", "e2m1"): 5}
-_EXPONENT = {"bf16": (7, 255), "f16": (10, 31)}  # where it begins in 16 bits, and its largest value
+# What factors in bfloat16 are multiplied by, as powers of two: integers in its low bits are 2^-133 of themselves, and
+# float4 in its place 2^-126. Kernels take 2^-13 off sums.
+_SHIFTS = {"int4": 120, "int4_zeros": 120, "int8": 120, "e2m1": 113}
 
 
 class Format(NamedTuple):
@@ -178,18 +177,16 @@ def _floats4(dtype: str, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any]:
 
 def _shifted(form: Format, scales: Any) -> Any:
     """Return the bits of factors with their power of two. Raises ArgumentError where it does not fit."""
-    shift = _SHIFTS.get((form.dtype, "e2m1" if form.kind == "e2m1" else KINDS[form.kind]), 0)
-    if form.kind == "e4m3" or not shift:
+    shift = _SHIFTS.get(form.kind, 0) if form.dtype == "bf16" else 0
+    if not shift:
         return scales
-    at, top = _EXPONENT[form.dtype]
-    sizes = scales & 0x7FFF
-    exponents = sizes >> at
-    if bool((exponents + shift >= top).any()):
+    exponents = (scales & 0x7FFF) >> 7
+    if bool((exponents + shift >= 255).any()):
         raise ArgumentError(
-            f"a factor is {form.dtype} of 2^{top - shift - top // 2} or more, or no number: kernels hold smaller ones; "
-            "divide the factors, and pass what they were divided by as `rows`"
+            f"a factor is 2^{128 - shift} or more, or no number: kernels hold smaller ones in bfloat16; divide the factors, "
+            "and pass what they were divided by as `rows`"
         )
-    return scales + _cast(exponents > 0, scales.dtype) * (shift << at)  # subnormal ones are taken as they are, about 0
+    return scales + _cast(exponents > 0, scales.dtype) * (shift << 7)  # subnormal ones are taken as they are, about 0
 
 
 def _repeated(factors: Any, form: Format) -> Any:

@@ -108,7 +108,7 @@ GEMM_QUANTIZED = (
         geometry=_geometry,
         resolve=_resolve,
         space={
-            "tokens": (0, 8, 16, 32, 64, 128),
+            "tokens": (0, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128),
             "warpgroups": (0, 2, 4),
             "blocks": (0, 1, 2),
             "ways": (0, 1, 2, 4),

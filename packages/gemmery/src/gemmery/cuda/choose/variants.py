@@ -27,7 +27,7 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
     >>> variant["tokens"], variant["ways"], variant["splits"]
     (64, 2, 2)
     """
-    crowded = form.kind in ("e4m3", "e2m1") or problem.epilogue.endswith(("gelu", "silu"))
+    crowded = form.kind in ("e4m3", "e2m1") or form.group in (16, 32) or problem.epilogue.endswith(("gelu", "silu"))
     return dict(_best(problem.m, form, device, problem.invariant, crowded, tuple(part.items())))
 
 
@@ -37,7 +37,7 @@ def _best(
 ) -> tuple[tuple[str, int], ...]:
     """Return the values; a `crowded` kernel spills where it has 128 sums for each thread."""
     tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in part)] or QUANTIZED
-    roomy = [tile for tile in tiles if tile.tokens * tile.blocks < 256 or not crowded]
+    roomy = [tile for tile in tiles if tile.tokens * tile.blocks < 224 or not crowded]
     pairs = [(tile, splits) for tile in roomy for splits in (0, 1, 2, 4, 8)]
     pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
     costs = quantized_costs(device)
@@ -80,7 +80,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if invariant:
         return tile.ways == 2 and splits == _fixed_splits(form, device)
-    if tile.tokens < min(m, 64) or (tile.tokens >= 2 * m and tile.tokens > 8):
+    if tile.tokens < min(m, 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
         return False
     if splits == 0:
         return tiles > device.sms

@@ -31,7 +31,7 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
   static constexpr int UNITS = BYTES / 2048;  // of 16 bytes, a thread's
   static constexpr int PRODUCTS = GROUP && GROUP < 64 ? GROUP / 16 : 4;  // of 64 of k, with one factor
   // What operands are multiplied by: with the factors as bf16 holds them, of which 2^133 is none.
-  static constexpr float UNSCALE = BF16 ? 8192 : KIND == E2M1 ? 512 : 1;
+  static constexpr float UNSCALE = BF16 ? 8192 : 1;
   static_assert(!ZEROS || KIND == INT4, "zero points are of 4 bits");
 
   unsigned words[UNITS][4], scales[COUNT ? COUNT : 1], zeros[COUNT ? COUNT : 1];
@@ -131,14 +131,16 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
     return GROUP ? fma2<T>(one, scale, MINUS_ZERO) : one;
   }
 
-  // The i-th float4 of a half word, as T has it, times 2^126 or 2^14.
+  // The i-th float4 of a half word, as T has it: in bf16 2^-126 of it, which factors make good. f16 has no room for that.
   static __device__ __forceinline__ unsigned fraction(unsigned x, int i) {
     if constexpr (BF16) {
       if (i < 3) return x << 3 * i & both(0x81c0);
       return (x << 1 & both(0x8000)) | (x >> 4 & both(0x00c0)) | (x >> 5 & both(0x0100));
     } else {
-      if (i < 2) return x << 7 * i & both(0x8e00);
-      return i == 2 ? (x >> 3 & both(0x0e00)) | (x << 15 & both(0x8000)) : (x << 4 & both(0x0e00)) | (x << 14 & both(0x8000));
+      unsigned bits = x << 7 * i & both(0x8e00);
+      if (i == 2) bits = (x >> 3 & both(0x0e00)) | (x << 15 & both(0x8000));
+      if (i == 3) bits = (x << 4 & both(0x0e00)) | (x << 14 & both(0x8000));
+      return fma2<T>(bits, power<T>(14), MINUS_ZERO);
     }
   }
 };

@@ -18,14 +18,14 @@ from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format
 from gemmery.errors import ArgumentError, CompileError, EmulationError, RefusedError, ShapeError
 from gemmery.ladder import wgmma_quantized
-from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.cuda import BY_WEIGHTS
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import aligned_sums
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, run_rung
 from mutant import edited
 
-RUNG = find(CUDA, "wgmma_quantized")
+RUNG = find(BY_WEIGHTS, "wgmma_quantized")
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -183,8 +183,8 @@ def _shifted(form: Format, scales: Any) -> Any:
     exponents = (scales & 0x7FFF) >> 7
     if bool((exponents + shift >= 255).any()):
         raise ArgumentError(
-            f"a factor is 2^{128 - shift} or more, or no number: kernels hold smaller ones in bfloat16; divide the factors, "
-            "and pass what they were divided by as `rows`"
+            f"a factor is 2^{128 - shift} or more, or no number: kernels hold smaller ones in bfloat16; divide the "
+            "factors, and pass what they were divided by as `rows`"
         )
     return scales + _cast(exponents > 0, scales.dtype) * (shift << 7)  # subnormal ones are taken as they are, about 0
 

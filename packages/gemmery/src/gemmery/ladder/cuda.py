@@ -26,5 +26,7 @@ CUDA: tuple[Rung, ...] = (
     *GENERAL,
     *GEMV,
     *GEMV_QUANTIZED,
-    *GEMM_QUANTIZED,
 )
+
+# They multiply by weights that gemmery.cuda.weights arranged, and by nothing else: no product of `gemmery ladder`.
+BY_WEIGHTS: tuple[Rung, ...] = GEMM_QUANTIZED

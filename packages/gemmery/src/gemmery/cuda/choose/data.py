@@ -269,8 +269,8 @@ QUANTIZED = (
 class QuantizedCosts(NamedTuple):
     """The model of these variants for one card, in cycles of a multiprocessor at 1.75 GHz and bytes in one of them all.
 
-    Fitted to times of 40 products on an H200, benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice then takes at most
-    2.8 % longer than the fastest, 0.1 % on average.
+    Fitted to times of 40 products on an H200, benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice then takes at
+    most 2.8 % longer than the fastest, 0.1 % on average.
     """
 
     memory: float = 2117  # bytes

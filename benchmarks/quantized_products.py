@@ -1,11 +1,11 @@
 """Time products by weights of few bits on a CUDA device, beside PyTorch's linear layer in bfloat16 in the same process.
 
-    python benchmarks/quantized_products.py tune --shapes 8192x28672 --rows 1,16,64 --kinds int4/128,int8/0 --to times.jsonl
+    python benchmarks/quantized_products.py tune --shapes 8192x28672 --rows 1,16,64 --kinds int4/128,int8/0 --to times
 
-A shape is out_features x in_features; a kind names codes, columns of a group and, if another, the type of x. Launches are
-in CUDA graphs, and weights take turns that together exceed 200 MB. `check` compares values with float64, `table` times the
-model's choice, `tune` other variants too, `random` 4-bit weights of random sizes; `layers` checks QuantizedLinear in
-graphs and compiled. Each product is a line of JSON in the file `--to`.
+A shape is out_features x in_features; a kind names codes, columns of a group and, if another, the type of x. Launches
+are in CUDA graphs, and weights take turns that together exceed 200 MB. `check` compares values with float64, `table`
+times the model's choice, `tune` other variants too, `random` 4-bit weights of random sizes; `layers` checks
+QuantizedLinear in graphs and compiled. Each product is a line of JSON in the file `--to`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def variants(m, form):
 
 
 def measure(form, m, packed, plain, tune):
-    """Return the times in us: of PyTorch, of the model's choice, with the same bits for any m, and of other variants."""
+    """Return the times in us: of PyTorch, the model's choice, the one with the same bits for any m, and others."""
     x = torch.randn(m, form.k, device="cuda").to(TYPES[form.dtype])
     c, y = torch.empty(m, form.n, device="cuda", dtype=x.dtype), x.bfloat16()
     calls = {"torch": [lambda w=w: torch.nn.functional.linear(y, w) for w in plain]}

@@ -10,8 +10,10 @@ A weight of n rows and k columns becomes two tensors:
 and `scales` (n, k / group), of the weight's element type. An element is its level times the factor of its group, so it
 differs from the weight by at most half the factor, and by the rounding of this product to the type in which it is used.
 
-The operator `gemmery::quantized_linear` multiplies by them. On a CUDA device a kernel multiplies few rows by the packed
-weight. Other products compute the weight in the input's type: on a CUDA device the whole of it, by a kernel for half
+The operator `gemmery::quantized_linear` multiplies by them. On Hopper a kernel multiplies any number of rows in half
+precision by a copy of the weight that is arranged for it, made in the first call and kept beside the packed tensor: see
+`gemmery.torch.arranged`. On other CUDA devices one multiplies few rows by the packed weight. Other products compute the
+weight in the input's type: on a CUDA device the whole of it, by a kernel for half
 precision, on the CPU for few rows of input a part after the other, each of which is still in cache for its product.
 """
 

@@ -69,13 +69,13 @@ def test_a_matrix_that_the_kernel_cannot_hold_is_left_alone(change):
 
 
 def test_a_layers_copy_lives_with_the_packed_tensor_and_follows_its_changes(monkeypatch):
-    monkeypatch.setattr(arranged, "find", lambda _: SimpleNamespace(capability=90))
+    monkeypatch.setattr(arranged, "find", lambda _: SimpleNamespace(capability=90, bandwidth=4800))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     used = []
     monkeypatch.setattr(arranged, "_known", lambda x, copy, *others: used.append(copy) or "none")
     packed, scales = gemmery.torch.quantize(torch.randn(N, K).bfloat16(), 4, 128)
     x = torch.ones(1, K, dtype=torch.bfloat16)
-    known = len(arranged._held)
+    known = len(arranged._copies)
     for _ in range(2):
         assert arranged.layer(x, packed, scales, None, None) is None
     assert used[0] is used[1]
@@ -84,7 +84,7 @@ def test_a_layers_copy_lives_with_the_packed_tensor_and_follows_its_changes(monk
     assert not torch.equal(used[2], used[1])
     arranged.layer(x, packed, scales.clone(), None, None)
     assert used[3] is not used[2]
-    assert len(arranged._held) == known + 1
+    assert len(arranged._copies) == known + 1
     del packed
-    assert len(arranged._held) == known
+    assert len(arranged._copies) == known
     assert arranged.layer(x.float(), *gemmery.torch.quantize(torch.ones(4, K), 4, 128), None, None) is None

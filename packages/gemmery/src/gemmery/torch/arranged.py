@@ -17,6 +17,7 @@ from gemmery.api.options import epilogue_name
 from gemmery.api.packed import prepare_arranged
 from gemmery.arrays import View
 from gemmery.cuda import ordered, weights
+from gemmery.cuda.choose.variants import expands
 from gemmery.cuda.driver import find
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format, arrange
@@ -26,7 +27,7 @@ TYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
 
 
-_held: dict[int, tuple[Any, tuple[int, ...], Format, Any]] = {}  # of packed tensors: see `_hold`
+_copies: dict[int, tuple[Any, tuple[int, ...], Format, Any]] = {}  # of packed tensors: see `_hold`
 
 
 def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -> Any:
@@ -34,10 +35,10 @@ def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -
     if scales.dtype is not x.dtype or x.dtype not in TYPES or x.is_neg() or not x.numel():
         return None
     state = _version(packed), scales.data_ptr(), _version(scales)
-    entry = _held.get(id(packed))
+    entry = _copies.get(id(packed))
     if entry is None or entry[0]() is not packed or entry[1] != state:
         entry = _hold(packed, scales, state)
-    if entry is None or entry[3] is None:
+    if entry is None or entry[3] is None or expands(x.numel() // entry[2].k, entry[2], find(f"cuda:{x.get_device()}")):
         return None
     known = _known(x, entry[3], entry[2], bias, activation)
     return None if isinstance(known, str) else _run(x, entry[3], bias, known)
@@ -57,6 +58,8 @@ def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invaria
         matrix._kept[key] = state, entry
     was, entry = matrix._kept[key]
     if entry is None or was != state or x.is_neg() or x.get_device() != state[1]:
+        return None
+    if not invariant and expands(x.numel() // entry[0].k, entry[0], find(f"cuda:{x.get_device()}")):
         return None
     known = _known(x, entry[1], entry[0], bias, activation, invariant)
     return None if isinstance(known, str) else _run(x, entry[1], bias, known)
@@ -122,8 +125,8 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
         with suppress(ArgumentError):  # factors that the kernel cannot hold
             arranged = arrange(form, codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16))
     key = id(packed)
-    _held[key] = ref(packed, lambda _: _held.pop(key, None)), state, form, arranged
-    return _held[key]
+    _copies[key] = ref(packed, lambda _: _copies.pop(key, None)), state, form, arranged
+    return _copies[key]
 
 
 def multiply(

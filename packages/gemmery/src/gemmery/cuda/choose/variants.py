@@ -47,6 +47,19 @@ def _best(
     return tuple(names.items())
 
 
+def expands(m: int, form: Format, device: Device) -> bool:
+    """Return True if a product of the expanded weight takes less time, expansion included.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> from gemmery.cuda.weights import Format
+    >>> form = Format(14336, 4096, "int4", 128, "bf16")
+    >>> expands(2048, form, KNOWN["h200"]), expands(8192, form, KNOWN["h200"])
+    (False, True)
+    """
+    costs = quantized_costs(device)
+    return m >= costs.expanded_rows and form.k <= costs.expanded_depth
+
+
 def shared_bytes(form: Format, tile: QuantizedTile, depth: int) -> tuple[int, int]:
     """Return the bytes of shared memory of a block with so many stages, and those of them that results may take."""
     parts = tile.warpgroups // tile.ways * tile.blocks

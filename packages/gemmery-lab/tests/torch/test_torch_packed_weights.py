@@ -138,7 +138,7 @@ def test_tensors_that_are_no_packed_weight_are_refused():
 
 def test_a_weight_is_unpacked_alike_for_all():
     packed, scales = gemmery.torch.quantize(draw(6, 8), 4, GROUP)
-    assert torch.equal(dequantize(packed, scales, 4, GROUP, torch.float64), weight_of(packed, scales))
+    assert torch.equal(dequantize(packed, scales, 4, torch.float64), weight_of(packed, scales))
 
 
 class OnDevice:

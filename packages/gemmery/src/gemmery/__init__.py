@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
     from gemmery.api.packing import PackedMatrix as PackedMatrix
     from gemmery.api.packing import pack as pack
+    from gemmery.api.quantized import QuantizedMatrix as QuantizedMatrix
+    from gemmery.api.quantized import quantize as quantize
     from gemmery.api.splitting import SplitOperand as SplitOperand
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
@@ -94,6 +96,7 @@ _HOMES = {
     "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.device_operands": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.packing": ("PackedMatrix", "pack"),
+    "gemmery.api.quantized": ("QuantizedMatrix", "quantize"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery_emulator.arguments": ("device_memory",),

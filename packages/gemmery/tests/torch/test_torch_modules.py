@@ -306,7 +306,7 @@ def unrounded(layer):
     """The layer with the weight that products by panels read: no product of a level and a factor is rounded."""
     if isinstance(layer, Linear) or layer.scales.dtype is torch.float64:
         return layer
-    weight = dequantize(layer.packed, layer.scales.double(), layer.bits, layer.group, torch.float64)
+    weight = dequantize(layer.packed, layer.scales.double(), layer.bits, torch.float64)
     return SimpleNamespace(weight=weight, bias=layer.bias)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import opaque, products
+from gemmery.api import array_libraries, opaque, products
 from gemmery.api.compute import writable
 from gemmery.api.options import check_activation, check_bias, host_ends, only_on_devices, record, result_types
 from gemmery.arrange import Ints, result_shape
@@ -102,6 +102,10 @@ def grouped_matmul(
     if opaque.waiting and opaque.settle():
         return grouped_matmul(a, b, offsets=offsets, out=out, **keywords)
     terms = record("grouped_matmul", keywords)
+    if type(b) in array_libraries.QUANTIZED and offsets is not None:
+        from gemmery.api import quantized
+
+        return quantized.grouped(a, b, offsets, out, terms)
     if offsets is None:
         return _listed(a, b, out, terms)
     return _stacked(a, b, offsets, out, terms)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gemmery import arrays, dtypes
+from gemmery.api.codes import FORMATS
 from gemmery.api.device_call import table
 from gemmery.arrays import View
 from gemmery.cuda.geometry import Geometry, instance
@@ -81,36 +84,43 @@ def prepare_arranged(x: View, form: Format, c: View, epilogue: str = "", invaria
 
 
 @table.once
-def prepare_unpacking(packed: View, scales: View, dtype: str, bits: int) -> Ready | str:
+def prepare_unpacking(
+    packed: View, scales: View, zeros: View | None, scale: View | None, dtype: str, format_: str
+) -> Ready | str:
     """Return the launch that writes W of `dtype`, by rows, or why there is none.
 
-    `packed` and `scales` are as in `prepare_packed`. The launch takes the address of `packed` twice, that of
-    W, and that of the factors in the place of scratch memory.
+    The views are those of a `QuantizedMatrix` of this format, with all but the last dimension in one. The launch takes
+    the addresses of the zero points, of `packed` and of W, that of `scale` in the place of a bias, and that of the
+    factors in the place of scratch memory.
     """
-    n, k = packed.shape[0], packed.shape[1] * 8 // bits
-    if dtype not in ("f16", "bf16") or scales.dtype != dtype:
-        return f"W of {dtype} and factors of {scales.dtype}: a kernel unpacks to f16 or bf16, with factors of the same"
+    row, own = FORMATS[format_], scales.dtype
+    n, k = packed.shape[0], packed.shape[1] * 8 // row.bits
+    if dtype not in ("f32", "f16", "bf16") or own not in ("f32", "f16", "bf16", "uint8"):
+        return f"W of {dtype} and factors of {own}: a kernel writes f32, f16 or bf16, with factors of these"
     if (
         0 in (n, k)
         or packed.pointer % 16
-        or any(z.strides != arrays.contiguous(z.shape, dtypes.get(z.dtype).size) for z in (packed, scales))
+        or any(
+            z is not None and z.strides != arrays.contiguous(z.shape, dtypes.get(z.dtype).size)
+            for z in (packed, scales, zeros)
+        )
     ):
         return "a kernel unpacks weights and factors that are contiguous, at a multiple of 16 bytes, and not empty"
     group = k // scales.shape[1]
     if group % _PIECE:
         return f"groups of {group}: a kernel unpacks {_PIECE} columns at a time, with one factor"
     w = View(0, (1, n, k), (0, k * dtypes.get(dtype).size, dtypes.get(dtype).size), dtype)
-    return CudaLaunch(
-        Problem(n, k, 0, dtype, dtype, device=packed.device, bits=bits, group=group), {}, _unpacking
-    ).ready(w, w, w)
+    factors = "f32" if own == "uint8" else own
+    problem = Problem(n, k, 0, factors, dtype, device=packed.device, bits=row.bits, group=group)
+    return CudaLaunch(problem, {}, partial(_unpacking, format_, zeros is not None)).ready(w, w, w)
 
 
 _PIECE = 8  # elements that a thread writes at a time, of one group
 _THREADS, _EACH = 256, 4  # threads of a block, pieces of a thread
 
 
-def _unpacking(problem: Problem, _: Config) -> Geometry:
+def _unpacking(format_: str, zeros: bool, problem: Problem, _: Config) -> Geometry:
     """Return a launch that writes C, of packed B whose factors lie in scratch memory, a piece after the other."""
     pieces = problem.m * problem.n // _PIECE
-    kernel = instance("unpack", problem, problem.bits, problem.group, _EACH)
+    kernel = instance("unpack", problem, format_.upper(), zeros, problem.group, _EACH)
     return Geometry("unpack.cu", kernel, (-(-pieces // (_THREADS * _EACH)), 1, 1), (_THREADS, 1, 1))

@@ -137,6 +137,11 @@ def _matmul(
         done = None if path is None else path(a, b, out, "matmul", None, keywords, parts)
         if done is not None:
             return done
+    if type(b) in array_libraries.QUANTIZED:
+        from gemmery.api import quantized
+
+        _compile_entries()
+        return quantized.product(a, b, out, options)
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device

@@ -149,7 +149,7 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weight, computed from `packed` and `scales` at each use."""
-        return dequantize(self.packed, self.scales, self.bits, self.group, self.scales.dtype)
+        return dequantize(self.packed, self.scales, self.bits, self.scales.dtype)
 
     _copy: tuple[Any, tuple[int, ...]] | None = None  # with the state of what it was made of
 

@@ -1,13 +1,15 @@
-"""Launches of products by packed weights, whose elements have 8 or 4 bits, and of what unpacks those."""
+"""Launches of products by packed weights, whose elements have 8 or 4 bits, of what unpacks those and makes codes."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from gemmery import arrays, dtypes
 from gemmery.api.codes import FORMATS
 from gemmery.api.device_call import table
 from gemmery.arrays import View
+from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, instance
 from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.cuda.weights import Format, problem_of
@@ -124,3 +126,42 @@ def _unpacking(format_: str, zeros: bool, problem: Problem, _: Config) -> Geomet
     pieces = problem.m * problem.n // _PIECE
     kernel = instance("unpack", problem, format_.upper(), zeros, problem.group, _EACH)
     return Geometry("unpack.cu", kernel, (-(-pieces // (_THREADS * _EACH)), 1, 1), (_THREADS, 1, 1))
+
+
+_KEPT, _WHOLE_BLOCK = 8, 256  # pieces of 16 bytes of a row that a thread keeps; threads of a longer row
+
+
+@table.once
+def prepare_rows(x: View, codes: View) -> Ready | str:
+    """Return the launch that writes codes of 8 bits, (m, k), and a factor for each row of x, or why there is none.
+
+    The pointers of the views are their lowest four bits. The launch takes the address of x twice, that of the codes,
+    and that of the m factors in the place of scratch memory.
+    """
+    (m, k), size = x.shape, dtypes.get(x.dtype).size
+    if x.dtype not in ("f32", "f16", "bf16") or 0 in x.shape or x.strides[1] != size or codes.strides != (k, 1):
+        return "a kernel makes codes of rows of f32, f16 or bf16 whose elements are adjacent, and not none"
+    low = arrays.alignment(x.pointer, x.strides[:1] if m > 1 else ())
+    problem = Problem(m, k, k, x.dtype, codes.dtype, device=x.device, alignments=(low, 16, 16))
+    a, c = (View(0, (1, m, k), (0, *z.strides), z.dtype) for z in (x, codes))
+    try:
+        return CudaLaunch(problem, {}, _rows).ready(a, a._replace(strides=(0, 0, 0)), c)
+    except RefusedError as refused:
+        return str(refused)
+
+
+def _rows(problem: Problem, _: Config) -> Geometry:
+    """Return a launch with a warp a row, or a block a longer row."""
+    size = dtypes.get(problem.dtype).size
+    vec = math.gcd(problem.k, max(1, min(16, problem.alignments[0]) // size))
+    pieces = problem.k // vec
+    team = WARP if pieces <= _KEPT * WARP else _WHOLE_BLOCK
+    each = min(_KEPT, 1 << max(0, -(-pieces // team) - 1).bit_length())
+    threads = max(team, 4 * WARP)
+    return Geometry(
+        "quantize_rows.cu",
+        instance("quantize_rows", problem, vec, team, each),
+        (-(-problem.m // (threads // team)), 1, 1),
+        (threads, 1, 1),
+        needs=89 if problem.out in dtypes.FLOAT8 else 80,
+    )

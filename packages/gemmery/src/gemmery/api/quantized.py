@@ -200,7 +200,8 @@ class QuantizedMatrix:
         """
         own = "f32" if self.format in _BLOCK else name_of(self.scales)
         name = own if dtype is None else checked_dtype(dtype_name(dtype), "dtype")
-        return decoded(self.parts, self.format, name).swapaxes(-1, -2)
+        with np.errstate(all="ignore"):
+            return decoded(self.parts, self.format, name).swapaxes(-1, -2)
 
     def panels(self) -> "packed_levels.PackedLevels | None":
         """Return its levels in panels for the CPU, made once; None for formats without levels, and other devices."""
@@ -281,7 +282,8 @@ def quantize(
         raise ArgumentError(f"dtype={brief(dtype)}: the factors of {format} have a type of their own; leave it out")
     factors = own if dtype is None else checked_dtype(dtype_name(dtype), "dtype")
     array = w if arrays.allocates(w) else arrays.as_numpy(y)
-    return QuantizedMatrix(format, *encoded(array.swapaxes(-1, -2), format, group, factors, bool(zero_points)))
+    with np.errstate(all="ignore"):
+        return QuantizedMatrix(format, *encoded(array.swapaxes(-1, -2), format, group, factors, bool(zero_points)))
 
 
 def checked_group(format_: str, group: Any, k: int) -> int:

@@ -263,6 +263,13 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
   return both;
 }
 
+// Two floats as codes of e4m3, 448 beyond the largest. sm_89.
+__device__ __forceinline__ unsigned cvt_rn_satfinite_e4m3x2_f32(float low, float high) {
+  unsigned short both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 // 1 / x and 2^x of the special function unit, to about 2 u; subnormal results are 0.
 __device__ __forceinline__ float rcp_approx_ftz(float x) {
   float y;

@@ -147,7 +147,7 @@ def test_experts_of_mxfp4():
         ("awq", {"qzeros": None}, {}, ArgumentError, "without qzeros"),
         ("gptq", {"g_idx": np.arange(K, dtype=np.int32) % 2}, {}, ArgumentError, "desc_act"),
         ("gptq", {}, {"bits": 3}, ArgumentError, "bits=3"),
-        ("gptq", {"scales": SCALES.T[:, :8]}, {}, ShapeError, "codes of shape"),
+        ("gptq", {"scales": SCALES.T[:, :8], "g_idx": None}, {}, ShapeError, "codes of shape"),
         ("hqq", {}, {"shape": (N, K), "axis": 0}, ArgumentError, "axis=1"),
         ("hqq", {}, {}, ArgumentError, "shape"),
         ("hqq", {}, {"shape": (N, K + 8)}, ShapeError, "not the 16 x 72"),

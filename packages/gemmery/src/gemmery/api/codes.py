@@ -228,17 +228,12 @@ def _encoded(w: Any, format_: str, group: int, dtype: str, zero_points: bool, sc
 def decoded(parts: Parts, format_: str, dtype: str) -> Any:
     """Return the weight (..., n, k) in a floating-point type: (code - zero point) times factor, rounded to `dtype`.
 
-    The product is that of float32 numbers, rounded to float32; of float64 ones where `dtype` or the factors are.
+    Differences and products are those of float32 numbers, rounded to float32; of float64 where `dtype` or factors are.
     """
     packed, scales, zeros, scale = parts
-    row = FORMATS[format_]
-    codes = single(packed) if row.bits == 4 else packed
-    if format_ in ("int8", "int4"):
-        wide = "f64" if "f64" in (dtype, name_of(scales)) else "f32"
-        values, factors = cast(codes, wide), cast(scales, wide)
-    else:
-        values = from_e4m3(codes) if format_ == "float8_e4m3" else from_e2m1(codes)
-        factors = row_factors(scales, scale, format_)
+    row, wide = FORMATS[format_], "f64" if "f64" in (dtype, name_of(scales)) else "f32"
+    values = cast(values_of(packed, format_), wide)
+    factors = cast(scales, wide) if scale is None and not row.group else cast(row_factors(scales, scale, format_), wide)
     k, count = values.shape[-1], factors.shape[-1]
     values = values.reshape((*factors.shape, k // count if count else 0))
     if zeros is not None:
@@ -246,6 +241,14 @@ def decoded(parts: Parts, format_: str, dtype: str) -> Any:
     elif row.offset:
         values = values - row.offset
     return cast(values * factors[..., None], dtype).reshape((*packed.shape[:-1], k))
+
+
+def values_of(packed: Any, format_: str) -> Any:
+    """Return what codes are, before zero points: those of int4 from 0 to 15, others of their own type."""
+    codes = single(packed) if FORMATS[format_].bits == 4 else packed
+    if format_ in ("int8", "int4"):
+        return codes
+    return from_e4m3(codes) if format_ == "float8_e4m3" else from_e2m1(codes)
 
 
 def row_factors(scales: Any, scale: Any, format_: str) -> Any:
@@ -266,10 +269,9 @@ def levels(parts: Parts, format_: str) -> tuple[Any, Any, int] | None:
     row = FORMATS[format_]
     if format_ == "float8_e4m3" or name_of(scales) == "f64":
         return None
-    factors = row_factors(scales, scale, format_)
-    codes = single(packed) if row.bits == 4 else packed
+    factors, codes = row_factors(scales, scale, format_), values_of(packed, format_)
     if format_ not in ("int8", "int4"):
-        return cast(from_e2m1(codes) * 2, "int8"), factors / 2, 8
+        return cast(codes * 2, "int8"), factors / 2, 8
     if zeros is None:
         return cast(codes, "int8") - row.offset if row.offset else codes, factors, row.bits
     xp, near = library_of(zeros), cast(zeros, "f32")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import opaque, products
+from gemmery.api import array_libraries, opaque, products
 from gemmery.api.compute import prepared_for
 from gemmery.api.options import epilogue, only_on_devices, record, result_types, thread_count
 from gemmery.api.promote import kernel_types
@@ -158,6 +158,10 @@ def explain(
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
     options = record("explain", {**keywords})
+    if type(b) in array_libraries.QUANTIZED:
+        from gemmery.api import quantized
+
+        return quantized.explained(a, b, options)
     x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)

@@ -4,7 +4,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,7 +30,6 @@ from gemmery.api.options import (
     dtype_name,
     epilogue,
     epilogue_name,
-    host_ends,
     only_on_devices,
     thread_count,
     viewed,
@@ -48,7 +46,7 @@ from gemmery.keywords import NO_OPTIONS, Options
 from gemmery.ladder.gemv import MOST_ROWS
 
 if TYPE_CHECKING:
-    from gemmery.explanation import Explanation
+    from gemmery.api.explanation import Explanation
     from gemmery.keywords import DTypeLike
 else:  # help() shows it
     DTypeLike = Any
@@ -208,7 +206,7 @@ class QuantizedMatrix:
         if "levels" not in self._made:
             found = levels(self.parts, self.format) if 0 not in self.shape and len(self.shape) == 2 else None
             if found is not None:
-                codes, factors = (np.asarray(z) for z in found[:2])
+                codes, factors = map(np.asarray, found[:2])
                 found = packed_levels.PackedLevels(codes, factors, found[2])
             self._made["levels"] = found
         made: packed_levels.PackedLevels | None = self._made["levels"]
@@ -388,7 +386,7 @@ def _with_codes(x: Any, matrix: QuantizedMatrix, options: Options, here: bool) -
         return _Done(x, w.swapaxes(-1, -2)), options._replace(scale_b=factors)
     values = cast(x, "f32") if kind == "int8" or not here else from_e4m3(bits_of(x, "uint8"))
     if not here and _hopper(x) and options.scale_a is not None:
-        return _Done(cast(values, "bf16"), _device_weight(matrix, "bf16", view(values)).swapaxes(-1, -2)), options
+        return _Done(cast(values, "bf16"), device_weight(matrix, "bf16", view(values)).swapaxes(-1, -2)), options
     if options.scale_a is not None:
         factors = options.scale_a
         values = values * (factors.reshape(-1, 1) if getattr(factors, "ndim", 0) else factors)
@@ -409,7 +407,7 @@ def _on_device(x: Any, v: View, matrix: QuantizedMatrix, out: Any, options: Opti
         done = _by_kernel(x, v, matrix, options)
         if done is not None:
             return done
-    w = _device_weight(matrix, v.dtype, v).swapaxes(-1, -2)
+    w = device_weight(matrix, v.dtype, v).swapaxes(-1, -2)
     return products.matmul(x, w, out, **options.passed())
 
 
@@ -445,10 +443,10 @@ def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> An
     return target.array
 
 
-def _device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
+def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
     """Return the matrix (..., n, k) on its device in an element type: by a kernel where one expands this format."""
     if len(matrix.shape) > 2 and matrix.scale is not None:
-        return library_of(matrix.packed).stack([_device_weight(each, dtype, x) for each in matrix])
+        return library_of(matrix.packed).stack([device_weight(each, dtype, x) for each in matrix])
     *groups, k, n = matrix.shape
     flat = [None if z is None else view(z.reshape(-1, z.shape[-1]) if z.ndim > 1 else z) for z in matrix.parts]
     run = prepare_unpacking(
@@ -462,35 +460,6 @@ def _device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
     packed, scales, zeros, scale = (0 if z is None else z.pointer for z in flat)
     run(zeros, packed, target.pointer, x.stream, scale, scales)
     return target.array
-
-
-def grouped(x: Any, matrices: Any, offsets: Any, out: Any, terms: Options) -> Any:
-    """Return the products of groups of rows, each with its matrix: on a device by the expanded ones, in one launch."""
-    from gemmery.api.grouped import grouped_matmul, sliceable
-
-    if len(matrices.shape) != 3:
-        raise ShapeError(f"b has shape {matrices.shape}: with offsets pass (groups, k, n), as QuantizedMatrix.stack has")
-    v = viewed("a", x)
-    if v.device != "cpu":
-        arrays.together(a=v, b=view(matrices.packed))
-        w = _device_weight(matrices, checked_dtype(v.dtype, "a"), v).swapaxes(-1, -2)
-        return grouped_matmul(x, w, offsets=offsets, out=out, **terms.passed())
-    count, k, n = matrices.shape
-    if len(v.shape) != 2 or v.shape[1] != k:
-        raise ShapeError(f"a has shape {v.shape}, and the matrices {matrices.shape}: pass rows of {k} elements")
-    ends = host_ends(offsets, v.shape[0])
-    if len(ends) != count:
-        raise ShapeError(f"offsets has {len(ends)} elements, and b {count} matrices: pass the end of each group's rows")
-    result = v.dtype if terms.dtype is None else widened(v.dtype, dtype_name(terms.dtype))
-    like = arrays.kind(x, matrices.packed)
-    array = arrays.empty(like, (v.shape[0], n), result).array if out is None else out
-    rows, bias = sliceable(x, v), terms.bias
-    each = getattr(bias, "ndim", 0) == 2
-    for group, (start, end) in enumerate(pairwise((0, *ends))):
-        if start < end:
-            options = terms._replace(bias=bias[group] if each else bias)
-            product(rows[start:end], matrices[group], array[start:end], options)
-    return arrays.wrap(like, array) if out is None else out
 
 
 def explained(x: Any, matrix: QuantizedMatrix, options: Options) -> "Explanation":

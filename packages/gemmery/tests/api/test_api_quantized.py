@@ -30,7 +30,11 @@ def e4m3(code):
     sign, exponent, fraction = code >> 7, code >> 3 & 15, code & 7
     if exponent == 15 and fraction == 7:
         return math.nan
-    size = Fraction(fraction, 8) * Fraction(1, 64) if exponent == 0 else (1 + Fraction(fraction, 8)) * Fraction(2) ** (exponent - 7)
+    size = (
+        Fraction(fraction, 8) * Fraction(1, 64)
+        if exponent == 0
+        else (1 + Fraction(fraction, 8)) * Fraction(2) ** (exponent - 7)
+    )
     return float(-size if sign else size)
 
 
@@ -70,7 +74,9 @@ def test_an_element_is_near_that_of_the_weight(format_, group, zero_points, erro
     matrix = gm.quantize(w, format_, group, zero_points=zero_points)
     meant = exact(matrix)
     assert matrix.shape == w.shape
-    factors = np.repeat(np.abs(meant).reshape(-1, matrix.group, 5).max(1) / {"int8": 127, "int4": 7}.get(format_, 6), matrix.group, 0)
+    factors = np.repeat(
+        np.abs(meant).reshape(-1, matrix.group, 5).max(1) / {"int8": 127, "int4": 7}.get(format_, 6), matrix.group, 0
+    )
     if format_ == "float8_e4m3":
         limit = np.maximum(2.0**-4 * np.abs(w.astype(float)), factors * 2.0**-10)
     elif format_ == "int4" and zero_points:
@@ -79,7 +85,10 @@ def test_an_element_is_near_that_of_the_weight(format_, group, zero_points, erro
         limit = factors * error * 1.5
     assert np.all(np.abs(meant - w.astype(float)) <= limit * 1.01)
     for wanted in ("float64", "float32", "float16"):
-        assert np.array_equal(matrix.dequantize(wanted), meant.astype(np.float32 if wanted != "float64" and dtype != np.float64 else np.float64).astype(wanted))
+        assert np.array_equal(
+            matrix.dequantize(wanted),
+            meant.astype(np.float32 if wanted != "float64" and dtype != np.float64 else np.float64).astype(wanted),
+        )
 
 
 @pytest.mark.parametrize(("format_", "group", "zero_points", "_"), KINDS)
@@ -114,7 +123,9 @@ def test_products_are_within_the_bound(format_, group, zero_points, _, dtype, m)
     assert np.all(np.abs(result.astype(float) - np.maximum(meant, 0)) <= limit)
 
 
-@pytest.mark.parametrize(("k", "n", "group"), [(1, 1, None), (7, 3, None), (127, 8, None), (129, 9, None), (8191, 1, None), (62, 5, 2)])
+@pytest.mark.parametrize(
+    ("k", "n", "group"), [(1, 1, None), (7, 3, None), (127, 8, None), (129, 9, None), (8191, 1, None), (62, 5, 2)]
+)
 def test_odd_sizes(k, n, group):
     for format_ in ("int8", "float8_e4m3") if group is None else ("int8", "int4"):
         matrix, x = gm.quantize(weight(k, n), format_, group), RNG.standard_normal((2, 3, k)).astype(np.float32)
@@ -274,7 +285,9 @@ def test_rows_become_codes_and_factors(format_, dtype, monkeypatch):
     assert codes.shape == x.shape
     assert codes.dtype == (ml_dtypes.float8_e4m3fn if format_ == "float8_e4m3" else np.int8)
     single = x.astype(np.float32)
-    assert np.array_equal(factors, np.maximum(np.abs(single).max(-1, keepdims=True) / np.float32(top), np.float32(2.0**-126)))
+    assert np.array_equal(
+        factors, np.maximum(np.abs(single).max(-1, keepdims=True) / np.float32(top), np.float32(2.0**-126))
+    )
     scaled = single * (np.float32(1) / factors)
     wanted = scaled.astype(ml_dtypes.float8_e4m3fn) if top == 448 else np.rint(scaled).astype(np.int8)
     assert np.array_equal(codes.view(np.uint8), wanted.view(np.uint8))

@@ -8,13 +8,13 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from gemmery import dtypes
-from gemmery.api.codes import bits_of, cast, library_of, name_of, paired, single
+from gemmery.api.codes import bits_of, cast, library_of, name_of, paired
 from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version, quantize
 from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, unknown
 
@@ -41,8 +41,8 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
     """Write quantised matrices to a safetensors file, each under its name.
 
     >>> import numpy as np, gemmery as gm
-    >>> gm.save_quantized("/tmp/layer.safetensors", {"up": gm.quantize(np.eye(4), "int8")})  # doctest: +SKIP
-    >>> gm.load_quantized("/tmp/layer.safetensors")  # doctest: +SKIP
+    >>> gm.save_quantized("layer.safetensors", {"up": gm.quantize(np.eye(4), "int8")})  # doctest: +SKIP
+    >>> gm.load_quantized("layer.safetensors")  # doctest: +SKIP
     {'up': QuantizedMatrix(shape=(4, 4), format=int8, group=4, factors=float64, nbytes=48)}
 
     The arrays of a matrix "up" are the tensors "up.packed", "up.scales", "up.zeros" and "up.scale", contiguous, in the
@@ -100,9 +100,7 @@ def _framework(library: str) -> str:
 # ---- checkpoints of others ----
 
 
-def from_checkpoint(
-    kind: CheckpointName, tensors: Tensors, config: Mapping[str, Any] | None = None
-) -> QuantizedMatrix:
+def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str, Any] | None = None) -> QuantizedMatrix:
     """Return the weight of a layer from the tensors that a quantised checkpoint has for it.
 
     >>> import numpy as np, gemmery as gm
@@ -119,7 +117,7 @@ def from_checkpoint(
     | "awq" | `qweight`, `qzeros`, `scales`, of 4 bits, version gemm |
     | "gptq" | `qweight`, `qzeros`, `scales`, perhaps `g_idx`, of 4 or 8 bits; `checkpoint_format` gptq or gptq_v2 |
     | "hqq" | `W_q`, `scale`, `zero` of 4 or 8 bits, groups along axis 1; `config` needs `shape` (n, k) |
-    | "compressed-tensors" | `weight_packed`, `weight_scale`, perhaps `weight_zero_point`, `weight_shape` (pack-quantized) |
+    | "compressed-tensors" | `weight_packed`, `weight_scale`, and others of pack-quantized |
     | "mxfp4" | `blocks` (..., n, k / 32, 16) and `scales`, as gpt-oss has them |
 
     Source: the public code of AutoAWQ, GPTQModel, HQQ, compressed-tensors and gpt-oss.
@@ -168,7 +166,7 @@ def _matrix(codes: Any, scales: Any, zeros: Any, bits: int) -> QuantizedMatrix:
 
 
 def _divides(codes: Any, scales: Any, bits: int) -> bool:
-    n, k, (rows, groups) = *codes.shape, scales.shape
+    (n, k), (rows, groups) = codes.shape, scales.shape
     return bool(n == rows and groups and k % groups == 0 and (k // groups * bits) % 8 == 0)
 
 
@@ -198,8 +196,8 @@ def _gptq(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
         own, k = np.asarray(order.tolist(), np.int64), codes.shape[1]
         if len(own) != k or k % groups or not np.array_equal(own, np.arange(k) // (k // groups)):
             raise ArgumentError(
-                "g_idx gives neighbouring elements of k to different groups (desc_act): sort the rows of the weight and "
-                "the columns of the input by g_idx first, or take a checkpoint without desc_act"
+                "g_idx gives neighbouring elements of k to different groups (desc_act): sort the rows of the weight "
+                "and the columns of the input by g_idx first, or take a checkpoint without desc_act"
             )
     return _matrix(codes, _turned(scales), _turned(zeros), bits)
 
@@ -315,11 +313,7 @@ def convert_checkpoint(
 
 def _backend() -> str:
     """Return the library that reads a checkpoint: PyTorch, which has every type of one, or NumPy without it."""
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError:
-        return "np"
-    return "pt"
+    return "pt" if find_spec("torch") else "np"
 
 
 def _of_file(

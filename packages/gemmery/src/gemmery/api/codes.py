@@ -53,8 +53,8 @@ def dtype_of(xp: Any, name: str) -> Any:
 
 def cast(array: Any, name: str) -> Any:
     """Return the array in another element type, rounded to nearest, ties to even."""
-    wanted = dtype_of(library_of(array), name)
-    return array.to(wanted) if hasattr(array, "to") else array.astype(wanted, copy=False)
+    dtype = dtype_of(library_of(array), name)
+    return array.to(dtype) if hasattr(array, "to") else array.astype(dtype, copy=False)
 
 
 def bits_of(array: Any, name: str) -> Any:
@@ -71,6 +71,11 @@ def single(packed: Any) -> Any:
     """Return the 4-bit codes of bytes, one in a byte."""
     xp = library_of(packed)
     return xp.stack((packed & 15, packed >> 4), -1).reshape((*packed.shape[:-1], 2 * packed.shape[-1]))
+
+
+def over(x: Any, number: float) -> Any:
+    """Return x by a number, rounded once: by a number alone PyTorch multiplies by its inverse on a device."""
+    return x / library_of(x).full_like(x, number)
 
 
 def to_e4m3(x: Any) -> Any:
@@ -149,7 +154,7 @@ def _rounded(largest: Any, top: float, dtype: str) -> Any:
     float16 has subnormal factors for every group below 0.0077. `top` times the factor of a finite group is finite.
     """
     xp, (most, normal, step) = library_of(largest), _limits(dtype)
-    scales = largest / top
+    scales = over(largest, top)
     scales = xp.where(largest <= most, xp.clip(scales, None, most / top * (1 - step)), scales)
     return cast(xp.where((scales > 0) & (scales < normal), scales + normal * step / 2, scales), dtype)
 
@@ -180,8 +185,10 @@ def encoded(w: Any, format_: str, group: int, dtype: str, zero_points: bool = Fa
     if n <= each:
         return _encoded(w, format_, group, dtype, zero_points, scale)._replace(scale=scale)
     parts = [_encoded(w[..., i : i + each, :], format_, group, dtype, zero_points, scale) for i in range(0, n, each)]
-    joined = [None if part[0] is None else xp.concatenate(part, -2) for part in list(zip(*parts, strict=True))[:3]]
-    return Parts(*joined, scale)
+    packed, scales, zeros = (
+        None if column[0] is None else xp.concatenate(column, -2) for column in list(zip(*parts, strict=True))[:3]
+    )
+    return Parts(packed, scales, zeros, scale)
 
 
 def _scale_of_all(w: Any) -> Any:
@@ -189,12 +196,12 @@ def _scale_of_all(w: Any) -> Any:
     xp, size = library_of(w), library_of(w).abs(cast(w, "f32"))
     finite = xp.where(size < xp.inf, size, 0)
     largest = xp.amax(finite, (-2, -1)) if 0 not in w.shape else finite.sum((-2, -1))
-    scale = xp.asarray(largest / (6 * _E4M3_TOP))
+    scale = xp.asarray(over(largest, 6 * _E4M3_TOP))
     return xp.asarray(xp.where(scale > 0, scale, 1), dtype=scale.dtype)
 
 
 def _encoded(w: Any, format_: str, group: int, dtype: str, zero_points: bool, scale: Any) -> Parts:
-    row, (n, k) = FORMATS[format_], w.shape[-2:]
+    row, k = FORMATS[format_], w.shape[-1]
     xp, wide = library_of(w), "f64" if name_of(w) == "f64" and format_ in ("int8", "int4") else "f32"
     groups = cast(w, wide).reshape((*w.shape[:-1], k // group if group else 0, group))
     largest = xp.amax(xp.abs(groups), -1) if group else groups.sum(-1)
@@ -204,7 +211,7 @@ def _encoded(w: Any, format_: str, group: int, dtype: str, zero_points: bool, sc
         scales = xp.where(largest < xp.inf, scales, 255)
         return Parts(paired(to_e2m1(groups / from_e8m0(scales)[..., None]).reshape(whole)), scales)
     if format_ == "nvfp4":
-        scales = to_e4m3(xp.where(largest < xp.inf, largest / 6 / scale[..., None, None], xp.nan))
+        scales = to_e4m3(xp.where(largest < xp.inf, over(largest, 6) / scale[..., None, None], xp.nan))
         steps = (from_e4m3(scales) * scale[..., None, None])[..., None]
         values = xp.where(steps > 0, groups / xp.where(steps > 0, steps, 1), 0)
         return Parts(paired(to_e2m1(values).reshape(whole)), scales)

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import timeit
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -159,9 +159,11 @@ def explain(
         return explain(a, b, **keywords)
     options = record("explain", {**keywords})
     if type(b) in array_libraries.QUANTIZED:
-        from gemmery.api import quantized
+        from gemmery.api.quantized_products import told
 
-        return quantized.explained(a, b, options)
+        v = view(a)
+        whole = explain(a, b.dequantize(dtypes.get(v.dtype).numpy), **keywords)
+        return replace(whole, copies=(*whole.copies, told(v, b)))
     x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)

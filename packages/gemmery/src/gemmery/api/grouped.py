@@ -116,9 +116,9 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
     x, where = view(a), view(offsets)
     if x.device != "cpu" and type(b) in _QUANTIZED:
-        from gemmery.api import quantized
+        from gemmery.api.quantized_products import device_weight
 
-        b = quantized.device_weight(b, x.dtype, x).swapaxes(-1, -2)
+        b = device_weight(b, x.dtype, x).swapaxes(-1, -2)
     y = _viewed(b, x.dtype)
     shape = _stacked_shape(x, y, where)
     if x.device != "cpu":

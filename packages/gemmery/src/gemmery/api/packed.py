@@ -18,6 +18,7 @@ from gemmery.errors import CompileError, RefusedError
 from gemmery.problem import Config, Problem
 
 
+@table.once
 def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epilogue: str) -> Ready | str:
     """Return the launch of C = activation(x W' + bias), or why there is none.
 
@@ -128,7 +129,7 @@ def _unpacking(format_: str, zeros: bool, problem: Problem, _: Config) -> Geomet
     return Geometry("unpack.cu", kernel, (-(-pieces // (_THREADS * _EACH)), 1, 1), (_THREADS, 1, 1))
 
 
-_KEPT, _WHOLE_BLOCK = 8, 256  # pieces of 16 bytes of a row that a thread keeps; threads of a longer row
+_KEPT = 8  # pieces of 16 bytes of a row that a thread keeps
 
 
 @table.once
@@ -151,11 +152,11 @@ def prepare_rows(x: View, codes: View) -> Ready | str:
 
 
 def _rows(problem: Problem, _: Config) -> Geometry:
-    """Return a launch with a warp a row, or a block a longer row."""
+    """Return a launch with a warp a row, or a block of up to 1024 threads a longer row."""
     size = dtypes.get(problem.dtype).size
     vec = math.gcd(problem.k, max(1, min(16, problem.alignments[0]) // size))
     pieces = problem.k // vec
-    team = WARP if pieces <= _KEPT * WARP else _WHOLE_BLOCK
+    team = WARP if pieces <= _KEPT * WARP else next((t for t in (256, 512) if pieces <= _KEPT * t), 1024)
     each = min(_KEPT, 1 << max(0, -(-pieces // team) - 1).bit_length())
     threads = max(team, 4 * WARP)
     return Geometry(

@@ -1,60 +1,28 @@
 """Weights of 8 or 4 bits an element: `gm.quantize`, the matrix that it returns, and products by it."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries, products
-from gemmery.api.codes import (
-    FORMATS,
-    Parts,
-    bits_of,
-    cast,
-    checked_dtype,
-    decoded,
-    encoded,
-    from_e4m3,
-    levels,
-    library_of,
-    name_of,
-    row_factors,
-)
-from gemmery.api.compute import writable
-from gemmery.api.options import (
-    check_activation,
-    dtype_name,
-    epilogue,
-    epilogue_name,
-    only_on_devices,
-    thread_count,
-    viewed,
-)
-from gemmery.api.packed import prepare_packed, prepare_unpacking
-from gemmery.api.packing import pack
-from gemmery.api.promote import widened
-from gemmery.arrange import Ints, result_shape
-from gemmery.arrays import View, view
-from gemmery.cpu import packed_levels
-from gemmery.cpu import threads as cpu_threads
+from gemmery.api import array_libraries
+from gemmery.api.codes import FORMATS, Parts, checked_dtype, decoded, encoded, levels, library_of, name_of
+from gemmery.api.options import dtype_name, viewed
+from gemmery.arrange import Ints
+from gemmery.cpu.packed_levels import PackedLevels
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief, unknown
-from gemmery.keywords import NO_OPTIONS, Options
-from gemmery.ladder.gemv import MOST_ROWS
 
 if TYPE_CHECKING:
-    from gemmery.api.explanation import Explanation
     from gemmery.keywords import DTypeLike
 else:  # help() shows it
     DTypeLike = Any
 
 FormatName = Literal["int8", "int4", "float8_e4m3", "mxfp4", "nvfp4"]
 VERSION = 1  # of a pickle and of a file, and of the order of bytes
-_FEW = 64  # rows on the CPU; with more, a product of the whole weight takes longer than to compute it
-_BLOCK = "mxfp4", "nvfp4"  # formats whose factors have 8 bits
+_INTEGERS = "int8", "int4"  # formats that may have zero points
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,8 +44,9 @@ class QuantizedMatrix:
     | mxfp4 | uint8 (n, k / 2), codes of e2m1 (sign, 2 bits of exponent, 1 of fraction) | uint8 (n, k / 32), e8m0 |
     | nvfp4 | as mxfp4 | uint8 (n, k / 16), e4m3; `scale` () is one float32 for the matrix |
 
-    `zeros` (n, k / group), in the type of `scales`, are the zero points of int8 and int4, or None: an element is (code -
-    zero) factor, where a code of int4 is 0 to 15. Without them it is code times factor, with (code - 8) for int4.
+    `zeros` (n, k / group), in the type of `scales`, are the zero points of int8 and int4, or None: an element is the
+    code less the zero point, times the factor, where a code of int4 is 0 to 15; without them the zero point of int4 is
+    8.
     """
 
     format: str
@@ -85,7 +54,7 @@ class QuantizedMatrix:
     scales: Any
     zeros: Any = None
     scale: Any = None
-    _made: dict[str, Any] = field(default_factory=dict, init=False)  # copies for the CPU
+    _kept: dict[str, Any] = field(default_factory=dict, init=False)  # copies for the CPU
 
     def __post_init__(self) -> None:
         """Check that the arrays belong together. Raises ArgumentError, ShapeError or DTypeError."""
@@ -107,7 +76,9 @@ class QuantizedMatrix:
                 f"packed is {dtypes.get(has).numpy} and scales are {dtypes.get(kind).numpy}: {self.format} has "
                 f"{needs} and {'uint8' if row.group else 'floating-point'} factors; convert them, or view them as these"
             )
-        if (self.scale is None) == (self.format == "nvfp4") or (self.zeros is not None and self.format not in _INTEGERS):
+        if (self.scale is None) == (self.format == "nvfp4") or (
+            self.zeros is not None and self.format not in _INTEGERS
+        ):
             raise ArgumentError(f"{self.format} with zeros and scale: int8 and int4 may have zeros, nvfp4 has a scale")
         if self.zeros is not None and (tuple(self.zeros.shape) != factors or name_of(self.zeros) != kind):
             raise ShapeError(f"zeros have shape {tuple(self.zeros.shape)}: pass one, of their type, for each factor")
@@ -121,7 +92,7 @@ class QuantizedMatrix:
     @property
     def group(self) -> int:
         """The elements along k that have one factor."""
-        return self.shape[-2] // max(1, self.scales.shape[-1])
+        return int(self.shape[-2] // max(1, self.scales.shape[-1]))
 
     @property
     def nbytes(self) -> int:
@@ -196,24 +167,20 @@ class QuantizedMatrix:
         `dtype` or the factors are), rounded to `dtype`. A factor of nvfp4 is that of its 16 elements times `scale`,
         rounded to float32. mxfp4 and nvfp4 become float32 unless `dtype` says otherwise.
         """
-        own = "f32" if self.format in _BLOCK else name_of(self.scales)
+        own = "f32" if FORMATS[self.format].group else name_of(self.scales)
         name = own if dtype is None else checked_dtype(dtype_name(dtype), "dtype")
         with np.errstate(all="ignore"):
             return decoded(self.parts, self.format, name).swapaxes(-1, -2)
 
-    def panels(self) -> "packed_levels.PackedLevels | None":
+    def panels(self) -> PackedLevels | None:
         """Return its levels in panels for the CPU, made once; None for formats without levels, and other devices."""
-        if "levels" not in self._made:
-            found = levels(self.parts, self.format) if 0 not in self.shape and len(self.shape) == 2 else None
-            if found is not None:
-                codes, factors = map(np.asarray, found[:2])
-                found = packed_levels.PackedLevels(codes, factors, found[2])
-            self._made["levels"] = found
-        made: packed_levels.PackedLevels | None = self._made["levels"]
-        return made
+        if "levels" not in self._kept:
+            exact = levels(self.parts, self.format) if 0 not in self.shape and len(self.shape) == 2 else None
+            self._kept["levels"] = exact and PackedLevels(np.asarray(exact[0]), np.asarray(exact[1]), exact[2])
+        panels: PackedLevels | None = self._kept["levels"]
+        return panels
 
 
-_INTEGERS = "int8", "int4"
 array_libraries.QUANTIZED.add(QuantizedMatrix)
 
 
@@ -304,177 +271,3 @@ def checked_group(format_: str, group: Any, k: int) -> int:
             "a row of zeros, or take int8"
         )
     return int(group)
-
-
-# ---- products ----
-
-
-def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options) -> Any:
-    """Return x times a quantised matrix, with the options of `gm.matmul`."""
-    if len(matrix.shape) != 2:
-        raise ShapeError(f"b has shape {matrix.shape}: take a matrix of it, b[i], or call gm.grouped_matmul")
-    if options.scale_b is not None:
-        raise ArgumentError("scale_b: a quantised matrix has its own factors; leave it out")
-    here = str(getattr(x, "device", "cpu")) == "cpu"
-    x, options = _with_codes(x, matrix, options, here)
-    if type(x) is _Done:
-        return products.matmul(x.x, x.w, out, **options.passed())
-    v = viewed("a", x)
-    checked_dtype(v.dtype, "a")
-    if v.device != "cpu":
-        return _on_device(x, v, matrix, out, options)
-    only_on_devices(options)
-    arrays.together(a=v, b=view(matrix.packed))
-    result = v.dtype if options.dtype is None else widened(v.dtype, dtype_name(options.dtype))
-    k, n = matrix.shape
-    shape = result_shape(v.shape, (k, n))
-    count = math.prod(shape[:-1])
-    served = result in packed_levels.DTYPES and 0 not in (*shape, k)
-    panels = matrix.panels() if served else None
-    if panels is None or not (count <= _FEW or options.batch_invariant):
-        return products.matmul(x, _whole(matrix, v.dtype, served and panels is None), out, **options.passed())
-    name, _, row = epilogue(options.bias, options.activation, v, View(0, (k, n), (0, 0), result), result)
-    like = arrays.kind(x, matrix.packed)
-    z = v if v.dtype == result else arrays.converted(v, result)
-    flat = view((x if arrays.allocates(x) and z is v else arrays.as_numpy(z)).reshape(1, count, k))
-    target = None if out is None else viewed("out", out)
-    if target is not None:
-        writable(target, shape, result)
-    written = arrays.empty(like, shape, result)
-    size = dtypes.get(result).size
-    c = View(written.pointer, (1, count, n), (0, n * size, size), result)
-    threads = thread_count(options.threads) or cpu_threads.get()
-    panels.multiply(flat, c, row, name.rpartition("+")[2] if options.activation else "", threads)
-    if target is None:
-        return arrays.wrap(like, written.array)
-    arrays.store(written, target)
-    arrays.written(out)
-    return out
-
-
-def _whole(matrix: QuantizedMatrix, dtype: str, keep: bool) -> Any:
-    """Return the expanded matrix in an element type; packed by `gm.pack`, and kept, where it has no levels."""
-    if not keep:
-        return matrix.dequantize(dtype)
-    if dtype not in matrix._made:
-        matrix._made[dtype] = pack(matrix.dequantize(dtype))
-    return matrix._made[dtype]
-
-
-@dataclass(frozen=True)
-class _Done:
-    """Operands of a product of codes of 8 bits, which tensor cores multiply as they are."""
-
-    x: Any
-    w: Any
-
-
-def _with_codes(x: Any, matrix: QuantizedMatrix, options: Options, here: bool) -> tuple[Any, Options]:
-    """Return x in floating point if it is codes of `quantize_rows`, and the options that are left."""
-    dtype = getattr(x, "dtype", None)
-    kind = str(dtype).removeprefix("torch.")
-    if kind not in ("int8", "float8_e4m3fn"):
-        if options.scale_a is not None:
-            raise DTypeError(f"scale_a with a of {kind}: it has the factors of codes of int8 and float8_e4m3")
-        return x, options
-    result = "f32" if options.dtype is None else dtype_name(options.dtype)
-    options = options._replace(dtype=dtypes.get(result).numpy)
-    alike = matrix.format == ("int8" if kind == "int8" else "float8_e4m3")
-    if not here and alike and matrix.zeros is None and matrix.scales.shape[-1] == 1 and _hopper(x):
-        w = matrix.packed if kind == "int8" else bits_of(matrix.packed, "e4m3")
-        factors = cast(matrix.scales, "f32").reshape(-1)
-        return _Done(x, w.swapaxes(-1, -2)), options._replace(scale_b=factors)
-    values = cast(x, "f32") if kind == "int8" or not here else from_e4m3(bits_of(x, "uint8"))
-    if not here and _hopper(x) and options.scale_a is not None:
-        return _Done(cast(values, "bf16"), device_weight(matrix, "bf16", view(values)).swapaxes(-1, -2)), options
-    if options.scale_a is not None:
-        factors = options.scale_a
-        values = values * (factors.reshape(-1, 1) if getattr(factors, "ndim", 0) else factors)
-    return cast(values, "f32" if here else "bf16"), options._replace(scale_a=None, dtype=None if here else result)
-
-
-def _hopper(x: Any) -> bool:
-    from gemmery.cuda import driver
-
-    return driver.find(view(x).device).capability == 90
-
-
-def _on_device(x: Any, v: View, matrix: QuantizedMatrix, out: Any, options: Options) -> Any:
-    """Return the product on a CUDA device: by the kernel that reads packed weights, or by the expanded matrix."""
-    packed = view(matrix.packed)
-    arrays.together(a=v, b=packed)
-    if out is None and not options.batch_invariant and options.precision is None:
-        done = _by_kernel(x, v, matrix, options)
-        if done is not None:
-            return done
-    w = device_weight(matrix, v.dtype, v).swapaxes(-1, -2)
-    return products.matmul(x, w, out, **options.passed())
-
-
-def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> Any:
-    """Return the product of few rows by the packed matrix; None where no kernel makes it."""
-    (k, n), dtype = matrix.shape, v.dtype
-    plain = matrix.format in _INTEGERS and matrix.zeros is None and options.dtype is None
-    if not plain or not 0 < math.prod(v.shape) <= MOST_ROWS * k or v.shape[-1:] != (k,) or not arrays.allocates(x):
-        return None
-    if options.activation is not None:
-        check_activation(options.activation, dtype)
-    bias = None
-    if options.bias is not None:
-        bias = view(options.bias)
-        if bias.shape != (n,) or bias.device != v.device:
-            return None
-        bias = view(arrays.astype(options.bias, "f32"))
-        if bias.strides != (4,):
-            return None
-    count = math.prod(v.shape[:-1])
-    flat = view(x.reshape(count, k))
-    target = arrays.empty(x, (*v.shape[:-1], n), dtype)
-    views = flat, view(matrix.packed), view(matrix.scales), target._replace(shape=(count, n), strides=(n * 2, 2))
-    run = prepare_packed(
-        *(z._replace(pointer=z.pointer & 15, stream=0, owner=None, writable=True) for z in views),
-        FORMATS[matrix.format].bits,
-        epilogue_name(bias, options.activation),
-    )
-    if isinstance(run, str):
-        return None
-    start = 0 if bias is None else bias.pointer
-    run(flat.pointer, views[1].pointer, target.pointer, v.stream, start, views[2].pointer)
-    return target.array
-
-
-def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
-    """Return the matrix (..., n, k) on its device in an element type: by a kernel where one expands this format."""
-    if len(matrix.shape) > 2 and matrix.scale is not None:
-        return library_of(matrix.packed).stack([device_weight(each, dtype, x) for each in matrix])
-    *groups, k, n = matrix.shape
-    flat = [None if z is None else view(z.reshape(-1, z.shape[-1]) if z.ndim > 1 else z) for z in matrix.parts]
-    run = prepare_unpacking(
-        *(None if z is None else z._replace(pointer=z.pointer & 15, stream=0, owner=None, writable=True) for z in flat),
-        dtype,
-        matrix.format,
-    )
-    if isinstance(run, str):
-        return decoded(matrix.parts, matrix.format, dtype)
-    target = arrays.empty(matrix.packed, (*groups, n, k), dtype)
-    packed, scales, zeros, scale = (0 if z is None else z.pointer for z in flat)
-    run(zeros, packed, target.pointer, x.stream, scale, scales)
-    return target.array
-
-
-def explained(x: Any, matrix: QuantizedMatrix, options: Options) -> "Explanation":
-    """Return the explanation of a product by a quantised matrix: what multiplies, and what expands it."""
-    from gemmery.api.explanation import explain
-
-    v = viewed("a", x)
-    whole = explain(x, matrix.dequantize(v.dtype), **options.passed())
-    stored = f"b is {matrix.format} in groups of {matrix.group}, {matrix.nbytes:,} bytes"
-    if v.device == "cpu":
-        few = math.prod(v.shape[:-1]) <= _FEW and matrix.panels() is not None
-        how = f"{stored}: " + (
-            "each step of the micro-kernel widens its levels, and multiplies sums by factors"
-            if few
-            else f"it is expanded to {dtypes.get(v.dtype).numpy} first"
-        )
-        return replace(whole, copies=(*whole.copies, how))
-    return replace(whole, copies=(*whole.copies, f"{stored}: expanded to {dtypes.get(v.dtype).numpy} by a kernel first"))

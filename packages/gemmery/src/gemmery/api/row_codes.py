@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api.codes import bits_of, cast, checked_dtype, library_of, to_e4m3
+from gemmery.api.codes import bits_of, cast, checked_dtype, library_of, over, to_e4m3
 from gemmery.api.options import viewed
 from gemmery.api.packed import prepare_rows
 from gemmery.arrays import view
@@ -76,9 +76,9 @@ def _by_parts(rows: Any, name: str, top: float) -> tuple[Any, Any]:
     xp, values = library_of(rows), cast(rows, "f32")
     size = bits_of(xp.abs(values), "int32")  # as integers NaN is the largest
     largest = xp.amax(size, -1)[:, None] if rows.shape[-1] else size.sum(-1)[:, None]
-    factors = bits_of(cast(largest, "int32"), "f32") / top
+    factors = over(bits_of(cast(largest, "int32"), "f32"), top)
     factors = xp.where(factors < _LEAST, _LEAST, factors)
-    scaled = values * (1 / factors)
+    scaled = values * (xp.ones_like(factors) / factors)
     if name == "e4m3":
         return bits_of(to_e4m3(scaled), "int8"), factors
     return cast(xp.round(xp.where(scaled == scaled, scaled, 0)), "int8"), factors

@@ -123,7 +123,9 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, dtype: torch.dtype) ->
     check_input(dtype)
     if dtype.is_complex:
         return dequantize(packed, scales, bits, dtype.to_real()).to(dtype)
-    weight: Tensor = decoded(Parts(packed, scales.to(dtype)), FORMAT[bits], dtypes.get(str(dtype).removeprefix("torch.")).name)
+    weight: Tensor = decoded(
+        Parts(packed, scales.to(dtype)), FORMAT[bits], dtypes.get(str(dtype).removeprefix("torch.")).name
+    )
     return weight
 
 
@@ -230,9 +232,9 @@ def panels(packed: Any, scales: Any) -> PackedLevels:
     """Return a weight on the CPU in panels. Raises DeviceError for one elsewhere."""
     if not packed.is_cpu:
         raise DeviceError(f"the weight is on {packed.device}, and panels are for the CPU: call layer.cpu() first")
-    found = levels(Parts(packed.numpy(), scales.float().numpy()), FORMAT[BITS[packed.dtype]])
-    assert found is not None  # without zero points
-    return PackedLevels(*found)
+    exact = levels(Parts(packed.numpy(), scales.float().numpy()), FORMAT[BITS[packed.dtype]])
+    assert exact is not None  # without zero points
+    return PackedLevels(*exact)
 
 
 def reads_panels(input: Any) -> bool:  # noqa: A002

@@ -152,11 +152,11 @@ def prepare_rows(x: View, codes: View) -> Ready | str:
 
 
 def _rows(problem: Problem, _: Config) -> Geometry:
-    """Return a launch with a warp a row, or a block of up to 1024 threads a longer row."""
+    """Return a launch with a warp a row, or a block a longer row."""
     size = dtypes.get(problem.dtype).size
     vec = math.gcd(problem.k, max(1, min(16, problem.alignments[0]) // size))
     pieces = problem.k // vec
-    team = WARP if pieces <= _KEPT * WARP else next((t for t in (256, 512) if pieces <= _KEPT * t), 1024)
+    team = WARP if pieces <= _KEPT * WARP else 256 if pieces <= _KEPT * 256 else 512
     each = min(_KEPT, 1 << max(0, -(-pieces // team) - 1).bit_length())
     threads = max(team, 4 * WARP)
     return Geometry(

@@ -32,7 +32,7 @@ template <int TEAM> __device__ __forceinline__ unsigned largest_of_team(unsigned
 }
 
 template <class T, class Out, int EPILOGUE, int VEC, int TEAM, int EACH>
-__global__ void quantize_rows(const Product<T, Out> p) {
+__global__ void __launch_bounds__(TEAM > 128 ? TEAM : 128) quantize_rows(const Product<T, Out> p) {
   constexpr int STEP = TEAM * VEC;
   using Piece = Chunk<T, VEC>;
   long long row = blockIdx.x * (long long)(blockDim.x / TEAM) + threadIdx.x / TEAM;

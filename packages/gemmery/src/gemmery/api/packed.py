@@ -18,7 +18,6 @@ from gemmery.errors import CompileError, RefusedError
 from gemmery.problem import Config, Problem
 
 
-@table.once
 def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epilogue: str) -> Ready | str:
     """Return the launch of C = activation(x W' + bias), or why there is none.
 

@@ -9,6 +9,7 @@ from typing import Any
 from gemmery import arrays, dtypes
 from gemmery.api.codes import FORMATS, bits_of, cast, checked_dtype, decoded, from_e4m3, library_of
 from gemmery.api.compute import writable
+from gemmery.api.device_call import keep
 from gemmery.api.options import (
     check_activation,
     dtype_name,
@@ -128,32 +129,48 @@ def _low(z: View | None) -> Any:
 
 def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> Any:
     """Return the product of few rows by the packed matrix; None where no kernel makes it."""
-    (k, n), bias = matrix.shape, options.bias
-    plain = not (options.batch_invariant or options.precision or options.dtype) and matrix.zeros is None
-    if not plain or matrix.format not in ("int8", "int4") or not arrays.allocates(x):
+    n, bias, activation = matrix.shape[1], options.bias, options.activation
+    if options.batch_invariant or options.precision or options.dtype or not arrays.allocates(x):
         return None
-    if v.shape[-1:] != (k,) or not 0 < math.prod(v.shape) <= MOST_ROWS * k:
-        return None
-    if options.activation is not None:
-        check_activation(options.activation, v.dtype)
-    row = None
+    start = 0
     if bias is not None:
         if not arrays.allocates(bias) or tuple(bias.shape) != (n,) or view(bias).device != v.device:
             return None
-        bias = arrays.astype(bias, "f32")
+        bias = arrays.astype(bias, "f32").reshape(1, n)
         row = view(bias)
-        if row.strides != (4,):
+        if row.strides[1] != 4:
             return None
-    count = math.prod(v.shape[:-1])
-    flat, packed, scales = view(x.reshape(count, k)), view(matrix.packed), view(matrix.scales)
-    target = arrays.empty(x, (*v.shape[:-1], n), v.dtype)
-    c = target._replace(shape=(count, n), strides=(n * 2, 2))
-    name = epilogue_name(row, options.activation)
-    run = prepare_packed(_low(flat), _low(packed), _low(scales), _low(c), FORMATS[matrix.format].bits, name)
-    if isinstance(run, str):
+        start = row.pointer
+    if v.strides != arrays.contiguous(v.shape, dtypes.get(v.dtype).size):
+        x = library_of(x).stack([x])[0]  # a contiguous copy
+        v = view(x)
+    calls = matrix._kept.setdefault("calls", {})
+    key = v.shape, v.dtype, v.pointer & 15, activation, bias is None
+    known = calls.get(key)
+    if known is None:
+        known = keep(calls, key, _prepared(v, matrix, epilogue_name(bias, activation)))
+    if isinstance(known, str):
         return None
-    run(flat.pointer, packed.pointer, c.pointer, v.stream, 0 if row is None else row.pointer, scales.pointer)
-    return target.array
+    run, packed, scales, shape = known
+    result = x.new_empty(shape) if hasattr(x, "new_empty") else arrays.empty(x, shape, v.dtype).array
+    to = result.data_ptr() if hasattr(result, "data_ptr") else result.data.ptr
+    run(v.pointer, packed, to, v.stream, start, scales)
+    return result
+
+
+def _prepared(v: View, matrix: QuantizedMatrix, epilogue: str) -> tuple[Any, int, int, tuple[int, ...]] | str:
+    """Return the launch for an x like this, the addresses of the matrix and the shape of the result; or why none."""
+    (k, n), count = matrix.shape, math.prod(v.shape[:-1])
+    if matrix.format not in ("int8", "int4") or matrix.zeros is not None or not 0 < count <= MOST_ROWS:
+        return "a kernel multiplies few rows by integers without zero points"
+    if v.shape[-1] != k:
+        return "x has other columns"
+    if "+" in epilogue or epilogue not in ("", "bias"):
+        check_activation(epilogue.rpartition("+")[2], v.dtype)
+    packed, scales = view(matrix.packed), view(matrix.scales)
+    flat, c = (View(v.pointer & 15, (count, i), (2 * i, 2), v.dtype, v.device) for i in (k, n))
+    run = prepare_packed(flat, _low(packed), _low(scales), c._replace(pointer=0), FORMATS[matrix.format].bits, epilogue)
+    return run if isinstance(run, str) else (run, packed.pointer, scales.pointer, (*v.shape[:-1], n))
 
 
 def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits an element: `gm.quantize`, the matrix that it returns, and products by it."""
+"""Weights of 8 or 4 bits an element: `gm.quantize`, and the matrix that it returns."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Sequence

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from gemmery.api import get_num_threads as get_num_threads
     from gemmery.api import matmul as matmul
     from gemmery.api import set_num_threads as set_num_threads
-    from gemmery.api.checkpoints import convert_checkpoint as convert_checkpoint
     from gemmery.api.checkpoints import from_checkpoint as from_checkpoint
     from gemmery.api.checkpoints import load_quantized as load_quantized
     from gemmery.api.checkpoints import save_quantized as save_quantized
@@ -96,7 +95,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "gemmery.api": ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"),
-    "gemmery.api.checkpoints": ("convert_checkpoint", "from_checkpoint", "load_quantized", "save_quantized"),
+    "gemmery.api.checkpoints": ("from_checkpoint", "load_quantized", "save_quantized"),
     "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,6 +201,12 @@ def test_a_file_of_another_version_is_refused_by_name(tmp_path):
         gm.load_quantized(path)
 
 
+def convert(*arguments, **options):
+    pytest.importorskip("safetensors")
+    path = Path(__file__).parents[4] / "examples" / "12_convert_a_checkpoint.py"
+    return runpy.run_path(str(path))["convert"](*arguments, **options)
+
+
 def folder(path, parts, config):
     """A checkpoint of several files, whose layer is spread over them, with its index."""
     numpy = pytest.importorskip("safetensors.numpy")
@@ -215,7 +223,7 @@ def test_a_folder_is_converted_file_by_file(tmp_path):
     layer = {f"model.up.{name}": z for name, z in gptq().items()}
     last = {"model.up.scales": layer.pop("model.up.scales"), "norm.weight": np.ones(4, np.float32)}
     folder(tmp_path / "in", [layer, last], {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    assert gm.convert_checkpoint(tmp_path / "in", tmp_path / "out") == {"model.up": "int4"}
+    assert convert(tmp_path / "in", tmp_path / "out") == {"model.up": "int4"}
     matrix = gm.load_quantized(tmp_path / "out" / "model-0.safetensors")["model.up"]
     assert np.array_equal(matrix.dequantize("float64"), weight())
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -225,19 +233,19 @@ def test_a_folder_is_converted_file_by_file(tmp_path):
     }  # fmt: skip
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     with pytest.raises(FileExistsError):
-        gm.convert_checkpoint(tmp_path / "in", tmp_path / "out")
+        convert(tmp_path / "in", tmp_path / "out")
 
 
 def test_a_plain_folder_is_quantised(tmp_path):
     w = RNG.standard_normal((8, 64)).astype(np.float32)
     folder(tmp_path / "in", [{"up_proj.weight": w, "embed.weight": w}], {})
-    assert gm.convert_checkpoint(tmp_path / "in", tmp_path / "out", format_="int4", group=32) == {"up_proj": "int4"}
+    assert convert(tmp_path / "in", tmp_path / "out", format_="int4", group=32) == {"up_proj": "int4"}
     again = gm.load_quantized(tmp_path / "out" / "model-0.safetensors")["up_proj"]
     assert np.array_equal(again.packed, gm.quantize(w.T, "int4", 32).packed)
     with pytest.raises(ArgumentError, match="quant_method"):
-        gm.convert_checkpoint(tmp_path / "in", tmp_path / "other")
+        convert(tmp_path / "in", tmp_path / "other")
     with pytest.raises(ArgumentError, match="no safetensors"):
-        gm.convert_checkpoint(tmp_path / "nothing", tmp_path / "other")
+        convert(tmp_path / "nothing", tmp_path / "other")
 
 
 def test_an_error_names_the_layer(tmp_path):
@@ -245,4 +253,4 @@ def test_an_error_names_the_layer(tmp_path):
     layer["model.up.g_idx"] = layer["model.up.g_idx"][::-1].copy()
     folder(tmp_path / "in", [layer], {"quantization_config": {"quant_method": "gptq"}})
     with pytest.raises(ArgumentError, match=r"model\.up: g_idx"):
-        gm.convert_checkpoint(tmp_path / "in", tmp_path / "out")
+        convert(tmp_path / "in", tmp_path / "out")

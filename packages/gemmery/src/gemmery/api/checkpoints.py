@@ -5,18 +5,15 @@ Files are read and written by the library safetensors, which is imported when it
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 
 from gemmery.api.codes import bits_of, cast, library_of, name_of, paired
-from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version, quantize
-from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, unknown
+from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version
+from gemmery.errors import ArgumentError, InstallError, LayoutError, ShapeError, brief, unknown
 
 CheckpointName = Literal["awq", "gptq", "hqq", "compressed-tensors", "mxfp4"]
 Tensors = Mapping[str, Any]
@@ -27,8 +24,6 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of 8 column
 
 def _safetensors(what: str = "") -> Any:
     """Return safetensors, or its module for arrays of NumPy or PyTorch. Raises InstallError without it."""
-    from importlib import import_module
-
     try:
         return import_module(f"safetensors{what}")
     except ModuleNotFoundError as error:
@@ -125,9 +120,9 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
     Raises ArgumentError for another kind, for tensors that are missing, and for a layer whose groups follow no order of
     k (`g_idx` of `desc_act`), and ShapeError for tensors that do not belong together.
     """
-    if kind not in _READERS:
-        raise unknown(f"kind={brief(kind)}: no checkpoint of this kind is read", str(kind), _READERS)
-    read, names = _READERS[kind]
+    if kind not in READERS:
+        raise unknown(f"kind={brief(kind)}: no checkpoint of this kind is read", str(kind), READERS)
+    read, names = READERS[kind]
     missing = [name for name in names if name not in tensors]
     if missing:
         raise ArgumentError(f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors)}; pass all")
@@ -220,6 +215,8 @@ def _hqq(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
 def _compressed(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
     """compressed-tensors, pack-quantized: words of 8 or 4 columns of k, codes from 0 on; zero points in words of n."""
     packed, scales = tensors["weight_packed"], tensors["weight_scale"]
+    if name_of(packed) != "int32" or len(scales.shape) != 2:
+        raise ArgumentError(f"weight_packed of {packed.dtype}: pack-quantized has int32, and factors (n, groups)")
     own = tensors.get("weight_shape")
     n, k = (int(x) for x in own) if own is not None else (packed.shape[0], packed.shape[1] * 8)
     bits = 32 * packed.shape[1] // max(1, k)
@@ -252,104 +249,10 @@ def _only_bits(config: Mapping[str, Any], name: str, allowed: tuple[int, ...]) -
 
 
 # Kind -> how a layer is read, and the tensors that it must have, of which the first holds the codes.
-_READERS: dict[str, tuple[Callable[[Tensors, Mapping[str, Any]], QuantizedMatrix], tuple[str, ...]]] = {
+READERS: dict[str, tuple[Callable[[Tensors, Mapping[str, Any]], QuantizedMatrix], tuple[str, ...]]] = {
     "awq": (_awq, ("qweight", "qzeros", "scales")),
     "gptq": (_gptq, ("qweight", "qzeros", "scales")),
     "hqq": (_hqq, ("W_q", "scale", "zero")),
     "compressed-tensors": (_compressed, ("weight_packed", "weight_scale")),
     "mxfp4": (_mxfp4, ("blocks", "scales")),
 }
-_ALSO = ("g_idx", "weight_g_idx", "weight_zero_point", "weight_shape")
-_INDEX = "model.safetensors.index.json"
-
-
-def convert_checkpoint(
-    source: Any, target: Any, kind: CheckpointName | None = None, format_: str | None = None, group: int | None = None
-) -> dict[str, str]:
-    """Write a folder of a quantised checkpoint again with gemmery's matrices, and return the format of each.
-
-    `source` has safetensors files, `config.json` and perhaps an index. `target`, a new folder, gets a file for each of
-    them, as `save_quantized` writes it, all other tensors as they were, the index with the new names, and copies of the
-    other files. One file is in memory at a time. `kind` is that of the checkpoint; None takes it from `config.json`.
-    For a checkpoint that is not quantised, `format_` and `group` say how each matrix "....proj.weight" is quantised.
-
-    Raises ArgumentError for a folder without such files or of an unknown kind, FileExistsError for a `target` that is
-    there, and the errors of `from_checkpoint`, which name the layer.
-    """
-    source, target = Path(source), Path(target)
-    files = sorted(source.glob("*.safetensors"))
-    if not files:
-        raise ArgumentError(f"{source} has no safetensors files: pass the folder of a checkpoint")
-    text = source / "config.json"
-    config = json.loads(text.read_text()).get("quantization_config", {}) if text.exists() else {}
-    kind = kind or (None if format_ else config.get("quant_method"))
-    if (kind is None) == (format_ is None) or (kind is not None and kind not in _READERS):
-        raise ArgumentError(
-            f"quant_method={brief(kind)} of {source}: pass kind=, one of {', '.join(_READERS)}; or format_= for a "
-            "checkpoint that is not quantised"
-        )
-    target.mkdir(parents=True)
-    formats: dict[str, str] = {}
-    places: dict[str, str] = {}
-    total = 0
-    with ExitStack() as stack:
-        opened = {path.name: stack.enter_context(_safetensors().safe_open(str(path), _backend())) for path in files}
-        home = {name: file for file, each in opened.items() for name in each.keys()}  # noqa: SIM118 # no mapping
-        for file in opened:
-            matrices, others = _of_file(file, opened, home, kind, config, format_, group)
-            save_quantized(target / file, matrices, others)
-            formats.update((name, matrix.format) for name, matrix in matrices.items())
-            with _safetensors().safe_open(str(target / file), "np") as written:
-                places.update(dict.fromkeys(written.keys(), file))
-            total += sum(z.nbytes for z in (*matrices.values(), *others.values()))
-    for other in source.iterdir():
-        if other.is_file() and other not in files and other.name != _INDEX:
-            shutil.copy2(other, target / other.name)
-    if len(files) > 1 or (source / _INDEX).exists():
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-        (target / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    return formats
-
-
-def _backend() -> str:
-    """Return the library that reads a checkpoint: PyTorch, which has every type of one, or NumPy without it."""
-    return "pt" if find_spec("torch") else "np"
-
-
-def _of_file(
-    file: str, opened: Mapping[str, Any], home: Mapping[str, str], kind: str | None, config: Mapping[str, Any],
-    format_: str | None, group: int | None,
-) -> tuple[dict[str, QuantizedMatrix], dict[str, Any]]:  # fmt: skip
-    """Return the matrices whose codes are in a file, and the tensors of it that belong to no matrix."""
-
-    def tensor(name: str) -> Any:
-        return opened[home[name]].get_tensor(name)
-
-    matrices, others = {}, {}
-    for name in opened[file].keys():  # noqa: SIM118 # no mapping
-        if kind is None:
-            z = tensor(name)
-            if name.endswith("proj.weight") and z.ndim == 2:
-                matrices[name.removesuffix(".weight")] = quantize(z.T, format_, group)  # type: ignore[arg-type]
-            else:
-                others[name] = z
-            continue
-        layer, own = next(_layers(name, kind, home), (None, ()))
-        if layer is None:
-            others[name] = tensor(name)
-        elif name == f"{layer}{own[0]}":
-            try:
-                short = layer[:-1]
-                matrices[short] = from_checkpoint(kind, {each: tensor(f"{layer}{each}") for each in own}, config)  # type: ignore[arg-type]
-            except GemmeryError as error:
-                raise type(error)(f"{short}: {error}") from error
-    return matrices, others
-
-
-def _layers(name: str, kind: str, home: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the layer's name with its mark, and its tensors, where a tensor belongs to a quantised layer."""
-    needed = _READERS[kind][1]
-    for suffix in (*needed, *_ALSO):
-        layer = name.removesuffix(suffix)
-        if layer != name and layer[-1:] in (".", "_") and all(f"{layer}{each}" in home for each in needed):
-            yield layer, (*needed, *(each for each in _ALSO if f"{layer}{each}" in home))

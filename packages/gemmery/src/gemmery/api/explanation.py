@@ -159,11 +159,11 @@ def explain(
         return explain(a, b, **keywords)
     options = record("explain", {**keywords})
     if type(b) in array_libraries.QUANTIZED:
-        from gemmery.api.quantized_products import told
+        from gemmery.api.quantized_products import treatment
 
         v = view(a)
         whole = explain(a, b.dequantize(dtypes.get(v.dtype).numpy), **keywords)
-        return replace(whole, copies=(*whole.copies, told(v, b)))
+        return replace(whole, copies=(*whole.copies, treatment(v, b)))
     x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)

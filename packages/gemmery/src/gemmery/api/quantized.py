@@ -54,7 +54,7 @@ class QuantizedMatrix:
     scales: Any
     zeros: Any = None
     scale: Any = None
-    _kept: dict[str, Any] = field(default_factory=dict, init=False)  # copies for the CPU
+    _copies: dict[str, Any] = field(default_factory=dict, init=False)  # copies for the CPU
 
     def __post_init__(self) -> None:
         """Check that the arrays belong together. Raises ArgumentError, ShapeError or DTypeError."""
@@ -174,10 +174,10 @@ class QuantizedMatrix:
 
     def panels(self) -> PackedLevels | None:
         """Return its levels in panels for the CPU, made once; None for formats without levels, and other devices."""
-        if "levels" not in self._kept:
+        if "levels" not in self._copies:
             exact = levels(self.parts, self.format) if 0 not in self.shape and len(self.shape) == 2 else None
-            self._kept["levels"] = exact and PackedLevels(np.asarray(exact[0]), np.asarray(exact[1]), exact[2])
-        panels: PackedLevels | None = self._kept["levels"]
+            self._copies["levels"] = exact and PackedLevels(np.asarray(exact[0]), np.asarray(exact[1]), exact[2])
+        panels: PackedLevels | None = self._copies["levels"]
         return panels
 
 

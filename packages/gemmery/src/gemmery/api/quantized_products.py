@@ -117,9 +117,9 @@ def _expanded(matrix: QuantizedMatrix, dtype: str) -> Any:
     """Return the expanded matrix in an element type; packed by `gm.pack`, and kept, where it has no levels."""
     if matrix.panels() is not None or dtype not in packed_levels.DTYPES:
         return matrix.dequantize(dtypes.get(dtype).numpy)  # type: ignore[arg-type]
-    if dtype not in matrix._kept:
-        matrix._kept[dtype] = pack(matrix.dequantize(dtypes.get(dtype).numpy))  # type: ignore[arg-type]
-    return matrix._kept[dtype]
+    if dtype not in matrix._copies:
+        matrix._copies[dtype] = pack(matrix.dequantize(dtypes.get(dtype).numpy))  # type: ignore[arg-type]
+    return matrix._copies[dtype]
 
 
 def _low(z: View | None) -> Any:
@@ -144,7 +144,7 @@ def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> An
     if v.strides != arrays.contiguous(v.shape, dtypes.get(v.dtype).size):
         x = library_of(x).stack([x])[0]  # a contiguous copy
         v = view(x)
-    calls = matrix._kept.setdefault("calls", {})
+    calls = matrix._copies.setdefault("calls", {})
     key = v.shape, v.dtype, v.pointer & 15, activation, bias is None
     known = calls.get(key)
     if known is None:
@@ -193,7 +193,7 @@ def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
     return target.array
 
 
-def told(v: View, matrix: QuantizedMatrix) -> str:
+def treatment(v: View, matrix: QuantizedMatrix) -> str:
     """Return what a product of an a like this does with a quantised matrix, in words."""
     stored, wide = f"{matrix.format} in groups of {matrix.group}, {matrix.nbytes:,} bytes", dtypes.get(v.dtype).numpy
     few = v.device == "cpu" and math.prod(v.shape[:-1]) <= _FEW and panels_for(matrix, v.dtype) is not None

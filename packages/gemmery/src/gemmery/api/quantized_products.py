@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from gemmery import arrays, dtypes
@@ -53,7 +54,10 @@ def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multipl
     arrays.together(a=v, b=view(matrix.packed))
     if v.device == "cpu":
         return _on_cpu(x, v, matrix, out, options, multiply)
-    done = _by_kernel(x, v, matrix, options) if out is None else None
+    done = None
+    if out is None and options.precision is None and options.dtype is None:
+        done = _arranged(x, matrix, options)
+        done = _by_kernel(x, v, matrix, options) if done is None else done
     if done is None:
         done = multiply(x, device_weight(matrix, v.dtype, v).swapaxes(-1, -2), out, **options.passed())
     return done
@@ -127,10 +131,25 @@ def _low(z: View | None) -> Any:
     return z and z._replace(pointer=z.pointer & 15, stream=0, owner=None, writable=True)
 
 
+def _arranged(x: Any, matrix: QuantizedMatrix, options: Options) -> Any:
+    """Return the product by the copy of the matrix in the order of Hopper's kernel, which the first one makes.
+
+    None where there is no such kernel, and for arrays of other libraries than PyTorch.
+    """
+    library = library_of(x).__name__
+    if library != "torch" or not isinstance(options.bias, type(x) | None):
+        return None
+    if options.bias is not None:
+        view(options.bias)  # raises if PyTorch records operations on it
+    # By a name that is put together: the parts for libraries are above this one.
+    layer = import_module(f"gemmery.{library}.arranged").matrix_layer
+    return layer(x, matrix, options.bias, options.activation, bool(options.batch_invariant))
+
+
 def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> Any:
     """Return the product of few rows by the packed matrix; None where no kernel makes it."""
     n, bias, activation = matrix.shape[1], options.bias, options.activation
-    if options.batch_invariant or options.precision or options.dtype or not arrays.allocates(x):
+    if options.batch_invariant or not arrays.allocates(x):
         return None
     start = 0
     if bias is not None:
@@ -196,6 +215,11 @@ def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
 def treatment(v: View, matrix: QuantizedMatrix) -> str:
     """Return what a product of an a like this does with a quantised matrix, in words."""
     stored, wide = f"{matrix.format} in groups of {matrix.group}, {matrix.nbytes:,} bytes", dtypes.get(v.dtype).numpy
-    few = v.device == "cpu" and math.prod(v.shape[:-1]) <= _FEW and panels_for(matrix, v.dtype) is not None
-    how = "the micro-kernel widens its levels, and multiplies sums by factors" if few else f"it is expanded to {wide}"
+    few = math.prod(v.shape[:-1]) <= _FEW and panels_for(matrix, v.dtype) is not None
+    if v.device != "cpu":
+        how = f"a kernel reads its codes where one can hold its factors; else it is expanded to {wide}"
+    elif few:
+        how = "the micro-kernel widens its levels, and multiplies sums by factors"
+    else:
+        how = f"it is expanded to {wide}"
     return f"b is {stored}: {how}"

@@ -48,15 +48,15 @@ def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invaria
     """Return activation(x W' + bias) for the logical form of a matrix; None where no kernel multiplies it.
 
     `matrix` has `format`, `packed`, `scales`, `zeros` and `scale` as a `gemmery.QuantizedMatrix` has them, and a dict
-    `_kept`, where the arranged copy stays.
+    `_copies`, where the arranged copy stays.
     """
     key, state = ("arranged", x.dtype), (matrix.packed.data_ptr(), matrix.packed.get_device())
-    if key not in matrix._kept:
+    if key not in matrix._copies:
         if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
             return None
         entry = _arranged(matrix, x.dtype) if find(f"cuda:{x.get_device()}").capability == 90 else None
-        matrix._kept[key] = state, entry
-    was, entry = matrix._kept[key]
+        matrix._copies[key] = state, entry
+    was, entry = matrix._copies[key]
     if entry is None or was != state or x.is_neg() or x.get_device() != state[1]:
         return None
     if not invariant and expands(x.numel() // entry[0].k, entry[0], find(f"cuda:{x.get_device()}")):

@@ -16,7 +16,7 @@ from gemmery.errors import DTypeError
 from gemmery.tuples import NamedTuple
 
 
-class Format(NamedTuple):
+class CodeFormat(NamedTuple):
     """How the elements of a quantised matrix are stored."""
 
     bits: int
@@ -26,11 +26,11 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "int8": Format(8, 127),
-    "int4": Format(4, 7, offset=8),
-    "float8_e4m3": Format(8, 448),
-    "mxfp4": Format(4, 6, 32),
-    "nvfp4": Format(4, 6, 16),
+    "int8": CodeFormat(8, 127),
+    "int4": CodeFormat(4, 7, offset=8),
+    "float8_e4m3": CodeFormat(8, 448),
+    "mxfp4": CodeFormat(4, 6, 32),
+    "nvfp4": CodeFormat(4, 6, 16),
 }
 _E4M3_TOP = 448
 _MOST_AT_ONCE = 1 << 24  # elements that are quantised at a time: several float32 arrays of as many are needed

@@ -20,6 +20,7 @@ NEEDS = {
     "09_look_at_a_gpu_kernel": "cuda",
     "10_emulate": "cuda",
     "11_llama": "transformers",
+    "12_convert_a_checkpoint": "safetensors",
 }
 SAYS = {
     "01_matmul": "same bits:    True",
@@ -33,6 +34,7 @@ SAYS = {
     "09_look_at_a_gpu_kernel": "h200  sm_90a",
     "10_emulate": "rows of 33: correct True, 0 bank conflicts",
     "11_llama": "decode, eager",
+    "12_convert_a_checkpoint": "sums of columns are exact: True",
 }
 
 

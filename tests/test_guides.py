@@ -21,6 +21,7 @@ NEEDS = {
     "numpy": (),
     "packed_weights": (),
     "quantised_decode": ("torch",),
+    "quantized_matrices": (),
     "ci_without_a_gpu": ("cuda",),
 }
 BLOCK = re.compile(r"(<!-- needs a GPU -->\n)?^```(\w+)(?: title=\"([\w.]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -149,6 +149,30 @@ def test_a_product_that_is_none_is_refused(opcode):
         emulate(code, "f", 1, 128, [], arch=ARCH)
 
 
+SHARES = """
+extern "C" __global__ void __launch_bounds__({threads}, {blocks}) f(int* out) {{
+  if (threadIdx.x < 128) {{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+  }} else {{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 {count};");
+    out[threadIdx.x] = 1;
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "blocks", "count", "launched"),
+    [(640, 1, 112, 0), (640, 1, 120, 96), (384, 1, 240, 0), (384, 2, 104, 0), (384, 2, 112, 80)],
+)
+def test_warpgroups_that_ask_for_more_registers_than_the_launch_has_are_found(threads, blocks, count, launched):
+    """Four consumers of 120 and a producer of 24 are more than five warpgroups of 96: an H200 waited for ever."""
+    source = SHARES.format(threads=threads, blocks=blocks, count=count)
+    found = emulate(source, "f", 3, threads, [np.zeros(threads, np.int32)], 0, ARCH).findings
+    assert [one.kind for one in found if "waits for ever" in one.message] == ["misuse"] * bool(launched)
+    assert all(f"launched with {launched} " in one.message for one in found)
+
+
 # ---- boxes ----
 
 

@@ -134,7 +134,7 @@ def product_bytes(
         for name, array in gemm.arrays.items()
     }
     operands = views["A"], views["B"], views["C"]
-    if problem.bits:  # the factors of a packed B take the place of scratch memory
+    if problem.bits and not problem.levels:  # the factors of a packed B take the place of scratch memory
         workspace = addresses["b_scale"]
     product = product_argument(
         problem,
@@ -155,7 +155,7 @@ def product_bytes(
     def encoded(described: MapShape, address: int) -> bytes:
         """The emulator's own bytes of a tensor map."""
         name = dtypes.get(described.dtype).numpy
-        sides = described.extents, described.strides, (*described.box, 1), (1, 1, 1)
+        sides = described.extents, described.strides, (*described.box, described.deep), (1, 1, 1)
         return tensormap.encoded(address, name if name in tensormap.TYPES else "uint8", described.swizzle, *sides)
 
     maps = placed_maps(problem, geometry, *operands)

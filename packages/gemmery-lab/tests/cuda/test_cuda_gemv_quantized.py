@@ -195,9 +195,9 @@ def unpacked_on(card, levels, scales, bits, dtype):
     w, s = card.put(packed(levels, bits), "uint8"), card.put(scales, word)
     c = card.empty(levels.shape, word)
     views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (w, s))
-    run = prepare_unpacking(*views, word, bits)
+    run = prepare_unpacking(*views, None, None, word, f"int{bits}")
     if isinstance(run, Ready):
-        run(w.memory.pointer, w.memory.pointer, c.memory.pointer, 0, 0, s.memory.pointer)
+        run(0, w.memory.pointer, c.memory.pointer, 0, 0, s.memory.pointer)
     return c.numbers if isinstance(run, Ready) else run
 
 
@@ -221,8 +221,6 @@ def test_what_no_kernel_unpacks_has_a_reason(monkeypatch):
     assert "groups of 12" in unpacked_on(card, levels, np.ones((4, 2)), 4, "f16")
     assert "not empty" in unpacked_on(card, levels[:0], np.ones((0, 3)), 8, "f16")
     one, factors = View(0, (4, 24), (24, 1), "uint8"), View(0, (4, 3), (12, 4), "f32")
-    assert "f16 or bf16" in prepare_unpacking(one, factors, "f32", 8)
-    assert "f16 or bf16" in prepare_unpacking(one, factors, "f16", 8)
-    assert "contiguous" in prepare_unpacking(
-        one._replace(strides=(48, 1)), factors._replace(dtype="f16", strides=(6, 2)), "f16", 8
-    )
+    assert "f32, f16 or bf16" in prepare_unpacking(one, factors, None, None, "f64", "int8")
+    assert "factors of f64" in prepare_unpacking(one, factors._replace(dtype="f64"), None, None, "f16", "int8")
+    assert "contiguous" in prepare_unpacking(one._replace(strides=(48, 1)), factors, None, None, "f16", "int8")

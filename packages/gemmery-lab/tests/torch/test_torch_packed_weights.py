@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import gemmery.torch  # noqa: E402
 from gemmery.errors import ArgumentError, DTypeError, ShapeError  # noqa: E402
-from gemmery.torch import quantization  # noqa: E402
+from gemmery.torch import arranged, quantization  # noqa: E402
 from gemmery.torch.quantization import dequantize  # noqa: E402
 
 functional = torch.nn.functional
@@ -138,7 +138,7 @@ def test_tensors_that_are_no_packed_weight_are_refused():
 
 def test_a_weight_is_unpacked_alike_for_all():
     packed, scales = gemmery.torch.quantize(draw(6, 8), 4, GROUP)
-    assert torch.equal(dequantize(packed, scales, 4, GROUP, torch.float64), weight_of(packed, scales))
+    assert torch.equal(dequantize(packed, scales, 4, torch.float64), weight_of(packed, scales))
 
 
 class OnDevice:
@@ -150,7 +150,8 @@ class OnDevice:
         words = torch.uint8 if tensor.itemsize == 1 else torch.int16
         self.tensor, self.card, self.shape, self.ndim = tensor, card, tensor.shape, tensor.ndim
         self.dtype, self.numel, self.stride = tensor.dtype, tensor.numel, tensor.stride
-        self.is_floating_point, self.is_neg = tensor.is_floating_point, tensor.is_neg
+        self.is_floating_point, self.is_neg, self.is_inference = tensor.is_floating_point, tensor.is_neg, lambda: True
+        self.element_size, self.is_contiguous = tensor.element_size, tensor.is_contiguous
         name = "uint8" if tensor.itemsize == 1 else "f16"
         self.array = array or card.put(tensor.view(words).numpy().view("u1" if name == "uint8" else "f2"), name)
 
@@ -167,20 +168,28 @@ class OnDevice:
         return OnDevice(self.card, torch.empty(shape, dtype=self.dtype), self.card.empty(shape, "f16"))
 
 
+@pytest.mark.parametrize("kernel", ["gemv_quantized", "wgmma_quantized"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_kernel_reads_packed_weights_on_a_device(bits, monkeypatch):
+def test_a_kernel_reads_packed_weights_on_a_device(bits, kernel, monkeypatch):
     pytest.importorskip("cuda.bindings")
     from emulated_card import installed
+    from gemmery.cuda.weights import Format, arrange
 
-    card = installed(monkeypatch)
+    card, form = installed(monkeypatch), Format(40, 256, f"int{bits}", 128, "f16")
     monkeypatch.setattr(quantization, "_stream_of", lambda device: 0)
+    monkeypatch.setattr(arranged, "_stream_of", lambda device: 0)
     packed, scales = gemmery.torch.quantize(draw(40, 256, dtype=torch.float16), bits, 128)
+    codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(40, 256)
+    whole = OnDevice(card, arrange(form, codes.view(torch.uint8), scales.view(torch.int16)))
+    held = form, whole if kernel == "wgmma_quantized" else None
+    monkeypatch.setattr(arranged, "_hold", lambda packed, scales, state: (None, state, *held))
     x = draw(2, 3, 256, dtype=torch.float16)
     for _ in range(2):  # the second launch is known
         result = quantization.quantized_layer(*(OnDevice(card, z) for z in (x, packed, scales)), None, "relu")
         exact, size = x.double() @ weight_of(packed, scales).T, x.double().abs() @ weight_of(packed, scales).abs().T
-        tolerance = (2.5 * 256 + 4) * 2.0**-24 * size + 2.0**-11 * exact.abs()
+        rounded = 2.0**-11 * (kernel == "wgmma_quantized")  # each weight
+        tolerance = ((2.5 * 256 + 4) * 2.0**-24 + rounded) * size + 2.0**-11 * exact.abs()
         numbers = torch.tensor(result.array.numbers.astype("f8"))
         assert bool(((numbers - exact.relu()).abs() <= tolerance).all())
-    assert card.launched == ["gemv_quantized"] * 2
+    assert card.launched == [kernel] * 2
     assert card.findings == []

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from gemmery.api import get_num_threads as get_num_threads
     from gemmery.api import matmul as matmul
     from gemmery.api import set_num_threads as set_num_threads
+    from gemmery.api.checkpoints import from_checkpoint as from_checkpoint
+    from gemmery.api.checkpoints import load_quantized as load_quantized
+    from gemmery.api.checkpoints import save_quantized as save_quantized
     from gemmery.api.contractions import einsum as einsum
     from gemmery.api.contractions import tensordot as tensordot
     from gemmery.api.contractions import vecdot as vecdot
@@ -63,6 +66,9 @@ if TYPE_CHECKING:
     from gemmery.api.grouped import grouped_matmul as grouped_matmul
     from gemmery.api.packing import PackedMatrix as PackedMatrix
     from gemmery.api.packing import pack as pack
+    from gemmery.api.quantized import QuantizedMatrix as QuantizedMatrix
+    from gemmery.api.quantized import quantize as quantize
+    from gemmery.api.row_codes import quantize_rows as quantize_rows
     from gemmery.api.splitting import SplitOperand as SplitOperand
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
@@ -89,11 +95,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "gemmery.api": ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"),
+    "gemmery.api.checkpoints": ("from_checkpoint", "load_quantized", "save_quantized"),
     "gemmery.api.contractions": ("einsum", "tensordot", "vecdot"),
     "gemmery.api.explanation": ("Explanation", "explain"),
     "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.device_operands": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.packing": ("PackedMatrix", "pack"),
+    "gemmery.api.quantized": ("QuantizedMatrix", "quantize"),
+    "gemmery.api.row_codes": ("quantize_rows",),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery_emulator.arguments": ("device_memory",),

@@ -39,6 +39,7 @@ class Problem(NamedTuple):
     groups: int = 0  # products of one kind with rows of A of their own; 0: an ordinary product
     bits: int = 0  # of an element of B, where B is packed with a factor for each group of a column; 0: of type dtype
     group: int = 0  # elements of a column of B that share a factor
+    levels: str = ""  # the kind of an element of B, where cuda/weights.py arranged B; "": B is packed by rows, or not
     interleaved: bool = False  # elements of A, B and C are adjacent along the batch
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
 

@@ -352,7 +352,7 @@ def test_a_kernel_is_loaded_once_and_opts_into_more_shared_memory_only(monkeypat
     monkeypatch.setattr(driver, "device", lambda ordinal: replace(KNOWN["h200"], ordinal=ordinal))
     monkeypatch.setattr(driver, "find", lambda name: driver.device(int(name[-1])))
     monkeypatch.setattr(driver, "on", nothing)
-    monkeypatch.setattr(driver, "_relaxed", nothing)
+    monkeypatch.setattr(driver, "relaxed", nothing)
     monkeypatch.setattr(driver, "check", lambda result: result[1])
     monkeypatch.setattr(driver.nvrtc, "code", lambda *names: SimpleNamespace(cubin=b"", entry="k"))
     monkeypatch.setattr(driver, "_functions", {})

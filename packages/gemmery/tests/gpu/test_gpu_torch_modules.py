@@ -113,7 +113,7 @@ def test_a_kernel_reads_packed_weights(rows, dtype, bits, group, activation):
     packed, scales = quantize(torch.randn(1000, 1280, device="cuda", dtype=dtype), bits, group)
     result = quantized_linear(x, packed, scales, bias, activation)
     assert torch.equal(result, quantization._by_kernel(x, packed, scales, bias, activation))
-    weight = dequantize(packed, scales, bits, group, torch.float64)
+    weight = dequantize(packed, scales, bits, torch.float64)
     exact = x.double() @ weight.T + bias.double()
     size = x.double().abs() @ weight.abs().T + bias.double().abs()
     tolerance = (2.5 * 1280 + 4) * 2.0**-24 * size + ROUNDOFF[dtype] * exact.abs()
@@ -127,7 +127,7 @@ def test_a_kernel_reads_packed_weights(rows, dtype, bits, group, activation):
 def test_a_kernel_unpacks_weights_for_many_rows(bits, group, dtype):
     packed, scales = quantize(torch.randn(1111, 1200, device="cuda", dtype=dtype), bits, group)
     weight = quantization._whole(packed, scales, dtype)
-    assert torch.equal(weight, dequantize(packed, scales, bits, group, dtype))
+    assert torch.equal(weight, dequantize(packed, scales, bits, dtype))
     x = torch.randn(65, 1200, device="cuda", dtype=dtype)
     assert torch.equal(quantized_linear(x, packed, scales), linear(x, weight))
 
@@ -135,7 +135,7 @@ def test_a_kernel_unpacks_weights_for_many_rows(bits, group, dtype):
 def test_packed_weights_that_no_kernel_reads_are_computed_first():
     x = torch.randn(3, 1280, device="cuda", dtype=torch.bfloat16)
     packed, scales = quantize(torch.randn(96, 1280, device="cuda", dtype=torch.bfloat16), 8, 64)
-    expected = x.double() @ dequantize(packed, scales, 8, 64, torch.float64).T
+    expected = x.double() @ dequantize(packed, scales, 8, torch.float64).T
     for factors, part in (
         (scales.float(), x),
         (scales, x.t().contiguous().t()),

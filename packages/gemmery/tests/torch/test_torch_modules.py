@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import gemmery as gm
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -306,7 +307,7 @@ def unrounded(layer):
     """The layer with the weight that products by panels read: no product of a level and a factor is rounded."""
     if isinstance(layer, Linear) or layer.scales.dtype is torch.float64:
         return layer
-    weight = dequantize(layer.packed, layer.scales.double(), layer.bits, layer.group, torch.float64)
+    weight = dequantize(layer.packed, layer.scales.double(), layer.bits, torch.float64)
     return SimpleNamespace(weight=weight, bias=layer.bias)
 
 
@@ -425,3 +426,43 @@ def test_a_packed_layer_stays_one_step_of_a_compiled_graph(bits):
         expected = layer(x)
         assert torch.equal(torch.compile(layer.pack(), backend="aot_eager", fullgraph=True)(x), expected)
         assert torch.equal(torch.export.export(layer, (x,)).module()(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("format_", "group", "zero_points"),
+    [
+        ("int4", 32, True),
+        ("float8_e4m3", None, False),
+        ("mxfp4", None, False),
+        ("nvfp4", None, False),
+        ("int8", 64, False),
+    ],
+)
+def test_a_layer_of_every_format(format_, group, zero_points, tmp_path):
+    matrix = gm.quantize(torch.randn(128, 24), format_, group, zero_points=zero_points)
+    layer = QuantizedLinear.of(matrix, torch.randn(24), activation="relu")
+    x, weight = torch.randn(3, 128), matrix.dequantize("float64").T
+    exact = torch.nn.functional.linear(x.double(), weight, layer.bias.double()).relu()
+    tolerance = 140 * 2.0**-24 * torch.nn.functional.linear(x.double().abs(), weight.abs(), layer.bias.double().abs())
+    recorded = layer(x.clone().requires_grad_())
+    for result in (layer(x), recorded):
+        assert bool(((result.double() - exact).abs() <= tolerance).all())
+    recorded.sum().backward()
+    assert torch.equal(layer.weight.double(), weight.float().double())
+    torch.save(layer, tmp_path / "layer.pt")
+    again = torch.load(tmp_path / "layer.pt", weights_only=False)
+    other = QuantizedLinear.of(
+        gm.quantize(torch.zeros(128, 24), format_, group, zero_points=zero_points), torch.zeros(24)
+    )
+    other.load_state_dict(layer.state_dict())
+    other.activation = "relu"
+    for each in (again, other, copy.deepcopy(layer)):
+        assert torch.equal(each(x), layer(x))
+    half = copy.deepcopy(layer).half()
+    assert (half.scale is None) == (format_ != "nvfp4")
+    assert half(x.half()).dtype is torch.float16
+    with pytest.raises(RuntimeError, match=r"QuantizedLinear\.of"):
+        layer.load_state_dict({"weight": torch.zeros(24, 128), "bias": torch.zeros(24)})
+    assert plain_state_dict(nn.Sequential(layer)).keys() == {"0.weight", "0.bias"}
+    with pytest.raises(ArgumentError, match="no QuantizedMatrix"):
+        QuantizedLinear.of(weight)

@@ -32,7 +32,7 @@ def test_an_element_is_within_half_a_factor_of_the_weight(bits, dtype):
     exact = torch.tensor(levels(packed, bits), dtype=torch.float64) * factors
     assert bool(((exact - weight.double()).abs() <= factors * (0.5 + 2.0**-20)).all())
     assert int(torch.tensor(levels(packed, bits)).abs().max()) == TOP[bits]
-    assert torch.equal(dequantize(packed, scales, bits, 8, dtype), exact.to(dtype))  # rounded once
+    assert torch.equal(dequantize(packed, scales, bits, dtype), exact.to(dtype))  # rounded once
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -40,13 +40,13 @@ def test_levels_times_a_power_of_two_come_back_as_they_were(bits):
     weight = torch.arange(-TOP[bits], TOP[bits] + 1).repeat(2)[None] * torch.tensor([[0.25], [8.0], [0.0]])
     packed, scales = quantize(weight, bits, weight.shape[1])
     assert scales.tolist() == [[0.25], [8.0], [0.0]]
-    assert torch.equal(dequantize(packed, scales, bits, weight.shape[1], torch.float32), weight)
+    assert torch.equal(dequantize(packed, scales, bits, torch.float32), weight)
 
 
 def test_factors_may_have_another_type_than_the_weight():
     weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
     packed, scales = quantize(weight, 8, 32, torch.bfloat16)
-    again = dequantize(packed, scales, 8, 32, torch.float32)
+    again = dequantize(packed, scales, 8, torch.float32)
     assert scales.dtype is torch.bfloat16
     assert bool(((again - weight).abs() <= scales.float().repeat_interleave(32, 1) * 0.51).all())
 
@@ -55,7 +55,7 @@ def test_factors_may_have_another_type_than_the_weight():
 def test_a_group_with_an_infinity_or_a_nan_spoils_itself_alone(bits):
     weight = torch.ones(3, 8)
     weight[0, 1], weight[1, 6] = torch.inf, torch.nan
-    again = dequantize(*quantize(weight, bits, 4), bits, 4, torch.float32)
+    again = dequantize(*quantize(weight, bits, 4), bits, torch.float32)
     assert not again[0, :4].isfinite().any()
     assert not again[1, 4:].isfinite().any()
     assert torch.equal(again[0, 4:], weight[0, 4:])
@@ -68,13 +68,13 @@ def test_a_group_with_an_infinity_or_a_nan_spoils_itself_alone(bits):
 def test_factors_that_are_subnormal_reach_the_weight(bits, size):
     weight = (torch.randn(32, 64, generator=torch.Generator().manual_seed(3)) * size).half()
     packed, scales = quantize(weight, bits, 16)
-    error = (dequantize(packed, scales, bits, 16, torch.float64) - weight.double()).abs()
+    error = (dequantize(packed, scales, bits, torch.float64) - weight.double()).abs()
     assert bool((error <= scales.double().repeat_interleave(16, 1) * 0.5).all())
 
 
 def test_weights_that_only_float64_holds_are_quantised():
     weight = torch.tensor([[2.0**900, -(2.0**899)]], dtype=torch.float64) * 7
-    assert torch.equal(dequantize(*quantize(weight * 127, 8, 2), 8, 2, torch.float64)[0, :1], weight[0, :1] * 127)
+    assert torch.equal(dequantize(*quantize(weight * 127, 8, 2), 8, torch.float64)[0, :1], weight[0, :1] * 127)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_largest_finite_weights_stay_finite(bits, dtype):
     limits, top = torch.finfo(dtype), 2 ** (bits - 1) - 1
     weight = torch.tensor([[limits.max, -limits.max, 0, limits.max / 2]], dtype=dtype)
     packed, scales = quantize(weight, bits, 4)
-    back = dequantize(packed, scales, bits, 4, dtype)
+    back = dequantize(packed, scales, bits, dtype)
     assert bool(back.isfinite().all())
     bound = (0.5 / top + 4 * limits.eps) * limits.max
     assert bool(((back.double() / 2 - weight.double() / 2).abs() <= bound / 2).all())
@@ -131,4 +131,4 @@ def test_the_largest_finite_weights_stay_finite(bits, dtype):
 
 def test_a_weight_beyond_the_type_of_the_factors_does_not_become_a_finite_one():
     packed, scales = quantize(torch.tensor([[1e6, 1.0]]), 8, 2, torch.float16)
-    assert not bool(dequantize(packed, scales, 8, 2, torch.float16)[0, 0].isfinite())
+    assert not bool(dequantize(packed, scales, 8, torch.float16)[0, 0].isfinite())

@@ -19,6 +19,8 @@ from gemmery_emulator.op import Indices, Mask
 from gemmery_emulator.ptx import Immediate, Instruction, Register, Vector, names_of
 from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
+_REGISTERS = 65536  # of a multiprocessor
+
 
 def _calling(does: Callable[[Products, Indices], None]) -> Lower:
     return lambda _, __, index: lambda machine, mask: does(machine.unit(Products), _groups(machine, index, mask))
@@ -142,12 +144,42 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
     return starts[complete]
 
 
+class RegisterShares:
+    """The registers for each thread that the warpgroups of a chunk of blocks have asked for."""
+
+    def __init__(self, machine: Machine) -> None:
+        groups = -(-machine.launch.block_threads // THREADS)
+        self._asked = np.zeros((machine.blocks, groups), np.int64)  # 0: not yet
+
+    def ask(self, machine: Machine, index: int, groups: Indices, count: int, launched: int) -> None:
+        """Report warpgroups that wait for ever: all have asked, and for more than the block was launched with."""
+        blocks = groups // machine.block_threads
+        self._asked[blocks, groups % machine.block_threads // THREADS] = count
+        counts = self._asked[blocks]
+        short = (counts > 0).all(axis=1) & (counts.sum(axis=1) > launched * counts.shape[1])
+        if short.any():
+            what = (
+                f"waits for ever: its block's warpgroups ask for {int(counts[short][0].sum())} registers, and it was "
+                f"launched with {launched} for each thread of {counts.shape[1]} warpgroups: ask for less in setmaxnreg"
+            )
+            report_misuse(machine, index, groups[short], what)
+
+
 def _registers(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """setmaxnreg: registers are not limited here, but a number that the hardware refuses is an error."""
-    count = only_constant(instruction)
+    """setmaxnreg: a number that the hardware refuses is an error, and so are more than a launch has.
+
+    Compilers give a kernel with this instruction all the registers that its bounds allow, a multiple of 8.
+    """
+    count, limits = only_constant(instruction), lowering.kernel.limits
     if count % 8 or not 24 <= count <= 256:
         raise refused(instruction, "a number of registers that is not a multiple of 8 from 24 to 256:")
-    return lambda machine, mask: None
+    threads = int(np.prod(limits.get("maxntid", limits.get("reqntid", ()))))
+    if threads < THREADS:  # no bounds
+        return lambda machine, mask: None
+    launched = min(256, _REGISTERS // (limits.get("minnctapersm", (1,))[0] or 1) // threads // 8 * 8)
+    return lambda machine, mask: machine.unit(RegisterShares).ask(
+        machine, index, _groups(machine, index, mask), count, launched
+    )
 
 
 def _of_groups(step: Lower, name: str) -> Handler:

@@ -29,6 +29,7 @@ Keywords = dict[str, Any]  # the options that a call names
 FastPath = Callable[..., Any]
 PATHS: dict[type, FastPath] = {}  # by the type of a
 SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
+QUANTIZED: set[type] = set()  # what gm.quantize returns, once it is loaded
 PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the names when alpha is 1 and beta 0
 _LARGE = 1e38
 _NUMBERS = (int, float)

@@ -3,14 +3,14 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import timeit
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import opaque, products
+from gemmery.api import array_libraries, opaque, products
 from gemmery.api.compute import prepared_for
 from gemmery.api.options import epilogue, only_on_devices, record, result_types, thread_count
 from gemmery.api.promote import kernel_types
@@ -158,6 +158,12 @@ def explain(
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
     options = record("explain", {**keywords})
+    if type(b) in array_libraries.QUANTIZED:
+        from gemmery.api.quantized_products import treatment
+
+        v = view(a)
+        whole = explain(a, b.dequantize(dtypes.get(v.dtype).numpy), **keywords)
+        return replace(whole, copies=(*whole.copies, treatment(v, b)))
     x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import opaque, products
+from gemmery.api import array_libraries, opaque, products
 from gemmery.api.compute import writable
 from gemmery.api.options import check_activation, check_bias, host_ends, only_on_devices, record, result_types
 from gemmery.arrange import Ints, result_shape
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gemmery.keywords import Foreign, GroupedOptions, Out, Plain
+
+_QUANTIZED = array_libraries.QUANTIZED
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -94,6 +96,9 @@ def grouped_matmul(
     what all products share. They are written one after the other, so an element of `out` must not overlap what a later
     product reads.
 
+    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantised matrices without `offsets`. On a
+    device its weights are expanded by a launch, then all groups multiplied by another; on the CPU, group by group.
+
     Each group's product has the element types, accuracy and determinism of `matmul`. Compute capability 9.0 multiplies
     all groups of float16, bfloat16, float8 and int8 in one launch; there the bits of a row depend on no other row.
 
@@ -109,7 +114,12 @@ def grouped_matmul(
 
 def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
-    x, y, where = view(a), view(b), view(offsets)
+    x, where = view(a), view(offsets)
+    if x.device != "cpu" and type(b) in _QUANTIZED:
+        from gemmery.api.quantized_products import device_weight
+
+        b = device_weight(b, x.dtype, x).swapaxes(-1, -2)
+    y = _viewed(b, x.dtype)
     shape = _stacked_shape(x, y, where)
     if x.device != "cpu":
         from gemmery.api import on_device
@@ -138,6 +148,11 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
         arrays.store(view(array[:last]), view(out[:last]))
         arrays.written(out)
     return arrays.wrap(like, array) if out is None else out
+
+
+def _viewed(b: Any, dtype: str) -> View:
+    """Return the memory of b; of quantised matrices a view of what they stand for, in the type of a."""
+    return View(0, b.shape, (0,) * len(b.shape), dtype) if type(b) in _QUANTIZED else view(b)
 
 
 def _stacked_shape(x: View, y: View, offsets: View) -> Ints:
@@ -194,7 +209,8 @@ def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
         for i in range(count)
     ]
 
-    for i, (x, y) in enumerate(zip(map(view, a), map(view, b), strict=True)):
+    for i, x in enumerate(map(view, a)):
+        y = _viewed(b[i], x.dtype)
         if len(x.shape) != 2 or len(y.shape) != 2:
             raise ShapeError(f"a[{i}] and b[{i}] have shapes {x.shape} and {y.shape}; pass lists of matrices")
         shape = result_shape(x.shape, y.shape)
@@ -233,7 +249,7 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Option
 
 def sliceable(array: Any, its_view: View | None = None) -> Any:
     """Return an array of which rows can be taken without code of its own: itself, or NumPy's of its memory."""
-    if isinstance(array, np.ndarray | int | float) or arrays.allocates(array):
+    if isinstance(array, np.ndarray | int | float) or arrays.allocates(array) or type(array) in _QUANTIZED:
         return array
     its_view = its_view or view(array)
     return arrays.as_numpy(its_view) if its_view.device == "cpu" else array

@@ -120,8 +120,7 @@ def _matmul(
                 break
         else:
             keywords = {}
-    if type(out) is tuple:
-        out = single(out)
+    out = single(out)
     path = array_libraries.PATHS.get(type(a))
     if path is not None:
         done = path(a, b, out, "matmul", None, keywords or None)
@@ -137,6 +136,11 @@ def _matmul(
         done = None if path is None else path(a, b, out, "matmul", None, keywords, parts)
         if done is not None:
             return done
+    if type(b) in array_libraries.QUANTIZED:
+        from gemmery.api.quantized_products import product as by_codes
+
+        _compile_entries()
+        return by_codes(a, b, out, options, multiply)
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device

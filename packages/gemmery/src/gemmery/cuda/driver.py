@@ -185,7 +185,7 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
             handle = _functions.get(key)
             if handle is None:
                 code = nvrtc.code(source, kernel, arch)
-                with on(ordinal), _relaxed():
+                with on(ordinal), relaxed():
                     module = check(api().cuModuleLoadData(code.cubin))
                     handle = check(api().cuModuleGetFunction(module, code.entry.encode()))
                 _functions[key] = handle
@@ -203,7 +203,7 @@ def is_loaded(source: str, kernel: str, name: str) -> bool:
 
 
 @contextmanager
-def _relaxed() -> Iterator[None]:
+def relaxed() -> Iterator[None]:
     """Allow what a stream capture in this thread forbids by default: loading code allocates memory."""
     mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = check(api().cuThreadExchangeStreamCaptureMode(mode))

@@ -37,6 +37,7 @@ class MapBox(NamedTuple):
     element: str = ""  # of the packed operand; "": the operand's own
     parts: int = 1  # of which an element of the packed operand consists, each a matrix of its own
     split: int = 0  # parts of an operand that was split before: they lie elsewhere, and its room stays empty; 0: none
+    deep: int = 1  # boxes next to each other along rows, 128 bytes each, that one copy moves
 
 
 class Scaling(NamedTuple):
@@ -59,6 +60,7 @@ class Geometry:
     block: tuple[int, int, int]
     shared: int = 0  # bytes of dynamic shared memory
     workspace: int = 0  # bytes of scratch memory, for all launches together
+    counters: int = 0  # bytes that are zero before the launch and after it, and no other one uses at the time
     before: tuple[Geometry, ...] = ()
     needs: int = 75  # compute capability required by its instructions
     instructions: str = ""  # those instructions, if `needs` is above the minimum

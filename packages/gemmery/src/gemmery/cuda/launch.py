@@ -94,9 +94,11 @@ class Ready:
         overlaps: tuple[bool, ...] = (),
         maps: tuple[PlacedMap, ...] = (),
         doubles: bool = False,
+        counters: int = 0,
     ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
+        self.counters = counters  # bytes that are zero before and after: see `ordered.counters`
         self.maps = maps
         self._launches, self._overlaps = launches, overlaps
         self._argument = argument
@@ -131,7 +133,7 @@ class Ready:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
         `scalars` are alpha and beta, 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
-        offsets, where the product has any; or of the parts of A and of B that are `kept`.
+        offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
         """
         if self._current()[1] != self._context:  # as numbers they take 30 ns longer
             with driver.on(self.ordinal):
@@ -250,7 +252,8 @@ class CudaLaunch:
                 swapped=swapped,
             )
         doubles = self.problem.out == "f64"
-        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles)
+        counters = self.geometry.counters
+        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles, counters)
 
     def __call__(
         self,

@@ -9,6 +9,7 @@ import ctypes
 import math
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -67,6 +68,46 @@ def fetch(source: int, size: int, ordinal: int) -> bytes:
     memory = ctypes.create_string_buffer(size)
     driver.in_context(ordinal, driver.api().cuMemcpyDtoH, ctypes.addressof(memory), source, size)
     return memory.raw
+
+
+_slots: dict[tuple[int, int, int], tuple[int, int]] = {}  # of streams: the address of their counters, and the bytes
+_slabs: dict[int, tuple[int, int]] = {}  # of devices: the next free address, and how many bytes follow
+_SLAB, _PER_THREAD = 1 << 20, 2  # bytes; the handle that stands for another stream in each thread
+_slotting = threading.Lock()
+
+
+def counters(size: int, stream: int, ordinal: int) -> int:
+    """Return the address of `size` bytes that are zero while no launch of the stream is under way.
+
+    Launches on a stream follow each other, so they share counters. A launch in a graph has counters of its own, which
+    are never freed: a graph may run beside its stream, though not beside itself.
+    """
+    if driver.captures(stream):
+        with _slotting:
+            return _slot(size, ordinal)
+    key = ordinal, stream, threading.get_ident() if stream == _PER_THREAD else 0
+    with _slotting:
+        address, room = _slots.get(key, (0, 0))
+        if room < size:
+            room = max(4096, 1 << (size - 1).bit_length())
+            address = _slot(room, ordinal)
+            _slots[key] = address, room
+    return address
+
+
+def _slot(size: int, ordinal: int) -> int:
+    """Return the address of zeros that no other call has, a multiple of 256."""
+    size = -(-size // 256) * 256
+    address, room = _slabs.get(ordinal, (0, 0))
+    if room < size:
+        room = max(_SLAB, size)
+        with driver.on(ordinal), driver.relaxed():  # a stream of this thread may be captured
+            api, stream = driver.api(), driver.Stream(ordinal)
+            address = int(driver.check(api.cuMemAlloc(room)))
+            driver.check(api.cuMemsetD8Async(address, 0, room, stream.handle))
+            stream.synchronize()
+    _slabs[ordinal] = address + size, room - size
+    return address
 
 
 def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> None:

@@ -38,6 +38,7 @@ class MapShape(NamedTuple):
     box: tuple[int, int]
     swizzle: int
     promotion: int
+    deep: int = 1  # matrices that a copy moves: a row of one matrix is then a row of each, 128 bytes after the other
 
 
 class PlacedMap(NamedTuple):
@@ -124,6 +125,8 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
                 f"{name} has a stride of {stride} bytes: a tensor map takes multiples of {ALIGNMENT} from {ALIGNMENT} "
                 f"to 2^40; copy the operand to a contiguous array"
             )
+    if box.deep > 1:
+        return _checked(box, view.dtype, (box.box[0], outer, inner // box.box[0]), (step, box.box[0] * size))
     return _checked(box, view.dtype, (inner, outer, batches), (step, along))
 
 
@@ -141,7 +144,7 @@ def _checked(box: MapBox, dtype: str, extents: tuple[int, int, int], strides: tu
         )
     if box.promotion not in _PROMOTIONS:
         raise RefusedError(f"promotion={box.promotion} of {name}: 0, 64, 128 or 256 bytes")
-    return MapShape(dtype, extents, strides, box.box, box.swizzle, box.promotion)
+    return MapShape(dtype, extents, strides, box.box, box.swizzle, box.promotion, box.deep)
 
 
 def encoded(described: MapShape, address: int) -> bytes:
@@ -156,7 +159,7 @@ def encoded(described: MapShape, address: int) -> bytes:
         address,
         [long(max(1, side)) for side in described.extents],
         [long(stride) for stride in described.strides],
-        [short(side) for side in (*described.box, 1)],
+        [short(side) for side in (*described.box, described.deep)],
         [short(1)] * 3,
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(cuda.CUtensorMapSwizzle, swizzle),

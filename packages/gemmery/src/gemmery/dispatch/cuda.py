@@ -14,11 +14,11 @@ from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues
-from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.cuda import BY_WEIGHTS, CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
 
-_RUNGS = {rung.name: rung for rung in CUDA}
+_RUNGS = {rung.name: rung for rung in (*CUDA, *BY_WEIGHTS)}
 _GENERAL = {dtype: rung for rung in GENERAL for dtype in rung.dtypes}
 
 _TENSOR_COPIES = "wgmma_epilogue"  # the rung of products on sm_90, of which few instances serve every shape
@@ -74,6 +74,8 @@ def grouped(problem: Problem) -> Candidate:
 
 def quantized(problem: Problem) -> Candidate:
     """Return the rung that multiplies packed weights. Raises RefusedError with the reason if none can."""
+    if problem.levels:
+        return _only("wgmma_quantized", problem, "weights of few bits: wgmma takes them from registers")
     return _only("gemv_quantized", problem, "few rows and packed weights: mma takes them as they are unpacked")
 
 

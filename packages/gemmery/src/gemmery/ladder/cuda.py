@@ -10,6 +10,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT, TILED
 from gemmery.ladder.tensor import MMA, TENSOR
 from gemmery.ladder.wgmma import WGMMA
+from gemmery.ladder.wgmma_quantized import GEMM_QUANTIZED
 from gemmery.ladder.wgmma_split import GROUPED, SPLIT
 
 CUDA: tuple[Rung, ...] = (
@@ -26,3 +27,6 @@ CUDA: tuple[Rung, ...] = (
     *GEMV,
     *GEMV_QUANTIZED,
 )
+
+# They multiply by weights that gemmery.cuda.weights arranged, and by nothing else: no product of `gemmery ladder`.
+BY_WEIGHTS: tuple[Rung, ...] = GEMM_QUANTIZED

@@ -171,7 +171,7 @@ def quantized_linear(
     if is_compiling() and input.is_cuda and not torch.is_autocast_enabled("cuda"):
         bits, group = quantization.weight_format(packed, scales)
         if not quantization.reads_packed(input, scales, bits, group):
-            weight = quantization.dequantize(packed, scales, bits, group, input.dtype)
+            weight = quantization.dequantize(packed, scales, bits, input.dtype)
             return linear(input, weight, bias, activation, precision=precision)
     if is_compiling() or not plain or watched():
         result: torch.Tensor = quantization.quantized_linear(input, packed, scales, bias, activation, precision)

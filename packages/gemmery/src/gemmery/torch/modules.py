@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gemmery import api, config
 from gemmery.api.options import check_activation
 from gemmery.api.packing import pack
+from gemmery.api.quantized import QuantizedMatrix
 from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
 from gemmery.torch.functions import linear, quantized_linear
 from gemmery.torch.gradients import PLAIN, is_compiling, watched
@@ -103,7 +104,8 @@ class QuantizedLinear(nn.Module):
     the type of `scales`. `.to(dtype)` converts `scales` and `bias`. A new layer has a weight of zeros.
 
     The layer is for inference: the input and the bias have gradients, the weight has none. `pack` makes it faster on
-    the CPU.
+    the CPU. On a GPU of compute capability 9.0 its first product in half precision makes a copy of `packed` in the
+    order of the kernel, of as many bits, which is in no state dict and is made anew after a change of the weight.
 
     Raises ArgumentError for `bits` other than 8 or 4 and for sizes and options that no layer has, ShapeError for a
     `group` that does not divide `in_features`, DTypeError for a `dtype` that factors cannot have.
@@ -145,10 +147,64 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("packed", packed)
         self.register_buffer("scales", scales)
 
+    format: str = ""  # of `of`; "" is that of `bits`
+
+    @classmethod
+    def of(
+        cls,
+        matrix: QuantizedMatrix,
+        bias: Tensor | None = None,
+        *,
+        activation: Activation | None = None,
+        precision: Precision | None = None,
+    ) -> QuantizedLinear:
+        """Return the layer of a quantised matrix (in_features, out_features) of PyTorch's tensors, of every format.
+
+        >>> import gemmery as gm
+        >>> QuantizedLinear.of(gm.quantize(torch.eye(64), "mxfp4"))
+        QuantizedLinear(in_features=64, out_features=64, bias=False, bits=4, group=32, format='mxfp4')
+
+        So a layer is made of a checkpoint's: `QuantizedLinear.of(gemmery.from_checkpoint("awq", tensors))`. A state
+        dict has the matrix's `zeros` and `scale` too, the latter by its bits. `gemmery.matmul` computes it; where
+        PyTorch records or compiles, the expanded weight is multiplied.
+
+        Raises ArgumentError and ShapeError for what is no such matrix.
+        """
+        if not isinstance(getattr(matrix, "packed", None), Tensor) or type(matrix) is not QuantizedMatrix:
+            raise ArgumentError(f"matrix={brief(matrix)} is no QuantizedMatrix of tensors: pass gm.quantize(w.T, ...)")
+        if len(matrix.shape) != 2:
+            raise ShapeError(f"matrix has shape {matrix.shape}: pass one matrix of the stack")
+        layer = cls(0, 0, bias=False, bits=8, activation=activation, precision=precision)
+        layer.in_features, layer.out_features = matrix.shape
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        layer._hold(matrix.packed, matrix.scales, 8 if matrix.packed.shape[1] == matrix.shape[0] else 4, matrix.group)
+        layer.format = matrix.format
+        layer.register_buffer("zeros", matrix.zeros)
+        # As an integer it stays float32 where the layer's type changes.
+        layer.register_buffer("scale", None if matrix.scale is None else matrix.scale.view(torch.int32))
+        return layer
+
+    _matrix: tuple[tuple[int, ...], QuantizedMatrix] | None = None  # with the state of what it has
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        """The weight as the right operand of `gemmery.matmul`, (in_features, out_features), of the layer's tensors."""
+        state = self._state()
+        if self._matrix is None or self._matrix[0] != state:
+            zeros, scale = map(self._buffers.get, ("zeros", "scale"))
+            scale = None if scale is None else scale.view(torch.float32)
+            format_ = self.format or f"int{self.bits}"
+            self._matrix = state, QuantizedMatrix(format_, self.packed, self.scales, zeros, scale)
+        return self._matrix[1]
+
     @property
     def weight(self) -> Tensor:
         """The weight, computed from `packed` and `scales` at each use."""
-        return dequantize(self.packed, self.scales, self.bits, self.group, self.scales.dtype)
+        if self.format:
+            weight: Tensor = self.matrix.dequantize().T
+            return weight
+        return dequantize(self.packed, self.scales, self.bits, self.scales.dtype)
 
     _copy: tuple[Any, tuple[int, ...]] | None = None  # with the state of what it was made of
 
@@ -174,10 +230,16 @@ class QuantizedLinear(nn.Module):
         return _state_of(self)
 
     def _state(self) -> tuple[int, ...]:
-        return *_state(self.packed), *_state(self.scales)
+        return tuple(n for z in self._buffers.values() if z is not None for n in _state(z))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # nn.Linear's name for it
         """Return the layer's output for an input of shape (..., in_features)."""
+        if self.format:
+            if _unwatched(input, self.bias):
+                result: Tensor = api.matmul(input, self.matrix, bias=self.bias, activation=self.activation)
+                return result
+            weight = self.weight.to(input.dtype)
+            return linear(input, weight, self.bias, self.activation, precision=_precision(self, input))
         if self._copy is not None and reads_panels(input) and _by_copy(input, self.scales, self.bias):
             if self._copy[1] != self._state():
                 self.pack()
@@ -188,7 +250,8 @@ class QuantizedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes, the format and the options, which print(layer) shows."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        return f"{sizes}, bits={self.bits}, group={self.group}{_options(self)}"
+        kind = f", format={self.format!r}" if self.format else ""
+        return f"{sizes}, bits={self.bits}, group={self.group}{kind}{_options(self)}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantise the weight of a plain checkpoint before nn.Module looks for the packed one."""
@@ -205,6 +268,8 @@ class QuantizedLinear(nn.Module):
     def _quantized(self, weight: Any) -> tuple[Tensor, Tensor]:
         """Return another weight in the format of this one. Raises GemmeryError if the layer cannot have it."""
         shape = (self.out_features, self.in_features)
+        if self.format:
+            raise ArgumentError(f"a layer of {self.format} takes no plain weight: QuantizedLinear.of makes a new one")
         if isinstance(weight, Tensor):
             if tuple(weight.shape) != shape:
                 raise ShapeError(f"size mismatch: the checkpoint has {tuple(weight.shape)}, the layer {shape}")
@@ -242,7 +307,8 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     for name, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, QuantizedLinear):
             prefix = f"{name}." if name else ""
-            del state[f"{prefix}packed"], state[f"{prefix}scales"]
+            for part in ("packed", "scales", "zeros", "scale"):
+                state.pop(f"{prefix}{part}", None)
             state[f"{prefix}weight"] = layer.weight
     return state
 
@@ -266,7 +332,7 @@ def become_quantized(
 
 def _state_of(layer: Linear | QuantizedLinear) -> dict[str, Any]:
     """What a pickle and a copy of a layer hold: instead of its packed copy, that one is to be made."""
-    return {**vars(layer), "_copy": None if layer._copy is None else (None, ())}
+    return {**vars(layer), "_copy": None if layer._copy is None else (None, ()), "_matrix": None}
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
@@ -276,11 +342,15 @@ def _state(weight: Tensor) -> tuple[int, int]:
 
 def _by_copy(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return True where a packed copy of the weight takes its place: on the CPU, where PyTorch watches nothing."""
-    if is_compiling() or type(x) not in PLAIN or watched() or x.dtype is not weight.dtype:
+    alike = x.dtype is weight.dtype and x.is_cpu and weight.is_cpu and (bias is None or bias.is_cpu)
+    return alike and _unwatched(x, weight, bias)
+
+
+def _unwatched(x: Tensor, *others: Tensor | None) -> bool:
+    """Return True where PyTorch neither compiles nor records nor transforms a product of these."""
+    if is_compiling() or type(x) not in PLAIN or watched():
         return False
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return not records and all(tensor.is_cpu for tensor in tensors)
+    return not torch.is_grad_enabled() or not any(z is not None and z.requires_grad for z in (x, *others))
 
 
 def _precision(layer: Linear | QuantizedLinear, x: Tensor) -> Precision | None:

@@ -10,8 +10,10 @@ A weight of n rows and k columns becomes two tensors:
 and `scales` (n, k / group), of the weight's element type. An element is its level times the factor of its group, so it
 differs from the weight by at most half the factor, and by the rounding of this product to the type in which it is used.
 
-The operator `gemmery::quantized_linear` multiplies by them. On a CUDA device a kernel multiplies few rows by the packed
-weight. Other products compute the weight in the input's type: on a CUDA device the whole of it, by a kernel for half
+The operator `gemmery::quantized_linear` multiplies by them. On Hopper a kernel multiplies any number of rows in half
+precision by a copy of the weight that is arranged for it, made in the first call and kept beside the packed tensor: see
+`gemmery.torch.arranged`. On other CUDA devices one multiplies few rows by the packed weight. Other products compute the
+weight in the input's type: on a CUDA device the whole of it, by a kernel for half
 precision, on the CPU for few rows of input a part after the other, each of which is still in cache for its product.
 """
 
@@ -22,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmery import api
+from gemmery import api, dtypes
+from gemmery.api.codes import Parts, decoded, encoded, levels
 from gemmery.api.device_call import keep, table
 from gemmery.api.options import epilogue_name
 from gemmery.api.packed import prepare_packed, prepare_unpacking
@@ -33,9 +36,11 @@ from gemmery.cuda.launch import Ready
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, ShapeError, brief
 from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder.gemv import MOST_ROWS, step
+from gemmery.torch import arranged
 from gemmery.torch.gradients import Formula, batched_linear, before_activation, keep_layer, multiply, rows
 from gemmery.torch.operators import define, layer, linear, repeated
 
+FORMAT = {8: "int8", 4: "int4"}  # of gm.quantize
 BITS = {torch.int8: 8, torch.uint8: 4}  # of an element, by the type of the packed tensor
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of weights, and of factors
 
@@ -102,54 +107,26 @@ def quantize(weight: Tensor, bits: int, group: int, dtype: torch.dtype | None = 
     _check_weight(weight)
     dtype = weight.dtype if dtype is None else dtype
     check_factors(dtype)
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     if columns % group:
         raise ShapeError(f"group={group} does not divide the {columns} columns of the weight: pass one that does")
-    top = 2 ** (bits - 1) - 1
-    wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
-    groups = weight.detach().to(wide).reshape(rows, columns // group, group)
-    scales = _rounded(groups.abs().amax(-1), top, dtype)
-    steps = scales.to(wide)[..., None]
-    levels = torch.where(steps > 0, groups / steps, 0).nan_to_num().round().clamp(-top, top)
-    levels = levels.reshape(rows, columns).to(torch.int8)
-    if bits == 8:
-        return levels, scales
-    halves = (levels + 8).to(torch.uint8)
-    return halves[:, 0::2] | halves[:, 1::2] << 4, scales
+    parts = encoded(weight.detach(), FORMAT[bits], group, dtypes.get(str(dtype).removeprefix("torch.")).name)
+    return parts.packed, parts.scales
 
 
-def dequantize(packed: Tensor, scales: Tensor, bits: int, group: int, dtype: torch.dtype) -> Tensor:
-    """Return the weight that levels and factors stand for, each element rounded once to `dtype` if it is theirs.
+def dequantize(packed: Tensor, scales: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    """Return the weight that levels and factors stand for, (n, k) or a batch of them, in `dtype`, as factors are too.
 
-    >>> dequantize(*quantize(torch.tensor([[7.0, -3.0, 0.0, 14.0]]), 4, 2), 4, 2, torch.float32)
+    >>> dequantize(*quantize(torch.tensor([[7.0, -3.0, 0.0, 14.0]]), 4, 2), 4, torch.float32)
     tensor([[ 7., -3.,  0., 14.]])
     """
     check_input(dtype)
-    factors = scales.to(dtype)[..., None]
-    groups = (*scales.shape, group)
-    if bits == 8 and packed.is_cuda:
-        return (packed.reshape(groups) * factors).flatten(-2)  # one kernel, which converts as it reads
-    if bits == 8:
-        weight = packed.to(dtype, memory_format=torch.contiguous_format)
-    else:
-        weight = scales.new_empty((*packed.shape[:-1], 2 * packed.shape[-1]), dtype=dtype)
-        weight[..., 0::2] = packed & 15
-        weight[..., 1::2] = packed >> 4
-        weight -= 8
-    weight.view(groups).mul_(factors)
+    if dtype.is_complex:
+        return dequantize(packed, scales, bits, dtype.to_real()).to(dtype)
+    weight: Tensor = decoded(
+        Parts(packed, scales.to(dtype)), FORMAT[bits], dtypes.get(str(dtype).removeprefix("torch.")).name
+    )
     return weight
-
-
-def _rounded(largest: Tensor, top: int, dtype: torch.dtype) -> Tensor:
-    """Return factors in `dtype`, subnormal ones rounded up: rounded down, `top` of them would not reach the weight.
-
-    float16 has subnormal factors for every group below 0.0077. `top` times the factor of a finite group is finite.
-    """
-    limits, scales = torch.finfo(dtype), largest / top
-    most = limits.max / top * (1 - limits.eps)
-    scales = torch.where(largest <= limits.max, scales.clamp(max=most), scales)
-    half_a_step = limits.smallest_normal * limits.eps / 2
-    return torch.where((scales > 0) & (scales < limits.smallest_normal), scales + half_a_step, scales).to(dtype)
 
 
 # ---- the operator ----
@@ -178,10 +155,8 @@ def weight_format(packed: Any, scales: Any) -> tuple[int, Any]:
     return bits, columns // groups if groups else 1
 
 
-def unpacked(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
-    """Return the weight, (n, k) or a batch of them."""
-    bits = BITS[packed.dtype]
-    return dequantize(packed, scales, bits, packed.shape[-1] * 8 // bits // max(1, scales.shape[-1]), dtype)
+def _weight(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
+    return dequantize(packed, scales, BITS[packed.dtype], dtype)
 
 
 def reads_packed(input: Any, scales: Any, bits: int, group: int) -> bool:  # noqa: A002
@@ -244,22 +219,22 @@ def _whole(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
         run = prepare_unpacking(
             View(p & 15, tuple(packed.shape), packed.stride(), "uint8", where),
             View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), name, where),
-            name,
-            bits,
+            *(None, None, name, FORMAT[bits]),
         )
         if not isinstance(run, str) and scales.get_device() == device:
             weight = scales.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
-            run(p, p, weight.data_ptr(), _stream_of(device), 0, scales.data_ptr())
+            run(0, p, weight.data_ptr(), _stream_of(device), 0, scales.data_ptr())
             return weight
-    return unpacked(packed, scales, dtype)
+    return _weight(packed, scales, dtype)
 
 
 def panels(packed: Any, scales: Any) -> PackedLevels:
     """Return a weight on the CPU in panels. Raises DeviceError for one elsewhere."""
     if not packed.is_cpu:
         raise DeviceError(f"the weight is on {packed.device}, and panels are for the CPU: call layer.cpu() first")
-    levels = unpacked(packed, torch.ones_like(scales), torch.float32).to(torch.int8)
-    return PackedLevels(levels.numpy(), scales.float().numpy(), BITS[packed.dtype])
+    exact = levels(Parts(packed.numpy(), scales.float().numpy()), FORMAT[BITS[packed.dtype]])
+    assert exact is not None  # without zero points
+    return PackedLevels(*exact)
 
 
 def reads_panels(input: Any) -> bool:  # noqa: A002
@@ -289,7 +264,9 @@ def quantized_layer(
 ) -> Any:
     """Return activation(input @ weight.T + bias) for tensors with memory."""
     if input.is_cuda and precision is None:
-        result = _by_kernel(input, packed, scales, bias, activation)
+        result = arranged.layer(input, packed, scales, bias, activation)
+        if result is None:
+            result = _by_kernel(input, packed, scales, bias, activation)
         if result is not None:
             return result
     bits, _ = weight_format(packed, scales)
@@ -301,7 +278,7 @@ def quantized_layer(
     result = input.new_empty((*input.shape[:-1], n))
     for start in range(0, n, part):
         of = slice(start, start + part)
-        weight, product = unpacked(packed[of], scales[of], input.dtype), result[..., of]
+        weight, product = _weight(packed[of], scales[of], input.dtype), result[..., of]
         api.matmul(input, weight.t(), product, bias=None if bias is None else bias[of], activation=activation)
     return result
 
@@ -316,13 +293,13 @@ def _fake(input: Any, packed: Any, scales: Any, *options: Any) -> Any:  # noqa: 
 def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """Return the gradients of input, factors and bias; levels have none."""
     x, packed, scales, bias, output = ctx.saved_tensors
-    weight = unpacked(packed, scales, x.dtype)
+    weight = _weight(packed, scales, x.dtype)
     grad = before_activation(ctx, grad, output, x, weight, bias)
     grad_x = grad_scales = grad_bias = None
     if ctx.needs_input_grad[0]:
         grad_x = multiply(grad, weight, ctx.precision)
     if ctx.needs_input_grad[2]:
-        levels = unpacked(packed, torch.ones_like(scales), x.dtype)
+        levels = dequantize(packed, torch.ones_like(scales), BITS[packed.dtype], x.dtype)
         of_levels = multiply(rows(grad).mT, rows(x), ctx.precision) * levels
         grad_scales = of_levels.unflatten(-1, (scales.shape[-1], -1)).sum(-1).to(scales.dtype)
     if ctx.needs_input_grad[3]:
@@ -348,14 +325,14 @@ def _batch(
         return torch.ops.gemmery.quantized_linear(x, packed, scales, bias, activation, precision), 0
     if dim == 0:
         packed, scales = (repeated(x, at, info.batch_size) for x, at in ((packed, of_packed), (scales, of_scales)))
-    weight = unpacked(packed, scales, input.dtype)
+    weight = _weight(packed, scales, input.dtype)
     return batched_linear(info, (of_input, dim, of_bias), input, weight, bias, activation, precision)
 
 
 QUANTIZED_LINEAR = Formula(
     keep_layer,
     _backward,
-    lambda _, inputs: linear(inputs[0], unpacked(inputs[1], inputs[2], inputs[0].dtype), *inputs[3:]),
+    lambda _, inputs: linear(inputs[0], _weight(inputs[1], inputs[2], inputs[0].dtype), *inputs[3:]),
 )
 
 quantized_linear = define(

@@ -244,6 +244,62 @@ def by_size(rows: Iterable[tuple[Winner, ProductKinds, Sequence[tuple[int, int, 
     }
 
 
+class QuantizedTile(NamedTuple):
+    """A variant of the kernel for weights of few bits; `stages` are the most that it may have."""
+
+    tokens: int
+    warpgroups: int  # that multiply
+    blocks: int  # of 64 rows of W of each
+    ways: int  # warpgroups that share rows, and take the steps of k in turn
+    stages: int
+    resident: int  # blocks on a multiprocessor
+
+
+# Six warpgroups in three ways, and clusters, gained nothing (docs/findings/quantized_products.md).
+QUANTIZED = (
+    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32)),
+    *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
+    *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
+    *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (80, 96, 112, 128)),
+    *(QuantizedTile(tokens, 2, 2, 1, 8, 1) for tokens in (80, 96, 112, 128)),
+)
+
+
+class QuantizedCosts(NamedTuple):
+    """The model of these variants for one card, in cycles of a multiprocessor at 1.75 GHz and bytes in one of them all.
+
+    Fitted to times of 40 products on an H200, benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice then takes at
+    most 2.8 % longer than the fastest, 0.1 % on average.
+    """
+
+    memory: float = 2117  # bytes
+    l2: float = 6140
+    product: float = 13.7  # more than half a cycle for each token, of wgmma with A in registers beside unpacking
+    issue: float = 192  # of a chunk
+    turn: float = 595  # of one consumer, for a step
+    bring: float = 289  # of the thread that asks for a step
+    latency: float = 2787  # from there until it has come
+    start: tuple[float, float] = (356, 324)  # of a launch, by blocks on a multiprocessor
+    end: float = 3248  # of a round of tiles
+    split: float = 5352  # waiting for the blocks that share a tile
+    exchange: float = 35.7  # bytes in a cycle of the sums that they write and read
+    cut: float = 1.104  # of the time of steps where runs begin and end within tiles
+    # Rows and k from and up to which it takes less time to expand the weight first: 8192 rows by 14336 x 4096 take 1640
+    # us by this kernel, 1510 by cuBLAS, and 41 to expand. With k = 28672 this kernel is the faster one.
+    expanded_rows: int = 4096
+    expanded_depth: int = 8192
+
+
+_H200_QUANTIZED = QuantizedCosts()
+_H100_QUANTIZED = QuantizedCosts(memory=1480)  # 0.7 of the bytes in a second; not timed
+
+
+def quantized_costs(device: Device) -> QuantizedCosts:
+    """Return the costs for a device: those of the card whose memory is most like its own."""
+    return _H200_QUANTIZED if device.bandwidth > FAST_MEMORY else _H100_QUANTIZED
+
+
 # By the number of multiprocessors of the device: winners, the kinds of products that they suit, and their sizes.
 # fmt: off
 WINNERS: dict[int, dict[SizeClass, Winner]] = {

@@ -263,6 +263,13 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
   return both;
 }
 
+// Two floats as codes of e4m3, 448 beyond the largest. sm_89.
+__device__ __forceinline__ unsigned cvt_rn_satfinite_e4m3x2_f32(float low, float high) {
+  unsigned short both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 // 1 / x and 2^x of the special function unit, to about 2 u; subnormal results are 0.
 __device__ __forceinline__ float rcp_approx_ftz(float x) {
   float y;
@@ -296,6 +303,24 @@ __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
 }
 
 // ---- packed weights ----
+
+__device__ __forceinline__ unsigned ld_shared_u16(unsigned shared) {
+  unsigned short x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void ld_shared_v2(unsigned& x, unsigned& y, unsigned shared) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(shared) : "memory");
+}
+
+// Adds one and returns what was there. What threads wrote before a barrier with this one is seen by who finds the sum,
+// and by threads behind a barrier with it. sm_70.
+__device__ __forceinline__ unsigned atom_add_acq_rel(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
 
 template <class Word> __device__ __forceinline__ void ld_shared_v4(Word (&x)[4], unsigned shared) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -89,6 +89,13 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned shared, const
       : "memory");
 }
 
+// Adjacent bytes, a multiple of 16.
+__device__ __forceinline__ void cp_async_bulk_load(unsigned shared, const void* from, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // Brings a box into L2; its contents need not be final yet.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const void* map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
@@ -181,8 +188,12 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 // descriptors. Types::text is the part of the name behind N, Types::signs what stands behind the predicate. A thread
 // has N / 2 sums: there are overloads for multiples of 32, and for 88, 112, 136 ...
 #define D4(l, i) l(d[i]), l(d[i + 1]), l(d[i + 2]), l(d[i + 3])
+#define D8(l, i) D4(l, i), D4(l, i + 4)
+#define D12(l, i) D8(l, i), D4(l, i + 8)
 #define D16(l, i) D4(l, i), D4(l, i + 4), D4(l, i + 8), D4(l, i + 12)
+#define D24(l, i) D16(l, i), D8(l, i + 16)
 #define D32(l, i) D16(l, i), D16(l, i + 16)
+#define D40(l, i) D32(l, i), D8(l, i + 32)
 #define D44(l, i) D32(l, i), D4(l, i + 32), D4(l, i + 36), D4(l, i + 40)
 #define D48(l, i) D32(l, i), D16(l, i + 32)
 #define D56(l, i) D48(l, i), D4(l, i + 48), D4(l, i + 52)
@@ -196,9 +207,14 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 #define D104(l, i) D96(l, i), D4(l, i + 96), D4(l, i + 100)
 #define D112(l, i) D96(l, i), D16(l, i + 96)
 #define D128(l, i) D64(l, i), D64(l, i + 64)
-#define N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define N32 N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define N44 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43"
+#define N4 "%0, %1, %2, %3"
+#define N8 N4 ", %4, %5, %6, %7"
+#define N12 N8 ", %8, %9, %10, %11"
+#define N16 N12 ", %12, %13, %14, %15"
+#define N24 N16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define N32 N24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define N40 N32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define N44 N40 ", %40, %41, %42, %43"
 #define N48 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define N56 N48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define N64 N48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -264,8 +280,16 @@ __device__ __forceinline__ void ldmatrix_x2(unsigned& x, unsigned& y, unsigned s
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "C"(Types::text),              \
                    "C"(Types::signs));                                                                           \
   }
+WGMMA("8", 4, "4", "5", "6", "7", "8", "9", "10", "11");
+WGMMA("16", 8, "8", "9", "10", "11", "12", "13", "14", "15");
+WGMMA("24", 12, "12", "13", "14", "15", "16", "17", "18", "19");
+WGMMA("32", 16, "16", "17", "18", "19", "20", "21", "22", "23");
+WGMMA("48", 24, "24", "25", "26", "27", "28", "29", "30", "31");
+WGMMA("64", 32, "32", "33", "34", "35", "36", "37", "38", "39");
+WGMMA("80", 40, "40", "41", "42", "43", "44", "45", "46", "47");
 WGMMA("88", 44, "44", "45", "46", "47", "48", "49", "50", "51");
 WGMMA("96", 48, "48", "49", "50", "51", "52", "53", "54", "55");
+WGMMA("112", 56, "56", "57", "58", "59", "60", "61", "62", "63");
 WGMMA("128", 64, "64", "65", "66", "67", "68", "69", "70", "71");
 WGMMA("192", 96, "96", "97", "98", "99", "100", "101", "102", "103");
 #undef WGMMA

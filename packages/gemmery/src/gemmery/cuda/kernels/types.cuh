@@ -54,3 +54,6 @@ template <class T> using Accumulator = typename AccumulatorOf<T>::type;
 
 template <bool FIRST, class X, class Y> struct Select { using type = X; };
 template <class X, class Y> struct Select<false, X, Y> { using type = Y; };
+
+template <class X, class Y> struct SameAs { static constexpr bool value = false; };
+template <class X> struct SameAs<X, X> { static constexpr bool value = true; };

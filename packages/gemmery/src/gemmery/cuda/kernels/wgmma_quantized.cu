@@ -1,0 +1,373 @@
+// Idea: weights stay in their 4 or 8 bits until they are in registers. 64 rows of W are the M side of wgmma, its A
+// operand, which may come from registers; tokens are the N side, from shared memory, so that few of them cost few
+// cycles. WAYS warpgroups share the same rows and take the steps of k in turn: small tiles fill all multiprocessors, and
+// sums are exchanged once, at the end. One thread brings W as one piece of adjacent bytes a step.
+// Parent: wgmma_specialized, whose operands have 16 bits in shared memory; gemv_quantized, whose mma.sync has at most 64
+// rows of x and unpacks W in every warp that multiplies it.
+// Measured on an H200: docs/findings/quantized_products.md.
+#include "descriptor.cuh"
+#include "epilogue.cuh"
+#include "levels.cuh"
+#include "pipeline.cuh"
+#include "staged.cuh"
+
+// WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on a
+// multiprocessor. DEEP: one copy brings 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
+// before may not have ended when this one begins, and W is asked for before it has.
+template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP, bool IS_EARLY>
+struct QuantizedTiles {
+  using L = Of;
+  static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
+  static constexpr int RESIDENT = AT_A_TIME, STEP = 128;
+  static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
+  static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
+  // Of what the block was launched with: a setmaxnreg that asks for more than the others gave back waits for ever.
+  static constexpr int LAUNCHED = 65536 / RESIDENT / THREADS / 8 * 8, PRODUCER = 24;
+  static constexpr int EACH_MAY = (LAUNCHED * (WARPGROUPS + 1) - PRODUCER) / WARPGROUPS / 8 * 8;
+  static constexpr int CONSUMER = EACH_MAY < 232 ? EACH_MAY : 232;
+  static constexpr int LINES = WARPGROUPS / WAYS, PARTS = LINES * BLOCKS, ROWS = PARTS * 64;
+  static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
+  static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
+  static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), BEHIND = RING + (WAYS - 1) * LINES * EXCHANGED;
+  static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
+  static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
+  static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
+  static_assert(PARTS * TOKENS * PITCH <= BEHIND, "results leave through the ring");
+};
+
+// The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that is
+// 0, each block an equal run, which may begin and end within a tile.
+template <class Tiles> struct Share {
+  int steps, across, tiles, splits, run, more, begin, end;
+
+  template <class P> __device__ __forceinline__ explicit Share(const P& p) {
+    steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
+    across = (p.product.m + Tiles::TOKENS - 1) / Tiles::TOKENS;
+    tiles = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across;
+    splits = p.band;
+    run = tiles * steps / int(gridDim.x);
+    more = tiles * steps % int(gridDim.x);
+    begin = begin_of(blockIdx.x);
+    end = begin_of(blockIdx.x + 1);
+  }
+  __device__ __forceinline__ int begin_of(int block) const {
+    if (splits) return block / splits * steps + block % splits * steps / splits;
+    return block * run + min(block, more);
+  }
+  __device__ __forceinline__ int block_of(int step) const {
+    int of_longer = more * (run + 1);
+    return step < of_longer ? step / (run + 1) : more + (step - of_longer) / run;
+  }
+  __device__ __forceinline__ int first_block(int tile) const { return splits ? tile * splits : block_of(tile * steps); }
+  __device__ __forceinline__ int last_block(int tile) const {
+    return splits ? (tile + 1) * splits - 1 : block_of((tile + 1) * steps - 1);
+  }
+};
+
+// What one thread does: bring steps of W and of the tokens, each as soon as a stage is empty.
+template <class Tiles> struct QuantizedProducer {
+  const Share<Tiles>& share;
+  const char* w;
+  const char* from;  // of W: the next piece
+  unsigned ring, full;
+  int w_tile, w_step, x_step, x_tile, token;
+
+  template <class P>
+  __device__ __forceinline__ QuantizedProducer(const P& p, const Share<Tiles>& share, unsigned ring, unsigned full)
+      : share(share), w(reinterpret_cast<const char*>(p.product.b)), ring(ring), full(full) {
+    w_tile = x_tile = share.begin / share.steps;
+    w_step = x_step = share.begin % share.steps;
+    token = x_tile % share.across * Tiles::TOKENS;
+    enter();
+  }
+  __device__ __forceinline__ void enter() {
+    int part = w_tile / share.across * Tiles::PARTS;
+    long long band = part / Tiles::BAND;
+    from = w + ((band * share.steps + w_step) * Tiles::BAND + part % Tiles::BAND) * Tiles::L::CHUNK;
+  }
+  __device__ __forceinline__ void bring_w(int stage) {
+    ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::X_BYTES + Tiles::W_BYTES);
+    ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, from, Tiles::W_BYTES,
+                            full + 8 * stage);
+    from += Tiles::BAND * Tiles::L::CHUNK;
+    if (++w_step == share.steps) {
+      w_step = 0;
+      ++w_tile;
+      enter();
+    }
+  }
+  template <class P> __device__ __forceinline__ void bring_x(const P& p, int stage) {
+    unsigned to = ring + stage * Tiles::X_BYTES, barrier = full + 8 * stage;
+    if constexpr (Tiles::DEEP) {
+      ptx::cp_async_bulk_tensor_load(to, &p.a, 0, token, 2 * x_step, barrier);
+    } else {
+      ptx::cp_async_bulk_tensor_load(to, &p.a, x_step * Tiles::STEP, token, 0, barrier);
+      ptx::cp_async_bulk_tensor_load(to + Tiles::X_BYTES / 2, &p.a, x_step * Tiles::STEP + 64, token, 0, barrier);
+    }
+    if (++x_step == share.steps) {
+      x_step = 0;
+      token = ++x_tile % share.across * Tiles::TOKENS;
+    }
+  }
+};
+
+// Places of float4 of sums: q-th of a thread, of its tile's blocks.
+template <class Tiles> struct Quads {
+  using Sums = float (&)[Tiles::BLOCKS][Tiles::TOKENS / 2];
+  static __device__ __forceinline__ float* of(Sums sums, int q) {
+    return sums[q / (Tiles::TOKENS / 8)] + q % (Tiles::TOKENS / 8) * 4;
+  }
+  static __device__ __forceinline__ void add(Sums sums, int q, float4 more) {
+    float* s = of(sums, q);
+    s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
+  }
+  static __device__ __forceinline__ float4 get(Sums sums, int q) {
+    const float* s = of(sums, q);
+    return make_float4(s[0], s[1], s[2], s[3]);
+  }
+};
+
+template <class Out> __device__ __forceinline__ unsigned pair_of(float low, float high) {
+  if constexpr (SameAs<Out, bf16>::value) return ptx::cvt_rn_bf16x2_f32(low, high);
+  return ptx::cvt_rn_f16x2_f32(low, high);
+}
+
+// Results of one block of 64 rows of W, of tokens from `token` on. A thread has rows r, r + 1 for two tokens of each 8.
+// `staged`: they leave through shared memory, in whole lines; else by single elements, where the ring is still in use.
+template <int EPILOGUE, class Tiles, class T, class Out>
+__device__ __forceinline__ void store_block(const Product<T, Out>& p, const float (&sums)[Tiles::TOKENS / 2], char* stage,
+                                            bool staged, int barrier, int rows, int token) {
+  constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS;
+  const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
+  const int count = min(p.m - token, TOKENS), wide = min(p.n - rows, 64);
+  float factors[2] = {Tiles::L::UNSCALE, Tiles::L::UNSCALE}, bias[2] = {};
+  const long long bands = (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND), steps = (p.k + 127) / 128;
+  const float* of_rows = reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.b) +
+                                                        bands * steps * Tiles::BAND * Tiles::L::CHUNK);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    factors[i] *= of_rows[rows + row + i];
+    if constexpr (EPILOGUE & BIAS) bias[i] = row + i < wide ? p.bias[(rows + row + i) * p.bias_col] : 0;
+  }
+  auto result = [&](int j, int e, int i) {
+    const float x = sums[4 * j + e + 2 * i] * factors[i] + bias[i];
+    if constexpr ((EPILOGUE & ACTIVATION) == GELU) return gelu_of_half<Out>(0.5f * x);
+    if constexpr ((EPILOGUE & ACTIVATION) == SILU) return silu(x);
+    return activate<EPILOGUE>(x);
+  };
+  if (staged) {
+    unsigned* to = reinterpret_cast<unsigned*>(stage + lane % 4 * 2 * PITCH + row * 2);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; ++i) {
+      to[(i / 2 * 8 + i % 2) * (PITCH / 4)] = pair_of<Out>(result(i / 2, i % 2, 0), result(i / 2, i % 2, 1));
+    }
+    ptx::bar_sync(barrier, 128);
+    if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * 2) % 16 == 0) {
+#pragma unroll 4
+      for (int at = thread; at < count * 8; at += 128) {
+        *reinterpret_cast<uint4*>(p.c_at(0, token + at / 8, rows + at % 8 * 8)) =
+            *reinterpret_cast<const uint4*>(stage + at / 8 * PITCH + at % 8 * 16);
+      }
+    } else {
+#pragma unroll 1
+      for (int at = thread; at < count * 64; at += 128) {
+        if (at % 64 < wide) {
+          p.c_at(0, token + at / 64, rows + at % 64)->bits =
+              reinterpret_cast<const unsigned short*>(stage + at / 64 * PITCH)[at % 64];
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; ++i) {
+      const int of = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      const unsigned both_of = pair_of<Out>(result(i / 2, i % 2, 0), result(i / 2, i % 2, 1));
+      if (of >= count) continue;
+      if (row < wide) p.c_at(0, token + of, rows + row)->bits = both_of & 0xffff;
+      if (row + 1 < wide) p.c_at(0, token + of, rows + row + 1)->bits = both_of >> 16;
+    }
+  }
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
+    wgmma_quantized(const __grid_constant__ TmaProduct<T, Out> p) {
+  using L = typename Tiles::L;
+  using Q = Quads<Tiles>;
+  constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
+  constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
+  constexpr int READY = 15, ALL = 14;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const Share<Tiles> share(p);
+
+  if (warp >= CONSUMERS / 32) {
+    ptx::setmaxnreg_dec<Tiles::PRODUCER>();
+    if (warp == CONSUMERS / 32) {
+      QuantizedProducer<Tiles> producer(p, share, base, full);
+      const int first = min(share.end - share.begin, STAGES), early = min(first, 2);
+      if (ptx::elect_sync()) {  // the first copies are on their way before the consumers hear that there are barriers
+        ptx::prefetch_tensormap(&p.a);
+        for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
+        ptx::fence_mbarrier_init();
+#pragma unroll 1
+        for (int i = 0; i < early; ++i) {
+          producer.bring_w(i);
+          if (!Tiles::EARLY) producer.bring_x(p, i);
+        }
+        for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
+        ptx::fence_mbarrier_init();
+      }
+      __syncwarp();
+      ptx::bar_arrive(READY, CONSUMERS + 32);
+      if (ptx::elect_sync()) {  // the same lane
+#pragma unroll 1
+        for (int i = early; i < first; ++i) {
+          producer.bring_w(i);
+          if (!Tiles::EARLY) producer.bring_x(p, i);
+        }
+        if (Tiles::EARLY) {
+          ptx::griddepcontrol_wait();
+#pragma unroll 1
+          for (int i = 0; i < first; ++i) producer.bring_x(p, i);
+        }
+        Ring<STAGES> now;
+#pragma unroll 1
+        for (int step = share.begin + first; step < share.end; ++step) {
+          ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity);
+          producer.bring_w(now.stage);
+          producer.bring_x(p, now.stage);
+          now.next();
+        }
+      }
+    }
+    return;
+  }
+
+  ptx::setmaxnreg_inc<Tiles::CONSUMER>();
+  ptx::bar_sync(READY, CONSUMERS + 32);
+  if (Tiles::EARLY) ptx::griddepcontrol_launch_dependents();
+  const int group = warp / 4, line = group % LINES, way = group / LINES, thread = threadIdx.x % 128;
+  const unsigned first_x = descriptor<true>(base);
+  const unsigned chunks = base + STAGES * Tiles::X_BYTES + line * BLOCKS * L::CHUNK;
+  unsigned weights = chunks + thread * 16, factors = chunks + L::factors_at(thread), zeros = chunks + L::zeros_at(thread);
+  ptx::computed_here(weights);  // else they are computed anew in each step
+  ptx::computed_here(factors);
+  ptx::computed_here(zeros);
+  float sums[BLOCKS][TOKENS / 2];
+  unsigned a[2][4][4];
+  L levels[BLOCKS];
+  int stage = way;
+  unsigned parity = 0;
+  auto fetch = [&] {
+    ptx::mbarrier_try_wait_parity(full + 8 * stage, parity);
+    const unsigned at = stage * Tiles::W_BYTES;
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+      const unsigned of = at + block * L::CHUNK;
+      levels[block].fetch(weights + of, factors + of, zeros + of);
+    }
+  };
+  // All lanes have read the stage: the products that took its weights, which a warp waits for as a whole, have ended. A
+  // __syncwarp here would say so, but between products under way ptxas then lets each end before the next (C7513).
+  auto release = [&](int of) {
+    if (lane == 0) ptx::mbarrier_arrive(empty + 8 * of);
+  };
+
+  int next = share.begin + way;  // the step that comes next for this consumer
+#pragma unroll 1
+  for (int step = share.begin; step < share.end;) {
+    const int tile = step / share.steps, tile_begin = tile * share.steps, tile_end = tile_begin + share.steps;
+    const int stop = min(share.end, tile_end);
+    const bool whole = step == tile_begin && stop == tile_end;
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
+    if (next < stop) {
+      int before = -1;
+      fetch();
+#pragma unroll 1
+      for (; next < stop; next += WAYS) {
+        const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
+#pragma unroll
+        for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
+          const int block = piece % BLOCKS, half = piece / BLOCKS;
+          ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
+          if (piece == 1 && before >= 0) release(before);
+          levels[block].unpack(a[piece % 2], half);
+          ptx::wgmma_fence();
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
+            ptx::wgmma_mma_async<RegisterTypes<T, true>>(sums[block], a[piece % 2][j], whole_descriptor(at), 1);
+          }
+          ptx::wgmma_commit_group();
+        }
+        before = stage;
+        if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
+        if (next + WAYS < stop) fetch();
+      }
+      ptx::wgmma_wait_group<0>();
+      release(before);
+    }
+    if (Tiles::EARLY) ptx::griddepcontrol_wait();
+    const bool staged = stop == share.end;  // nothing comes into the stages any more
+    if (staged) ptx::bar_sync(ALL, CONSUMERS);
+
+    bool mine = way == 0;  // to write
+    if constexpr (WAYS > 1) {  // the first adds up the others' sums, in their order
+      if (step != share.begin) ptx::bar_sync(1 + line, WAYS * 128);
+      float4* exchanged = reinterpret_cast<float4*>(shared + Tiles::RING) + line * QUADS * 128 + thread;
+      if (way > 0) {
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) exchanged[((way - 1) * LINES * QUADS + q) * 128] = Q::get(sums, q);
+      }
+      ptx::bar_sync(1 + line, WAYS * 128);
+      if (way == 0) {
+#pragma unroll
+        for (int other = 0; other < WAYS - 1; ++other) {
+#pragma unroll
+          for (int q = 0; q < QUADS; ++q) Q::add(sums, q, exchanged[(other * LINES * QUADS + q) * 128]);
+        }
+      }
+    }
+    if (mine && !whole) {  // the last block that comes adds up the parts of all, in the order of k
+      constexpr int SLOT = LINES * QUADS * 128;
+      float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
+      float4* to = parts + (2LL * blockIdx.x + (step != share.begin)) * SLOT;
+#pragma unroll
+      for (int q = 0; q < QUADS; ++q) __stcg(to + q * 128, Q::get(sums, q));
+      ptx::bar_sync(1 + LINES + line, 128);
+      const int one = share.first_block(tile), last = share.last_block(tile);
+      volatile unsigned* flag = reinterpret_cast<volatile unsigned*>(shared + Tiles::BEHIND + 16 * STAGES) + line;
+      if (thread == 0) {
+        unsigned* counter = reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line;
+        const bool all = ptx::atom_add_acq_rel(counter) == unsigned(last - one);
+        if (all) *counter = 0;
+        *flag = all;
+      }
+      ptx::bar_sync(1 + LINES + line, 128);
+      mine = *flag;
+      if (mine) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
+#pragma unroll 1
+        for (int block = one; block <= last; ++block) {
+          const float4* from = parts + (2LL * block + (share.begin_of(block) < tile_begin)) * SLOT;
+#pragma unroll
+          for (int q = 0; q < QUADS; ++q) Q::add(sums, q, __ldcg(from + q * 128));
+        }
+      }
+    }
+    if (mine) {
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block) {
+        const int part = line * BLOCKS + block, rows = tile / share.across * Tiles::ROWS + part * 64;
+        store_block<EPILOGUE, Tiles>(p.product, sums[block], shared + part * TOKENS * Tiles::PITCH, staged,
+                                     1 + LINES + line, rows, tile % share.across * TOKENS);
+      }
+    }
+    step = stop;
+  }
+}

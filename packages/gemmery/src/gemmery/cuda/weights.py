@@ -1,0 +1,260 @@
+"""Weights of 4 or 8 bits in the order in which kernels read them.
+
+The weight is W, (n, k); the product is C = activation(x W' + bias). Its logical form is a code of each element, and a
+factor of each group of columns of a row. `arrange` makes the kernel's form of it, bytes on the same device; levels.cuh
+describes a chunk of 64 rows by 128 columns. Chunks of 256 rows lie together for each 128 columns, so that what a block
+needs at a time is adjacent. A factor of each row, in float32, follows the last chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmery import dtypes
+from gemmery.arrays import View
+from gemmery.errors import ArgumentError, ShapeError
+from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
+
+KINDS = {"int4": 4, "int4_zeros": 4, "int8": 8, "e4m3": 8, "e2m1": 4}  # bits of an element
+ROWS, STEP = 256, 128  # rows of chunks that lie together, columns of a chunk
+_PARTS = 64  # rows of a chunk
+_GROUPS = {4: (16, 32, 64, 128), 8: (0, 16, 32, 64, 128)}  # columns of a factor; 128 stands for multiples of it
+# What factors in bfloat16 are multiplied by, as powers of two: integers in its low bits are 2^-133 of themselves, and
+# float4 in its place 2^-126. Kernels take 2^-13 off sums.
+_SHIFTS = {"int4": 120, "int4_zeros": 120, "int8": 120, "e2m1": 113}
+
+
+class Format(NamedTuple):
+    """What a kernel must know of a weight: its sizes, the kind of its codes, and the columns that share a factor.
+
+    `kind` is "int4" (0 to 15, 8 more than the level), "int4_zeros" (0 to 15, and a zero point for each factor), "int8",
+    "e4m3" or "e2m1" (the bits of these). `group` is 0 where a row has one factor, which multiplies its finished sum.
+    `dtype` is the type of x and of the factors of groups, "bf16" or "f16".
+    """
+
+    n: int
+    k: int
+    kind: str
+    group: int
+    dtype: str
+
+    @property
+    def columns(self) -> int:
+        """Columns that share a factor in a chunk: those of a group, 128 of a longer one; 0: there are none."""
+        return STEP if self.group and self.group % STEP == 0 else self.group
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of 64 rows by 128 columns, with their factors and zero points."""
+        factors = STEP // self.columns if self.columns else 0
+        return _PARTS * STEP * KINDS[self.kind] // 8 + factors * _PARTS * (3 if self.kind == "int4_zeros" else 2)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """How many times 256 rows, and 128 columns, the weight has, rounded up."""
+        return -(-self.n // ROWS), -(-self.k // STEP)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arranged weight.
+
+        >>> Format(4096, 4096, "int4", 128, "bf16").bytes / (4096 * 4096 / 2)
+        1.033203125
+        """
+        bands, steps = self.places
+        return bands * steps * ROWS // _PARTS * self.chunk + 4 * bands * ROWS
+
+    def refusal(self) -> str:
+        """Return why there is no such weight for a kernel, in words; "" if there is."""
+        if self.kind not in KINDS:
+            return f"elements of kind {self.kind!r}: kernels multiply {', '.join(KINDS)}"
+        if self.dtype not in ("bf16", "f16"):
+            return f"x of {self.dtype}: weights of {KINDS[self.kind]} bits are multiplied as bf16 and f16"
+        if self.columns not in _GROUPS[KINDS[self.kind]]:
+            return f"groups of {self.group}: a factor is for 16, 32, 64 or multiples of 128 columns, or a row of 8 bits"
+        if min(self.n, self.k) < 1 or self.k % (self.group or 8):
+            return (
+                f"n={self.n}, k={self.k}: k is a multiple of {self.group or 8}, and no side is 0; add columns of zeros"
+            )
+        return ""
+
+
+def arrange(form: Format, codes: Any, scales: Any, zeros: Any = None, rows: Any = None) -> Any:
+    """Return a weight in the kernel's form, flat bytes of the library and on the device of `codes`.
+
+    >>> import numpy as np
+    >>> form = Format(300, 256, "int4", 128, "bf16")
+    >>> one = np.full((300, 2), 0x3F80, np.uint16)  # 1 as bfloat16
+    >>> arrange(form, np.zeros((300, 256), np.uint8), one).shape == (form.bytes,)
+    True
+
+    `codes` are (n, k), one a byte, uint8. `scales` are (n, k / group), the bits of `form.dtype` as 16-bit integers;
+    None where `form.group` is 0. `zeros` are (n, k / group) uint8, whole numbers from 0 to 16. `rows` are n float32 by
+    which the sums of rows are multiplied; None: 1. The arrays are of NumPy, CuPy or PyTorch, all of the same.
+
+    Raises ArgumentError for a format that no kernel has and factors that it cannot hold, ShapeError for other shapes.
+    """
+    reason = form.refusal()
+    if reason:
+        raise ArgumentError(reason)
+    groups = (form.n, form.k // form.group) if form.group else None
+    shapes = {"codes": (form.n, form.k), "scales": groups, "zeros": groups if form.kind == "int4_zeros" else None}
+    for (name, shape), array in zip(shapes.items(), (codes, scales, zeros), strict=True):
+        own = None if array is None else tuple(array.shape)
+        if own != shape:
+            raise ShapeError(f"{name} has shape {own}: a weight {form.n} x {form.k} in this format has {shape}")
+    (bands, steps), chunk = form.places, form.chunk
+    whole = _zeros(codes, (form.bytes,))
+    chunks = whole[: bands * steps * 4 * chunk].reshape(bands, steps, 4, chunk)
+    size = _PARTS * STEP * KINDS[form.kind] // 8
+    chunks[..., :size] = _bands(_weights(form, _padded(codes, (bands * ROWS, steps * STEP))), bands)
+    if form.group:
+        count = STEP // form.columns
+        sides = bands * ROWS, steps * count
+        factors = _bits(_padded(_repeated(_shifted(form, scales), form), sides), codes.dtype)
+        chunks[..., size : size + count * 128] = _bands(_pairs(factors, bands, steps, count), bands)
+        if zeros is not None:
+            points = _padded(_repeated(zeros, form), sides)[..., None]
+            chunks[..., size + count * 128 :] = _bands(_pairs(points, bands, steps, count), bands)
+    ends = whole[bands * steps * 4 * chunk :].reshape(bands * ROWS, 4)
+    if rows is None:
+        ends[:, 2], ends[:, 3] = 0x80, 0x3F  # 1 as float32
+    else:
+        ends[: form.n] = rows.reshape(form.n, 1).view(codes.dtype)
+    return whole
+
+
+def _weights(form: Format, codes: Any) -> Any:
+    """Return the bytes of chunks without factors, (rows of chunks, steps, bytes), of whole chunks of codes.
+
+    Axes of 64 rows: warps, 8 rows of a fragment, the row or the next one. Of 128 columns: 16-byte pieces of a thread,
+    products, halves of a product's columns, 4 threads, 2 adjacent columns.
+    """
+    rows, columns = codes.shape
+    if KINDS[form.kind] == 4:
+        shape, order = (2, 4, 2, 4, 2), (0, 4, 5, 1, 2, 8, 6, 9, 7, 3)
+    else:
+        shape, order = (4, 2, 2, 4, 2), (0, 4, 5, 1, 2, 8, 6, 7, 9, 3)
+    apart = codes.reshape(rows // 64, 4, 8, 2, columns // STEP, *shape)
+    v = _permuted(apart, order)  # its last axis is the row or the next one, of 4 bits after halves of columns
+    if form.kind in ("int4", "int4_zeros"):
+        packed = v[..., 0, :] | v[..., 1, :] << 4
+    elif form.kind == "int8":
+        packed = v ^ 0x80
+    elif form.kind == "e4m3":
+        packed = _halves(_floats8(form.dtype, v[..., 0], v[..., 1]))
+    else:
+        packed = _halves(_floats4(form.dtype, v[..., 0, 0], v[..., 0, 1], v[..., 1, 0], v[..., 1, 1]))
+    return packed.reshape(rows // 64, columns // STEP, -1)
+
+
+def _halves(parts: tuple[Any, Any]) -> Any:
+    """Return the low and the high bytes of half words next to each other."""
+    both = _zeros(parts[0], (*parts[0].shape, 2))
+    both[..., 0], both[..., 1] = parts
+    return both
+
+
+def _floats8(dtype: str, x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the low and the high byte of half words of two float8: see `Levels.number` in levels.cuh."""
+    if dtype == "bf16":  # x at bits 15 and 10 to 4, y at 11, 14 to 12 and 3 to 0
+        return (x & 15) << 4 | y & 15, x & 0x80 | y & 0x70 | y >> 7 << 3 | x >> 4 & 7
+    return (x & 1) << 7 | y & 0x7F, x & 0x80 | y >> 7 << 6 | x >> 1 & 0x3F  # x at 15 and 13 to 7
+
+
+def _floats4(dtype: str, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any]:
+    """Return the low and the high byte of half words of four float4: see `Levels.fraction` in levels.cuh."""
+    if dtype == "bf16":
+        # a at 15 and 8 to 6, b at 12 and 5 to 3, c at 9 and 2 to 0, d at 14, 13, 11 and 10
+        low = (a & 3) << 6 | (b & 7) << 3 | c & 7
+        high = a >> 3 << 7 | a >> 2 & 1 | b >> 3 << 4 | c >> 3 << 1 | d >> 3 << 6 | (d >> 2 & 1) << 5 | (d & 3) << 2
+        return low, high
+    # a at 15 and 11 to 9, b at 8 and 4 to 2, c at 0 and 14 to 12, d at 1 and 7 to 5
+    low = (b & 7) << 2 | c >> 3 | d >> 3 << 1 | (d & 7) << 5
+    return low, a >> 3 << 7 | (a & 7) << 1 | b >> 3 | (c & 7) << 4
+
+
+def _shifted(form: Format, scales: Any) -> Any:
+    """Return the bits of factors with their power of two. Raises ArgumentError where it does not fit."""
+    shift = _SHIFTS.get(form.kind, 0) if form.dtype == "bf16" else 0
+    if not shift:
+        return scales
+    exponents = (scales & 0x7FFF) >> 7
+    if bool((exponents + shift >= 255).any()):
+        raise ArgumentError(
+            f"a factor is 2^{128 - shift} or more, or no number: kernels hold smaller ones in bfloat16; divide the "
+            "factors, and pass what they were divided by as `rows`"
+        )
+    return scales + _cast(exponents > 0, scales.dtype) * (shift << 7)  # subnormal ones are taken as they are, about 0
+
+
+def _repeated(factors: Any, form: Format) -> Any:
+    """Return factors with one for each 128 columns of longer groups."""
+    times = max(1, form.group // STEP)
+    rows, groups = factors.shape
+    if times == 1:
+        return factors
+    spread = _zeros(factors, (rows, groups, times))
+    spread[...] = factors[..., None]
+    return spread.reshape(rows, groups * times)
+
+
+def _pairs(factors: Any, bands: int, steps: int, count: int) -> Any:
+    """Return the bytes of factors, (rows of chunks, steps, bytes): those of two rows next to each other."""
+    apart = factors.reshape(bands * 4, 32, 2, steps, count, factors.shape[-1])
+    return _permuted(apart, (0, 3, 1, 4, 2, 5)).reshape(bands * 4, steps, -1)
+
+
+def _bands(chunks: Any, bands: int) -> Any:
+    """Return chunks with those of 256 rows next to each other."""
+    return _permuted(chunks.reshape(bands, 4, *chunks.shape[1:]), (0, 2, 1, 3))
+
+
+def _bits(words: Any, byte: Any) -> Any:
+    """Return 16-bit integers as two bytes each."""
+    return words[..., None].view(byte)
+
+
+def _padded(array: Any, shape: tuple[int, int]) -> Any:
+    """Return a matrix with rows and columns of zeros behind it."""
+    if tuple(array.shape) == shape:
+        return array
+    whole = _zeros(array, shape)
+    whole[: array.shape[0], : array.shape[1]] = array
+    return whole
+
+
+def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    """Return zeros of an array's library, device and type."""
+    if hasattr(like, "new_zeros"):
+        return like.new_zeros(shape)
+    import numpy as np
+
+    return np.zeros_like(like, shape=shape)
+
+
+def _permuted(array: Any, axes: tuple[int, ...]) -> Any:
+    """Return a view with its axes in another order."""
+    return array.permute(axes) if hasattr(array, "permute") else array.transpose(axes)
+
+
+def _cast(array: Any, dtype: Any) -> Any:
+    """Return an array of another type."""
+    return array.to(dtype) if hasattr(array, "permute") else array.astype(dtype)
+
+
+def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Problem:
+    """Return the product of x, (m, k) by rows, and an arranged weight; `invariant`: with the same bits for any m."""
+    size = dtypes.get(c.dtype).size
+    low = x.pointer | (x.strides[0] if x.shape[0] > 1 else 0), 0, c.pointer | (c.strides[0] if c.shape[0] > 1 else 0)
+    return Problem(
+        *(x.shape[0], form.n, form.k, form.dtype, c.dtype, 1, "row", "col", "row" if c.strides[1] == size else "any"),
+        epilogue=epilogue,
+        device=c.device,
+        invariant=invariant,
+        alignments=tuple(16 if not each % 16 else each & -each for each in low),  # type: ignore[arg-type]
+        bits=KINDS[form.kind],
+        group=form.columns,
+        levels=form.kind,
+    )

@@ -1,0 +1,202 @@
+"""Products of PyTorch's tensors by weights that `gemmery.cuda.weights` arranged.
+
+`layer` takes a weight as `gemmery.torch.quantize` returns it. It arranges the weight in its first call, and keeps that
+copy, of as many bits, as long as the packed tensor lives and nothing is written to it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+from weakref import ref
+
+import torch
+
+from gemmery.api.device_call import keep, table
+from gemmery.api.options import epilogue_name
+from gemmery.api.packed import prepare_arranged
+from gemmery.arrays import View
+from gemmery.cuda import ordered, weights
+from gemmery.cuda.choose.variants import expands
+from gemmery.cuda.driver import find
+from gemmery.cuda.launch import Ready
+from gemmery.cuda.weights import Format, arrange
+from gemmery.errors import ArgumentError
+
+TYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
+_stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
+
+
+_copies: dict[int, tuple[Any, tuple[int, ...], Format, Any]] = {}  # of packed tensors: see `_hold`
+
+
+def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -> Any:
+    """Return activation(x W' + bias) for a weight of `gemmery.torch.quantize`; None where no kernel multiplies it."""
+    if scales.dtype is not x.dtype or x.dtype not in TYPES or x.is_neg() or not x.numel():
+        return None
+    state = _version(packed), scales.data_ptr(), _version(scales)
+    entry = _copies.get(id(packed))
+    if entry is None or entry[0]() is not packed or entry[1] != state:
+        entry = _hold(packed, scales, state)
+    if entry is None or entry[3] is None or expands(x.numel() // entry[2].k, entry[2], find(f"cuda:{x.get_device()}")):
+        return None
+    known = _known(x, entry[3], entry[2], bias, activation)
+    return None if isinstance(known, str) else _run(x, entry[3], bias, known)
+
+
+def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invariant: bool = False) -> Any:
+    """Return activation(x W' + bias) for the logical form of a matrix; None where no kernel multiplies it.
+
+    `matrix` has `format`, `packed`, `scales`, `zeros` and `scale` as a `gemmery.QuantizedMatrix` has them, and a dict
+    `_copies`, where the arranged copy stays.
+    """
+    key, state = ("arranged", x.dtype), (matrix.packed.data_ptr(), matrix.packed.get_device())
+    if key not in matrix._copies:
+        if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
+            return None
+        entry = _arranged(matrix, x.dtype) if find(f"cuda:{x.get_device()}").capability == 90 else None
+        matrix._copies[key] = state, entry
+    was, entry = matrix._copies[key]
+    if entry is None or was != state or x.is_neg() or x.get_device() != state[1]:
+        return None
+    if not invariant and expands(x.numel() // entry[0].k, entry[0], find(f"cuda:{x.get_device()}")):
+        return None
+    known = _known(x, entry[1], entry[0], bias, activation, invariant)
+    return None if isinstance(known, str) else _run(x, entry[1], bias, known)
+
+
+_KINDS = {"int8": "int8", "int4": "int4", "float8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
+
+
+def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
+    """Return the format and the arranged bytes of a matrix for x of a type; None where the kernel cannot hold it."""
+    packed, scales, kind, rows = matrix.packed, matrix.scales, _KINDS[matrix.format], None
+    if packed.ndim != 2 or not packed.numel():
+        return None
+    codes = packed.view(torch.uint8)
+    if weights.KINDS[kind] == 4:
+        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    n, k = codes.shape
+    group, zeros = k // scales.shape[1], matrix.zeros
+    if zeros is not None:
+        whole = zeros.clamp(0, 16).round()
+        if kind != "int4" or not torch.equal(whole, zeros):
+            return None
+        kind, zeros = "int4_zeros", whole.to(torch.uint8)
+    if matrix.format == "mxfp4":
+        scales = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
+    elif matrix.format == "nvfp4":
+        scales = scales.view(torch.float8_e4m3fn).float()
+        rows = matrix.scale.float().expand(n).contiguous()
+    elif kind in ("int8", "e4m3") and group == k:
+        rows = scales.float().flatten()
+        scales, group = None, 0
+    if scales is not None:
+        exact, scales = scales, scales.to(dtype)
+        if not torch.equal(scales.to(exact.dtype), exact):
+            return None  # a factor of another type would be rounded
+        scales = scales.view(torch.int16)
+    form = Format(n, k, kind, group, TYPES[dtype])
+    if form.refusal():
+        return None
+    with suppress(ArgumentError):
+        return form, arrange(form, codes, scales, zeros, rows)
+    return None
+
+
+def _version(tensor: Any) -> int:
+    """Return how often PyTorch wrote to a tensor, as far as it counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[int, ...], Format, Any] | None:
+    """Return what is kept for a packed tensor: a reference to it, the state of its memory, the format, the copy.
+
+    The copy is None where no kernel multiplies it. While a graph is captured none is made: it would be in the graph.
+    """
+    device, bits = packed.get_device(), 8 if packed.dtype is torch.int8 else 4
+    if packed.ndim != 2 or scales.ndim != 2 or not scales.numel() or torch.cuda.is_current_stream_capturing():
+        return None
+    n, k = packed.shape[0], packed.shape[1] * 8 // bits
+    form = Format(n, k, f"int{bits}", k // scales.shape[1], TYPES[scales.dtype])
+    arranged = None
+    if not form.refusal() and scales.get_device() == device and find(f"cuda:{device}").capability == 90:
+        codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(n, k)
+        with suppress(ArgumentError):  # factors that the kernel cannot hold
+            arranged = arrange(form, codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16))
+    key = id(packed)
+    _copies[key] = ref(packed, lambda _: _copies.pop(key, None)), state, form, arranged
+    return _copies[key]
+
+
+def multiply(
+    x: Any, arranged: Any, form: Format, bias: Any = None, activation: str | None = None, invariant: bool = False
+) -> Any:
+    """Return activation(x W' + bias) for x of shape (..., k) and an arranged weight on the same CUDA device.
+
+    If `invariant`, a row of the result has the same bits whatever the others are, and how many.
+
+    Raises ArgumentError where no kernel multiplies these.
+    """
+    known = _known(x, arranged, form, bias, activation, invariant)
+    if isinstance(known, str):
+        raise ArgumentError(known)
+    return _run(x, arranged, bias, known)
+
+
+KnownLaunch = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
+
+
+def _known(
+    x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool = False
+) -> KnownLaunch:
+    """Return the launch for tensors like these, which is made once."""
+    of_bias = None if bias is None else (bias.shape, bias.get_device())
+    key = "arranged", x.shape, x.dtype, x.get_device(), arranged.get_device(), form, activation, of_bias, invariant
+    return table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation, invariant))
+
+
+def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int, ...]]) -> Any:
+    """Put a launch on the current stream, and return its result."""
+    (run, shape), x, start = known, x.contiguous(), 0
+    p, q, device = x.data_ptr(), arranged.data_ptr(), x.get_device()
+    if p % 16:
+        x = x.clone()
+        p = x.data_ptr()
+    if bias is not None:
+        bias = bias.float().contiguous()
+        start = bias.data_ptr()
+    result = x.new_empty(shape)
+    if run is None:
+        return result
+    if not run.workspace:
+        run(p, q, result.data_ptr(), _stream_of(device), start)
+        return result
+    stream = _stream_of(device)
+    scratch = torch.empty(run.workspace, dtype=torch.uint8, device=x.device)
+    extra = 0, 0, ordered.counters(run.counters, stream, device)
+    run(p, q, result.data_ptr(), stream, start, scratch.data_ptr(), None, extra)
+    return result
+
+
+def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool) -> KnownLaunch:
+    """Return the launch for tensors like these, the shape of its result and its rows, or why there is none."""
+    device, where = x.get_device(), f"cuda:{x.get_device()}"
+    if x.shape[-1:] != (form.k,) or (bias is not None and bias.shape != (form.n,)):
+        return f"x has shape {tuple(x.shape)}: a weight {form.n} x {form.k} takes rows of {form.k}, and {form.n} biases"
+    if arranged.numel() != form.bytes or arranged.element_size() != 1 or not arranged.is_contiguous():
+        return f"the arranged weight has {arranged.numel()} elements: in this format it has {form.bytes} adjacent bytes"
+    if arranged.data_ptr() % 16 or any(z.get_device() != device for z in (arranged, bias) if z is not None):
+        return "an arranged weight begins at a multiple of 16 bytes, and all tensors are on one device: make copies"
+    rows, dtype = x.numel() // form.k, TYPES.get(x.dtype, str(x.dtype))
+    shape = (*x.shape[:-1], form.n)
+    if not rows:
+        return None, shape
+    run = prepare_arranged(
+        View(0, (rows, form.k), (2 * form.k, 2), dtype, where),
+        form,
+        View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
+        epilogue_name(bias, activation),
+        invariant,
+    )
+    return run if isinstance(run, str) else (run, shape)

@@ -14,7 +14,9 @@ from gemmery.ladder.gpu import cut_off, gpu_rung
 from gemmery.ladder.rung import without_vector
 from gemmery.problem import Config, Problem
 
-_COLUMNS, _FINISH = "gemv_columns", "gemv_finish"  # kernels of gemv_vectorized for columns of W, and for parts of k
+# Kernels of gemv_vectorized for columns of W, for those whose k the blocks of a cluster share, and for parts of k.
+_COLUMNS, _CLUSTER, _FINISH = "gemv_columns", "gemv_cluster", "gemv_finish"
+_MOST_CLUSTER = 8  # blocks of a cluster
 _LARGEST_TEAM = 1024  # threads of a block
 _MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 _MOST_SPLIT = 64  # blocks that share k
@@ -110,6 +112,9 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
     split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * _BLOCKS)
     parameters = (vec, lanes, steps, threads // WARP)
+    if config["cluster"] and 1 < split <= _MOST_CLUSTER and target(problem).capability >= 90:
+        product = _launches(problem, config, _CLUSTER, (*parameters, split), lanes * vec, threads, 1, split)
+        return replace(product, needs=90, instructions="mapa", cluster=split)
     return _launches(problem, config, _COLUMNS, parameters, lanes * vec, threads, split)
 
 
@@ -122,10 +127,18 @@ def _split(most: int, blocks: int, enough: int = _BLOCKS) -> int:
 
 
 def _launches(
-    problem: Problem, config: Config, name: str, parameters: tuple[object, ...], each: int, threads: int, split: int
+    problem: Problem,
+    config: Config,
+    name: str,
+    parameters: tuple[object, ...],
+    each: int,
+    threads: int,
+    split: int,
+    cluster: int = 1,
 ) -> Geometry:
-    """The kernel, and the one that adds up the parts of k if there are several."""
-    blocks, block = _grid(problem, each, threads)
+    """The kernel, and the one that adds up the parts of k if several blocks have them that are no `cluster`."""
+    (along, *across), block = _grid(problem, each, threads)
+    blocks = along * cluster, *across
     overlaps, device = False, target(problem)
     if config["overlap"] and problem.device != "cpu" and device.capability >= 90:
         # If all blocks run at once: otherwise they would take places from the launch before, while it ends (f16,
@@ -219,8 +232,9 @@ GEMV = (
             "threads": (0, 64, 128, 256, 512),
             "split": (0, 1, 2, 4, 8, 16, 32, 64),
             "overlap": (0, 1),
+            "cluster": (0, 1),
         },
-        default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1},
+        default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1, "cluster": 1},
         expect={"bank_conflicts": 0, "load_bytes_a_sector": 32},
         lesson=(
             "y = W x does two operations per element it reads, so all that matters is how early W is requested and "

@@ -320,3 +320,21 @@ def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
     waves = -(-m // 64) * -(-n // 64) * batch / sms
     simt = max(SIMT_LEAST, problem.flops / SIMT[others] * max(1.0, 1 / waves) + SIMT_END)
     return max(HOST, LAUNCHES[others] + pre_pass + product) < simt
+
+
+def batch_tile(problem: Problem) -> tuple[int, int, int]:
+    """Return the products of a block of simt_batched, and the rows and columns of C of a thread.
+
+    >>> batch_tile(Problem(4, 4, 4, "f32", "f32", batch=100_000))
+    (128, 4, 4)
+    """
+    m, n = problem.m, problem.n
+    size = dtypes.get(problem.dtype).size
+    most = 32 if max(m, n) > 8 else 16 if size < 8 else 8  # elements of C in a thread
+    tn = max(side for side in range(1, 9) if n % side == 0 and side <= most)
+    tm = max(side for side in range(1, 9) if m % side == 0 and side * tn <= most)
+    threads = m // tm * (n // tn)
+    products = 1
+    while 2 * products * threads <= 128:
+        products *= 2
+    return products, tm, tn

@@ -6,7 +6,7 @@ from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import batch_tile
 from gemmery.cuda.device import THREADS, WARP
-from gemmery.cuda.geometry import Geometry, instance, layouts, template
+from gemmery.cuda.geometry import Geometry, instance, layouts, target, template
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
 from gemmery.problem import Config, Problem
@@ -39,17 +39,17 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     threads = -(-products * (problem.m // tm) * (problem.n // tn) // WARP) * WARP
     if threads > THREADS:
         raise RefusedError(f"products={products}: {threads} threads; a block has at most {THREADS}; use fewer products")
-    return _batched(name, problem._replace(precision=""), products, threads, _PADDED, tm, tn)
+    return _batched(name, problem._replace(precision=""), config, threads, _PADDED, tm, tn)
 
 
 def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     """A warp for each product."""
-    return _batched(name, problem, config["products"], config["products"] * WARP, _PADDED_MMA)
+    return _batched(name, problem, config, config["products"] * WARP, _PADDED_MMA)
 
 
-def _batched(name: str, problem: Problem, products: int, threads: int, padded: int, *tile: int) -> Geometry:
-    """The launch of a kernel with a block for so many products."""
-    m, n, k = problem.m, problem.n, problem.k
+def _batched(name: str, problem: Problem, config: Config, threads: int, padded: int, *tile: int) -> Geometry:
+    """The launch of a kernel with a block for `products` products."""
+    m, n, k, products = problem.m, problem.n, problem.k, config["products"]
     size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
     lines = (
         (k, m, size) if problem.a_layout == "col" else (m, k, size),
@@ -59,7 +59,17 @@ def _batched(name: str, problem: Problem, products: int, threads: int, padded: i
     room = sum(-(-products * _step(*each, padded) // _PIECE) * _PIECE for each in lines)
     kernel = instance(name, problem, *layouts(problem), template("BatchSides", m, n, k), *tile, products)
     grid = -(-problem.batch // products), 1, 1
-    return Geometry(f"{name}.cu", kernel, grid, (threads, 1, 1), room, needs=80, instructions="cp.async", tile=(m, n))
+    return Geometry(
+        f"{name}.cu",
+        kernel,
+        grid,
+        (threads, 1, 1),
+        room,
+        needs=80,
+        instructions="cp.async",
+        tile=(m, n),
+        overlaps=bool(config["overlap"]) and problem.device != "cpu" and target(problem).capability >= 90,
+    )
 
 
 def _step(lines: int, length: int, size: int, padded: int) -> int:
@@ -76,6 +86,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     return complete(config, {"products": products, "tm": tm, "tn": tn})
 
 
+_OVERLAP = {"overlap": (0, 1)}
 _SIDES = (1, 2, 3, 4, 5, 6, 7, 8)
 BATCHED = (
     gpu_rung(
@@ -85,7 +96,8 @@ BATCHED = (
         refuses=_refuses,
         geometry=_simt,
         resolve=_resolve,
-        space={"products": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256), "tm": (0, *_SIDES), "tn": (0, *_SIDES)},
+        space={"products": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256), "tm": (0, *_SIDES), "tn": (0, *_SIDES), **_OVERLAP},
+        default={"products": 0, "tm": 0, "tn": 0, "overlap": 1},
         lesson=(
             "With a block for each product the time is that of starting blocks: 200,000 take 122 us, whatever their "
             "size. The matrices of a batch that follow each other are one array, so a block reads those of many "
@@ -102,7 +114,8 @@ BATCHED = (
         bound=cut_off,
         geometry=_mma,
         resolve=lambda problem, config: complete(config, {"products": 4}),
-        space={"products": (0, 1, 2, 4, 8, 16)},
+        space={"products": (0, 1, 2, 4, 8, 16), **_OVERLAP},
+        default={"products": 0, "overlap": 1},
         lesson=(
             "At 16 x 16 a product of half precision has 16 multiply-adds for each 3 bytes that memory moves; CUDA "
             "cores would also convert each element as often as it is read. Tensor cores do both in a few "

@@ -132,6 +132,8 @@ struct BatchBlock {
 
   __device__ __forceinline__ void load(const Product<T, Out>& p) const {
     constexpr bool A_COL = A_LAYOUT == COL, B_COL = B_LAYOUT == COL;
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
     const T *from_a = p.a + first * p.a_batch, *from_b = p.b + first * p.b_batch;
     BatchOperand<A, const T> a{from_a, p.a_batch, A_COL ? p.a_col : p.a_row, A_COL ? p.a_row : p.a_col};
     BatchOperand<B, const T> b{from_b, p.b_batch, B_COL ? p.b_col : p.b_row, B_COL ? p.b_row : p.b_col};

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,9 @@ import torch
 import gemmery as gm
 from gemmery import tiers
 from gemmery.arrays import View
+from gemmery.cuda import choose, driver
+from gemmery.cuda.choose import cost
+from gemmery.cuda.geometry import Scaling
 from gemmery.errors import GemmeryError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -29,7 +33,13 @@ from gemmery.problem import Problem
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 TOLERANCES = {"f16": 2e-3, "bf16": 2e-2, "f32": 1e-5, "f64": 1e-13, "fp8": 1e-2}
 COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
-CALLS, TURNS = 16, 15
+CALLS, TURNS = 16, 9
+FACTORED = (
+    *("bm=128 bn=256 cm=1 cn=1", "bm=128 bn=256 cm=2 cn=1", "bm=256 bn=128 cm=1 cn=1", "bm=128 bn=192 cm=1 cn=1"),
+    *("bm=128 bn=192 cm=2 cn=1", "bm=128 bn=224 cm=1 cn=1", "bm=128 bn=128 cm=1 cn=1", "bm=256 bn=192 cm=1 cn=1"),
+    *("bm=256 bn=160 cm=1 cn=1", "bm=128 bn=256 cm=1 cn=1 blocks=132", "bm=128 bn=256 cm=1 cn=1 band=4"),
+    *("bm=128 bn=144 cm=1 cn=1", "bm=128 bn=160 cm=1 cn=1"),
+)
 
 
 def say(line):
@@ -198,43 +208,90 @@ def plain(m, n, k, dtype, batch, b, names, copy=False, api=True):
         race(title, {"copy": lambda i: buffers[i][1].copy_(buffers[i][0])}, count, lambda _: 0, 2 * half, 0)
 
 
-def batched(turn):
+def batched():
     """Batches of small products."""
-    every = ["simt_batched", "simt_batched overlap=0"]
-    cases = []
-    for dtype, n in itertools.product(("f16", "f32", "f64"), (2, 3, 4, 8)):
-        more = [f"simt_batched tm={n} tn={n}", f"simt_batched products={256 if n < 5 else 64}"]
-        more += ["simt_batched tm=1", "simt_batched tm=2"] if n % 2 == 0 else ["simt_batched tm=1"]
-        cases.append((n, n, n, dtype, 200_000, [*every, *more], True))
-    for dtype, n, batch in itertools.product(("f32", "f64"), (16, 32), (20_000,)):
-        tiles = ((2, 4), (4, 4), (2, 8), (4, 8))
-        more = [f"simt_batched tm={tm} tn={tn}" for tm, tn in tiles]
-        more += [f"simt_batched tm={tm} tn={tn} products={n // 8}" for tm, tn in tiles[:2]]
-        cases.append((n, n, n, dtype, batch, [*every[:1], *more], True))
-    for n in (16, 32):
-        more = [f"mma_batched products={count}" for count in (1, 2, 8, 16)]
-        cases.append((n, n, n, "f16", 20_000, ["mma_batched", *more, "mma_pipelined"], True))
-    cases += [
-        (n, n, n, "f16", 20_000, ["simt_batched", "simt_batched tm=4 tn=4", "mma_pipelined"], False) for n in (12, 24)
-    ]
-    cases += [(4, 4, 4, "f32", batch, ["simt_batched", "simt_smem tile=4"], False) for batch in (8, 100, 1000)]
-    cases += [(32, 32, 32, "f32", batch, ["simt_batched", "simt_pipelined"], False) for batch in (8, 100, 1000)]
-    cases += [(16, 16, 16, "f16", batch, ["mma_batched", "mma_pipelined"], False) for batch in (8, 100, 1000)]
-    cases += [
-        (n, n, n, dtype, 2000, ["mma_pipelined" if dtype == "f16" else "simt_pipelined"], False)
-        for n, dtype in itertools.product((64, 128), ("f16", "f32", "f64"))
-    ]
-    yield from ((case[:5], "row", case[5], case[6]) for case in cases)
+    for dtype, n, batch in itertools.product(("f32", "f64"), (16, 32), (20_000, 1000)):
+        tiles = ((1, 4), (2, 4), (4, 4), (2, 8), (4, 8)) if n == 32 else ((1, 4), (2, 2), (2, 4), (4, 4))
+        names = [f"simt_batched tm={tm} tn={tn} products={count}" for tm, tn in tiles for count in (1, 2, 4)]
+        names += [f"mma_batched products={count}" for count in (1, 2, 4)] if dtype == "f64" else []
+        names += ["mma_f64" if dtype == "f64" else "simt_pipelined"]
+        yield (n, n, n, dtype, batch), "row", names, batch == 20_000
+    names = [f"mma_batched products={count}" for count in (1, 2, 4, 8)]
+    for n, batch in itertools.product((16, 32), (100, 1000, 20_000)):
+        yield (n, n, n, "f16", batch), "col", [*names, "mma_pipelined", "wgmma_epilogue"], False
+    for n in (12, 24, 20):
+        names = [f"simt_batched tm={tm} tn=4 products={count}" for tm in (2, 4) for count in (1, 2, 4, 8)]
+        yield (n, n, n, "f16", 20_000), "row", names, False
+    for n, dtype in ((8, "f64"), (8, "f16"), (4, "f64")):
+        names = [f"simt_batched tm={tm} products={count}" for tm in (1, 2) for count in (4, 8, 16, 32)]
+        yield (n, n, n, dtype, 200_000), "row", names, True
+    keys = ("bm", "bn", "bk", "wm", "wn", "stages", "blocks")
+    tiles = (
+        (128, 128, 16, 64, 32, 3, 1),
+        (64, 64, 16, 32, 32, 3, 3),
+        (64, 64, 16, 32, 32, 2, 3),
+        (64, 64, 16, 32, 32, 4, 3),
+    )
+    tiles += (
+        (32, 64, 32, 16, 32, 3, 3),
+        (32, 32, 32, 16, 16, 4, 4),
+        (128, 64, 16, 32, 32, 3, 2),
+        (64, 128, 16, 32, 32, 3, 2),
+    )
+    words = [" ".join(f"{key}={value}" for key, value in zip(keys, tile, strict=True)) for tile in tiles]
+    for n in (32, 64, 128):
+        yield (n, n, n, "f64", 20_000 if n == 32 else 2000), "row", [f"mma_f64 {tile}" for tile in words], True
+    tiles = ("bm=128 bn=128", "bm=128 bn=64", "bm=64 bn=128", "bm=64 bn=64", "bm=128 bn=128 stages=3")
+    yield (128, 128, 128, "f16", 2000), "row", [f"wgmma_epilogue {tile}" for tile in tiles], True
 
 
-def gemv(turn):
+def gemv():
     """One row times a matrix by rows."""
-    names = ["gemv_vectorized", "gemv_vectorized cluster=0"]
     for dtype, n in itertools.product(("f16", "f32", "f64"), (1024, 2048, 4096, 8192)):
-        more = [f"gemv_vectorized split={split}{team}" for split in (2, 4, 8) for team in ("", " team=4", " steps=4")]
-        if dtype == "f16":
-            more.append("wgmma_epilogue")
-        yield (1, n, n, dtype, 1), "row", [*names, *more, "gemv_vectorized split=1"], False
+        most = 4 if n >= 4096 else 8
+        names = [
+            f"gemv_vectorized split={split} steps={steps} threads={threads} cluster={int(split > 1)}"
+            for split in (1, 2, 4, 8)
+            for steps in (2, 4, 8)
+            for threads in (256, 512)
+            if split <= most and (split > 1 or n > 2048)
+        ]
+        names += [f"gemv_vectorized steps={steps} cluster=0" for steps in (2, 4, 8)]
+        names += [f"gemv_vectorized team=16 steps={steps} cluster=0" for steps in (2, 4)]
+        yield (1, n, n, dtype, 1), "row", names, False
+
+
+def columns():
+    """float32 on CUDA cores, with B by columns."""
+    small = "bm=64 bn=64 bk=16 wm=32 wn=32 tm=8 tn=4"
+    tiles = ("", "bm=128 bn=128 bk=8 wm=64 wn=32 tm=8 tn=8", "bm=128 bn=128 bk=16 wm=64 wn=32 tm=8 tn=8", small)
+    for n in (512, 1024, 2048, 4096):
+        some = tiles if n < 2048 else tiles[:3]
+        names = [f"simt_pipelined {tile} stages={stages}" for tile in some for stages in (2, 3, 4)]
+        names.append("simt_pipelined bk=8 stages=2")
+        yield (n, n, n, "f32", 1), "col", names, False
+    yield (2048, 2048, 2048, "f32", 1), "row", ["simt_pipelined stages=2", "simt_pipelined"], False
+
+
+def ragged():
+    """Few tiles in bfloat16: whole, and with a k that the blocks of a cluster share."""
+    shapes = ((147, 1280, 8192), (100, 3000, 5000), (392, 4096, 4096), (128, 7168, 2048), (512, 7168, 2048))
+    more = ((64, 2048, 8192), (200, 1024, 4096), (300, 768, 3072), (33, 5120, 5120), (250, 2560, 2560), (96, 576, 2304))
+    more += ((177, 2608, 728), (391, 256, 3864), (24, 400, 3784), (126, 3304, 344), (433, 1440, 6672), (72, 7352, 3160))
+    for m, n, k in (*shapes, *more):
+        problem = problem_of(m, n, k, "bf16", 1, "col")._replace(alignments=(math.gcd(16, 2 * k),) * 2 + (16,))
+        card = driver.find("cuda:0")
+        demand = cost.demand_of(problem)
+        tiles = sorted(choose.candidates(problem, demand, card), key=lambda tile: cost.cycles(demand, tile, 1, card))
+        keys = ("bm", "bn", "stages", "cm", "cn")
+        words = [" ".join(f"{key}={value}" for key, value in zip(keys, tile[:5], strict=True)) for tile in tiles[:7]]
+        names = [f"wgmma_epilogue {each}" for each in words]
+        for (bm, bn), splits in itertools.product(((64, 64), (64, 128), (128, 64), (128, 128), (128, 256)), (2, 4, 8)):
+            blocks = -(-m // bm) * -(-n // bn) * splits
+            if 40 <= blocks <= 2 * card.sms and (bm == 64 or m > 64) and k // splits >= 256:
+                stages = {64: 12, 128: 8, 192: 6, 256: 6, 384: 4}[bm + bn if bm + bn != 128 else 64]
+                names.append(f"wgmma_streamk bm={bm} bn={bn} stages={min(stages, 8)} splits={splits}")
+        yield (m, n, k, "bf16", 1), "col", names, False
 
 
 def factors(title, m, n, k):
@@ -259,10 +316,37 @@ def factors(title, m, n, k):
     def own(i, x, y):
         gm.matmul(*sets[i][:2], scale_a=x, scale_b=y, out=sets[i][2])
 
+    def tile(name):
+        rung, kept = find(CUDA, "wgmma_epilogue"), {}
+        config = {key: int(value) for key, value in (word.split("=") for word in name.split())}
+        problem = Problem(m, n, k, "e4m3", "bf16", b_layout="col", scales="outer", device="cuda:0")
+        kernel = rung.build(problem, {**rung.default, **config})
+        types = "e4m3", "e4m3", "bf16"
+
+        def view(x, dtype):
+            steps = (x.numel() * x.element_size(), *(step * x.element_size() for step in x.stride()))
+            return View(x.data_ptr(), (1, *x.shape), steps, dtype, "cuda:0")
+
+        views = [view(x, dtype) for x, dtype in zip(sets[0], types, strict=True)]
+        ready = kernel.ready(*views, scaling=Scaling("outer", a_row=1, b_column=1))
+        kept["scratch"] = torch.empty(max(1, ready.workspace), dtype=torch.uint8, device="cuda")
+        extra = rows.data_ptr(), columns.data_ptr(), 0
+
+        def put(i):
+            stream, scratch = torch.cuda.current_stream().cuda_stream, kept["scratch"].data_ptr()
+            ready(*(x.data_ptr() for x in sets[i]), stream, workspace=scratch, extra=extra)
+
+        return put
+
     puts = {
         "torch rowwise": lambda i: scaled(i, rows, columns),
         "gm rowwise": lambda i: own(i, rows[:, 0], columns[0]),
     }
+    for name in FACTORED:
+        try:
+            puts[name] = tile(name)
+        except GemmeryError as error:
+            say(f"{name}: {str(error)[:200]}")
     single = {"torch one": lambda i: scaled(i, one, one), "gm one": lambda i: own(i, one, one)}
     flops, moved = 2 * m * n * k, m * k + n * k + 2 * m * n
     race(f"fp8 {m} x {n} x {k}", puts, count, lambda put: check(put, True), moved, flops)
@@ -272,13 +356,13 @@ def factors(title, m, n, k):
 def main():
     """Print a line for each contestant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="+", choices=("batched", "gemv", "factors"))
+    parser.add_argument("what", nargs="+", choices=("batched", "gemv", "columns", "ragged", "factors"))
     parser.add_argument("--seconds", type=float, default=100)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     torch.cuda.init()
-    lists = {"batched": batched, "gemv": gemv}
-    cases = [case for what in options.what if what in lists for case in lists[what](0)]
+    lists = {"batched": batched, "gemv": gemv, "columns": columns, "ragged": ragged}
+    cases = [case for what in options.what if what in lists for case in lists[what]()]
     begin = time.monotonic()
     compile_all([(problem_of(*sides, b), names) for sides, b, names, _ in cases])
     say(f"compiled in {time.monotonic() - begin:.0f} s")

@@ -13,7 +13,7 @@ from gemmery.problem import Config, Problem
 
 _MOST = 32  # rows and columns of a matrix
 _PIECE = 16  # bytes
-_PADDED, _PADDED_MMA = 64, 32  # bytes of a line from which there is a piece between two
+_PADDED, _PADDED_MMA = 64, 32  # bytes of a line from which there are pieces between two
 
 
 def _refuses(problem: Problem) -> str:
@@ -28,7 +28,7 @@ def _refuses_mma(problem: Problem) -> str:
     """Refuse what tensor cores would round, and sides that are not whole fragments."""
     if any(side % 16 for side in (problem.m, problem.n, problem.k)):
         return f"m, n, k = {problem.m}, {problem.n}, {problem.k}: fragments are 16 x 16; use simt_batched"
-    return off_tensor_cores(problem) or _refuses(problem)
+    return (off_tensor_cores(problem) if problem.dtype != "f64" else "") or _refuses(problem)
 
 
 def _simt(name: str, problem: Problem, config: Config) -> Geometry:
@@ -56,7 +56,8 @@ def _batched(name: str, problem: Problem, config: Config, threads: int, padded: 
         (n, k, size) if problem.b_layout == "col" else (k, n, size),
         (m, n, out),
     )
-    room = sum(-(-products * _step(*each, padded) // _PIECE) * _PIECE for each in lines)
+    pad = 2 * _PIECE if name == "mma_batched" and size == 8 else _PIECE
+    room = sum(-(-products * _step(*each, padded, pad) // _PIECE) * _PIECE for each in lines)
     kernel = instance(name, problem, *layouts(problem), template("BatchSides", m, n, k), *tile, products)
     grid = -(-problem.batch // products), 1, 1
     return Geometry(
@@ -72,10 +73,10 @@ def _batched(name: str, problem: Problem, config: Config, threads: int, padded: 
     )
 
 
-def _step(lines: int, length: int, size: int, padded: int) -> int:
+def _step(lines: int, length: int, size: int, padded: int, pad: int) -> int:
     """Return the bytes from one matrix to the next in shared memory: STEP of BatchLines in batched.cuh."""
     line = length * size
-    pitch = line + _PIECE if line >= padded and line % (2 * _PIECE) == 0 else line
+    pitch = line + pad if line >= padded and line % (2 * _PIECE) == 0 else line
     room = lines * pitch
     return room if room % (2 * _PIECE) else room + _PIECE
 
@@ -87,6 +88,10 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 
 _OVERLAP = {"overlap": (0, 1)}
+_EXPECT = {
+    **{"local_requests": 0, "bank_conflicts": 0, "load_sectors_a_request": 16, "load_bytes_a_sector": 32},
+    **{"store_sectors_a_request": 16, "store_bytes_a_sector": 32},
+}
 _SIDES = (1, 2, 3, 4, 5, 6, 7, 8)
 BATCHED = (
     gpu_rung(
@@ -96,6 +101,7 @@ BATCHED = (
         refuses=_refuses,
         geometry=_simt,
         resolve=_resolve,
+        expect=_EXPECT,
         space={"products": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256), "tm": (0, *_SIDES), "tn": (0, *_SIDES), **_OVERLAP},
         default={"products": 0, "tm": 0, "tn": 0, "overlap": 1},
         lesson=(
@@ -109,11 +115,13 @@ BATCHED = (
         "mma_batched",
         idea="a warp multiplies a whole small product, from a block's part of the batch in shared memory",
         parent="simt_batched",
-        dtypes=("f16", "bf16"),
+        dtypes=("f16", "bf16", "f64"),
         refuses=_refuses_mma,
         bound=cut_off,
+        bounds={"f64": float},
         geometry=_mma,
         resolve=lambda problem, config: complete(config, {"products": 4}),
+        expect=_EXPECT,
         space={"products": (0, 1, 2, 4, 8, 16), **_OVERLAP},
         default={"products": 0, "overlap": 1},
         lesson=(

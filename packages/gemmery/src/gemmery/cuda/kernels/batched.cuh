@@ -10,11 +10,11 @@ template <int ROWS, int COLUMNS, int DEPTH> struct BatchSides {
 
 // Matrices of LINES lines of LENGTH elements. An odd number of 16-byte pieces from one matrix to the next, and from one
 // line to the next where lines are long, puts those that lanes read at once on different banks. Pieces cross borders
-// only where nothing is between them.
-template <class T, int LINES, int LENGTH, int PADDED> struct BatchLines {
+// only where nothing is between them. Lines of PADDED bytes or more have PAD bytes between them.
+template <class T, int LINES, int LENGTH, int PADDED, int PAD> struct BatchLines {
   using Element = T;
   static constexpr int SIZE = LINES * LENGTH, LINE = LENGTH * int(sizeof(T)), PIECE = 16 / int(sizeof(T));
-  static constexpr int PITCH = LINE >= PADDED && LINE % 32 == 0 ? LINE + 16 : LINE, BYTES = LINES * PITCH;
+  static constexpr int PITCH = LINE >= PADDED && LINE % 32 == 0 ? LINE + PAD : LINE, BYTES = LINES * PITCH;
   static constexpr int STEP = BYTES % 32 ? BYTES : BYTES + 16;  // bytes from one matrix to the next
 
   static __device__ __forceinline__ int place(int element) {
@@ -30,8 +30,8 @@ template <class T, int LINES, int LENGTH, int PADDED> struct BatchLines {
     return width;
   }
 
-  // Rows and columns from (i, j) on, of a matrix whose lines are its rows or its columns.
-  template <bool BY_ROWS, int DOWN, int ACROSS, class S>
+  // Rows and columns from (i, j) on, of a matrix whose lines are its rows or its columns; lines that are APART.
+  template <bool BY_ROWS, int APART, int DOWN, int ACROSS, class S>
   static __device__ __forceinline__ void read(S (&x)[DOWN][ACROSS], const char* matrix, int i, int j) {
     constexpr int COUNT = BY_ROWS ? ACROSS : DOWN, WIDTH = width<COUNT>();
     const char* from = matrix + (BY_ROWS ? i : j) * PITCH + (BY_ROWS ? j : i) * int(sizeof(T));
@@ -39,7 +39,7 @@ template <class T, int LINES, int LENGTH, int PADDED> struct BatchLines {
     for (int line = 0; line < (BY_ROWS ? DOWN : ACROSS); ++line) {
 #pragma unroll
       for (int e = 0; e < COUNT; e += WIDTH) {
-        auto chunk = *reinterpret_cast<const Chunk<T, WIDTH>*>(from + line * PITCH + e * int(sizeof(T)));
+        auto chunk = *reinterpret_cast<const Chunk<T, WIDTH>*>(from + line * APART * PITCH + e * int(sizeof(T)));
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) (BY_ROWS ? x[line][e + v] : x[e + v][line]) = widen<S>(chunk.of[v]);
       }
@@ -62,8 +62,9 @@ template <class Lines, class Memory> struct BatchOperand {
   Memory* first;
   long long next, line, along;
 
-  __device__ __forceinline__ bool is_array() const {
-    return next == Lines::SIZE && (line == Lines::LINE / int(sizeof(T)) || Lines::SIZE * sizeof(T) == Lines::LINE) &&
+  __device__ __forceinline__ bool is_array(int elements) const {
+    return (next == Lines::SIZE || elements == Lines::SIZE) &&
+           (line == Lines::LINE / int(sizeof(T)) || Lines::SIZE * sizeof(T) == Lines::LINE) &&
            (along == 1 || Lines::LINE == sizeof(T)) && reinterpret_cast<unsigned long long>(first) % 16 == 0;
   }
   __device__ __forceinline__ Memory* at(int element) const {
@@ -75,7 +76,7 @@ template <class Lines, class Memory> struct BatchOperand {
   // A matrix that all products share is loaded once.
   template <int THREADS, int MOST> __device__ __forceinline__ void load(char* to, int products) const {
     int elements = next == 0 ? Lines::SIZE : products * Lines::SIZE, from = threadIdx.x;
-    if (is_array()) {
+    if (is_array(elements)) {
 #pragma unroll
       for (int e = 0; e < (MOST * Lines::SIZE + Lines::PIECE - 1) / Lines::PIECE; e += THREADS) {
         int element = (e + threadIdx.x) * Lines::PIECE;
@@ -94,7 +95,7 @@ template <class Lines, class Memory> struct BatchOperand {
 
   template <int THREADS, int MOST> __device__ __forceinline__ void store(const char* from, int products) const {
     int elements = products * Lines::SIZE, rest = threadIdx.x;
-    if (is_array()) {
+    if (is_array(elements)) {
 #pragma unroll
       for (int e = 0; e < (MOST * Lines::SIZE + Lines::PIECE - 1) / Lines::PIECE; e += THREADS) {
         int element = (e + threadIdx.x) * Lines::PIECE;
@@ -109,12 +110,13 @@ template <class Lines, class Memory> struct BatchOperand {
 };
 
 // A block's products: PRODUCTS of the batch, fewer at its end.
-template <class T, class Out, Layout A_LAYOUT, Layout B_LAYOUT, class Sides, int PRODUCTS, int THREADS, int PADDED = 64>
+template <class T, class Out, Layout A_LAYOUT, Layout B_LAYOUT, class Sides, int PRODUCTS, int THREADS,
+          int PADDED = 64, int PAD = 16>
 struct BatchBlock {
   static constexpr int M = Sides::M, N = Sides::N, K = Sides::K;
-  using A = BatchLines<T, A_LAYOUT == COL ? K : M, A_LAYOUT == COL ? M : K, PADDED>;
-  using B = BatchLines<T, B_LAYOUT == COL ? N : K, B_LAYOUT == COL ? K : N, PADDED>;
-  using C = BatchLines<Out, M, N, PADDED>;
+  using A = BatchLines<T, A_LAYOUT == COL ? K : M, A_LAYOUT == COL ? M : K, PADDED, PAD>;
+  using B = BatchLines<T, B_LAYOUT == COL ? N : K, B_LAYOUT == COL ? K : N, PADDED, PAD>;
+  using C = BatchLines<Out, M, N, PADDED, PAD>;
 
   char* shared;
   long long first;

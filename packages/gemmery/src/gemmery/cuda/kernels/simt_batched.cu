@@ -1,6 +1,7 @@
 // Idea: a block streams many small products: the adjacent matrices of a batch are one array, which vectors of 16 bytes
 // cross without regard to their borders, to shared memory and back. Sides are constants, so that a thread keeps TM x TN
-// elements of C in registers, and every offset of its reads is one.
+// elements of C in registers, and every offset of its reads is one. Its rows or columns are apart where they are lines,
+// so that lanes next to each other read lines next to each other.
 // Parent: simt_smem, which gives each product a block of its own, and waits for memory twice in each.
 #include "batched.cuh"
 
@@ -20,15 +21,18 @@ __global__ void __launch_bounds__((PRODUCTS * (Sides::M / TM) * (Sides::N / TN) 
   Block block(p, shared);
   block.load(p);
 
-  int product = threadIdx.x / (DOWN * ACROSS), row = threadIdx.x / ACROSS % DOWN * TM, column = threadIdx.x % ACROSS * TN;
+  constexpr bool BY_ROWS = A_LAYOUT != COL, BY_COLUMNS = B_LAYOUT == COL;
+  constexpr int ROWS_APART = BY_ROWS ? DOWN : 1, COLUMNS_APART = BY_COLUMNS ? ACROSS : 1;
+  int product = threadIdx.x / (DOWN * ACROSS);
+  int row = threadIdx.x / ACROSS % DOWN * (BY_ROWS ? 1 : TM), column = threadIdx.x % ACROSS * (BY_COLUMNS ? 1 : TN);
   if (product < block.products) {
     const char *a_tile = block.a(product), *b_tile = block.b(product);
     S sums[TM][TN] = {};
-#pragma unroll
+#pragma unroll(K <= 8 ? K : 2)
     for (int k = 0; k < K; k += STEP) {
       S a[TM][STEP], b[STEP][TN];
-      A::template read<A_LAYOUT != COL>(a, a_tile, row, k);
-      B::template read<B_LAYOUT != COL>(b, b_tile, k, column);
+      A::template read<BY_ROWS, ROWS_APART>(a, a_tile, row, k);
+      B::template read<!BY_COLUMNS, COLUMNS_APART>(b, b_tile, k, column);
 #pragma unroll
       for (int s = 0; s < STEP; ++s) {
 #pragma unroll
@@ -41,10 +45,14 @@ __global__ void __launch_bounds__((PRODUCTS * (Sides::M / TM) * (Sides::N / TN) 
     char* c_tile = block.c(product);
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
+      int y = row + i * ROWS_APART;
       Out out[TN];
 #pragma unroll
-      for (int j = 0; j < TN; ++j) out[j] = block.template finish<EPILOGUE>(p, product, row + i, column + j, sums[i][j]);
-      C::write(c_tile, row + i, column, out);
+      for (int j = 0; j < TN; ++j) {
+        out[j] = block.template finish<EPILOGUE>(p, product, y, column + j * COLUMNS_APART, sums[i][j]);
+        if (COLUMNS_APART > 1) C::write(c_tile, y, column + j * COLUMNS_APART, {out[j]});
+      }
+      if (COLUMNS_APART == 1) C::write(c_tile, y, column, out);
     }
   }
   block.store(p);

@@ -89,7 +89,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 _OVERLAP = {"overlap": (0, 1)}
 _EXPECT = {
-    **{"local_requests": 0, "bank_conflicts": 0, "load_sectors_a_request": 16, "load_bytes_a_sector": 32},
+    **{"local_requests": 0, "load_sectors_a_request": 16, "load_bytes_a_sector": 32},
     **{"store_sectors_a_request": 16, "store_bytes_a_sector": 32},
 }
 _SIDES = (1, 2, 3, 4, 5, 6, 7, 8)

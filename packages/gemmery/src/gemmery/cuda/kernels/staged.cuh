@@ -207,9 +207,9 @@ __device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>
 template <class P, int COLUMNS, class T, class Out>
 __device__ __forceinline__ void bring_factors(unsigned to, const TmaProduct<T, Out>& p, Where at) {
   const float* from = p.b_scale + (P::GROUPED && p.offsets ? at.batch * p.b_scale_k : 0);
+  const int last = p.product.n - 1;
   for (int i = threadIdx.x % 128; i < COLUMNS; i += 128) {
-    const int column = min(at.column + i, p.product.n - 1);
-    if (p.b_scale) ptx::cp_async<4>(to + 4 * i, from + column * p.b_scale_col, true);
+    if (p.b_scale) ptx::cp_async<4>(to + 4 * i, from + min(at.column + i, last) * p.b_scale_col, true);
   }
   ptx::cp_async_commit_group();
 }

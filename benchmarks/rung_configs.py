@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
+import random
 import statistics
 import subprocess
 import sys
@@ -22,8 +22,6 @@ import torch
 import gemmery as gm
 from gemmery import tiers
 from gemmery.arrays import View
-from gemmery.cuda import choose, driver
-from gemmery.cuda.choose import cost
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import GemmeryError
 from gemmery.ladder.cuda import CUDA
@@ -34,12 +32,7 @@ TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f6
 TOLERANCES = {"f16": 2e-3, "bf16": 2e-2, "f32": 1e-5, "f64": 1e-13, "fp8": 1e-2}
 COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
 CALLS, TURNS = 16, 9
-FACTORED = (
-    *("bm=128 bn=256 cm=1 cn=1", "bm=128 bn=256 cm=2 cn=1", "bm=256 bn=128 cm=1 cn=1", "bm=128 bn=192 cm=1 cn=1"),
-    *("bm=128 bn=192 cm=2 cn=1", "bm=128 bn=224 cm=1 cn=1", "bm=128 bn=128 cm=1 cn=1", "bm=256 bn=192 cm=1 cn=1"),
-    *("bm=256 bn=160 cm=1 cn=1", "bm=128 bn=256 cm=1 cn=1 blocks=132", "bm=128 bn=256 cm=1 cn=1 band=4"),
-    *("bm=128 bn=144 cm=1 cn=1", "bm=128 bn=160 cm=1 cn=1"),
-)
+FACTORED = ("bm=128 bn=256 cm=1 cn=1 blocks=128", "bm=128 bn=256 cm=1 cn=1 blocks=132", "bm=128 bn=224 cm=1 cn=1")
 
 
 def say(line):
@@ -209,89 +202,42 @@ def plain(m, n, k, dtype, batch, b, names, copy=False, api=True):
 
 
 def batched():
-    """Batches of small products."""
-    for dtype, n, batch in itertools.product(("f32", "f64"), (16, 32), (20_000, 1000)):
-        tiles = ((1, 4), (2, 4), (4, 4), (2, 8), (4, 8)) if n == 32 else ((1, 4), (2, 2), (2, 4), (4, 4))
-        names = [f"simt_batched tm={tm} tn={tn} products={count}" for tm, tn in tiles for count in (1, 2, 4)]
-        names += [f"mma_batched products={count}" for count in (1, 2, 4)] if dtype == "f64" else []
-        names += ["mma_f64" if dtype == "f64" else "simt_pipelined"]
-        yield (n, n, n, dtype, batch), "row", names, batch == 20_000
-    names = [f"mma_batched products={count}" for count in (1, 2, 4, 8)]
-    for n, batch in itertools.product((16, 32), (100, 1000, 20_000)):
-        yield (n, n, n, "f16", batch), "col", [*names, "mma_pipelined", "wgmma_epilogue"], False
-    for n in (12, 24, 20):
-        names = [f"simt_batched tm={tm} tn=4 products={count}" for tm in (2, 4) for count in (1, 2, 4, 8)]
-        yield (n, n, n, "f16", 20_000), "row", names, False
-    for n, dtype in ((8, "f64"), (8, "f16"), (4, "f64")):
-        names = [f"simt_batched tm={tm} products={count}" for tm in (1, 2) for count in (4, 8, 16, 32)]
-        yield (n, n, n, dtype, 200_000), "row", names, True
-    keys = ("bm", "bn", "bk", "wm", "wn", "stages", "blocks")
-    tiles = (
-        (128, 128, 16, 64, 32, 3, 1),
-        (64, 64, 16, 32, 32, 3, 3),
-        (64, 64, 16, 32, 32, 2, 3),
-        (64, 64, 16, 32, 32, 4, 3),
-    )
-    tiles += (
-        (32, 64, 32, 16, 32, 3, 3),
-        (32, 32, 32, 16, 16, 4, 4),
-        (128, 64, 16, 32, 32, 3, 2),
-        (64, 128, 16, 32, 32, 3, 2),
-    )
-    words = [" ".join(f"{key}={value}" for key, value in zip(keys, tile, strict=True)) for tile in tiles]
-    for n in (32, 64, 128):
-        yield (n, n, n, "f64", 20_000 if n == 32 else 2000), "row", [f"mma_f64 {tile}" for tile in words], True
-    tiles = ("bm=128 bn=128", "bm=128 bn=64", "bm=64 bn=128", "bm=64 bn=64", "bm=128 bn=128 stages=3")
-    yield (128, 128, 128, "f16", 2000), "row", [f"wgmma_epilogue {tile}" for tile in tiles], True
+    """Batches of small products, next to the rungs that would take them otherwise."""
+    for dtype, n in itertools.product(("f16", "f32", "f64"), (2, 3, 4, 8)):
+        yield (n, n, n, dtype, 200_000), "row", [], True
+    tiles = {"f16": "mma_pipelined", "f32": "simt_pipelined", "f64": "mma_f64"}
+    for n, dtype, batch in itertools.product((16, 32), tiles, (100, 1000, 20_000)):
+        yield (n, n, n, dtype, batch), "row", [tiles[dtype]], batch == 20_000
+    for n, dtype in itertools.product((64, 128), tiles):
+        yield (n, n, n, dtype, 2000), "row", [tiles[dtype]], True
+    for m, n, k in ((1, 8, 8), (8, 1, 8), (3, 7, 5), (24, 8, 16), (32, 4, 32)):
+        yield (m, n, k, "f32", 20_000), "row", ["gemv_vectorized"] if 1 in (m, n) else ["simt_pipelined"], True
 
 
 def gemv():
-    """One row times a matrix by rows."""
+    """One row times a matrix by rows, next to tiles and to parts of k that a second launch adds up."""
+    names = ["gemv_vectorized", "gemv_vectorized cluster=0"]
     for dtype, n in itertools.product(("f16", "f32", "f64"), (1024, 2048, 4096, 8192)):
-        most = 4 if n >= 4096 else 8
-        names = [
-            f"gemv_vectorized split={split} steps={steps} threads={threads} cluster={int(split > 1)}"
-            for split in (1, 2, 4, 8)
-            for steps in (2, 4, 8)
-            for threads in (256, 512)
-            if split <= most and (split > 1 or n > 2048)
-        ]
-        names += [f"gemv_vectorized steps={steps} cluster=0" for steps in (2, 4, 8)]
-        names += [f"gemv_vectorized team=16 steps={steps} cluster=0" for steps in (2, 4)]
-        yield (1, n, n, dtype, 1), "row", names, False
+        yield (1, n, n, dtype, 1), "row", [*names, "wgmma_epilogue"] if dtype == "f16" else names, False
+    for n, k in itertools.product((512, 1024, 2048, 4096, 8192, 14336), (512, 1024, 2048, 4096)):
+        yield (1, n, k, "bf16", 1), "row", [*names, "wgmma_epilogue"], False
 
 
 def columns():
     """float32 on CUDA cores, with B by columns."""
-    small = "bm=64 bn=64 bk=16 wm=32 wn=32 tm=8 tn=4"
-    tiles = ("", "bm=128 bn=128 bk=8 wm=64 wn=32 tm=8 tn=8", "bm=128 bn=128 bk=16 wm=64 wn=32 tm=8 tn=8", small)
     for n in (512, 1024, 2048, 4096):
-        some = tiles if n < 2048 else tiles[:3]
-        names = [f"simt_pipelined {tile} stages={stages}" for tile in some for stages in (2, 3, 4)]
-        names.append("simt_pipelined bk=8 stages=2")
-        yield (n, n, n, "f32", 1), "col", names, False
-    yield (2048, 2048, 2048, "f32", 1), "row", ["simt_pipelined stages=2", "simt_pipelined"], False
+        yield (n, n, n, "f32", 1), "col", ["simt_pipelined", "simt_pipelined bm=128 bn=256 bk=16 wm=32 wn=128 tm=16 tn=8 stages=3"], False
 
 
 def ragged():
     """Few tiles in bfloat16: whole, and with a k that the blocks of a cluster share."""
-    shapes = ((147, 1280, 8192), (100, 3000, 5000), (392, 4096, 4096), (128, 7168, 2048), (512, 7168, 2048))
-    more = ((64, 2048, 8192), (200, 1024, 4096), (300, 768, 3072), (33, 5120, 5120), (250, 2560, 2560), (96, 576, 2304))
-    more += ((177, 2608, 728), (391, 256, 3864), (24, 400, 3784), (126, 3304, 344), (433, 1440, 6672), (72, 7352, 3160))
-    for m, n, k in (*shapes, *more):
-        problem = problem_of(m, n, k, "bf16", 1, "col")._replace(alignments=(math.gcd(16, 2 * k),) * 2 + (16,))
-        card = driver.find("cuda:0")
-        demand = cost.demand_of(problem)
-        tiles = sorted(choose.candidates(problem, demand, card), key=lambda tile: cost.cycles(demand, tile, 1, card))
-        keys = ("bm", "bn", "stages", "cm", "cn")
-        words = [" ".join(f"{key}={value}" for key, value in zip(keys, tile[:5], strict=True)) for tile in tiles[:7]]
-        names = [f"wgmma_epilogue {each}" for each in words]
-        for (bm, bn), splits in itertools.product(((64, 64), (64, 128), (128, 64), (128, 128), (128, 256)), (2, 4, 8)):
-            blocks = -(-m // bm) * -(-n // bn) * splits
-            if 40 <= blocks <= 2 * card.sms and (bm == 64 or m > 64) and k // splits >= 256:
-                stages = {64: 12, 128: 8, 192: 6, 256: 6, 384: 4}[bm + bn if bm + bn != 128 else 64]
-                names.append(f"wgmma_streamk bm={bm} bn={bn} stages={min(stages, 8)} splits={splits}")
-        yield (m, n, k, "bf16", 1), "col", names, False
+    shapes = [(147, 1280, 8192), (100, 3000, 5000), (392, 4096, 4096), (128, 7168, 2048), (512, 7168, 2048)]
+    draw = random.Random(5)
+    for _ in range(25):
+        m = int(2 ** draw.uniform(0, 9))
+        shapes.append((m, *(int(2 ** draw.uniform(8, 13)) // 8 * 8 for _ in range(2))))
+    for m, n, k in shapes:
+        yield (m, n, k, "bf16", 1), "col", ["wgmma_epilogue"], False
 
 
 def factors(title, m, n, k):

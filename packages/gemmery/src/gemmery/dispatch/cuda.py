@@ -8,7 +8,6 @@ from functools import lru_cache
 from gemmery import dtypes
 from gemmery.cuda import choose, driver, geometry
 from gemmery.cuda.choose.cost import parts_pay
-from gemmery.cuda.choose.data import MANY, SMALL
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
@@ -112,7 +111,7 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
         choices += _by_parts(p, card)
     if p.precision == "f64_normwise" and p.k >= float64_residues.SHALLOW and card.capability == 90:
         choices.append(("ozaki_int8", _RESIDUES))
-    if p.batch >= MANY and max(p.m, p.n, p.k) <= SMALL and p.k and not p.invariant:
+    if choose.streams_batch(p, card):
         many = f"{p.batch} products of {p.m} x {p.n} x {p.k}: a block streams many of them"
         choices += [("mma_batched", f"{many}, a warp multiplies each"), ("simt_batched", many)]
     if (p.m == 1 or p.n == 1) and not p.invariant:

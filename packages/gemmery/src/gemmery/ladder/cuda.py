@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmery.ladder.batched import BATCHED
+from gemmery.ladder.batches import BATCHED
 from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
@@ -24,7 +24,7 @@ CUDA: tuple[Rung, ...] = (
     *OZAKI,
     *GROUPED,
     *GENERAL,
-    *BATCHED,
     *GEMV,
     *GEMV_QUANTIZED,
+    *BATCHED,
 )

@@ -16,7 +16,8 @@ from gemmery.problem import Config, Problem
 
 # Kernels of gemv_vectorized for columns of W, for those whose k the blocks of a cluster share, and for parts of k.
 _COLUMNS, _CLUSTER, _FINISH = "gemv_columns", "gemv_cluster", "gemv_finish"
-_MOST_CLUSTER = 8  # blocks of a cluster
+# Blocks of a cluster that share k, by the blocks of columns that there are at most: more would wait for each other.
+_CLUSTERS = ((8, 8), (32, 4), (256, 2))
 _LARGEST_TEAM = 1024  # threads of a block
 _MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 _MOST_SPLIT = 64  # blocks that share k
@@ -108,11 +109,18 @@ def _columns(problem: Problem, config: Config) -> Geometry:
         lanes = 16
     if lanes > 32:
         raise RefusedError(f"team = {lanes}: with contiguous columns a team is part of a warp; use at most 32")
-    steps = config["steps"] or 2
+    groups, narrow = -(-in_all // (lanes * vec)), lanes * vec * size <= _LINE
+    clustered = config["cluster"] and narrow and target(problem).capability >= 90
+    split = config["split"] or _split(problem.k // 256, groups, 4 * _BLOCKS)
+    most = next((blocks for count, blocks in _CLUSTERS if clustered and groups <= count), 1)
+    if not config["split"] and split <= _CLUSTERS[0][1] and most > 1:
+        split = min(most, 1 << max(0, (problem.k // 256).bit_length() - 1))
+    # Rows of W for a thread: with few it requests half of what fits, or the last ones lack company.
+    deep = problem.k * lanes >= 16 * split * 512
+    steps = config["steps"] or (max(2, vec if deep else vec // 2) if clustered and split > 1 else 2)
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
-    split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * _BLOCKS)
     parameters = (vec, lanes, steps, threads // WARP)
-    if config["cluster"] and 1 < split <= _MOST_CLUSTER and target(problem).capability >= 90:
+    if clustered and 1 < split <= _CLUSTERS[0][1]:
         product = _launches(problem, config, _CLUSTER, (*parameters, split), lanes * vec, threads, 1, split)
         return replace(product, needs=90, instructions="mapa", cluster=split)
     return _launches(problem, config, _COLUMNS, parameters, lanes * vec, threads, split)

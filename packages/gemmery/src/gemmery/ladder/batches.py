@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.cost import batch_tile
+from gemmery.cuda.choose.cost import batch_products, batch_tile
 from gemmery.cuda.device import THREADS, WARP
 from gemmery.cuda.geometry import Geometry, instance, layouts, target, template
 from gemmery.errors import RefusedError
@@ -83,14 +83,17 @@ def _step(lines: int, length: int, size: int, padded: int, pad: int) -> int:
 
 def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced."""
-    products, tm, tn = batch_tile(problem)
+    products, tm, tn = batch_tile(problem, target(problem).sms)
     return complete(config, {"products": products, "tm": tm, "tn": tn})
 
 
 _OVERLAP = {"overlap": (0, 1)}
 _EXPECT = {
-    **{"local_requests": 0, "load_sectors_a_request": 16, "load_bytes_a_sector": 32},
-    **{"store_sectors_a_request": 16, "store_bytes_a_sector": 32},
+    "local_requests": 0,
+    "load_sectors_a_request": 16,
+    "load_bytes_a_sector": 32,
+    "store_sectors_a_request": 16,
+    "store_bytes_a_sector": 32,
 }
 _SIDES = (1, 2, 3, 4, 5, 6, 7, 8)
 BATCHED = (
@@ -120,7 +123,7 @@ BATCHED = (
         bound=cut_off,
         bounds={"f64": float},
         geometry=_mma,
-        resolve=lambda problem, config: complete(config, {"products": 4}),
+        resolve=lambda p, config: complete(config, {"products": batch_products(p, target(p).sms, WARP)}),
         expect=_EXPECT,
         space={"products": (0, 1, 2, 4, 8, 16), **_OVERLAP},
         default={"products": 0, "overlap": 1},

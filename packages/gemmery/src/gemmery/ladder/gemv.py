@@ -16,7 +16,7 @@ from gemmery.problem import Config, Problem
 
 # Kernels of gemv_vectorized for columns of W, for those whose k the blocks of a cluster share, and for parts of k.
 _COLUMNS, _CLUSTER, _FINISH = "gemv_columns", "gemv_cluster", "gemv_finish"
-# Blocks of a cluster that share k, by the blocks of columns that there are at most: more would wait for each other.
+# Blocks of a cluster that share k, by the blocks of columns that there are at most; more would wait for each other.
 _CLUSTERS = ((8, 8), (32, 4), (256, 2))
 _LARGEST_TEAM = 1024  # threads of a block
 _MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
@@ -145,8 +145,8 @@ def _launches(
     cluster: int = 1,
 ) -> Geometry:
     """The kernel, and the one that adds up the parts of k if several blocks have them that are no `cluster`."""
-    (along, *across), block = _grid(problem, each, threads)
-    blocks = along * cluster, *across
+    (along, batches, _), block = _grid(problem, each, threads)
+    blocks = along * cluster, batches, 1
     overlaps, device = False, target(problem)
     if config["overlap"] and problem.device != "cpu" and device.capability >= 90:
         # If all blocks run at once: otherwise they would take places from the launch before, while it ends (f16,

@@ -123,7 +123,7 @@ def modelled(problem: Problem, device: Device, split: bool = True, swapped: bool
         alone = [tile for tile in INSTANCES if tile.cm * tile.cn == 1 and (tile.bm, tile.bn) in limits.split]
         cut = [(tile, splits) for tile in alone for splits in limits.splits]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
-    return min(choices, key=lambda choice: (cost.cycles(demand, *choice, device), -choice[0].stages))
+    return min(choices, key=lambda choice: (cost.cycles(demand, choice[0], choice[1], device), -choice[0].stages))
 
 
 def candidates(problem: Problem, demand: Demand, device: Device, swapped: bool = True) -> list[Instance]:

@@ -343,7 +343,7 @@ def batch_tile(problem: Problem, sms: int) -> tuple[int, int, int]:
     """Return the products of a block of simt_batched, and the rows and columns of C of a thread.
 
     >>> batch_tile(Problem(4, 4, 4, "f32", "f32", batch=200_000), 132)
-    (64, 4, 4)
+    (128, 4, 4)
     """
     m, n, size = problem.m, problem.n, dtypes.get(problem.dtype).size
     tiny = max(m, n) <= TINY

@@ -46,7 +46,8 @@ template <class T, int LINES, int LENGTH, int PADDED, int PAD> struct BatchLines
     }
   }
 
-  template <int COUNT> static __device__ __forceinline__ void write(char* matrix, int line, int e, const T (&x)[COUNT]) {
+  template <int COUNT>
+  static __device__ __forceinline__ void write(char* matrix, int line, int e, const T (&x)[COUNT]) {
     constexpr int WIDTH = width<COUNT>();
 #pragma unroll
     for (int v = 0; v < COUNT; v += WIDTH) {

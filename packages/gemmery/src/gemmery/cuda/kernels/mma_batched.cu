@@ -1,12 +1,14 @@
 // Idea: a warp multiplies a whole small product on tensor cores, from a block's part of the batch in shared memory.
 // Parents: simt_batched, for how matrices come and go, and mma_ldmatrix, for fragments. Lines are padded, not swizzled:
 // those of so small matrices are shorter than the 128 bytes that an XOR needs.
+// Measured on an H200: 20,000 of 16 x 16 and 32 x 32 take 1.2 and 1.1 of the time of a copy in f16, in f64 1.01 and
+// 1.04.
 #include "batched.cuh"
 #include "mma.cuh"
 
-// A warp's products of half precision, 16 x 8 x 16 at a time. x[r] of 16 sides by 16 of k are four 8 x 8 matrices in the
-// order that mma expects: the second is 8 sides further in A, and 8 of k in B. Lines are sides where k is adjacent, else
-// steps of k.
+// A warp's products of half precision, 16 x 8 x 16 at a time. x[r] of 16 sides by 16 of k are four 8 x 8 matrices in
+// the order that mma expects: the second is 8 sides further in A, and 8 of k in B. Lines are sides where k is adjacent,
+// else steps of k.
 template <class T, int M, int N> struct BatchSums {
   static constexpr int DEEP = 16, PADDED = 32, PAD = 16;
   float of[M / 16][N / 8][4] = {};
@@ -39,7 +41,8 @@ template <class T, int M, int N> struct BatchSums {
   }
 };
 
-// Of float64: 16 x 8 x 4, or two of 8 x 8 x 4 before sm_90. Two pieces between lines put four of them on different banks.
+// Of float64: 16 x 8 x 4, or two of 8 x 8 x 4 before sm_90. With two pieces between lines four of them are on different
+// banks.
 template <int M, int N> struct BatchSums<double, M, N> {
   static constexpr int DEEP = 4, PADDED = 32, PAD = 32;
   double of[M / 16][N / 8][4] = {};

@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
   constexpr int BK = Tiles::BK, ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   constexpr int STAGE = TileA::SIZE + TileB::SIZE;
   constexpr bool ASYNC = STAGES > 2;
-  // The step of k from which a tile in registers goes to the stage that nobody reads: warps then wait for each other, but
-  // not for stores.
+  // The step of k from which a tile in registers goes to the stage that nobody reads: warps then wait for each other,
+  // but not for stores.
   constexpr int PUT = BK / 4 * 3 - 1;
   extern __shared__ unsigned char memory[];
   S* ring = reinterpret_cast<S*>(memory);

@@ -202,8 +202,8 @@ __device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>
   ptx::cp_async_commit_group();
 }
 
-// The same for the factors of its columns; 1 where B has none. Where all have one factor, each thread makes that of what
-// it has copied.
+// The same for the factors of its columns; 1 where B has none. Where all have one factor, each thread makes that of
+// what it has copied.
 template <class P, int COLUMNS, class T, class Out>
 __device__ __forceinline__ void bring_factors(unsigned to, const TmaProduct<T, Out>& p, Where at) {
   const float* from = p.b_scale + (P::GROUPED && p.offsets ? at.batch * p.b_scale_k : 0);

@@ -31,7 +31,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   // The bias in shared memory, of which a thread has every fourth four, or pair.
   constexpr bool NEAR_BIAS = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED) && !Tiles::SWAPPED;  // SWAPPED: a bias of rows
   // Or the factors of the columns. Those of the rows are loaded while the last products run.
-  constexpr bool FACTORED = (EPILOGUE & FACTORS) && Tiles::NARROWER == 0 && P::STAGING + Tiles::WARPGROUPS * Tiles::WN * 4 <= P::BYTES;
+  constexpr bool HAS_ROOM = Tiles::WARPGROUPS * Tiles::WN * 4 <= BIAS_BYTES;
+  constexpr bool FACTORED = (EPILOGUE & FACTORS) && Tiles::NARROWER == 0 && HAS_ROOM;
   constexpr bool NEAR = NEAR_BIAS || FACTORED;
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
   static_assert(Tiles::WN % 16 == 0 || !NEAR_BIAS, "fours of 16 columns");
@@ -67,9 +68,10 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
   bool pending = false;
-  // With factors the end of a tile takes a stage's time. The second warpgroup begins a stage late, so that the products of
-  // one run while the other is at its end.
-  constexpr bool TAKES_TURNS = FACTORED && Tiles::WARPGROUPS == 2 && P::STEPS > 1 && !Order::GROUPED && !Order::OVERLAPS;
+  // With factors the end of a tile takes a stage's time. The second warpgroup begins a stage late, so that the products
+  // of one run while the other is at its end.
+  constexpr bool PLAIN_ORDER = !Order::GROUPED && !Order::OVERLAPS;
+  constexpr bool TAKES_TURNS = FACTORED && Tiles::WARPGROUPS == 2 && P::STEPS > 1 && PLAIN_ORDER;
   if (TAKES_TURNS && warp / 4 == 1 && order.more()) ptx::bar_sync(4, 256);
   // Whether the last step has 32 bytes of k at most, one product.
   auto is_brief = [&](int k) { return unsigned(k * int(sizeof(T)) % 128 - 1) < 32 && steps > P::STEPS; };
@@ -146,8 +148,9 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     auto wait_for_bias = [&] {
       ptx::cp_async_wait_group<0>();
-      if constexpr (FACTORED) complete_factors(reinterpret_cast<float*>(shared + bias_at), Tiles::WN, p);
-      if constexpr (NEAR_BIAS && HALVED<EPILOGUE>) halve_bias<LOAD>(reinterpret_cast<float*>(shared + bias_at), Tiles::WN);
+      float* near = reinterpret_cast<float*>(shared + bias_at);
+      if constexpr (FACTORED) complete_factors(near, Tiles::WN, p);
+      if constexpr (NEAR_BIAS && HALVED<EPILOGUE>) halve_bias<LOAD>(near, Tiles::WN);
       ptx::bar_sync(2 + warp / 4, 128);
     };
     constexpr bool EARLY = FACTORED || HALVED<EPILOGUE>;

@@ -115,12 +115,13 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     most = next((blocks for count, blocks in _CLUSTERS if clustered and groups <= count), 1)
     if not config["split"] and split <= _CLUSTERS[0][1] and most > 1:
         split = min(most, 1 << max(0, (problem.k // 256).bit_length() - 1))
-    # Rows of W for a thread: with few it requests half of what fits, or the last ones lack company.
+    clustered = clustered and 1 < split <= _CLUSTERS[0][1]
+    # Rows of W that a thread requests at once: half as many where it has few.
     deep = problem.k * lanes >= 16 * split * 512
-    steps = config["steps"] or (max(2, vec if deep else vec // 2) if clustered and split > 1 else 2)
+    steps = config["steps"] or (max(2, vec if deep else vec // 2) if clustered else 2)
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
     parameters = (vec, lanes, steps, threads // WARP)
-    if clustered and 1 < split <= _CLUSTERS[0][1]:
+    if clustered:
         product = _launches(problem, config, _CLUSTER, (*parameters, split), lanes * vec, threads, 1, split)
         return replace(product, needs=90, instructions="mapa", cluster=split)
     return _launches(problem, config, _COLUMNS, parameters, lanes * vec, threads, split)

@@ -104,8 +104,9 @@ class CardLimits(NamedTuple):
     # two, where tiles take 0.97 and 0.96 of its time.
     one_row: int = 512
     one_row_columns: tuple[tuple[int, Container[int], int], ...] = (
-        (1536, range(2049, 1 << 31), 32),
-        (3072, range(4096, 16384), 1 << 31),
+        (512, range(1 << 31), 32),
+        (1536, range(1537, 12289), 32),
+        (3072, range(4096, 12289), 1 << 31),
         (4096, (4096, 8192), 1 << 31),
     )
 
@@ -195,7 +196,7 @@ INSTANCES = (
     Instance(128, 128,    6, 2, 1),
     Instance(128,  96,    6, 1, 1),
     Instance( 64, 128,    8, 2, 1),
-    Instance( 64, 128,    8, 1, 1, "measured"),  # whose k blocks share
+    Instance( 64, 128,    6, 1, 1, "measured"),  # whose k blocks share
     Instance(128,  64,    8, 1, 1),
     Instance(128,  32,    9, 1, 1),  # where tiles of 64 rows do not suit
     Instance(256, 192,    3, 1, 2, "straddle"),

@@ -25,8 +25,9 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
       }
       x[s] = g.x[k * g.x_step];
     }
+    // The last one first: in the order of the loads, ptxas has bf16 wait for each before it asks for the next.
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
+    for (int s = STEPS - 1; s >= 0; --s) {
       S factor = widen<S>(x[s]);
 #pragma unroll
       for (int v = 0; v < VEC; ++v) sums[v] = multiply_add(widen<S>(loaded[s].of[v]), factor, sums[v]);

@@ -68,11 +68,6 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
   bool pending = false;
-  // With factors the end of a tile takes a stage's time. The second warpgroup begins a stage late, so that the products
-  // of one run while the other is at its end.
-  constexpr bool PLAIN_ORDER = !Order::GROUPED && !Order::OVERLAPS;
-  constexpr bool TAKES_TURNS = FACTORED && Tiles::WARPGROUPS == 2 && P::STEPS > 1 && PLAIN_ORDER;
-  if (TAKES_TURNS && warp / 4 == 1 && order.more()) ptx::bar_sync(4, 256);
   // Whether the last step has 32 bytes of k at most, one product.
   auto is_brief = [&](int k) { return unsigned(k * int(sizeof(T)) % 128 - 1) < 32 && steps > P::STEPS; };
   bool brief = is_brief(p.product.k);
@@ -110,7 +105,6 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
 #pragma unroll
       for (int i = 0; i < P::STEPS; ++i) {
         consumer.template multiply_stage<Tiles::PRODUCTS, Tiles::WN, LATE>(i == 0);
-        if (TAKES_TURNS && i == 1 && !pending && warp / 4 == 0) ptx::bar_arrive(4, 256);
         constexpr int MORE = LATE && P::STAYING > P::BESIDE_A ? P::STAYING - P::BESIDE_A : 0;
 #pragma unroll
         for (int piece = i == 0 ? 0 : i + MORE; piece <= i + MORE; ++piece) {

@@ -20,6 +20,7 @@ from gemmery.cuda.choose.data import (
     MANY,
     MANY_FACTORED,
     MOST_FACTORED,
+    SHALLOW_FACTORED,
     SMALL,
     WINNERS,
     Instance,
@@ -52,7 +53,8 @@ def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tup
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
     tile, splits = measured(problem, device, split, swapped) or modelled(problem, device, split, swapped)
     band, blocks = order(tile, problem.m, problem.n, problem.batch, device)
-    if problem.scales and problem.m * problem.n > MANY_FACTORED * device.sms * tile.bm * tile.bn:
+    shallow = problem.scales and problem.k <= SHALLOW_FACTORED
+    if shallow and problem.m * problem.n > MANY_FACTORED * device.sms * tile.bm * tile.bn:
         blocks = 0
     return tile.bm, tile.bn, tile.stages, tile.cm, tile.cn, band, splits, blocks if splits == 1 else 0
 

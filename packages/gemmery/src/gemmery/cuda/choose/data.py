@@ -123,8 +123,8 @@ def card(device: Device) -> CardLimits:
 
 # Elements of a tile with factors, all of whose sums stay in registers while the next tile is multiplied: 4096 x 24576
 # with k = 1536 takes 243 us, and by 256 x 192, of which most are stored in front of it, 283. Rounds of these from which
-# a grid of all multiprocessors gains: there 251 us with 128.
-MOST_FACTORED, MANY_FACTORED = 128 * 256, 10
+# a grid of all multiprocessors gains, with so small a k: there 251 us with 128.
+MOST_FACTORED, MANY_FACTORED, SHALLOW_FACTORED = 128 * 256, 10, 2048
 FEW = 8  # rows of C that are a size class of their own, and tiles of as many rows
 # Products of a batch of which a block streams many, and their sides.
 MANY, SMALL = 8, 32

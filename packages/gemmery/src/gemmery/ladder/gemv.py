@@ -18,6 +18,7 @@ from gemmery.problem import Config, Problem
 _COLUMNS, _CLUSTER, _FINISH = "gemv_columns", "gemv_cluster", "gemv_finish"
 # Blocks of a cluster that share k, by the blocks of columns that there are at most; more would wait for each other.
 _CLUSTERS = ((8, 8), (32, 4), (256, 2))
+_MOST_OF_HALVES = 128  # blocks of columns of elements of 16 bits: 14336 x 4096 takes 1.08 of the time by clusters
 _LARGEST_TEAM = 1024  # threads of a block
 _MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 _MOST_SPLIT = 64  # blocks that share k
@@ -110,11 +111,16 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     if lanes > 32:
         raise RefusedError(f"team = {lanes}: with contiguous columns a team is part of a warp; use at most 32")
     groups, narrow = -(-in_all // (lanes * vec)), lanes * vec * size <= _LINE
-    clustered = config["cluster"] and narrow and target(problem).capability >= 90
+    device = target(problem)
+    clustered = config["cluster"] and narrow and device.capability >= 90
     split = config["split"] or _split(problem.k // 256, groups, 4 * _BLOCKS)
     most = next((blocks for count, blocks in _CLUSTERS if clustered and groups <= count), 1)
     if not config["split"] and split <= _CLUSTERS[0][1] and most > 1:
         split = min(most, 1 << max(0, (problem.k // 256).bit_length() - 1))
+    alone = groups * split <= device.sms
+    # Loads of bf16 stay under way where its last row is used first, which takes the registers of two blocks.
+    if size == 2 and not alone and not config["split"] and (problem.dtype == "bf16" or groups > _MOST_OF_HALVES):
+        clustered, split = False, _split(problem.k // 256, groups, 4 * _BLOCKS)
     clustered = clustered and 1 < split <= _CLUSTERS[0][1]
     # Rows of W that a thread requests at once: half as many where it has few.
     deep = problem.k * lanes >= 16 * split * 512
@@ -122,7 +128,16 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
     parameters = (vec, lanes, steps, threads // WARP)
     if clustered:
-        product = _launches(problem, config, _CLUSTER, (*parameters, split), lanes * vec, threads, 1, split)
+        product = _launches(
+            problem,
+            config,
+            _CLUSTER,
+            (*parameters, split, alone and problem.dtype != "f16"),
+            lanes * vec,
+            threads,
+            1,
+            split,
+        )
         return replace(product, needs=90, instructions="mapa", cluster=split)
     return _launches(problem, config, _COLUMNS, parameters, lanes * vec, threads, split)
 

@@ -104,8 +104,8 @@ class CardLimits(NamedTuple):
     # two, where tiles take 0.97 and 0.96 of its time.
     one_row: int = 512
     one_row_columns: tuple[tuple[int, Container[int], int], ...] = (
-        (512, range(1 << 31), 32),
-        (1536, range(1537, 12289), 32),
+        (512, range(4097, 1 << 31), 32),
+        (1536, range(2049, 12289), 32),
         (3072, range(4096, 12289), 1 << 31),
         (4096, (4096, 8192), 1 << 31),
     )

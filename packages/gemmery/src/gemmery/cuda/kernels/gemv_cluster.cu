@@ -6,7 +6,8 @@
 #include "gemv_columns.cu"
 #include "ptx_hopper.cuh"
 
-template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS, int SPLITS>
+template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS, int SPLITS,
+          bool LAST_FIRST>
 __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 * WARPS) gemv_cluster(const Product<T, Out> p) {
   constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED;
   using S = Sum<T, Out>;
@@ -24,7 +25,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 * WARPS) gem
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     ptx::barrier_cluster_arrive();  // this block has begun, and has read what others sent for the batch before
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
-    sum_columns<VEC, LANES, STEPS>(of_warp, g, block, part, parts);
+    sum_columns<VEC, LANES, STEPS, LAST_FIRST>(of_warp, g, block, part, parts);
     ptx::barrier_cluster_wait();
     for (int e = threadIdx.x; e < EACH; e += 32 * WARPS) {
       ptx::st_shared_cluster(ptx::mapa(ptx::shared_address(&of_block[rank][e]), 0), sum_of_warps(of_warp, e));

@@ -3,8 +3,9 @@
 // Parent: gemv_vectorized. Sums are combined by shuffles, then in shared memory, then (PARTIAL) by gemv_finish.
 #include "gemv.cuh"
 
-// Adds VEC results from r on, over this part of k; WHOLE: all of them exist.
-template <int VEC, int STEPS, bool WHOLE, class S, class T>
+// Adds VEC results from r on, over this part of k; WHOLE: all of them exist. LAST_FIRST: the last of STEPS rows is used
+// first, for which ptxas keeps all of them under way, in more registers.
+template <int VEC, int STEPS, bool WHOLE, bool LAST_FIRST, class S, class T>
 __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, int r, int part, int parts) {
 #pragma unroll 1
   for (int first = part; first < g.k; first += parts * STEPS) {
@@ -25,9 +26,9 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
       }
       x[s] = g.x[k * g.x_step];
     }
-    // The last one first: in the order of the loads, ptxas has bf16 wait for each before it asks for the next.
 #pragma unroll
-    for (int s = STEPS - 1; s >= 0; --s) {
+    for (int step = 0; step < STEPS; ++step) {
+      int s = LAST_FIRST ? STEPS - 1 - step : step;
       S factor = widen<S>(x[s]);
 #pragma unroll
       for (int v = 0; v < VEC; ++v) sums[v] = multiply_add(widen<S>(loaded[s].of[v]), factor, sums[v]);
@@ -47,15 +48,15 @@ __device__ __forceinline__ void prefetch_columns(const Gemv<T>& g, int r, int pa
 }
 
 // The sums of a block's results over its part of k, of each warp; all threads then read them.
-template <int VEC, int LANES, int STEPS, int WARPS, class S, class T>
+template <int VEC, int LANES, int STEPS, bool LAST_FIRST, int WARPS, class S, class T>
 __device__ __forceinline__ void sum_columns(S (&of_warp)[WARPS][LANES * VEC], const Gemv<T>& g, int block, int part,
                                             int parts) {
   int lane = threadIdx.x % LANES, r = block + lane * VEC;
   S sums[VEC] = {};
   if (r + VEC <= g.results) {
-    add_columns<VEC, STEPS, true>(sums, g, r, part, parts);
+    add_columns<VEC, STEPS, true, LAST_FIRST>(sums, g, r, part, parts);
   } else {
-    add_columns<VEC, 1, false>(sums, g, r, part, parts);
+    add_columns<VEC, 1, false, false>(sums, g, r, part, parts);
   }
   __syncthreads();  // the previous batch has been read
 #pragma unroll
@@ -91,7 +92,7 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
   }
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
-    sum_columns<VEC, LANES, STEPS>(of_warp, g, block, part, parts);
+    sum_columns<VEC, LANES, STEPS, false>(of_warp, g, block, part, parts);
     for (int e = threadIdx.x; e < EACH && block + e < g.results; e += 32 * WARPS) {
       store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, block + e, sum_of_warps(of_warp, e));
     }

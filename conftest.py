@@ -134,7 +134,7 @@ def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return the items without most cases of the tests with the marker `many`: one in MANY is left, or one in n of
     `many(n)`, and at least one.
 
-    Each marked test of a file begins four cases after the one before it: tests of the same rungs then leave different
+    Each marked test of a file begins six cases after the one before it: tests of the same rungs then leave different
     ones, by which all rungs are left (test_few_cases.py).
     """
     tests = [(item.path, item.name.partition("[")[0]) for item in items]
@@ -143,7 +143,7 @@ def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     of_file = Counter[Path]()
     first = {}
     for file, name in marked:
-        first[file, name] = 4 * of_file[file]
+        first[file, name] = 6 * of_file[file]
         of_file[file] += 1
     cases, seen = Counter(tests), Counter[tuple[Path, str]]()
     few = []

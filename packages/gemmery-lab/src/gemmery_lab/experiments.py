@@ -123,7 +123,7 @@ LADDER, *SWEEPS, CHAIN, EXHIBIT = BUILT_IN = tuple(built_in(name, **entry) for n
 COMPARED = "Products compared with rival libraries"  # the title of records of suites, or of several experiments
 ANY_SUITE = "any"  # the table of the suite whose records look like these
 TABLES = {
-    **dict.fromkeys(("product", "call", "calls"), "products"),
+    **dict.fromkeys(("product", "choices", "call", "calls"), "products"),
     **dict.fromkeys(("compile", "emulator"), "by_case"),
     "first_call": "first_products",
     "new_shapes": "new_shapes",

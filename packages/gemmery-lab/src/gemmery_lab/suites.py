@@ -29,6 +29,7 @@ from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import TURNS, Opponent
 from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
 
+LOSES = 0.97  # of the other's time
 Measure = Callable[[Session, Task], list[Measurement]]
 
 
@@ -111,9 +112,26 @@ def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[
         task = Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
         try:
             rows = measure(session, task)
+            if suite.kind == "choices":
+                refuse_slower(rows, labels)
         except RefusedError as refused:
             rows = [session.backend.blank(suite.name, PRODUCT, work, threads, refused=str(refused))]
         session.end(*rows)
+
+
+def refuse_slower(rows: Sequence[Measurement], labels: Sequence[str]) -> None:
+    """Raise RefusedError if the first of our kernels, the chosen one, takes longer than another of them.
+
+    A choice loses by more than LOSES, and by more than the spread of the ratios.
+    """
+    own = rows[0]
+    for name in labels[1:]:
+        ratio = own.versus.get(name, 1.0)
+        if ratio + own.spread.get(name, 0.0) < LOSES:
+            raise RefusedError(
+                f"{own.kernel} ({own.note}) takes {1 / ratio:.2f} of the time of {name}: no choice of ours may lose to "
+                "another; correct the choice"
+            )
 
 
 def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[str]) -> list[Opponent]:

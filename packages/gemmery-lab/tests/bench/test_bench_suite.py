@@ -1,6 +1,7 @@
 """Suite files: the ones shipped load, and each mistake is named."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ import pytest
 import gemmery_lab
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import refusal
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery_lab.measure import suite
+from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.work import Work
 from gemmery_lab.session import PRODUCT, entrant
+from gemmery_lab.suites import refuse_slower
 
 SHIPPED = [suite.find(name) for name in suite.names()]
 
@@ -243,3 +246,18 @@ def test_a_first_product_is_compared_with_numpys():
     chosen, left_out = suite.taking_part(mine, ("torch",), RIVALS)
     assert chosen == ()
     assert left_out["torch"] == "only NumPy's first product is timed"
+
+
+def test_a_choice_that_loses_to_another_rung_is_refused(tmp_path):
+    labels = ("gm.matmul", "simt_smem", "simt_naive")
+    own = Measurement("s", "gm.matmul", 4, 5, 6, "f32", "f32", 1, 1, 0.5, 0.4, 0.6, 9, 240, 100, note="simt_smem")
+    even = replace(own, versus={"simt_smem": 0.98, "simt_naive": 3.0, "cublas": 0.5}, spread={"simt_smem": 0.0})
+    refuse_slower([even], labels)
+    noisy = replace(even, versus={"simt_smem": 0.9}, spread={"simt_smem": 0.08})
+    refuse_slower([noisy], labels)
+    with pytest.raises(RefusedError, match=r"1\.11 of the time of simt_smem"):
+        refuse_slower([replace(noisy, spread={"simt_smem": 0.01})], labels)
+    file = tmp_path / "mine.toml"
+    file.write_text('kind = "choices"\ndevice = "cuda"\n[[product]]\nname = "x"\nrungs = ["simt_smem"]\nsquare = [4]\n')
+    with pytest.raises(ArgumentError, match=r"begin with 'gm\.matmul'"):
+        suite.load(file)

@@ -29,9 +29,9 @@ RUNGS = [pytest.param(rung, id=rung.name) for rung in CUDA]
 # multiples of 8.
 SHAPES = [(1, 1, 1), (5, 3, 0), (17, 19, 23), (65, 127, 63), (64, 64, 64), (136, 200, 72)]
 VECTORS = [(1, 1, 1), (1, 7, 0), (1, 259, 129), (259, 1, 129), (1, 256, 128), (128, 1, 200)]
-SMALL = [(5, 3, 0), (11, 23, 35), (31, 33, 32), (32, 32, 32), (24, 40, 48)]  # for the rung of one block
-EVEN = [(72, 136, 64), (24, 40, 48), (1, 136, 72)]
-ODD = [(67, 131, 71), (11, 23, 35), (1, 131, 71), EVEN[0]]  # the last for rungs that take none of the others
+SMALL = [(5, 3, 0), (11, 23, 35), (31, 33, 32), (32, 32, 32), (24, 40, 48)]  # for those of one block, and of batches
+EVEN = [(72, 136, 64), (24, 40, 48), (1, 136, 72), (16, 32, 16)]
+ODD = [(67, 131, 71), (11, 23, 35), (1, 131, 71), EVEN[0], (7, 3, 5), EVEN[3]]  # for rungs that take none of the others
 WIDER = {"f16": "f32", "bf16": "f32", "f32": "f64"}
 WIDENED = [pytest.param(rung, name, id=f"{rung.name}-{name}") for rung in CUDA for name in rung.dtypes if name in WIDER]
 AS_COLUMNS = ("row", "col", "row")
@@ -144,7 +144,7 @@ def test_the_order_of_blocks_and_warps_does_not_show(rung):
     """The same bits whatever comes first; a warp at a time is slow, so there are few."""
     name, results = rung.dtypes[0], []
     for seed in (None, 1):
-        for shape in [(33, 23, 19), (11, 23, 19), (1, 41, 35)]:
+        for shape in [(33, 23, 19), (11, 23, 19), (1, 41, 35), (16, 16, 32)]:
             a, b, c = matrices(shape, name)
             if run(rung, a, b, c, seed=seed):
                 break

@@ -116,11 +116,24 @@ GEMV = (
         "gemv_vectorized",
         (
             "gemv_columns.cu",
-            "    __syncthreads();\n    for",
-            "    for",
+            "  }\n  __syncthreads();\n}",
+            "  }\n}",
             "sums of warps are read before they are stored",
         ),
         ("gemv_columns.cu", "[lane * VEC + v] = sums[v]", "[lane * VEC] = sums[v]", "sums of neighbours at one place"),
+        shape=(1, 72, 200),
+    ),
+    *of(
+        "gemv_vectorized",
+        ("gemv_cluster.cu", "&of_block[rank][e]", "&of_block[0][e]", "parts of k at one place"),
+        ("gemv_cluster.cu", "int part = rank * parts + ", "int part = ", "the same part of k in each block"),
+        (
+            "gemv_cluster.cu",
+            "    __syncwarp();\n    ptx::barrier_cluster_arrive();\n    ptx::barrier_cluster_wait();\n",
+            "",
+            "sums are added before they have come",
+        ),
+        config={"split": 4},
         shape=(1, 72, 200),
     ),
     *of(

@@ -23,7 +23,7 @@ pytest.importorskip("cuda.bindings")
 KERNELS = Path(nvrtc.__file__).with_name("kernels")
 DEVICES = {device.arch: device for device in KNOWN.values()}
 FULL = "sm_90a"  # every element type here; on the others one each, so that all types meet all generations
-SHAPES = [(512, 512, 512), (512, 1, 512), (1, 512, 512), (24, 24, 24)]
+SHAPES = [(512, 512, 512), (512, 1, 512), (1, 512, 512), (24, 24, 24), (32, 32, 32)]
 
 
 def launches(rung, name, arch, **options):

@@ -58,7 +58,7 @@ def test_vectors_have_their_own_rungs(name, sizes):
     [
         ((1, 4096, 4096), {}, "wgmma_epilogue"),
         ((1, 8192, 1024), {"epilogue": "bias"}, "wgmma_epilogue"),
-        ((1, 14336, 2048), {}, "wgmma_epilogue"),
+        ((1, 14336, 2048), {}, "gemv_vectorized"),
         ((1, 32000, 512), {}, "gemv_vectorized"),
         ((1, 5120, 4096), {}, "gemv_vectorized"),
         ((1, 2048, 2048), {}, "gemv_vectorized"),
@@ -92,10 +92,15 @@ def test_hopper_multiplies_by_wgmma(name, fields):
         assert chosen(sizes, name, invariant=True, **{"b_layout": "col", **fields}).rung.name == "wgmma_epilogue"
 
 
-def test_many_small_products_get_a_small_block_each():
-    found = chosen((8, 8, 8), "f32", batch=1000)
-    assert (found.rung.name, found.config["tile"]) == ("simt_smem", 8)
-    assert chosen((12, 16, 8), "f32", batch=1000).rung.name == "simt_pipelined"
+def test_a_block_streams_many_small_products():
+    for shape, dtype, name in [
+        ((8, 8, 8), "f32", "simt_batched"),
+        ((7, 3, 5), "f16", "simt_batched"),
+        ((32, 16, 32), "bf16", "mma_batched"),
+        ((33, 16, 32), "f32", "simt_pipelined"),
+        ((8, 8, 0), "f32", "simt_pipelined"),
+    ]:
+        assert chosen(shape, dtype, batch=1000).rung.name == name
     assert chosen((8, 8, 8), "f32", batch=2).rung.name == "simt_pipelined"
 
 

@@ -32,7 +32,8 @@ SHAPES = [
 ]
 LARGER = [(517, 771, 1025), (512, 512, 512), (1, 1031, 2056)]
 OF_A_TRANSPOSE = [(17, 19, 23), (128, 128, 64), (200, 136, 1000), (1, 259, 129), (1, 256, 128), (1, 1031, 2056)]
-ODD, EVEN = [(67, 131, 71), (11, 23, 35), (1, 131, 71)], [(72, 136, 64), (24, 40, 48), (1, 136, 72)]
+ODD = [(67, 131, 71), (11, 23, 35), (1, 131, 71), (7, 3, 5)]  # the last for rungs of batches
+EVEN = [(72, 136, 64), (24, 40, 48), (1, 136, 72), (16, 32, 16)]
 WIDER = {"f16": "f32", "bf16": "f32", "f32": "f64"}
 
 
@@ -85,6 +86,8 @@ def test_batches(rung, name):
         for layouts, repeated in [*ways, (("padded", "padded col", "padded"), (False, False))]
     ]
     taken.append(run(rung, *matrices((24, 24, 24), name, name, batch=301)))
+    taken.append(run(rung, *matrices((32, 16, 32), name, name, batch=301)))
+    taken.append(run(rung, *matrices((3, 3, 3), name, name, batch=100_003)))
     assert any(taken)
 
 

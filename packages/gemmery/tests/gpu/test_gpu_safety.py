@@ -22,7 +22,7 @@ from operands import random
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
 RUNGS = [pytest.param(rung, id=rung.name) for rung in CUDA]
-SHAPES = [(130, 257, 300), (1, 1024, 1000), (20, 24, 300)]  # one of them is for every rung
+SHAPES = [(130, 257, 300), (1, 1024, 1000), (20, 24, 300), (32, 16, 32)]  # one of them is for every rung
 
 
 def prepared(rung):

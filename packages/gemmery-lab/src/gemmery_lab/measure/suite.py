@@ -16,7 +16,7 @@ from gemmery_lab.measure.timing import Rival
 from gemmery_lab.measure.work import CALLS, LAYOUTS, OF_A, Work
 
 SUITES = Path(__file__).parent / "suites"
-KINDS = ("product", "calls", "first_call", "new_shapes", "call", "compile", "emulator")
+KINDS = ("product", "calls", "first_call", "new_shapes", "choices", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
 ON_A_GPU = ("call", "compile")  # kinds for a GPU only
 ON_A_CPU = ("calls", "first_call", "emulator")  # kinds for the CPU only
@@ -119,6 +119,8 @@ def load(path: Path) -> Suite:
         here = f"{where}: product {index}"
         if kind == "emulator" and "rungs" not in row:
             raise ArgumentError(f"{here}: rungs: name the rungs to emulate")
+        if kind == "choices" and (row.get("rungs") or [""])[0] != "gm.matmul":
+            raise ArgumentError(f"{here}: rungs: begin with 'gm.matmul', and name the rungs that it may not lose to")
         for key in ("precision", "scales", "groups"):
             if key in row and device == "cpu":
                 raise ArgumentError(f'{here}: {key}: only for suites with device = "cuda"')

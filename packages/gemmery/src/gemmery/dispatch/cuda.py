@@ -8,7 +8,6 @@ from functools import lru_cache
 from gemmery import dtypes
 from gemmery.cuda import choose, driver, geometry
 from gemmery.cuda.choose.cost import parts_pay
-from gemmery.cuda.choose.data import MANY, SMALL
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
@@ -35,9 +34,7 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     for name, reason in ranking(p, card):
         rung = _RUNGS[name]
         config = dict(rung.default)
-        if name == "simt_smem" and max(p.m, p.n) <= SMALL:
-            config["tile"] = SMALL
-        elif name == "wgmma_streamk":
+        if name == "wgmma_streamk":
             config |= {key: value for key, value in choose.chosen(p, card).items() if key in config}
         elif p.invariant and "splits" in config:
             config["splits"] = 1
@@ -116,11 +113,12 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
         choices += _by_parts(p, card)
     if p.precision == "f64_normwise" and p.k >= float64_residues.SHALLOW and card.capability == 90:
         choices.append(("ozaki_int8", _RESIDUES))
+    if choose.streams_batch(p, card):
+        many = f"{p.batch} products of {p.m} x {p.n} x {p.k}: a block streams many of them"
+        choices += [("mma_batched", f"{many}, a warp multiplies each"), ("simt_batched", many)]
     if (p.m == 1 or p.n == 1) and not p.invariant:
         vector = "one operand is a vector: the matrix is read once, at memory bandwidth"
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
-    if p.batch >= MANY and max(p.m, p.n) <= SMALL and not p.invariant:
-        choices.append(("simt_smem", f"{p.batch} products of {p.m} x {p.n}: each gets a small block"))
     if card.capability == 90:
         choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
     if p.dtype in ("f16", "bf16") or p.precision == "tf32":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmery.ladder.batches import BATCHED
 from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
@@ -26,6 +27,7 @@ CUDA: tuple[Rung, ...] = (
     *GENERAL,
     *GEMV,
     *GEMV_QUANTIZED,
+    *BATCHED,
 )
 
 # They multiply by weights that gemmery.cuda.weights arranged, and by nothing else: no product of `gemmery ladder`.

@@ -14,7 +14,11 @@ from gemmery.ladder.gpu import cut_off, gpu_rung
 from gemmery.ladder.rung import without_vector
 from gemmery.problem import Config, Problem
 
-_COLUMNS, _FINISH = "gemv_columns", "gemv_finish"  # kernels of gemv_vectorized for columns of W, and for parts of k
+# Kernels of gemv_vectorized for columns of W, for those whose k the blocks of a cluster share, and for parts of k.
+_COLUMNS, _CLUSTER, _FINISH = "gemv_columns", "gemv_cluster", "gemv_finish"
+# Blocks of a cluster that share k, by the blocks of columns that there are at most; more would wait for each other.
+_CLUSTERS = ((8, 8), (32, 4), (256, 2))
+_MOST_OF_HALVES = 128  # blocks of columns of elements of 16 bits: 14336 x 4096 takes 1.08 of the time by clusters
 _LARGEST_TEAM = 1024  # threads of a block
 _MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 _MOST_SPLIT = 64  # blocks that share k
@@ -106,10 +110,35 @@ def _columns(problem: Problem, config: Config) -> Geometry:
         lanes = 16
     if lanes > 32:
         raise RefusedError(f"team = {lanes}: with contiguous columns a team is part of a warp; use at most 32")
-    steps = config["steps"] or 2
+    groups, narrow = -(-in_all // (lanes * vec)), lanes * vec * size <= _LINE
+    device = target(problem)
+    clustered = config["cluster"] and narrow and device.capability >= 90
+    split = config["split"] or _split(problem.k // 256, groups, 4 * _BLOCKS)
+    most = next((blocks for count, blocks in _CLUSTERS if clustered and groups <= count), 1)
+    if not config["split"] and split <= _CLUSTERS[0][1] and most > 1:
+        split = min(most, 1 << max(0, (problem.k // 256).bit_length() - 1))
+    alone = groups * split <= device.sms
+    # Loads of bf16 stay under way where its last row is used first, which takes the registers of two blocks.
+    if size == 2 and not alone and not config["split"] and (problem.dtype == "bf16" or groups > _MOST_OF_HALVES):
+        clustered, split = False, _split(problem.k // 256, groups, 4 * _BLOCKS)
+    clustered = clustered and 1 < split <= _CLUSTERS[0][1]
+    # Rows of W that a thread requests at once: half as many where it has few.
+    deep = problem.k * lanes >= 16 * split * 512
+    steps = config["steps"] or (max(2, vec if deep else vec // 2) if clustered else 2)
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
-    split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * _BLOCKS)
     parameters = (vec, lanes, steps, threads // WARP)
+    if clustered:
+        product = _launches(
+            problem,
+            config,
+            _CLUSTER,
+            (*parameters, split, alone and problem.dtype != "f16"),
+            lanes * vec,
+            threads,
+            1,
+            split,
+        )
+        return replace(product, needs=90, instructions="mapa", cluster=split)
     return _launches(problem, config, _COLUMNS, parameters, lanes * vec, threads, split)
 
 
@@ -122,10 +151,18 @@ def _split(most: int, blocks: int, enough: int = _BLOCKS) -> int:
 
 
 def _launches(
-    problem: Problem, config: Config, name: str, parameters: tuple[object, ...], each: int, threads: int, split: int
+    problem: Problem,
+    config: Config,
+    name: str,
+    parameters: tuple[object, ...],
+    each: int,
+    threads: int,
+    split: int,
+    cluster: int = 1,
 ) -> Geometry:
-    """The kernel, and the one that adds up the parts of k if there are several."""
-    blocks, block = _grid(problem, each, threads)
+    """The kernel, and the one that adds up the parts of k if several blocks have them that are no `cluster`."""
+    (along, batches, _), block = _grid(problem, each, threads)
+    blocks = along * cluster, batches, 1
     overlaps, device = False, target(problem)
     if config["overlap"] and problem.device != "cpu" and device.capability >= 90:
         # If all blocks run at once: otherwise they would take places from the launch before, while it ends (f16,
@@ -219,8 +256,9 @@ GEMV = (
             "threads": (0, 64, 128, 256, 512),
             "split": (0, 1, 2, 4, 8, 16, 32, 64),
             "overlap": (0, 1),
+            "cluster": (0, 1),
         },
-        default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1},
+        default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1, "cluster": 1},
         expect={"bank_conflicts": 0, "load_bytes_a_sector": 32},
         lesson=(
             "y = W x does two operations per element it reads, so all that matters is how early W is requested and "

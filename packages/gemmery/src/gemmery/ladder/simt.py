@@ -8,7 +8,7 @@ from functools import partial
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest
-from gemmery.cuda.choose.data import SIMT_PIPELINED
+from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED
 from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
@@ -217,8 +217,9 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time, and its stages."""
-    device = target(problem)
-    tile = quickest(SIMT_PIPELINED[sum_size(problem)], problem.m, problem.n, problem.batch, device.sms)
+    device, size = target(problem), sum_size(problem)
+    along_k = size == 4 and problem.a_layout == "row" and problem.b_layout == "col"
+    tile = quickest(SIMT_ALONG_K if along_k else SIMT_PIPELINED[size], problem.m, problem.n, problem.batch, device.sms)
     if device.capability < 80 or dtypes.get(problem.dtype).size != sum_size(problem):
         tile = tile._replace(stages=2)
     return complete(config, tile._asdict())

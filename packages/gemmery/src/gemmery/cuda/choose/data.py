@@ -57,8 +57,8 @@ class CardLimits(NamedTuple):
     # cluster that share the k of a tile, and the tiles whose k they share.
     split_depth: int = 1024
     split_tiles: int = 2
-    splits: tuple[int, ...] = (2, 4)
-    split: tuple[tuple[int, int], ...] = ((128, 64), (128, 128))
+    splits: tuple[int, ...] = (2, 4, 8)
+    split: tuple[tuple[int, int], ...] = ((64, 64), (64, 128), (128, 64), (128, 128))
     # Rounds of tiles from which a narrower band is faster: 16384 squared by 1.9 %. Rows of a band: there, and otherwise
     # by the side of the square of C that a round covers.
     many_rounds: int = 40
@@ -104,8 +104,9 @@ class CardLimits(NamedTuple):
     # two, where tiles take 0.97 and 0.96 of its time.
     one_row: int = 512
     one_row_columns: tuple[tuple[int, Container[int], int], ...] = (
-        (1536, range(1 << 31), 32),
-        (3072, range(4096, 16384), 1 << 31),
+        (512, range(4097, 1 << 31), 32),
+        (1536, range(2049, 12289), 32),
+        (3072, range(4096, 12289), 1 << 31),
         (4096, (4096, 8192), 1 << 31),
     )
 
@@ -120,9 +121,13 @@ def card(device: Device) -> CardLimits:
     return H200 if device.bandwidth > FAST_MEMORY else H100
 
 
+# Elements of a tile with factors, all of whose sums stay in registers while the next tile is multiplied: 4096 x 24576
+# with k = 1536 takes 243 us, and by 256 x 192, of which most are stored in front of it, 283. Rounds of these from which
+# a grid of all multiprocessors gains, with so small a k: there 251 us with 128.
+MOST_FACTORED, MANY_FACTORED, SHALLOW_FACTORED = 128 * 256, 10, 2048
 FEW = 8  # rows of C that are a size class of their own, and tiles of as many rows
-# Products of a batch that get small blocks, and the sides of such a C: 20000 of 8 x 8 take 14 us, by 32 x 32 tiles 37.
-MANY, SMALL = 8, 8
+# Products of a batch of which a block streams many, and their sides.
+MANY, SMALL = 8, 32
 
 # The tiles of other families, by the name of the rung, "mma_general".
 # fmt: off
@@ -140,6 +145,13 @@ SIMT_PIPELINED = {  # by the bytes of a sum
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   60),
     ),
 }
+# f32 with k adjacent in A and B: tiles are transposed on their way through registers, 4 elements to a load. cp.async of
+# single elements takes 3087 us by 128 x 256 at n = 4096, and this 128 x 128 takes 2926; at 1024 they take 73 and 67.
+SIMT_ALONG_K = (
+    Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
+    Tiling( 64,  64, 16, 32,  32,  8,  4,     2,     0,   80),
+    Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   50),
+)
 MMA_F64 = (  # speeds on an H200
     Tiling(    128, 128, 16, 64,  32,  0,  0,     3,     1,  100),
     Tiling(     64,  64, 16, 32,  32,  0,  0,     3,     3,   94),
@@ -184,6 +196,7 @@ INSTANCES = (
     Instance(128, 128,    6, 2, 1),
     Instance(128,  96,    6, 1, 1),
     Instance( 64, 128,    8, 2, 1),
+    Instance( 64, 128,    6, 1, 1, "measured"),  # whose k blocks share
     Instance(128,  64,    8, 1, 1),
     Instance(128,  32,    9, 1, 1),  # where tiles of 64 rows do not suit
     Instance(256, 192,    3, 1, 2, "straddle"),

@@ -3,8 +3,9 @@
 // Parent: gemv_vectorized. Sums are combined by shuffles, then in shared memory, then (PARTIAL) by gemv_finish.
 #include "gemv.cuh"
 
-// Adds VEC results from r on, over this part of k; WHOLE: all of them exist.
-template <int VEC, int STEPS, bool WHOLE, class S, class T>
+// Adds VEC results from r on, over this part of k; WHOLE: all of them exist. LAST_FIRST: the last of STEPS rows is used
+// first, for which ptxas keeps all of them under way, in more registers.
+template <int VEC, int STEPS, bool WHOLE, bool LAST_FIRST, class S, class T>
 __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, int r, int part, int parts) {
 #pragma unroll 1
   for (int first = part; first < g.k; first += parts * STEPS) {
@@ -26,12 +27,53 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
       x[s] = g.x[k * g.x_step];
     }
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
+    for (int step = 0; step < STEPS; ++step) {
+      int s = LAST_FIRST ? STEPS - 1 - step : step;
       S factor = widen<S>(x[s]);
 #pragma unroll
       for (int v = 0; v < VEC; ++v) sums[v] = multiply_add(widen<S>(loaded[s].of[v]), factor, sums[v]);
     }
   }
+}
+
+// Asks L2 for a thread's first chunks of W, which may not be final yet.
+template <int VEC, int STEPS, class T>
+__device__ __forceinline__ void prefetch_columns(const Gemv<T>& g, int r, int part, int parts) {
+  if (r >= g.results) return;
+#pragma unroll
+  for (int s = 0; s < STEPS; ++s) {
+    int k = part + s * parts;
+    if (k < g.k) ptx::prefetch_global_L2(g.w + k * g.w_col + r);
+  }
+}
+
+// The sums of a block's results over its part of k, of each warp; all threads then read them.
+template <int VEC, int LANES, int STEPS, bool LAST_FIRST, int WARPS, class S, class T>
+__device__ __forceinline__ void sum_columns(S (&of_warp)[WARPS][LANES * VEC], const Gemv<T>& g, int block, int part,
+                                            int parts) {
+  int lane = threadIdx.x % LANES, r = block + lane * VEC;
+  S sums[VEC] = {};
+  if (r + VEC <= g.results) {
+    add_columns<VEC, STEPS, true, LAST_FIRST>(sums, g, r, part, parts);
+  } else {
+    add_columns<VEC, 1, false, false>(sums, g, r, part, parts);
+  }
+  __syncthreads();  // the previous batch has been read
+#pragma unroll
+  for (int v = 0; v < VEC; ++v) {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset *= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], offset);
+    if (threadIdx.x % 32 < LANES) of_warp[threadIdx.x / 32][lane * VEC + v] = sums[v];
+  }
+  __syncthreads();
+}
+
+template <class S, int WARPS, int EACH>
+__device__ __forceinline__ S sum_of_warps(const S (&of_warp)[WARPS][EACH], int result) {
+  S sum = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) sum += of_warp[i][result];
+  return sum;
 }
 
 template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS>
@@ -40,35 +82,19 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
   using S = Sum<T, Out>;
   constexpr int EACH = LANES * VEC;  // results per block
   __shared__ S of_warp[WARPS][EACH];
+  int block = blockIdx.x * EACH, part = threadIdx.x / LANES, parts = 32 / LANES * WARPS;
+  if (PARTIAL) part += blockIdx.z * parts, parts *= gridDim.z;
   if constexpr (Launch::OVERLAP) {
     ptx::griddepcontrol_launch_dependents();
+    auto first = gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0);
+    prefetch_columns<VEC, STEPS>(first, block + threadIdx.x % LANES * VEC, part, parts);
     ptx::griddepcontrol_wait();
   }
-  int lane = threadIdx.x % LANES, warp = threadIdx.x / 32, block = blockIdx.x * EACH;
-  int part = threadIdx.x / LANES, parts = 32 / LANES * WARPS;
-  if (PARTIAL) part += blockIdx.z * parts, parts *= gridDim.z;
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
-    S sums[VEC] = {};
-    int r = block + lane * VEC;
-    if (r + VEC <= g.results) {
-      add_columns<VEC, STEPS, true>(sums, g, r, part, parts);
-    } else {
-      add_columns<VEC, 1, false>(sums, g, r, part, parts);
-    }
-    __syncthreads();  // the previous batch has been read
-#pragma unroll
-    for (int v = 0; v < VEC; ++v) {
-#pragma unroll
-      for (int offset = LANES; offset < 32; offset *= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], offset);
-      if (threadIdx.x % 32 < LANES) of_warp[warp][lane * VEC + v] = sums[v];
-    }
-    __syncthreads();
+    sum_columns<VEC, LANES, STEPS, false>(of_warp, g, block, part, parts);
     for (int e = threadIdx.x; e < EACH && block + e < g.results; e += 32 * WARPS) {
-      S sum = 0;
-#pragma unroll
-      for (int i = 0; i < WARPS; ++i) sum += of_warp[i][e];
-      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, block + e, sum);
+      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, block + e, sum_of_warps(of_warp, e));
     }
   }
 }

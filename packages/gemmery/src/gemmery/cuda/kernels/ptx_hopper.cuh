@@ -64,7 +64,15 @@ __device__ __forceinline__ void barrier_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// 16 bytes to the shared memory of a block of the cluster, an address from mapa. sm_90.
+// To the shared memory of a block of the cluster, an address from mapa. sm_90.
+__device__ __forceinline__ void st_shared_cluster(unsigned there, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
+}
+__device__ __forceinline__ void st_shared_cluster(unsigned there, double x) {
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(there), "d"(x) : "memory");
+}
+
+// The same for 16 bytes.
 __device__ __forceinline__ void st_shared_cluster_v4(unsigned there, float x, float y, float z, float w) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(x), "f"(y), "f"(z), "f"(w)
                : "memory");

@@ -16,6 +16,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
   constexpr int BK = Tiles::BK, ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   constexpr int STAGE = TileA::SIZE + TileB::SIZE;
   constexpr bool ASYNC = STAGES > 2;
+  // The step of k from which a tile in registers goes to the stage that nobody reads: warps then wait for each other,
+  // but not for stores.
+  constexpr int PUT = BK / 4 * 3 - 1;
   extern __shared__ unsigned char memory[];
   S* ring = reinterpret_cast<S*>(memory);
 
@@ -34,19 +37,19 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
       b_load.fetch(b_panel);
     }
   };
-  auto finish = [&](S* stage) {
-    if constexpr (ASYNC) {
-      ptx::cp_async_wait_group<STAGES - 2>();
-    } else {
-      a_load.template put<TileA>(stage);
-      b_load.template put<TileB>(stage + TileA::SIZE);
-    }
+  auto put = [&](S* stage) {
+    a_load.template put<TileA>(stage);
+    b_load.template put<TileB>(stage + TileA::SIZE);
+  };
+  auto finish = [&] {
+    if constexpr (ASYNC) ptx::cp_async_wait_group<STAGES - 2>();
     __syncthreads();
   };
 
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) begin(ring + s * STAGE);
-  finish(ring);
+  if constexpr (!ASYNC) put(ring);
+  finish();
   Tiling at;
   const S *a_tile = ring + at.row, *b_tile = ring + TileA::SIZE + at.column;  // the thread's part of the current tile
   S a[2][Tiles::TM], b[2][Tiles::TN], sums[Tiles::TM][Tiles::TN] = {};
@@ -61,10 +64,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
         now += step;
         a_tile += step * STAGE;
         b_tile += step * STAGE;
-        finish(ring + now * STAGE);
+        finish();
       }
       fragment<TileA, ROWS_APART>(a[(k + 1) % 2], a_tile, 0, (k + 1) % BK);
       fragment<TileB, COLUMNS_APART>(b[(k + 1) % 2], b_tile, 0, (k + 1) % BK);
+      if (!ASYNC && k == PUT) put(ring + (1 - now) * STAGE);
       if (k == 0) {
         begin(ring + free * STAGE);
         free = free == STAGES - 1 ? 0 : free + 1;

@@ -103,7 +103,7 @@ template <bool GROUPED, int COUNT, class T, class Out>
 __device__ __forceinline__ void apply_factors(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   const int row = at.row + threadIdx.x % 32 / 4, last = end_of<GROUPED>(p, at.batch) - 1;
   const float* b = p.b_scale + (GROUPED && p.offsets ? at.batch * p.b_scale_k : 0);
-  if (p.a_scale && p.a_scale_row == 0 && p.b_scale && p.b_scale_col == 0) {
+  if (has_one_factor(p)) {
     const float both = *p.a_scale * *b;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] *= both;
@@ -119,6 +119,22 @@ __device__ __forceinline__ void apply_factors(float (&v)[COUNT], const TmaProduc
     load_columns(x, b, p.b_scale_col, at.column, p.product.n);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] *= x[i / 4 * 2 + i % 2];
+  }
+}
+
+// Whether a factor of all of A and one of all of B are one.
+template <class P> __device__ __forceinline__ bool has_one_factor(const P& p) {
+  return p.a_scale && p.a_scale_row == 0 && p.b_scale && p.b_scale_col == 0;
+}
+
+// The factors of a thread's rows of A in a tile, two of each block of 64; one of everything is among those of B.
+template <bool GROUPED, int BLOCKS, class T, class Out>
+__device__ __forceinline__ void load_row_factors(float (&x)[BLOCKS][2], const TmaProduct<T, Out>& p, Where at) {
+  const int row = at.row + threadIdx.x % 32 / 4, last = end_of<GROUPED>(p, at.batch) - 1;
+  const bool each = p.a_scale && !has_one_factor(p);
+#pragma unroll
+  for (int i = 0; i < 2 * BLOCKS; ++i) {
+    x[i / 2][i % 2] = each ? p.a_scale[min(row + i / 2 * 64 + i % 2 * 8, last) * p.a_scale_row] : 1.0f;
   }
 }
 
@@ -186,6 +202,24 @@ __device__ __forceinline__ void bring_bias(unsigned to, const TmaProduct<T, Out>
   ptx::cp_async_commit_group();
 }
 
+// The same for the factors of its columns; 1 where B has none. Where all have one factor, each thread makes that of
+// what it has copied.
+template <class P, int COLUMNS, class T, class Out>
+__device__ __forceinline__ void bring_factors(unsigned to, const TmaProduct<T, Out>& p, Where at) {
+  const float* from = p.b_scale + (P::GROUPED && p.offsets ? at.batch * p.b_scale_k : 0);
+  const int last = p.product.n - 1;
+  for (int i = threadIdx.x % 128; i < COLUMNS; i += 128) {
+    if (p.b_scale) ptx::cp_async<4>(to + 4 * i, from + min(at.column + i, last) * p.b_scale_col, true);
+  }
+  ptx::cp_async_commit_group();
+}
+template <class T, class Out>
+__device__ __forceinline__ void complete_factors(float* factors, int columns, const TmaProduct<T, Out>& p) {
+  const bool one = has_one_factor(p);
+  if (p.b_scale && !one) return;
+  for (int i = threadIdx.x % 128; i < columns; i += 128) factors[i] = one ? *p.a_scale * factors[i] : 1.0f;
+}
+
 // Adds a bias of rows to the sums of a piece, or to half of those of a block.
 template <int COUNT, class T, class Out>
 __device__ __forceinline__ void add_row_bias(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
@@ -227,10 +261,12 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 }
 
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
-// `near` is a thread's part of the bias of the piece's columns, every NEARth LOAD from there on, unless that is 0.
+// `near` is a thread's part of the bias of the piece's columns, every NEARth LOAD from there on, unless that is 0; or
+// of their factors, beside which `of_rows` are those of its rows.
 template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
-                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr) {
+                                     const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr,
+                                     const float* of_rows = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -248,6 +284,10 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
       for (int i = 0; i < P::COLUMNS / 2; ++i) {
         v[i] = gelu_of_half<Out>(__fmaf_rn(0.5f, v[i], near_bias<NEAR>(near, i)));
       }
+    } else if constexpr (NEAR > 0 && (EPILOGUE & FACTORS)) {
+#pragma unroll
+      for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = v[i] * of_rows[i / 2 % 2] * near_bias<NEAR>(near, i);
+      finish_piece<EPILOGUE & ~FACTORS, P::GROUPED>(v, p, at);
     } else if constexpr (NEAR > 0) {
       static_assert(!(EPILOGUE & (FACTORS | SCALED)), "a bias is added after these");
 #pragma unroll

@@ -29,14 +29,18 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     return Where{order.tile.batch, row, column};
   };
   // The bias in shared memory, of which a thread has every fourth four, or pair.
-  constexpr bool NEAR = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED) && !Tiles::SWAPPED;  // SWAPPED: a bias of rows
+  constexpr bool NEAR_BIAS = (EPILOGUE & BIAS) && !(EPILOGUE & ASKED) && !Tiles::SWAPPED;  // SWAPPED: a bias of rows
+  // Or the factors of the columns. Those of the rows are loaded while the last products run.
+  constexpr bool HAS_ROOM = Tiles::WARPGROUPS * Tiles::WN * 4 <= BIAS_BYTES;
+  constexpr bool FACTORED = (EPILOGUE & FACTORS) && Tiles::NARROWER == 0 && HAS_ROOM;
+  constexpr bool NEAR = NEAR_BIAS || FACTORED;
   const int bias_at = Tiles::RING + P::STAGING + warp / 4 * Tiles::WN * 4;
-  static_assert(Tiles::WN % 16 == 0 || !NEAR, "fours of 16 columns");
+  static_assert(Tiles::WN % 16 == 0 || !NEAR_BIAS, "fours of 16 columns");
   // For gelu, 1/8 of it is loaded while the last products run, so that work is at hand when they end: with that
   // and fours, ptxas has a warp issue its part in 1282 cycles in place of 1342. Loading more slows the last products.
-  constexpr bool LOADED = NEAR && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
+  constexpr bool LOADED = NEAR_BIAS && HALVED<EPILOGUE> && P::SUMS + Tiles::WN / 4 <= 192;
   // The largest sums leave no registers for it, nor for fours: with these NVRTC 13.0 spills some.
-  constexpr int LOAD = HALVED<EPILOGUE> && !LOADED ? 2 : 4;
+  constexpr int LOAD = FACTORED || (HALVED<EPILOGUE> && !LOADED) ? 2 : 4;
   auto bias = reinterpret_cast<const Chunk<float, LOAD>*>(shared + bias_at) + threadIdx.x % 4;
   Chunk<float, 4> loaded[LOADED ? Tiles::WN / 16 : 1];
   auto load_bias = [&](bool early) {
@@ -47,6 +51,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       }
     }
   };
+  float of_rows[FACTORED ? Tiles::BLOCKS : 1][2];
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
@@ -56,7 +61,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else {
-      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD);
+      const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
+      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors);
     }
   };
   typename P::Part staying[P::STEPS][P::EACH];
@@ -87,7 +93,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     auto bring = [&] {
       ptx::bar_sync(2 + warp / 4, 128);  // all have read that of the tile before
       if (!AHEAD) order.find();
-      bring_bias<P, Tiles::WN, LOAD>(pipe.ring + bias_at, p, AHEAD ? at : place());
+      const Where here = AHEAD ? at : place();
+      if constexpr (FACTORED) {
+        bring_factors<P, Tiles::WN>(pipe.ring + bias_at, p, here);
+      } else {
+        bring_bias<P, Tiles::WN, LOAD>(pipe.ring + bias_at, p, here);
+      }
     };
     auto multiply = [&](auto is_late) {
       constexpr bool LATE = decltype(is_late)::value;
@@ -131,18 +142,23 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     auto wait_for_bias = [&] {
       ptx::cp_async_wait_group<0>();
-      if constexpr (HALVED<EPILOGUE>) halve_bias<LOAD>(reinterpret_cast<float*>(shared + bias_at), Tiles::WN);
+      float* near = reinterpret_cast<float*>(shared + bias_at);
+      if constexpr (FACTORED) complete_factors(near, Tiles::WN, p);
+      if constexpr (NEAR_BIAS && HALVED<EPILOGUE>) halve_bias<LOAD>(near, Tiles::WN);
       ptx::bar_sync(2 + warp / 4, 128);
     };
-    if constexpr (NEAR && HALVED<EPILOGUE>) wait_for_bias();  // while the last products run
+    constexpr bool EARLY = FACTORED || HALVED<EPILOGUE>;
+    if constexpr (NEAR && EARLY) wait_for_bias();  // while the last products run
+    if constexpr (FACTORED && AHEAD) load_row_factors<P::GROUPED>(of_rows, p, at);
     load_bias(true);
     if (!FORKS) consumer.finish();
     if (!AHEAD) {
       order.find();
       at = place();
     }
-    if constexpr (NEAR) {
-      if constexpr (!HALVED<EPILOGUE>) wait_for_bias();  // earlier, n = 8192 would take longer
+    if constexpr (FACTORED && !AHEAD) load_row_factors<P::GROUPED>(of_rows, p, at);
+    if constexpr (NEAR_BIAS) {
+      if constexpr (!EARLY) wait_for_bias();  // earlier, n = 8192 would take longer
       if (!biases_columns<P::GROUPED>(p)) {
 #pragma unroll
         for (int block = 0; block < Tiles::BLOCKS; ++block) {

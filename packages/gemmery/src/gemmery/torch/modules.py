@@ -103,8 +103,8 @@ class QuantizedLinear(nn.Module):
     the type of `scales`. `.to(dtype)` converts `scales` and `bias`. A new layer has a weight of zeros.
 
     The layer is for inference: the input and the bias have gradients, the weight has none. `pack` makes it faster on
-    the CPU. On a GPU of compute capability 9.0 its first product in half precision makes a copy of `packed` in the order
-    of the kernel, of as many bits, which is in no state dict and is made anew after a change of the weight.
+    the CPU. On a GPU of compute capability 9.0 its first product in half precision makes a copy of `packed`, of as many
+    bits, in the order of the kernel, which is in no state dict and is made anew after a change of the weight.
 
     Raises ArgumentError for `bits` other than 8 or 4 and for sizes and options that no layer has, ShapeError for a
     `group` that does not divide `in_features`, DTypeError for a `dtype` that factors cannot have.

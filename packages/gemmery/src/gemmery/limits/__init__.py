@@ -128,7 +128,7 @@ def bandwidth(threads: int = 1) -> Bandwidth:
 
 def _accumulators(target: Target) -> int:
     """Return how many independent sums hide the latency of a multiply-add and fit in the register file."""
-    return 24 if target.isa == "avx512" or target.machine in ("aarch64", "arm64") else 12
+    return 24 if target.isa == "avx512" or target.is_arm else 12
 
 
 def _peak_module(target: Target, name: str) -> Module:

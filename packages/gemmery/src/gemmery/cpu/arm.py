@@ -54,14 +54,15 @@ def step(
                     total.value = instruction(f, name, packed, total.value, pair, columns)
         return
     lanes = _BYTES // size
-    rows = [f.load(vector(lanes, product.cell), a + row * size, align=size) for row in range(0, len(totals), lanes)]
     if name == "fmlal":  # of the lower four columns in a register, fmlal2 of the upper four
         halves = [f.load(vector(8, "half"), b + v // 2 * _BYTES, align=size) for v in vectors if v % 2 == 0]
         columns_of = [halves[v // 2] for v in vectors]
     else:
         columns_of = [column(v) for v in vectors]
     for i, row in enumerate(totals):
-        factor = f.shuffle(rows[i // lanes], rows[i // lanes], [i % lanes] * lanes)
+        if i % lanes == 0:
+            some = f.load(vector(lanes, product.cell), a + i * size, align=size)
+        factor = f.shuffle(some, some, [i % lanes] * lanes)
         for v in vectors:
             total = row[v]
             if name == "fma":

@@ -41,7 +41,9 @@ def main() -> int:
     for cpu in asked.cpu or CPUS:
         begun = time.monotonic()
         print(f"-cpu {cpu}", flush=True)
-        done = subprocess.run(emulated(home, cpu, "-m", "pytest", *(asked.arguments or chosen(cpu))), env=environment(home), cwd=ROOT)
+        done = subprocess.run(
+            emulated(home, cpu, "-m", "pytest", *(asked.arguments or chosen(cpu))), env=environment(home), cwd=ROOT
+        )
         failed |= done.returncode
         print(f"-cpu {cpu}: {time.monotonic() - begun:.0f} s", flush=True)
     return failed

@@ -347,7 +347,7 @@ def _machine(target: Target, level: int = 3) -> Any:
     llvm = _llvm()
     cpu, features, architecture = target.llvm, "", _for_arm if target.is_arm else llvm.Target.from_default_triple
     if target.is_arm:
-        cpu = cpu or host_cpu()
+        cpu = cpu or (host_cpu() if config.ON_ARM else "generic")
         features = ",".join(f"{'+' if name in target.features else '-'}{llvms}" for name, *_, llvms in ARM_FEATURES)
     elif not cpu:
         features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())

@@ -75,8 +75,8 @@ def _llvm_mca() -> tuple[str, str]:
     versions = dict[tuple[int, ...], str]()
     for name in ("llvm-mca", *(f"llvm-mca-{major}" for major in range(_OLDEST, 40))):
         if path := shutil.which(name):
-            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-            if match := re.search(r"LLVM version (\d+)\.(\d+)\.(\d+)", said):
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+            if match := re.search(r"LLVM version (\d+)\.(\d+)\.(\d+)", answer):
                 versions[tuple(map(int, match.groups()))] = path
     newest = max(versions, default=(0,))
     if newest[0] < _OLDEST:

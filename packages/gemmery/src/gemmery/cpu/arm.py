@@ -14,12 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gemmery.cpu.ir_types import vector
-from gemmery.cpu.ukernel import MATRICES
 from gemmery.dtypes import SIZES
 
 if TYPE_CHECKING:
     from gemmery.cpu.ir import Function, Value, Var
-    from gemmery.cpu.ukernel import Product
 
 _BYTES = 16  # of a register
 # The types in an intrinsic's name; that of bfmmla has none.
@@ -35,16 +33,24 @@ def instruction(f: Function, name: str, element: str, total: Value, x: Value, y:
 
 
 def step(
-    f: Function, product: Product, a: Value, b: Value, totals: list[list[Var]], column: Callable[[int], Value]
+    f: Function,
+    name: str,
+    packed: str,
+    cell: str,
+    a: Value,
+    b: Value,
+    totals: list[list[Var]],
+    column: Callable[[int], Value],
 ) -> None:
     """Add the products of a step of k, whose rows of A's and B's panels are at `a` and `b`, to the sums of a tile.
 
-    `column(v)` loads vector v of the row of B, for all but "fmlal" and the products of blocks. The last vector of A
-    reaches into the next step, since mr is no multiple of its lanes: panels end with more than a vector of slack.
+    The instruction is `name`; cells of the type `cell` hold elements of the type `packed`. `column(v)` loads vector v
+    of the row of B, for all but "fmlal" and the products of blocks. The last vector of A reaches into the next step,
+    since mr is no multiple of its lanes: panels end with more than a vector of slack.
     """
-    size, name, packed = SIZES[product.cell], product.step, product.packed
+    size = SIZES[cell]
     vectors = range(len(totals[0]))
-    if name in MATRICES:
+    if name.endswith("mmla"):
         pairs = [f.load(vector(2, "i64"), a + row * size, align=size) for row in range(0, len(totals), 2)]
         for v in vectors:
             for half in range(2):
@@ -61,7 +67,7 @@ def step(
         columns_of = [column(v) for v in vectors]
     for i, row in enumerate(totals):
         if i % lanes == 0:
-            some = f.load(vector(lanes, product.cell), a + i * size, align=size)
+            some = f.load(vector(lanes, cell), a + i * size, align=size)
         factor = f.shuffle(some, some, [i % lanes] * lanes)
         for v in vectors:
             total = row[v]

@@ -244,7 +244,7 @@ def tile_loop(
     width = tile.lanes * product.group * (product.bits or each) // 8
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
-    kept, rows = rows, rows + rows % 2 if product.in_blocks else rows
+    whole = rows + rows % 2 if product.in_blocks else rows
     if product.seeded:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
         b = b + row
@@ -253,7 +253,7 @@ def tile_loop(
     factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
     if product.bits:
         b = b + tile.nr * size
-    totals = [[f.var(start) for start in starts] for _ in range(rows)]
+    totals = [[f.var(start) for start in starts] for _ in range(whole)]
     parts = product.parts
 
     def walk(first: int) -> None:
@@ -264,12 +264,18 @@ def tile_loop(
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
-            add = arm.step if f.target.is_arm else _step
-            add(f, product, a_row, b_row, totals, lambda v: _load(f, product, tile, b_row, v * width))
+
+            def column(v: int, b_row: Value = b_row) -> Value:
+                return _load(f, product, tile, b_row, v * width)
+
+            if f.target.is_arm:
+                arm.step(f, product.step, product.packed, product.cell, a_row, b_row, totals, column)
+            else:
+                _step(f, product, a_row, totals, column)
 
     walk(0)
     if parts == 2:
-        room = f.buffer(rows * vectors * width)
+        room = f.buffer(whole * vectors * width)
         places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
         for total, at in places:
             f.store(total.value, at, align=width)
@@ -282,12 +288,10 @@ def tile_loop(
             total.value = total.value * factor
     if product.in_blocks:
         arm.unfold(f, totals)
-    return totals[:kept]
+    return totals[:rows]
 
 
-def _step(
-    f: Function, product: Product, a: Value, b: Value, totals: list[list[Var]], column: Callable[[int], Value]
-) -> None:
+def _step(f: Function, product: Product, a: Value, totals: list[list[Var]], column: Callable[[int], Value]) -> None:
     """Add the products of a step of k, whose row of A's panel is at `a`; `column(v)` loads vector v of B's."""
     from gemmery.cpu.ir_types import lanes_of
 

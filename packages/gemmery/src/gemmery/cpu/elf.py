@@ -14,7 +14,7 @@ from gemmery.errors import CompileError
 
 _ALLOCATED, _NOBITS, _RELA, _SYMTAB = 0x2, 8, 4, 2
 _R_X86_64_PC32, _R_X86_64_PLT32 = 2, 4
-_PAGE, _BRANCH = 275, (282, 283)  # R_AARCH64_ADR_PREL_PG_HI21; JUMP26 and CALL26
+_PAGE = 275  # R_AARCH64_ADR_PREL_PG_HI21; LLVM resolves calls inside a module itself
 _IN_PAGE = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}  # ADD_ABS_LO12_NC, LDST8, 16, 32, 64 and 128: the scale
 _AARCH64, _PC32 = 183, 261  # the machine in the header; R_AARCH64_PREL32
 
@@ -74,20 +74,18 @@ def _relocate(
     offset, info, addend = struct.unpack_from("<QQq", data, at)
     name, _, _, where, value, _ = symbols[info >> 32]
     kind, on_arm = info & 0xFFFFFFFF, struct.unpack_from("<H", data, 18)[0] == _AARCH64
-    known = (_PC32, _PAGE, *_BRANCH, *_IN_PAGE) if on_arm else (_R_X86_64_PC32, _R_X86_64_PLT32)
+    known = (_PC32, _PAGE, *_IN_PAGE) if on_arm else (_R_X86_64_PC32, _R_X86_64_PLT32)
     if kind not in known or where not in placed:
         symbol = _string(data, strings + name)
         raise CompileError(f"relocation type {kind} against {symbol!r}: a kernel may only refer to itself")
     place, to = base + offset, placed[where] + value + addend
-    if kind not in known[1:] or not on_arm:
+    if kind == _PC32 or not on_arm:
         struct.pack_into("<i", image, place, to - place)
         return
     word = struct.unpack_from("<I", image, place)[0]
     if kind == _PAGE:
         pages = (to >> 12) - (place >> 12)
         word |= (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
-    elif kind in _BRANCH:
-        word |= (to - place) >> 2 & 0x3FFFFFF
     else:
         word |= (to & 0xFFF) >> _IN_PAGE[kind] << 10
     struct.pack_into("<I", image, place, word)

@@ -15,7 +15,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); ec
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test test-library test-all test-gpu sanitize check types documents docs site site-check serve wheels format lock clean
+.PHONY: help setup ladder bench test test-library test-all test-arm test-gpu sanitize check types documents docs site site-check serve wheels format lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -37,6 +37,9 @@ test-library: $(STAMP) ## run the tests of packages/gemmery, without those that 
 
 test-all: $(STAMP) ## run every case of every test
 	@$(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
+
+test-arm: $(STAMP) ## run tests of the CPU's kernels and the API on aarch64, emulated by QEMU; ARGS="--cpu neoverse-n1 -- TESTS" chooses
+	@$(PYTHON) tests/arm.py $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device
 	@$(PYTHON) -m pytest -n 8 -m gpu $(ARGS)

@@ -23,6 +23,8 @@ DISTORTING = (
     "_TYPER_",
 )  # fmt: skip
 
+ISAS = ("avx512", "avx2", "generic", "neon_mmla", "neon_dot", "neon")
+
 # Packages that tests use where they are installed, and that `pip install '.[cuda]'` does not bring.
 BEYOND_A_USERS = ("cupy", "jax", "mkdocs", "opt_einsum", "torch", "transformers", "yaml")
 
@@ -44,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--few", action="store_true", help="run about one case in ten of tests with the marker `many`")
     parser.addoption("--user", action="store_true", help="hide packages that `pip install '.[cuda]'` does not bring")
     parser.addoption("--skipped", action="store_true", help="run the tests that the last whole run skipped")
-    parser.addoption("--isa", choices=("avx512", "avx2", "generic"), help="run the tests with GEMMERY_ISA set to this")
+    parser.addoption("--isa", choices=ISAS, help="run the tests with GEMMERY_ISA set to this")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,6 +10,7 @@
 | `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
 | `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
 | `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
+| `<!-- predicted -->` | the micro-kernels for ARM, from benchmarks/arm_predicted.json, which `gemmery predict` writes |
 | `<!-- files: FOLDER -->` | the modules of a folder, with the first lines of their docstrings |
 | `<!-- value: SUITE WHAT -->` | `rate`, `share`, `time`, or the speed-up over the rival WHAT; never begins a line |
 
@@ -24,6 +25,7 @@ up to date.
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import tomllib
@@ -40,6 +42,7 @@ from gemmery_emulator.pages import numerals
 from gemmery_emulator.pages.svg import Plot, standalone
 from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER
+from gemmery_lab.inspection import predicted_shares
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import words
@@ -110,6 +113,10 @@ class Documents:
 
     def _modelled(self, _: Path, marker: str) -> str:
         return modelled.machine() if marker == "machine" else modelled.instructions()
+
+    def _predicted(self, _: Path, marker: str) -> str:
+        rows = json.loads((self.root / "benchmarks" / "arm_predicted.json").read_text(encoding="utf-8"))
+        return table(predicted_shares.sheet(predicted_shares.PredictedShare(**row) for row in rows))
 
     def _files(self, _: Path, marker: str) -> str:
         return modules.listing(self.root, marker)
@@ -191,6 +198,7 @@ BLOCKS: dict[str, Callable[[Documents, Path, str], str]] = {
     "picture": Documents._picture,
     "value": Documents._value,
     "modelled": Documents._modelled,
+    "predicted": Documents._predicted,
     "files": Documents._files,
 }
 MARKER = re.compile(rf"<!-- ({'|'.join(BLOCKS)})(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)

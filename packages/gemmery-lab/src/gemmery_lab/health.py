@@ -17,6 +17,7 @@ from gemmery.api import compute
 from gemmery.api.device_call import table
 from gemmery.cpu import entry, jit, target, tuned
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.target import ARM_FEATURES
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
 from gemmery.ladder.cuda import CUDA
@@ -28,7 +29,7 @@ from gemmery_lab.measure.torch_operands import Resident
 from gemmery_lab.measure.work import Work
 
 # Instructions that some kernels use if available.
-_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", *(name for name, *_ in ARM_FEATURES))
 _RECOMPILED = "every process recompiles kernels"
 
 
@@ -68,7 +69,8 @@ def _instruction_set() -> Result:
         return f"{host.isa}, limited by GEMMERY_ISA", False, advice
     if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
         return "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower"
-    return f"{host.isa}, vectors of {host.vector_bytes} bytes"
+    sve = f"; SVE of {8 * target.sve_bytes()} bits, which no kernel uses" if target.sve_bytes() else ""
+    return f"{host.isa}, vectors of {host.vector_bytes} bytes{sve}"
 
 
 def _tile_unit() -> Result:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery import dtypes
+from gemmery import config, dtypes
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, CheckError
 
@@ -110,7 +110,9 @@ def bound(
         total = growth * unit * magnitude + 2 * k * tiny
         if source.name == "bf16":
             normal = 2.0**-126
-            total += normal * (size_a.sum(-1)[..., :, None] + size_b.sum(-2)[..., None, :] + k)
+            # BFMMLA adds pairs, each addition off by up to two roundings, and flushes products and both sums of a pair.
+            total += unit * magnitude * (config.ON_ARM * (k % 2))
+            total += normal * (size_a.sum(-1)[..., :, None] + size_b.sum(-2)[..., None, :] + k * (1 + config.ON_ARM))
         total = total * abs(alpha)
         after = magnitude * abs(alpha)
         if beta != 0 and c is not None:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmery import dtypes
+from gemmery import config, dtypes
 from gemmery.cpu import abi, jit
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.ir import Module
@@ -17,7 +17,7 @@ from gemmery.cpu.target import host
 from operands import numpy_dtype
 
 ELEMENT = {"float": np.float32, "double": np.float64}
-ISAS = [isa for isa in ("avx512", "avx2", "generic") if host().limited(isa).isa == isa]
+ISAS = [isa for isa in reversed(config.ISAS) if host().limited(isa).isa == isa]
 LANES = (0, 16)  # one scalar, and a vector
 
 

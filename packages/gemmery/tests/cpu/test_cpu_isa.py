@@ -18,7 +18,10 @@ from gemmery.problem import Problem
 
 TESTS = Path(__file__).parents[1]
 NARROWER = ISAS[: ISAS.index(host().isa)]
-FORBIDDEN = {"avx2": r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])|vpdp", "generic": r"%[yz]mm|\tv[a-z]"}
+FORBIDDEN = {
+    "avx2": r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])|vpdp", "generic": r"%[yz]mm|\tv[a-z]",
+    "neon_dot": "mmla|bfdot|\tz[0-9]", "neon": "mmla|dot\t|fmlal|\tz[0-9]",
+}  # fmt: skip
 PROBLEMS = [
     Problem(8, 8, 8, name, out, epilogue=epilogue)
     for name in dtypes.NAMES

@@ -182,6 +182,7 @@ def test_idle_workers_wait_in_the_system():
         time.sleep(0.001)
 
 
+@pytest.mark.process
 @compiled
 def test_workers_wait_longer_for_the_next_job_of_a_series():
     """In a process of its own, which has one worker; a busy machine may stretch a pause, so several are tried."""

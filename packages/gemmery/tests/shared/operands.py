@@ -10,6 +10,7 @@ import numpy as np
 from gemmery import arrange, dtypes
 from gemmery.arrays import View
 from gemmery.cpu import target
+from gemmery.cpu.ukernel import arm_step
 from gemmery.problem import Problem
 
 NARROW = ("e4m3", "e5m2", "int8")  # element types whose products have another type
@@ -103,4 +104,5 @@ def problem(a: Placed, b: Placed, c: Placed, epilogue: str = "", scaled: bool = 
 
 def adds_bf16_in_pairs() -> bool:
     """Return True if this CPU's products of bfloat16 are dot products of two elements, and not of widened ones."""
-    return target.host().has_bf16_dot or target.host().has_tiles
+    host = target.host()
+    return host.has_bf16_dot or host.has_tiles or arm_step(host, "bf16") is not None

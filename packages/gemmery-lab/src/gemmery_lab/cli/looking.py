@@ -1,4 +1,4 @@
-"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, warm, run, and emulate."""
+"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, predict, warm, run, and emulate."""
 
 from __future__ import annotations
 
@@ -186,6 +186,24 @@ def in_words(verified: Verification) -> str:
         again = f"gemmery verify --device {verified.device} --dtype {wrong.dtype} --seed {wrong.seed} --products 1"
         lines += [f"{wrong.product}", f"  {wrong.reason}", f"  again: {again}"]
     return "\n".join(lines)
+
+
+@app.command(**texts("predict"))
+def predict(json: Json = False) -> Action:
+    """Predict the share of its peak that each micro-kernel for ARM reaches on four cores; no ARM is needed.
+
+    The inner loops are compiled for each core, and llvm-mca of LLVM 17 or newer predicts their cycles.
+    """
+
+    def run() -> int:
+        from gemmery_lab.inspection import predicted_shares
+        from gemmery_lab.report.terminal import laid_out
+
+        rows, screen = predicted_shares.predict(), console()
+        parser.print_records(json, rows, lambda _: screen.print(*laid_out(predicted_shares.sheet(rows), screen.width)))
+        return 0
+
+    return run
 
 
 @app.command(**texts("warm"))

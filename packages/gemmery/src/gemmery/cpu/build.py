@@ -26,7 +26,7 @@ from gemmery.cpu.target import (
     host,
     k_block,
 )
-from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, register_tile, sizes_of, vector_room
+from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, arm_step, register_tile, sizes_of, vector_room
 from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
@@ -98,6 +98,9 @@ def product(target: Target, problem: Problem) -> Product:
 def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:
     """Return (element of the panels, accumulator, group, step) for A and B of `dtype` and C of `out`."""
     inside, result = dtypes.get(dtype), dtypes.get(out)
+    if out != "f64" and (by := arm_step(target, dtype)):
+        step, group = by
+        return inside.llvm, "i32" if inside.kind in "iu" else "float", group, step
     if inside.kind in "fc":
         if dtype == "bf16" and out != "f64" and target.has_tiles:
             return "bfloat", "float", 2, STEPS[dtype]
@@ -110,7 +113,9 @@ def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, st
     if inside.size == 1 and target.has_vnni:
         return "i8", "i32", 4, "dot_i8"
     # Signed 16-bit numbers represent bytes exactly; modulo 2**16, products of unsigned and signed ones are equal.
-    if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "int32" or result.size == 2))):
+    if target.isa in ("avx2", "avx512") and (
+        inside.size == 1 or (inside.size == 2 and (out == "int32" or result.size == 2))
+    ):
         return "i16", "i32", 2, "dot_i16"
     element = result.llvm
     if inside.size == 1:  # sums over a block of k fit 32 bits

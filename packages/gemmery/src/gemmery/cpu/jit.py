@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gemmery import cache, config, dtypes
 from gemmery.cpu import workspace
-from gemmery.cpu.target import Target, cores
+from gemmery.cpu.target import ARM_FEATURES, X86, Target, cores
 from gemmery.errors import CompileError
 
 if TYPE_CHECKING:
@@ -178,7 +178,11 @@ def _load(target: Target, name: str, generate: Callable[[], object], hole: int) 
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     folder = config.cache_dir() if _unchanged_at_first() else None
     header, _, image = (cache.read(folder, _key(target, name)) or store(target, name, generate)).partition(b"\n")
-    base = _map(image.replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
+    if hole != HOLE:
+        from gemmery.cpu import elf
+
+        image = elf.fill(image, HOLE, hole)
+    base = _map(image)
     words = header.decode().split()
     return {symbol: base + int(offset) for symbol, offset in zip(words[::2], words[1::2], strict=True)}
 
@@ -200,7 +204,7 @@ def stored(target: Target, name: str) -> int:
 
 def keeps(target: Target) -> bool:
     """Return True where kernels are flat images, which can be stored."""
-    return target.machine in ("x86_64", "amd64") and sys.platform != "win32"
+    return sys.platform == "linux" if target.is_arm else target.machine in X86 and sys.platform != "win32"
 
 
 def _key(target: Target, name: str) -> str:
@@ -302,7 +306,11 @@ def _make_executable(address: int, size: int) -> int:
     """Make pages executable and read-only; returns an errno, 0 on success."""
     libc = ctypes.CDLL(None, use_errno=True)
     protection = mmap.PROT_READ | mmap.PROT_EXEC
-    return ctypes.get_errno() if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection) else 0
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection):
+        return ctypes.get_errno()
+    if config.ON_ARM:  # instructions are fetched past the cache to which they were written
+        ctypes.CDLL("libgcc_s.so.1")["__clear_cache"](ctypes.c_void_p(address), ctypes.c_void_p(address + size))
+    return 0
 
 
 @functools.cache
@@ -312,6 +320,17 @@ def _llvm() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm
+
+
+@functools.cache
+def _for_arm() -> Any:
+    """Return LLVM's 64-bit ARM, on any machine: tests and `gemmery predict` compile for ARM CPUs everywhere."""
+    llvm = _llvm()
+    if config.ON_ARM:
+        return llvm.Target.from_default_triple()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple("aarch64-unknown-linux-gnu")
 
 
 def host_cpu() -> str:
@@ -326,14 +345,15 @@ def host_features() -> dict[str, bool]:
 
 def _machine(target: Target, level: int = 3) -> Any:
     llvm = _llvm()
-    cpu, features = target.llvm, ""
-    if not cpu:
+    cpu, features, architecture = target.llvm, "", _for_arm if target.is_arm else llvm.Target.from_default_triple
+    if target.is_arm:
+        cpu = cpu or (host_cpu() if config.ON_ARM else "generic")
+        features = ",".join(f"{'+' if name in target.features else '-'}{llvms}" for name, *_, llvms in ARM_FEATURES)
+    elif not cpu:
         features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())
-        plain = target.isa == "generic" and target.machine in ("x86_64", "amd64")
+        plain = target.isa == "generic" and target.machine in X86
         cpu = "x86-64" if plain else host_cpu()
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=cpu, features=features, opt=level, reloc="pic", codemodel="default"
-    )
+    return architecture().create_target_machine(cpu=cpu, features=features, opt=level, reloc="pic", codemodel="default")
 
 
 def _features(target: Target) -> dict[str, bool]:
@@ -343,7 +363,7 @@ def _features(target: Target) -> dict[str, bool]:
         "avx2": ("avx512", "avx10", "amx"),
         "generic": ("avx", "amx", "fma", "f16c", "vaes", "vpcl", "xop"),
     }
-    off = hidden[target.isa] if target.machine in ("x86_64", "amd64") else ()
+    off = hidden[target.isa] if target.machine in X86 else ()
     return {name: on and not name.startswith(off or "\0") for name, on in host_features().items()}
 
 

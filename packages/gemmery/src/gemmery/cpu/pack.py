@@ -100,6 +100,7 @@ def under_masks(f: Function, panels: Panels, rest: Value, body: Callable[[Sequen
 
 def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Sequence[Value | None]) -> None:
     lanes, cell = f.target.lanes(SIZES[panels.product.cell]), SIZES[panels.product.cell]
+    few = _few(f, panels)
     k, group, along = f["k"], panels.product.group, f["along"]
     source, to = f["source"] + i * panels.element, panel(f, panels, i)
     rest = f["count"] - i
@@ -107,7 +108,7 @@ def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Seque
     def step(p: Value, rows: list[Value], exists: Sequence[Value | None]) -> None:
         with ExitStack() as wider:
             for mask, v in zip(masks, range(0, panels.width, lanes), strict=True):
-                if v in (lanes, 2 * lanes):  # one, two or all vectors: see `used`
+                if v in (few, 2 * few):  # one, two or all vectors: see `used`
                     wider.enter_context(f.if_(rest >= v + 1))
                 loaded = [load(f, panels, row + v * panels.element, min(lanes, panels.width - v), mask) for row in rows]
                 known = [
@@ -157,10 +158,17 @@ def copy_transposed(f: Function, panels: Panels) -> None:
         if width % lanes:
             _turn_rows(f, panels, i, stop, [f.index(first) for first in range(0, width, lanes)])
         else:
-            with f.loop(0, f.index(lanes) * used(f, f["count"] - i, width, lanes), lanes) as first:
+            few = _few(f, panels)
+            with f.loop(0, f.index(few) * used(f, f["count"] - i, width, few), lanes) as first:
                 _turn_rows(f, panels, i, stop, [first])
         if not masked:
             _step_by_step(f, panels, i, stop, f.index(panels.element))
+
+
+def _few(f: Function, panels: Panels) -> int:
+    """Return the cells of a panel row that a vector of sums needs: one for each lane, if the row is such vectors."""
+    sums, cells = (f.target.lanes(SIZES[name]) for name in (panels.product.accumulator, panels.product.cell))
+    return cells if panels.width % sums else max(sums, cells)
 
 
 def used(f: Function, count: Value, width: int, lanes: int) -> Value:

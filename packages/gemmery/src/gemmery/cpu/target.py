@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from gemmery import config
 from gemmery.tuples import NamedTuple
 
-_VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32}  # 16 of all others
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}) | _AVX2
 # The levels of the x86-64 System V ABI that a narrower target is limited to: LLVM's name, and the features under
@@ -19,7 +19,25 @@ _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}) | _AVX2
 _V1 = frozenset({"cmov", "cx8", "fpu", "fxsr", "mmx", "sse", "sse2"})
 _V3 = _V1 | _AVX2 | {"abm", "avx", "bmi1", "bmi2", "cx16", "lahf_lm", "movbe", "pni", "popcnt", "sse4_1", "sse4_2"}
 _V3 |= {"ssse3", "xsave"}
-_LEVELS = {"generic": ("x86-64", _V1), "avx2": ("x86-64-v3", _V3)}
+# What Linux's auxiliary vector says of an ARM CPU: Linux's name of a feature, the entry (AT_HWCAP, AT_HWCAP2), its bit,
+# and LLVM's name. Features of SVE are listed to be shown: kernels are for vectors of 128 bits.
+_HWCAP, _HWCAP2 = 16, 26
+ARM_FEATURES = (
+    ("asimd", _HWCAP, 1, "neon"), ("atomics", _HWCAP, 8, "lse"), ("asimdhp", _HWCAP, 10, "fullfp16"),
+    ("asimddp", _HWCAP, 20, "dotprod"), ("asimdfhm", _HWCAP, 23, "fp16fml"), ("i8mm", _HWCAP2, 13, "i8mm"),
+    ("bf16", _HWCAP2, 14, "bf16"), ("sve", _HWCAP, 22, "sve"), ("sve2", _HWCAP2, 1, "sve2"),
+)  # fmt: skip
+_NEON = frozenset({"asimd", "atomics"})
+_NEON_DOT = _NEON | {"asimdhp", "asimddp", "asimdfhm"}
+_MMLA = frozenset({"i8mm", "bf16"})
+_LEVELS = {
+    "generic": ("x86-64", _V1),
+    "avx2": ("x86-64-v3", _V3),
+    "neon": ("generic", _NEON),
+    "neon_dot": ("generic", _NEON_DOT),
+    "neon_mmla": ("generic", _NEON_DOT | _MMLA),
+}
+X86 = ("x86_64", "amd64")
 _SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
 FAN = 1024  # sums of blocks of k that are added in one chain: see long_k
 SHALLOW = 128  # up to this k, writing C dominates, and packed tiles go along the rows of C
@@ -28,8 +46,8 @@ SHALLOW = 128  # up to this k, writing C dominates, and packed tiles go along th
 class Target(NamedTuple):
     """A CPU for the kernel generators. Cache sizes are in bytes for one core (L3: shared), 0 when unknown."""
 
-    isa: str  # "avx512", "avx2", "generic"
-    features: frozenset[str]  # Linux's names: avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, ...
+    isa: str  # "avx512", "avx2", "generic"; on ARM "neon", "neon_dot", "neon_mmla"
+    features: frozenset[str]  # Linux's names: avx512_vnni, avx512_bf16, amx_tile, ...; asimddp, i8mm, ...
     cpu: str = ""
     machine: str = "x86_64"
     l1d: int = 0
@@ -40,12 +58,17 @@ class Target(NamedTuple):
     @property
     def vector_bytes(self) -> int:
         """The bytes of a vector register."""
-        return _VECTOR_BYTES[self.isa]
+        return _VECTOR_BYTES.get(self.isa, 16)
+
+    @property
+    def is_arm(self) -> bool:
+        """True for 64-bit ARM CPUs."""
+        return self.machine in ("aarch64", "arm64")
 
     @property
     def has_fma(self) -> bool:
         """True if the CPU has a fused multiply-add."""
-        return self.machine in ("aarch64", "arm64") or self.isa != "generic"
+        return self.isa != "generic"
 
     @property
     def has_vnni(self) -> bool:
@@ -77,8 +100,8 @@ class Target(NamedTuple):
         """
         if isa == "avx512":
             return self._replace(features=self.features - {"amx_tile"})
-        order = config.ISAS.index
-        if isa not in _LEVELS or order(self.isa) < order(isa) or self.machine not in ("x86_64", "amd64"):
+        isas = next((some for some in (config.X86_ISAS, config.ARM_ISAS) if {isa, self.isa} <= {*some}), None)
+        if not isas or isas.index(self.isa) < isas.index(isa) or not (self.is_arm or self.machine in X86):
             return self
         name, features = _LEVELS[isa]
         return self._replace(isa=isa, features=self.features & features, llvm=name)
@@ -105,7 +128,7 @@ def tile(target: Target) -> Tile:
         return Tile(mr=6, nv=4, mc=96, kc=768, nc=2048)
     if target.isa == "avx2":
         return Tile(mr=6, nv=2, mc=96, kc=384, nc=1024)
-    if target.machine in ("aarch64", "arm64"):
+    if target.is_arm:
         return Tile(mr=6, nv=4, mc=96, kc=256, nc=1024)
     return Tile(mr=4, nv=2, mc=96, kc=256, nc=1024)
 
@@ -206,7 +229,13 @@ def dots_columns(target: Target, size: int, b_layout: str = "col") -> int:
 
 
 def instruction_set(features: frozenset[str]) -> str:
-    """Return the widest instruction set that an x86-64 CPU with these features supports in full."""
+    """Return the widest instruction set that a CPU with these features supports in full.
+
+    >>> instruction_set(frozenset({"asimd", "asimddp"})), instruction_set(frozenset({"sse2"}))
+    ('neon_dot', 'generic')
+    """
+    if "asimd" in features:
+        return "neon_mmla" if features >= _MMLA else "neon_dot" if "asimddp" in features else "neon"
     return "avx512" if features >= _AVX512 else "avx2" if features >= _AVX2 else "generic"
 
 
@@ -215,7 +244,9 @@ def host() -> Target:
     """Return the CPU that this process runs on, limited by GEMMERY_ISA if that is set."""
     machine = platform.machine().lower()
     cpu, flags = _cpuinfo()
-    isa = instruction_set(flags) if machine in ("x86_64", "amd64") else "generic"
+    if config.ON_ARM:
+        flags = hwcaps() | {"asimd"}  # which each has, where the system says nothing
+    isa = instruction_set(flags) if config.ON_ARM or machine in X86 else "generic"
     l1d, l2, l3 = _caches()
     if "amx_tile" in flags and not _grants_tiles():
         flags -= {"amx_tile"}
@@ -250,6 +281,30 @@ def without_tiles() -> str:
             "unless a filter of system calls (seccomp) forbids arch_prctl; update the one or allow the other"
         )
     return "the tile unit (Intel AMX) of this CPU lacks bfloat16 or 8-bit integers: use packed"
+
+
+def hwcaps(path: str = "/proc/self/auxv") -> frozenset[str]:
+    """Return the features of an ARM CPU by Linux's auxiliary vector; none where there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            words = memoryview(file.read()).cast("Q").tolist()
+    except OSError:
+        return frozenset()
+    entries = dict(zip(words[::2], words[1::2], strict=False))
+    return frozenset(name for name, entry, bit, _ in ARM_FEATURES if entries.get(entry, 0) >> bit & 1)
+
+
+def sve_bytes() -> int:
+    """Return the bytes of a vector register of SVE; 0 without it."""
+    if "sve" not in host().features:
+        return 0
+    import ctypes
+
+    length = int(ctypes.CDLL(None).prctl(_SVE_GET_LENGTH, 0, 0, 0, 0))
+    return max(length, 0) & 0xFFFF
+
+
+_SVE_GET_LENGTH = 51  # a request of prctl
 
 
 def _cpuinfo() -> tuple[str, frozenset[str]]:

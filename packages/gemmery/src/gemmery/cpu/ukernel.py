@@ -7,6 +7,7 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 TILE_ROWS, TILE_BYTES = 16, 64  # of a tile register, and bytes of a row of it
 STEPS = {"bf16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"}  # instructions of the tile unit
+# Instructions of ARM by element type, the widest first: the feature, the instruction, elements of k in a cell.
+ARM_STEPS = {
+    "bf16": (("bf16", "bfmmla", 4),),
+    "f16": (("asimdfhm", "fmlal", 1),),
+    "int8": (("i8mm", "smmla", 8), ("asimddp", "sdot", 4)),
+    "uint8": (("i8mm", "ummla", 8), ("asimddp", "udot", 4)),
+}
+MATRICES = ("bfmmla", "smmla", "ummla")  # those that multiply two rows of A by two columns of B
 # 8 KiB of k at once, which are summed part by part (see `tile_unit`): the sums of 256 x 1024 of C stay in L2 meanwhile
 # (n = 4096, against blocks of 2 KiB: bf16 1.6 times as fast, int8 1.3).
 _TILES = Tile(mr=16, nv=3, mc=256, kc=2048, nc=1024)
@@ -36,7 +45,12 @@ class Product(NamedTuple):
     - "dot_i8": four bytes per lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so packing flips
       A's sign bit, which shifts A by 128, and the accumulators start from the correction (`seeded`);
     - "tdpbf16ps", "tdpbssd", "tdpbuud": the tile unit, 16 x 16 sums of 64 bytes of k (see `tile_unit`). It flushes
-      bfloat16 as "dot_bf16" does, and adds two products at once; integers are exact modulo 2**32.
+      bfloat16 as "dot_bf16" does, and adds two products at once; integers are exact modulo 2**32;
+    - "sdot", "udot", "smmla", "ummla": dot products of 4 or 8 bytes of ARM, exact modulo 2**32 (see `arm`);
+    - "fmlal": one multiply-add per element of float16 to a float32 of ARM, rounded once;
+    - "bfmmla": dot products of four bfloat16 of ARM. It adds two products, then adds that to the sum; each addition
+      rounds to odd, which is off by up to two roundings to nearest: f(k) is k, k + 1 for an odd k. Operands, products
+      and sums below 2**-126 are zero, so an element may lose 2**-126 (sum |a| + sum |b| + 2 k).
 
     Packing turns complex products into real ones of twice the columns and twice the depth: the 1m method of Van Zee,
     "Implementing high-performance complex matrix multiplication via the 1m method", SIAM J. Sci. Comput. 42(5), 2020.
@@ -64,6 +78,11 @@ class Product(NamedTuple):
     def unit(self) -> int:
         """The elements of k that a step of the micro-kernel takes."""
         return self.group * TILE_ROWS if self.on_tiles else self.group
+
+    @property
+    def in_blocks(self) -> bool:
+        """True where a register holds 2 x 2 sums."""
+        return self.step in MATRICES
 
     @property
     def name(self) -> str:
@@ -156,6 +175,12 @@ def register_tile(target: Target, product: Product, sizes: Tile | None = None) -
     return RegisterTile(sizes.mr, sizes.nv, target.lanes(SIZES[product.accumulator]))
 
 
+def arm_step(target: Target, dtype: str) -> tuple[str, int] | None:
+    """Return the instruction of ARM for products of a type, and the elements of k in a cell; None without one."""
+    steps = ARM_STEPS.get(dtype, ()) if target.is_arm else ()
+    return next(((name, group) for feature, name, group in steps if feature in target.features), None)
+
+
 def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value) -> Value:
     """Return total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
     if product.step == "fma":
@@ -210,14 +235,16 @@ def tile_loop(
     Then those of x y* and of y x* are conjugates of each other to the last bit, and x x* is real. One sum of both in
     turn would round x y* and y x* differently.
     """
-    from gemmery.cpu.ir_types import vector  # only to compile
+    from gemmery.cpu import arm  # only to compile
+    from gemmery.cpu.ir_types import vector
 
-    cell, size = product.cell, SIZES[product.cell]
+    size = SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
     each = 8 * (dtypes.get(product.stored).size if product.stored and not product.bits else SIZES[product.packed])
     width = tile.lanes * product.group * (product.bits or each) // 8
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
+    whole = rows + rows % 2 if product.in_blocks else rows
     if product.seeded:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
         b = b + row
@@ -226,7 +253,7 @@ def tile_loop(
     factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
     if product.bits:
         b = b + tile.nr * size
-    totals = [[f.var(start) for start in starts] for _ in range(rows)]
+    totals = [[f.var(start) for start in starts] for _ in range(whole)]
     parts = product.parts
 
     def walk(first: int) -> None:
@@ -234,18 +261,21 @@ def tile_loop(
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
             b_row = b + p * row
-            columns = [_load(f, product, tile, b_row, v * width) for v in range(vectors)]
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
-            for i in range(rows):
-                scale = f.broadcast(f.load(cell, a_row + i * size, align=size), tile.lanes)
-                for v in range(vectors):
-                    totals[i][v].value = multiply_add(f, product, scale, columns[v], totals[i][v].value)
+
+            def column(v: int, b_row: Value = b_row) -> Value:
+                return _load(f, product, tile, b_row, v * width)
+
+            if f.target.is_arm:
+                arm.step(f, product.step, product.packed, product.cell, a_row, b_row, totals, column)
+            else:
+                _step(f, product, a_row, totals, column)
 
     walk(0)
     if parts == 2:
-        room = f.buffer(rows * vectors * width)
+        room = f.buffer(whole * vectors * width)
         places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
         for total, at in places:
             f.store(total.value, at, align=width)
@@ -256,7 +286,20 @@ def tile_loop(
     for of_row in totals:
         for total, factor in zip(of_row, factors, strict=False):
             total.value = total.value * factor
-    return totals
+    if product.in_blocks:
+        arm.unfold(f, totals)
+    return totals[:rows]
+
+
+def _step(f: Function, product: Product, a: Value, totals: list[list[Var]], column: Callable[[int], Value]) -> None:
+    """Add the products of a step of k, whose row of A's panel is at `a`; `column(v)` loads vector v of B's."""
+    from gemmery.cpu.ir_types import lanes_of
+
+    size, columns = SIZES[product.cell], [column(v) for v in range(len(totals[0]))]
+    for i, row in enumerate(totals):
+        scale = f.broadcast(f.load(product.cell, a + i * size, align=size), lanes_of(columns[0].type))
+        for total, each in zip(row, columns, strict=True):
+            total.value = multiply_add(f, product, scale, each, total.value)
 
 
 def _load(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:

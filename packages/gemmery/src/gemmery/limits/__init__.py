@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import dtypes
-from gemmery.cpu import jit, tile_unit
+from gemmery.cpu import arm, jit, tile_unit
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import lanes_of, size_of, vector
 from gemmery.cpu.target import Target, host
-from gemmery.cpu.ukernel import STEPS
+from gemmery.cpu.ukernel import MATRICES, STEPS, arm_step
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
 
@@ -69,7 +69,7 @@ def unit(dtype: str, target: Target | None = None) -> str:
     """
     target = target or host()
     name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
-    if name in STEPS and target.has_tiles:
+    if (name in STEPS and target.has_tiles) or arm_step(target, name):
         return name
     if name == "bf16" and not target.has_bf16_dot:
         return "f32"
@@ -89,6 +89,9 @@ def peak(dtype: str, threads: int = 1) -> float:
     kernel = _function(f"peak_{name}", lambda: _peak_module(target, name), ctypes.c_int64, ctypes.c_void_p)
     buffers = [_aligned(64 * (_accumulators(target) + 2)) for _ in range(threads)]
     per_step = _accumulators(target) * 2 * target.vector_bytes // dtypes.get(name).size
+    by = arm_step(target, name)
+    if by and by[0] in MATRICES:  # 2 x 2 sums of 8 bytes of k
+        per_step *= 2
     if name in STEPS and target.has_tiles:
         per_step = tile_unit.PEAK_STEP // dtypes.get(name).size
 
@@ -128,7 +131,7 @@ def bandwidth(threads: int = 1) -> Bandwidth:
 
 def _accumulators(target: Target) -> int:
     """Return how many independent sums hide the latency of a multiply-add and fit in the register file."""
-    return 24 if target.isa == "avx512" or target.machine in ("aarch64", "arm64") else 12
+    return 24 if target.isa == "avx512" or target.is_arm else 12
 
 
 def _peak_module(target: Target, name: str) -> Module:
@@ -153,6 +156,8 @@ def _peak_module(target: Target, name: str) -> Module:
 
 def _multiply_add(f: Function, name: str, total: Value, x: Value, y: Value) -> Value:
     """One step. Floats and integers run total * x + y: with x * y instead, the product would leave the loop."""
+    if by := arm_step(f.target, name):
+        return arm.instruction(f, by[0], dtypes.get(name).llvm, total, x, y)
     if name == "bf16":
         pair = vector(2 * lanes_of(x.type), "bfloat")
         return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", x.type, total, f.bitcast(x, pair), f.bitcast(y, pair))

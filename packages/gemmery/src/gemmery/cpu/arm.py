@@ -1,0 +1,86 @@
+"""A step of the micro-kernel on ARM: multiply-adds by an element, dot products, and products of blocks of 2 x 2 sums.
+
+A row of A is loaded as vectors, and each instruction takes its factor from one lane of them ("by element" in Arm's
+manuals), so that six rows take two or three loads and no instruction that spreads a number over a register. An MMLA
+instruction multiplies two rows of A by two columns of B, 8 bytes of k of each: its four sums are one register, and the
+rows of C are put together after the last step.
+
+Reference: Arm Architecture Reference Manual for A-profile architecture (DDI 0487), C7.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gemmery.cpu.ir_types import vector
+from gemmery.dtypes import SIZES
+
+if TYPE_CHECKING:
+    from gemmery.cpu.ir import Function, Value, Var
+
+_BYTES = 16  # of a register
+# The types in an intrinsic's name; that of bfmmla has none.
+_SUFFIX = {"bfmmla": "", "fmlal": ".v4f32.v8f16", "fmlal2": ".v4f32.v8f16"}
+_INTEGERS = ".v4i32.v16i8"
+
+
+def instruction(f: Function, name: str, element: str, total: Value, x: Value, y: Value) -> Value:
+    """Return total + the products of x and y by the instruction of that name; x and y hold elements of that type."""
+    wide = vector(_BYTES // SIZES[element], element)
+    x, y = f.bitcast(x, wide), f.bitcast(y, wide)
+    return f.intrinsic(f"llvm.aarch64.neon.{name}{_SUFFIX.get(name, _INTEGERS)}", total.type, total, x, y)
+
+
+def step(
+    f: Function,
+    name: str,
+    packed: str,
+    cell: str,
+    a: Value,
+    b: Value,
+    totals: list[list[Var]],
+    column: Callable[[int], Value],
+) -> None:
+    """Add the products of a step of k, whose rows of A's and B's panels are at `a` and `b`, to the sums of a tile.
+
+    The instruction is `name`; cells of the type `cell` hold elements of the type `packed`. `column(v)` loads vector v
+    of the row of B, for all but "fmlal" and the products of blocks. The last vector of A reaches into the next step,
+    since mr is no multiple of its lanes: panels end with more than a vector of slack.
+    """
+    size = SIZES[cell]
+    vectors = range(len(totals[0]))
+    if name.endswith("mmla"):
+        pairs = [f.load(vector(2, "i64"), a + row * size, align=size) for row in range(0, len(totals), 2)]
+        for v in vectors:
+            for half in range(2):
+                columns = f.load(vector(2, "i64"), b + (2 * v + half) * _BYTES, align=size)
+                for number, pair in enumerate(pairs):
+                    total = totals[2 * number + half][v]
+                    total.value = instruction(f, name, packed, total.value, pair, columns)
+        return
+    lanes = _BYTES // size
+    if name == "fmlal":  # of the lower four columns in a register, fmlal2 of the upper four
+        halves = [f.load(vector(8, "half"), b + v // 2 * _BYTES, align=size) for v in vectors if v % 2 == 0]
+        columns_of = [halves[v // 2] for v in vectors]
+    else:
+        columns_of = [column(v) for v in vectors]
+    for i, row in enumerate(totals):
+        if i % lanes == 0:
+            some = f.load(vector(lanes, cell), a + i * size, align=size)
+        factor = f.shuffle(some, some, [i % lanes] * lanes)
+        for v in vectors:
+            total = row[v]
+            if name == "fma":
+                total.value = f.fma(factor, columns_of[v], total.value)
+            else:
+                each = "fmlal2" if name == "fmlal" and v % 2 else name
+                total.value = instruction(f, each, packed, total.value, columns_of[v], factor)
+
+
+def unfold(f: Function, totals: list[list[Var]]) -> None:
+    """Put the sums of a tile of 2 x 2 blocks into rows: each pair of registers holds two rows of four columns."""
+    for i in range(0, len(totals), 2):
+        for left, right in zip(totals[i], totals[i + 1], strict=True):
+            x, y = left.value, right.value
+            left.value, right.value = f.shuffle(x, y, [0, 1, 4, 5]), f.shuffle(x, y, [2, 3, 6, 7])

@@ -143,7 +143,7 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, onc
     return (kernel, pack) if once else kernel
 
 
-SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
+SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0), (48, 450, 96))
 
 
 @pytest.mark.many(7)

@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 from gemmery import dtypes
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import vector
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even, in_order
 from gemmery.cpu.pack import Routine, copy_transposed, interleave, load, pack_each, panel, row_at, transpose
 from gemmery.cpu.panels import CHAIN, Panels, depth, operands, panel_bytes, steps_of
@@ -52,8 +52,10 @@ _SUMS = (
 _TILES = (
     ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"),
     ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("i64", "a_panel"), ("ptr", "b"), ("i64", "b_panel"),
-    ("ptr", "tiled"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
+    ("ptr", "tiled"), ("i1", "away"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
 )  # fmt: skip
+_FRESH = 64  # rows
+_RESIDENT = 1 << 20  # bytes of a block of A and of a chain of k up to which its panels of B go by one at a time
 _PAGE = 4096  # bytes apart that 16 rows of A fall into one set of L1, which holds 12 lines
 _AWAY = 1 << 20  # bytes of a packed B from which on the next panel is prefetched into L2
 _ROWS_AHEAD = 4  # rows of A that packing prefetches ahead: bf16, n = 2048: 1.15 times as fast
@@ -85,6 +87,8 @@ def block(
     panels: tuple[Value, Value, Value, Value],
     rest: Sequence[Value],
     packs: Value,
+    fresh: Value,
+    b: tuple[Value, Value, Value],
     unity: Value,
 ) -> None:
     """Add a block of A, mc x kc, times a packed block of B to C, in chains of k that one register sums.
@@ -102,22 +106,45 @@ def block(
     whole = (tall & (TILE_ROWS - 1)).equals(0) & (deep & (product.unit - 1)).equals(0) & a_col.equals(of_a.element)
     in_place = whole & ((a_row & (_PAGE - 1)).differs(0) | (wide <= register.nr))
     chain = even(f, deep, CHAIN, product.unit) if product.rounds else f.max(deep, 1)
-    with f.loop(0, f.max(deep, 1), chain) as q:
+    away = (wide + (register.nr - 1)) // register.nr * b_panel > _AWAY
+    group = f.select(fresh, f.index(_SWEEP * register.nr), wide)
+    with f.loop(0, wide, group) as g, f.loop(0, f.max(deep, 1), chain) as q:
+        with f.if_(fresh & q.equals(0)):
+            f.call("pack_b", f.min(wide - g, group), deep, b[0] + g * b[2], b[2], b[1], to_b)
         long, begins, ends = f.min(deep - q, chain), first & q.equals(0), last & (q + chain >= deep)
         scale = f.select(q.equals(0), beta, unity)
         part = even(f, long, depth(product, register), product.unit)
-        with f.loop(0, f.max(long, 1), part) as p:
-            short, at = f.min(long - p, part), source + (q + p) * a_col
-            with f.if_(packs & (in_place ^ True)):
+        # Panel by panel, the sums between parts are those of one panel. All of k of the block of A then stays in L2.
+        resident = tall * long * of_a.element <= _RESIDENT
+        sweep = f.select(resident, f.index(register.nr), wide)
+        with f.if_(resident & packs & (in_place ^ True) & g.equals(0)):
+            f.call("pack_a", tall, long, source + q * a_col, a_row, a_col, to_a)
+        with f.loop(g, f.min(g + group, wide), sweep) as j, f.loop(0, f.max(long, 1), part) as p:
+            some, short, at = f.min(wide - j, sweep), f.min(long - p, part), source + (q + p) * a_col
+            with f.if_(packs & ((in_place | resident) ^ True)):
                 f.call("pack_a", tall, short, at, a_row, a_col, to_a)
+            # Panels that were packed at once are those of all of k.
+            packed = to_a + f.select(resident, p // of_a.group * of_a.row, f.index(0))
             f.call(
-                "tiles", tall, wide, short, right, f.select(in_place, at, to_a),
+                "tiles", tall, some, short, right - j, f.select(in_place, at, packed),
                 f.select(in_place, a_row, f.index(TILE_BYTES)),
                 f.select(in_place, f.index(TILE_BYTES), f.index(register.mr * TILE_BYTES)),
-                f.select(in_place, a_row * register.mr, panel_bytes(of_a, short)),
-                to_b + (q + p) // product.group * of_b.row, b_panel, tiled, p.equals(0), p + part >= long,
-                _is_sum(f, product, alpha, scale, bias, ends), *to, alpha, scale, bias, bias_step, begins, ends,
+                f.select(in_place, a_row * register.mr, panel_bytes(of_a, f.select(resident, long, short))),
+                to_b + (j - f.select(fresh, g, f.index(0))) // register.nr * b_panel
+                + (q + p) // product.group * of_b.row, b_panel, tiled, away & (fresh ^ True),
+                p.equals(0), p + part >= long, _is_sum(f, product, alpha, scale, bias, ends),
+                to[0] + j * product.out_size, to[1], to[2] + j * SIZES[product.scalar], to[3],
+                alpha, scale, bias + j * bias_step, bias_step, begins, ends,
             )  # fmt: skip
+
+
+def is_fresh(
+    f: Function, product: Product, register: RegisterTile, m: Value, k: Value, mc: Value, kc: Value, a_col: Value
+) -> Value:
+    """Return True if a few panels of B are packed at a time, right before their only use: A is one block, in L2."""
+    element = operands(product, register)[0].element
+    longest = CHAIN if product.rounds else 1 << 30
+    return (m <= mc) & (k <= f.min(kc, longest)) & (m * k * element <= _RESIDENT) & (m > _FRESH) & (a_col > 0)
 
 
 def _is_sum(f: Function, product: Product, alpha: Value, beta: Value, bias: Value, ends: Value) -> Value:
@@ -199,7 +226,6 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
         mc, nc, buffers = f["mc"], f["nc"], f.buffer(2 * size)
         place, waits, old_i, old_j = (f.var(f.zero(kind)) for kind in ("i64", "i1", "i64", "i64"))
         wide, steps = (nc + (nr - 1)) // nr, steps_of(product, f["kc"])
-        away = wide * f["b_panel"] > _AWAY
 
         def finish() -> None:
             i, j = old_i.value, old_j.value
@@ -218,7 +244,7 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
                 to = f.select(f["ends"], f.select(direct, c, buffers + place.value), tiled)
                 to_row = f.select(f["ends"] & direct, f["c_row"], f.index(nr * _SUM))
                 a, b = f["a"] + i // mr * f["a_panel"], f["b"] + j // nr * f["b_panel"]
-                coming = b + f.select(away, f["b_panel"] + i // mr * (steps * (mr * nr // 4)), f.index(0))
+                coming = b + f.select(f["away"], f["b_panel"] + i // mr * (steps * (mr * nr // 4)), f.index(0))
                 values = steps, a, f["a_row"], f["a_step"], b, coming, tiled, f["begins"] ^ True, to, to_row
                 _choose(f, register, rows, columns, values)
                 with f.if_(waits.value):

@@ -40,6 +40,7 @@ class Problem(NamedTuple):
     bits: int = 0  # of an element of B, where B is packed with a factor for each group of a column; 0: of type dtype
     group: int = 0  # elements of a column of B that share a factor
     interleaved: bool = False  # elements of A, B and C are adjacent along the batch
+    b_dtype: str = ""  # of B where it is another one: int8 by uint8, or the reverse
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
 
     def transposed(self) -> Problem:
@@ -47,6 +48,8 @@ class Problem(NamedTuple):
         return self._replace(
             m=self.n,
             n=self.m,
+            dtype=self.b_dtype or self.dtype,
+            b_dtype=self.b_dtype and self.dtype,
             a_layout=_TRANSPOSED[self.b_layout],
             b_layout=_TRANSPOSED[self.a_layout],
             c_layout=_TRANSPOSED[self.c_layout],

@@ -79,8 +79,8 @@ def define_model(module, step):
                 x, y = (f.bitcast(f.convert("zext", number, "i32") << 16, wide) for number in (x, y))
                 total = f.fma(x, y, total)
             else:
-                how = "zext" if step == "tdpbuud" else "sext"
-                total = total + f.convert(how, x, wide) * f.convert(how, y, wide)
+                how = {"s": "sext", "u": "zext"}  # the letters after tdpb: A, B
+                total = total + f.convert(how[step[4]], x, wide) * f.convert(how[step[5]], y, wide)
         f.store(total, at)
 
 
@@ -102,11 +102,11 @@ def compiled(module, step, *names):
 
 
 @functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, once=False):
+def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, once=False, b_dtype=""):
     """The packed product on the model; with `once` a pair with the function that packs B for it."""
-    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
+    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype)
     kinds = build.product(XEON, problem)
-    assert kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
+    assert b_dtype or kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
     mc, kc, nc = sizes
     register = register_tile(XEON, kinds)
     with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +143,13 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, onc
     return (kernel, pack) if once else kernel
 
 
-SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0), (48, 450, 96))
+SIZES = (
+    *itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)),
+    (70, 130, 300),
+    (32, 32, 128),
+    (3, 2, 0),
+    (48, 450, 96),
+)
 
 
 @pytest.mark.many(7)
@@ -161,6 +167,23 @@ def test_products_on_the_model(dtype, out, step, layouts):
             kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
             checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
             assert checked.ok, (m, n, k, alpha, checked)
+
+
+@pytest.mark.parametrize("layouts", ["CC", "FF", "strided"])
+@pytest.mark.parametrize(("dtype", "b_dtype", "step"), [("int8", "uint8", "tdpbsud"), ("uint8", "int8", "tdpbusd")])
+def test_one_operand_with_signs_and_one_without(dtype, b_dtype, step, layouts):
+    assert build.product(XEON, Problem(2, 2, 2, dtype, "int32", b_dtype=b_dtype)).step == step
+    kinds = (layouts, layouts) if len(layouts) > 2 else layouts
+    for out in ("int16", "int32", "int64"):
+        kernel = launch(dtype, out, b_dtype=b_dtype)
+        for m, n, k in SIZES:
+            a, b = (place(random((1, *shape), name, seed), name, kind) for seed, (shape, name, kind)
+                    in enumerate(zip(((m, k), (k, n)), (dtype, b_dtype), kinds, strict=True)))  # fmt: skip
+            c = place(random((1, m, n), out, 2), out, "C")
+            old = c.array.copy()
+            kernel(a.view, b.view, c.view, alpha=3, beta=2)
+            assert np.array_equal(c.array, 3 * (a.array.astype(out) @ b.array.astype(out)) + 2 * old), (m, n, k)
+            assert c.untouched_around()
 
 
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)

@@ -41,7 +41,7 @@ def pack(module: Module, panels: Panels, routines: Mapping[str, Routine]) -> Non
                 f.call(f"{panels.name}_transpose", *operands)
             with f.else_():
                 f.call(f"{panels.name}_each", *operands)
-        if panels.seeded:
+        if panels.seeded and not panels.product.b_dtype:
             _seed(f, panels)
 
 

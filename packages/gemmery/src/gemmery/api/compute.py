@@ -85,7 +85,7 @@ def prepare(
     """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
     `other` is the element type of B where it is not `source`. Kernels store vectors: the result is None where C's
-    elements are adjacent neither in rows nor in columns, and where they are adjacent in columns and there is an epilogue
+    elements are adjacent neither in rows nor in columns, and where they are in columns and there is an epilogue
     or a packed B.
     """
     size, out_size, by_rows = dtypes.get(source).size, dtypes.get(out).size, packed or bool(epilogue)

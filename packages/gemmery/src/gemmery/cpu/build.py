@@ -6,13 +6,13 @@ Each builder imports the modules that it needs, since importing all of them woul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.jit import Image
-from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.launch import Blocks, Launch, Sharing
 from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import (
@@ -193,7 +193,7 @@ def packed(problem: Problem, config: Config) -> Launch:
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, b_dtype: str = "") -> Launch:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype)
     types = product(target, problem)
-    (tall, wide), register = block_sides(target, types), register_tile(target, types)
+    (tall, wide), register, sized = block_sides(target, types), register_tile(target, types), mc or kc or nc
     mc, kc, nc = mc or tall, kc or packed_kc(target, types), nc or wide
 
     def blocks(m: int, n: int, k: int) -> Blocks:
@@ -206,7 +206,17 @@ def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, b_dt
     if types.on_tiles:
         unit = unit._replace(rows=TILE_ROWS, columns=TILE_ROWS, step=_TILE_STEP / types.unit)
     entry = load(target, problem, packed_image(target, types))["packed"]
-    return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
+    shares = partial(_sharing, types) if types.on_tiles and not sized else None
+    return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit, shares=shares)
+
+
+def _sharing(types: Product, n: int, k: int) -> Sharing:
+    """Return how threads share a B of k x n that is packed once for all of them (16 threads, n = 4096, bfloat16: 29 ms
+    where each packs what it reads, 15 where it was packed before).
+    """
+    launch, panels = packed_once(types), operands(types, register_tile(host(), types))[1]
+    size = whole(panels, k, n, even_kc(types, k, packed_kc(host(), types))).size
+    return Sharing(launch, once_entries(types)["panels"], size, panels.width)
 
 
 def packed_image(target: Target, types: Product) -> Image:

@@ -140,9 +140,6 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled
     run = kc * fan(product) if product.rounds else f.max(k, 1)
     several = k > run
-    fresh = f.const("i1", 0)
-    if product.on_tiles and not once:
-        fresh = tile_unit.is_fresh(f, product, register, m, k, mc, kc, a_col)
     below = f.select(args.below > 0, args.below - 1, args.n)
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
         wide, end = f.min(n - j, nc), f.min(f.max(k, 1), q + run)
@@ -158,14 +155,10 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
         with f.loop(q, end, kc) as p:
             deep, first, last = f.min(k - p, kc), p.equals(q), (p + kc >= k) & (several ^ True)
             b_panels, b_panel = to_b, panel_bytes(panels, deep)
-            source_b = b + p // parts * b_row + j // parts * b_col
             if once:  # strides of blocks and, by column, of panels
                 b_panels, b_panel = b + p // kc * b_row + j // parts * b_col, b_col * (register.nr // parts)
-            elif product.on_tiles:
-                with f.if_(fresh ^ True):
-                    f.call("pack_b", wide, deep, source_b, b_col, b_row, to_b)
             else:
-                f.call("pack_b", wide, deep, source_b, b_col, b_row, to_b)
+                f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
@@ -177,7 +170,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                         (to + i * to_row, to_row,
                          partial + (f.select(k <= kc, f.index(0), i) if product.sums_apart else i) * partial_row,
                          partial_row, factor, scale, tile_bias, bias_step, first, last),
-                        j.equals(0) | (m > mc) | (k > part), fresh, (source_b, b_row, b_col), unity,
+                        j.equals(0) | (m > mc) | (k > part), unity,
                     )  # fmt: skip
                 else:
                     f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)

@@ -9,12 +9,13 @@ Its loops:
     for each block of nc columns of B, and of kc of its rows:
         pack B[kc, nc]
         for each block of mc rows of A:
-            for each part of k, 36 KiB of a panel of B:
-                pack A[mc, part], unless it is read in place
-                for each panel j of B:          # this part of it stays in L1
-                    for each 16 rows i of A:    # from L2
+            pack A[mc, a chain of k], unless it is read in place    # stays in L2
+            for each panel j of B:
+                for each part of k, 36 KiB of the panel:            # stays in L1
+                    for each 16 rows i of A:
                         three tiles of sums += A[i, part] * B[part, j]
                         store the tiles in L2, or after the last part in C
+    Where such a chain of A is too large for L2, the loop over parts is outside and packs A part by part.
 
 A step of three products loads a tile of A, from L2, and three of B, from L1. 2 x 2 tiles of sums load half as many
 lines of B, and one register more is in use: from n = 512 to 2048, 16 x 48 sums are 1.1 to 1.3 times as fast beside
@@ -54,8 +55,8 @@ _TILES = (
     ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("i64", "a_panel"), ("ptr", "b"), ("i64", "b_panel"),
     ("ptr", "tiled"), ("i1", "away"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
 )  # fmt: skip
-_FRESH = 64  # rows
-_RESIDENT = 1 << 20  # bytes of a block of A and of a chain of k up to which its panels of B go by one at a time
+_RESIDENT = 512 << 10  # bytes of a block of A, over a chain of k, up to which panels of B go by one at a time
+_FEW_PANELS = 4  # of B, for which a tile of A whose rows straddle cache lines is loaded from its place
 _PAGE = 4096  # bytes apart that 16 rows of A fall into one set of L1, which holds 12 lines
 _AWAY = 1 << 20  # bytes of a packed B from which on the next panel is prefetched into L2
 _ROWS_AHEAD = 4  # rows of A that packing prefetches ahead: bf16, n = 2048: 1.15 times as fast
@@ -87,8 +88,6 @@ def block(
     panels: tuple[Value, Value, Value, Value],
     rest: Sequence[Value],
     packs: Value,
-    fresh: Value,
-    b: tuple[Value, Value, Value],
     unity: Value,
 ) -> None:
     """Add a block of A, mc x kc, times a packed block of B to C, in chains of k that one register sums.
@@ -96,7 +95,8 @@ def block(
     `sizes` are those of `tiles`, `a` is an address and the strides of rows and of k, `panels` are the buffer for A, the
     panels of B and the bytes of one, and the buffer for sums that stay tiles between the parts of a chain.
 
-    A is read in place where each row of a tile is 64 bytes of it, and packed for each part if `packs`, else only once.
+    A is read in place where each row of a tile is a cache line of it, and packed if `packs`: at once, if a chain of the
+    block stays in L2, else for each part. NumPy's arrays begin 16 bytes after a line, or anywhere.
     """
     tall, wide, deep, right = sizes
     source, a_row, a_col = a
@@ -104,47 +104,35 @@ def block(
     *to, alpha, beta, bias, bias_step, first, last = rest
     of_a, of_b = operands(product, register)
     whole = (tall & (TILE_ROWS - 1)).equals(0) & (deep & (product.unit - 1)).equals(0) & a_col.equals(of_a.element)
-    in_place = whole & ((a_row & (_PAGE - 1)).differs(0) | (wide <= register.nr))
+    lines = ((f.emit("i64", f"ptrtoint {source} to i64") | a_row) & (TILE_BYTES - 1)).equals(0)
+    spread = (a_row & (_PAGE - 1)).differs(0)
+    in_place = whole & ((wide <= register.nr) | spread & (lines | (wide <= _FEW_PANELS * register.nr)))
     chain = even(f, deep, CHAIN, product.unit) if product.rounds else f.max(deep, 1)
     away = (wide + (register.nr - 1)) // register.nr * b_panel > _AWAY
-    group = f.select(fresh, f.index(_SWEEP * register.nr), wide)
-    with f.loop(0, wide, group) as g, f.loop(0, f.max(deep, 1), chain) as q:
-        with f.if_(fresh & q.equals(0)):
-            f.call("pack_b", f.min(wide - g, group), deep, b[0] + g * b[2], b[2], b[1], to_b)
+    with f.loop(0, f.max(deep, 1), chain) as q:
         long, begins, ends = f.min(deep - q, chain), first & q.equals(0), last & (q + chain >= deep)
         scale = f.select(q.equals(0), beta, unity)
         part = even(f, long, depth(product, register), product.unit)
-        # Panel by panel, the sums between parts are those of one panel. All of k of the block of A then stays in L2.
+        # Panel by panel, the sums between parts are those of one panel, and all of k of the block of A stays in L2.
         resident = tall * long * of_a.element <= _RESIDENT
         sweep = f.select(resident, f.index(register.nr), wide)
-        with f.if_(resident & packs & (in_place ^ True) & g.equals(0)):
+        with f.if_(resident & packs & (in_place ^ True)):
             f.call("pack_a", tall, long, source + q * a_col, a_row, a_col, to_a)
-        with f.loop(g, f.min(g + group, wide), sweep) as j, f.loop(0, f.max(long, 1), part) as p:
+        with f.loop(0, wide, sweep) as j, f.loop(0, f.max(long, 1), part) as p:
             some, short, at = f.min(wide - j, sweep), f.min(long - p, part), source + (q + p) * a_col
             with f.if_(packs & ((in_place | resident) ^ True)):
                 f.call("pack_a", tall, short, at, a_row, a_col, to_a)
-            # Panels that were packed at once are those of all of k.
             packed = to_a + f.select(resident, p // of_a.group * of_a.row, f.index(0))
             f.call(
                 "tiles", tall, some, short, right - j, f.select(in_place, at, packed),
                 f.select(in_place, a_row, f.index(TILE_BYTES)),
                 f.select(in_place, f.index(TILE_BYTES), f.index(register.mr * TILE_BYTES)),
                 f.select(in_place, a_row * register.mr, panel_bytes(of_a, f.select(resident, long, short))),
-                to_b + (j - f.select(fresh, g, f.index(0))) // register.nr * b_panel
-                + (q + p) // product.group * of_b.row, b_panel, tiled, away & (fresh ^ True),
+                to_b + j // register.nr * b_panel + (q + p) // product.group * of_b.row, b_panel, tiled, away,
                 p.equals(0), p + part >= long, _is_sum(f, product, alpha, scale, bias, ends),
                 to[0] + j * product.out_size, to[1], to[2] + j * SIZES[product.scalar], to[3],
                 alpha, scale, bias + j * bias_step, bias_step, begins, ends,
             )  # fmt: skip
-
-
-def is_fresh(
-    f: Function, product: Product, register: RegisterTile, m: Value, k: Value, mc: Value, kc: Value, a_col: Value
-) -> Value:
-    """Return True if a few panels of B are packed at a time, right before their only use: A is one block, in L2."""
-    element = operands(product, register)[0].element
-    longest = CHAIN if product.rounds else 1 << 30
-    return (m <= mc) & (k <= f.min(kc, longest)) & (m * k * element <= _RESIDENT) & (m > _FRESH) & (a_col > 0)
 
 
 def _is_sum(f: Function, product: Product, alpha: Value, beta: Value, bias: Value, ends: Value) -> Value:

@@ -11,13 +11,14 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+import gemmery as gm
 from gemmery import dtypes, limits, verify
 from gemmery.arrays import View
 from gemmery.cpu import build, convert, loops, panels, simple
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.target import Target
+from gemmery.cpu.target import Target, host
 from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
 from operands import place, random
@@ -268,6 +269,23 @@ def test_the_peak_is_that_of_resident_tiles():
         assert text.count(f"call void @llvm.x86.{step}") == 4
         loop = text[text.index("body") : text.index("done", text.index("body"))]
         assert "tileload" not in loop
+
+
+@pytest.mark.skipif(not host().has_tiles, reason="needs a tile unit (AMX)")
+@pytest.mark.parametrize("types", [("bf16", "bf16", "bf16"), ("int8", "int8", "int32"), ("int8", "uint8", "int32"),
+                                   ("uint8", "int8", "int32"), ("uint8", "uint8", "int32")])  # fmt: skip
+def test_threads_on_the_unit_share_a_packed_b(types):
+    """A begins at each of two places in a cache line, and a part of k ends in the middle of a step."""
+    first, second, out = types
+    for m, n, k in ((700, 1200, 1030), (1024, 1024, 2112), (640, 3000, 400)):
+        a, b = random((m, k + 8), first, 0)[:, 8:], random((k, n), second, 1)
+        dtype = None if out == first else out
+        one, many = (gm.matmul(a, b, dtype=dtype, threads=threads) for threads in (1, 4))
+        assert one.tobytes() == many.tobytes()
+        assert verify.check(one[None], a[None], b[None], verify.blocked, most_flops=1e8).ok
+        x = random((m, m + 90), first, 2)[:, : m // 2]
+        whole, half = (gm.matmul(x, y, dtype=dtype, threads=4) for y in (x.T.copy(), x.T))
+        assert whole.tobytes() == half.tobytes()
 
 
 def test_gemmery_isa_switches_the_unit_off():

@@ -49,6 +49,7 @@ class Sharing(NamedTuple):
 
 
 _LEAST, _MOST = 1 << 20, 1 << 29  # bytes of a packed B that threads share
+_TALL = 256  # rows of A from which on that pays: with fewer, each packed column is read too few times
 _PACKERS = 4  # parts of packing for each thread
 
 
@@ -83,7 +84,7 @@ class Launch:
         """Return (mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
         cut, launch = grid(self.unit, batch, m, n, k, threads), self
         shared: tuple[int, ...] = (0,) * 5
-        if self._shares and batch == 1 and cut.row_parts > 1 and pool.address():
+        if self._shares and batch == 1 and cut.row_parts > 1 and m >= _TALL and pool.address():
             sharing = self._shares(n, k)
             if _LEAST <= sharing.bytes <= _MOST:
                 launch = sharing.launch

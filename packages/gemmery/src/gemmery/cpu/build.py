@@ -245,8 +245,10 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
         step = _TILE_STEP * register.mr * register.nv / (TILE_ROWS * types.unit)
-    # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one.
-    unit = Unit(register.mr, register.nr // types.parts, step, wide=nc, read=_read(types.dtype))
+    # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one. Parts read the same
+    # panels from L3 or memory again, as they would pack them.
+    read = _read(types.dtype)
+    unit = Unit(register.mr, register.nr // types.parts, step, read, wide=nc, read=read)
 
     @cache
     def steps(k: int, n: int) -> tuple[int, int]:

@@ -133,7 +133,8 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, onc
         to = np.full(size.size + 64, 0x7F, np.uint8)
         values = {
             "n": n, "k": k, "b": b.ctypes.data, "b_row": b.strides[1], "b_col": b.strides[2],
-            "kc": build.even(k, kc, kinds.unit), "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel // register.nr,
+            "kc": build.even(k, kc, kinds.unit),
+            "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel // register.nr,
         }  # fmt: skip
         record = np.array([values.get(name, 0) for name, _ in FIELDS], np.int64)
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(whole[0])(record.ctypes.data)

@@ -14,7 +14,7 @@ import pytest
 import gemmery as gm
 from gemmery import dtypes, limits, verify
 from gemmery.arrays import View
-from gemmery.cpu import build, convert, loops, panels, simple
+from gemmery.cpu import build, convert, loops, panels, simple, tile_unit
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
@@ -103,7 +103,16 @@ def compiled(module, step, *names):
 
 
 @functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, once=False, b_dtype=""):
+def launch(
+    dtype,
+    out,
+    epilogue="",
+    sizes=(64, 128, 64),
+    depth=panels.DEPTH,
+    once=False,
+    b_dtype="",
+    resident=tile_unit._RESIDENT,
+):
     """The packed product on the model; with `once` a pair with the function that packs B for it."""
     problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype)
     kinds = build.product(XEON, problem)
@@ -112,6 +121,7 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, onc
     register = register_tile(XEON, kinds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels, "DEPTH", depth)
+        patch.setattr(tile_unit, "_RESIDENT", resident)
         names = ("packed", "panels")[: 1 + once]
         address, *whole = compiled(loops.packed(XEON, kinds, once=once), kinds.step, *names)
 
@@ -229,6 +239,27 @@ def test_sums_that_stay_tiles_between_parts_of_k(dtype, out, step):
                 checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
                 assert checked.ok, (m, n, k, alpha, checked)
                 assert c.untouched_around()
+
+
+@pytest.mark.parametrize("resident", [tile_unit._RESIDENT, 1 << 12])
+@pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
+def test_an_a_anywhere_in_a_cache_line(dtype, out, step, resident):
+    """More panels of B than those for which A is read where it is; two blocks of rows, and several parts of k."""
+    kernel = launch(dtype, out, sizes=(32, 1024, 480), depth=4 << 10, resident=resident)
+    size = dtypes.get(dtype).size
+    for m, n, k in ((32, 480, 256), (64, 500, 192), (48, 970, 64)):
+        b, expected = place(random((1, k, n), dtype, 1), dtype, "C"), None
+        for offset in (0, 16, 64 - size):
+            memory = np.zeros(m * k * size + 128, np.uint8)
+            memory = memory[-memory.ctypes.data % 64 + offset :][: m * k * size]
+            a = memory.view(b.array.dtype).reshape(1, m, k)
+            a[:] = random((1, m, k), dtype, 0)
+            c = place(random((1, m, n), out, 2), out, "C")
+            kernel(View(a.ctypes.data, a.shape, a.strides, dtype, owner=a), b.view, c.view)
+            assert verify.check(c.array, a, b.array, verify.blocked).ok, (m, n, k, offset)
+            expected = expected or c.array.tobytes()
+            assert c.array.tobytes() == expected
+            assert c.untouched_around()
 
 
 @pytest.mark.parametrize(

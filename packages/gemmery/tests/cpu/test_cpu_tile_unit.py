@@ -262,6 +262,19 @@ def test_an_a_anywhere_in_a_cache_line(dtype, out, step, resident):
             assert c.untouched_around()
 
 
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(("dtype", "out", "kc"), [("bf16", "bf16", 4096), ("int8", "int32", 8192)])
+def test_a_long_k_in_the_blocks_of_the_unit(dtype, out, kc, once):
+    """Blocks, chains and parts of k as products have them; A is packed, since its rows are whole pages apart."""
+    kernel = launch(dtype, out, sizes=(256, kc, 1024), once=once)
+    kernel, pack = kernel if once else (kernel, None)
+    for m, n, k in ((1, 96, 4096), (32, 96, 16384)):
+        a, b = (place(random((1, *shape), dtype, seed), dtype, "C") for seed, shape in enumerate(((m, k), (k, n))))
+        c = place(random((1, m, n), out, 2), out, "C")
+        kernel(a.view, pack(b.array, k, n) if pack else b.view, c.view)
+        assert verify.check(c.array, a.array, b.array, verify.blocked).ok, (m, n, k)
+
+
 @pytest.mark.parametrize(
     ("out", "epilogue"), [("bf16", "bias"), ("bf16", "bias+gelu"), ("f32", "bias+relu"), ("f32", "relu")]
 )

@@ -27,6 +27,7 @@ from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import TURNS, Opponent
+from gemmery_lab.passes import PASSES
 from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
 
 LOSES = 0.97  # of the other's time
@@ -86,14 +87,30 @@ def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
     """Return the number of measurements of suites and the time they take, as text."""
-    count = sum(len(each.works) * len(_counts(each, threads)) for each in suites)
+    times = [
+        _new_shapes_seconds(work, count) if each.kind == "new_shapes" else seconds
+        for each in suites
+        for count in _counts(each, threads)
+        for work in each.works
+    ]
     raced = sum(  # a race without rests, of each large product and its rivals
         each.sustained * (1 + TURNS * (1 + len(each.rivals)))
         for each in suites
         for work in each.works
         if work.problem.flops > SUSTAINED_ABOVE
     )
-    return estimate(count, seconds + raced / count)
+    return estimate(len(times), (sum(times) + raced) / len(times))
+
+
+# A process of `new_shapes` takes about so many seconds, and NumPy so many operations a second where it has no BLAS.
+_PROCESS, _WITHOUT_BLAS = 2.0, 1e9
+
+
+def _new_shapes_seconds(work: Work, threads: int) -> float:
+    """Return about how many seconds a work of `new_shapes` takes, in the fewest rounds."""
+    rests = 2 * PASSES * timing.IDLE_SECONDS * (threads > 1)
+    rival = 0 if work.dtype in ("f32", "f64") or not threads else processes.flops(work) / _WITHOUT_BLAS
+    return (1 + 2 * LEAST) * (_PROCESS + rests + rival)
 
 
 def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[str], seconds: float) -> None:

@@ -19,7 +19,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.limits import Bandwidth
 from gemmery_lab import measurements, on_cpu, on_emulator, session, suites
 from gemmery_lab import session as contest
-from gemmery_lab.measure import libraries, record
+from gemmery_lab.measure import libraries, record, suite
 from gemmery_lab.measure import processes as bench_first_call
 from gemmery_lab.measure.processes import PIECES
 from gemmery_lab.measure.work import Work
@@ -346,6 +346,16 @@ def test_a_suite_for_more_cores_than_there_are_is_not_run():
     cores = suites.target.cores()
     run = lab.bench(["small"], threads=cores + 1, seconds=0.02)
     assert [m.refused for m in run.measurements] == [f"{cores + 1} threads exceed the {cores} cores of this process"]
+
+
+def test_the_time_of_new_shapes_counts_their_processes(tmp_path):
+    """7 processes of 2 s for a work of few operations, with 10 rests of 0.25 s each if there are workers."""
+    file = tmp_path / "mine.toml"
+    file.write_text('kind = "new_shapes"\nthreads = [1]\n[[product]]\ncount = 2\nlargest = 8\ndtype = ["f32", "f16"]')
+    mine = suite.load(file)
+    assert suites.expected([mine], 0, 3.0) == "2 measurements, about 30 s"
+    assert suites.expected([mine], 2, 3.0) == "2 measurements, about 60 s"
+    assert suites.expected([suite.load(suite.find("new_shapes"))], 1, 3.0) == "4 measurements, about 70 s"
 
 
 def test_more_threads_are_also_compared_with_one(mine, monkeypatch):

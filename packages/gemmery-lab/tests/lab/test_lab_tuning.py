@@ -108,6 +108,21 @@ def test_constants_stay_where_nothing_is_faster_by_more_than_the_spread(best, sp
     assert target.constants() == MODEL
 
 
+def test_a_run_that_keeps_every_constant_leaves_no_table(folder):
+    asked = (Question("rows", {"mc": (48, 192)}, (PROBE,)),)
+    first = Machine({"mc": 192}).tune(asked=asked)
+    assert [str(file) for file in folder.iterdir()] == [first.path]
+    second = Machine({"mc": MODEL.mc}).tune(asked=asked)
+    assert second.path == ""
+    assert not folder.exists()
+    assert "no table" in cli.measuring.tuning_in_words(second)
+    other = folder / "other.json"
+    folder.mkdir()
+    other.write_text("{}")
+    Machine({"mc": MODEL.mc}).tune(asked=asked)
+    assert other.exists()
+
+
 @pytest.mark.parametrize(("busy", "spread", "mc"), [(0.2, 0.4, 192), (1.9, 0.4, MODEL.mc), (1.9, 0.1, 192)])
 def test_on_a_busy_machine_a_gain_must_be_three_times_the_spread(busy, spread, mc):
     asked, machine = (Question("rows", {"mc": (48, 192)}, (PROBE,)), STREAMS), Machine({"mc": 192}, spread, busy=busy)

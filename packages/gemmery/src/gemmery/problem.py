@@ -41,6 +41,7 @@ class Problem(NamedTuple):
     group: int = 0  # elements of a column of B that share a factor
     levels: str = ""  # the kind of an element of B, where cuda/weights.py arranged B; "": B is packed by rows, or not
     interleaved: bool = False  # elements of A, B and C are adjacent along the batch
+    b_dtype: str = ""  # of B where it is another one: int8 by uint8, or the reverse
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
 
     def transposed(self) -> Problem:
@@ -48,6 +49,8 @@ class Problem(NamedTuple):
         return self._replace(
             m=self.n,
             n=self.m,
+            dtype=self.b_dtype or self.dtype,
+            b_dtype=self.b_dtype and self.dtype,
             a_layout=_TRANSPOSED[self.b_layout],
             b_layout=_TRANSPOSED[self.a_layout],
             c_layout=_TRANSPOSED[self.c_layout],

@@ -71,3 +71,44 @@ def test_random_products_of_small_numbers(seed):
         done += 1
     assert done > 300
     assert [text for text in refusals if not re.search(REFUSALS, text)] == []
+
+
+def eight_bits(draw, shape, dtype):
+    """Any numbers of 8 bits, in one of three layouts."""
+    x = draw.integers(*((-128, 128) if dtype == "int8" else (0, 256)), shape).astype(dtype)
+    layouts = x, np.ascontiguousarray(x.T).T, np.repeat(x, 2, axis=-1)[..., ::2]
+    return layouts[draw.integers(len(layouts))]
+
+
+@pytest.mark.parametrize("out", [None, "int16", "int32", "int64"])
+@pytest.mark.parametrize(("first", "second"), [("int8", "uint8"), ("uint8", "int8")])
+def test_one_operand_with_signs_and_one_without(first, second, out):
+    """The kernels take both as they are; the entry repeats such products, whose operands have two types."""
+    draw = np.random.default_rng(0)
+    asked, result = ({}, "int16") if out is None else ({"dtype": out}, out)
+    for m, n, k in ((1, 1, 1), (1, 70, 33), (70, 1, 33), (3, 5, 7), (17, 65, 130), (130, 200, 900), (5, 6, 0)):
+        a, b = eight_bits(draw, (m, k), first), eight_bits(draw, (k, n), second)
+        expected = a.astype(np.int64) @ b.astype(np.int64)
+        for _ in range(3):
+            product = gm.matmul(a, b, **asked)
+            assert product.dtype == result
+            assert np.array_equal(product, expected.astype(result))
+        into = np.full((n, m), 7, result).T
+        assert np.array_equal(gm.matmul(a, b, out=into, **asked), expected.astype(result))
+        packed = gm.pack(b, dtype=out if out in ("int32", "int64") else None)
+        if packed.result in (second, result):
+            assert np.array_equal(gm.matmul(a, packed, **asked), expected.astype(result))
+        c = draw.integers(-99, 99, (m, n)).astype("int16")
+        assert np.array_equal(gm.gemm(3, a, b, 2, c), (3 * expected + 2 * c).astype("int16"))
+    for batch, shape in ((30, (4, 7, 9)), (3, (70, 66, 65))):
+        m, n, k = shape
+        a, b = (
+            draw.integers(0, 100, (batch, *sides)).astype(name) for sides, name in (((m, k), first), ((k, n), second))
+        )
+        assert np.array_equal(gm.matmul(a, b, **asked), (a.astype(np.int64) @ b.astype(np.int64)).astype(result))
+
+
+def test_how_int8_by_uint8_is_explained():
+    text = str(gm.explain(np.ones((64, 64), "int8"), np.ones((64, 64), "uint8"), dtype="int32"))
+    assert "int8 by uint8 -> int32" in text
+    assert "converted" not in text

@@ -216,3 +216,53 @@ def test_python_threads_do_the_parts_of_a_helper_without_memory(monkeypatch):
     monkeypatch.setattr(workspace, "borrowed", scarce)
     portable.run(probes.mark(Unit(1, 1, COSTLY), workspace=64).job(view, view, view, 1, 0, None, 4))
     assert (array == 1).all()
+
+
+def sharing(name, least, monkeypatch):
+    """The packed product of a type that shares every packed B from so many bytes on, as the tile unit's does."""
+    types = build.product(target.host(), Problem(2, 2, 2, name, name))
+    kernel = build._packed.__wrapped__(name, name, "", 0, 0, 0)
+    kernel._shares = lambda n, k: build._sharing(types, n, k)
+    monkeypatch.setattr(launch, "_LEAST", least)
+    monkeypatch.setattr(target, "override", target.constants()._replace(worth=1))
+    return kernel
+
+
+@pytest.mark.skipif(not pool.address(), reason="the compiled pool shares panels")
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("name", ["f32", "f64", "int16"])
+def test_threads_that_share_a_packed_b_give_the_same_bits(name, threads, monkeypatch):
+    """Several parts of packing and of the product, of which the last have fewer columns; alpha, beta and a second C."""
+    kernel, jobs = sharing(name, 1, monkeypatch), 0
+    for m, n, k in ((700, 200, 90), (300, 65, 1600), (1300, 257, 30)):
+        a, b = (random((1, *shape), name, at) for at, shape in enumerate(((m, k), (k, n))))
+        old, expected = (place(random((1, m, n), name, 3), name) for _ in range(2))
+        a, b = place(a, name), place(b, name)
+        kernel(a.view, b.view, expected.view, alpha=3, beta=2, threads=1)
+        jobs += kernel.job(a.view, b.view, old.view, 1, 0, None, threads)[launch.JOB_AT["pack"] :][:8] != bytes(8)
+        kernel(a.view, b.view, old.view, alpha=3, beta=2, threads=threads)
+        assert old.array.tobytes() == expected.array.tobytes(), (m, n, k)
+        assert old.untouched_around()
+        assert b.untouched()
+    assert jobs == 3
+
+
+@pytest.mark.skipif(not pool.address(), reason="the compiled pool shares panels")
+def test_a_product_by_its_own_transpose_shares_panels_too(monkeypatch):
+    kernel = sharing("f32", 1, monkeypatch)
+    if split._HALF % kernel._shares(600, 200).columns:
+        pytest.skip("only panels of the tile unit, and of AVX2, divide a part of such a product")
+    x = place(random((1, 600, 200), "f32", 1), "f32", "F")
+    y = x.view._replace(shape=(1, 200, 600), strides=(x.view.strides[0], *x.view.strides[:0:-1]))
+    one, many = (place(np.full((1, 600, 600), np.nan, np.float32), "f32") for _ in range(2))
+    kernel(x.view, y, one.view, threads=1)
+    kernel(x.view, y, many.view, threads=2)
+    assert one.array.tobytes() == many.array.tobytes()
+
+
+def test_what_is_small_or_runs_on_one_thread_packs_for_itself(monkeypatch):
+    for least, threads in ((1, 1), (1 << 40, 3)):
+        kernel = sharing("f32", least, monkeypatch)
+        a, b, c = (place(random((1, *shape), "f32", 0), "f32") for shape in ((700, 90), (90, 200), (700, 200)))
+        job = kernel.job(a.view, b.view, c.view, 1, 0, None, threads)
+        assert job[launch.JOB_AT["pack"] :][:40] == bytes(40)

@@ -11,13 +11,14 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+import gemmery as gm
 from gemmery import dtypes, limits, verify
 from gemmery.arrays import View
-from gemmery.cpu import build, convert, loops, panels, simple
+from gemmery.cpu import build, convert, loops, panels, simple, tile_unit
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.target import Target
+from gemmery.cpu.target import Target, host
 from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
 from operands import place, random
@@ -79,8 +80,8 @@ def define_model(module, step):
                 x, y = (f.bitcast(f.convert("zext", number, "i32") << 16, wide) for number in (x, y))
                 total = f.fma(x, y, total)
             else:
-                how = "zext" if step == "tdpbuud" else "sext"
-                total = total + f.convert(how, x, wide) * f.convert(how, y, wide)
+                how = {"s": "sext", "u": "zext"}  # the letters after tdpb: A, B
+                total = total + f.convert(how[step[4]], x, wide) * f.convert(how[step[5]], y, wide)
         f.store(total, at)
 
 
@@ -102,15 +103,25 @@ def compiled(module, step, *names):
 
 
 @functools.cache
-def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, once=False):
+def launch(
+    dtype,
+    out,
+    epilogue="",
+    sizes=(64, 128, 64),
+    depth=panels.DEPTH,
+    once=False,
+    b_dtype="",
+    resident=tile_unit._RESIDENT,
+):
     """The packed product on the model; with `once` a pair with the function that packs B for it."""
-    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue)
+    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype)
     kinds = build.product(XEON, problem)
-    assert kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
+    assert b_dtype or kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
     mc, kc, nc = sizes
     register = register_tile(XEON, kinds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels, "DEPTH", depth)
+        patch.setattr(tile_unit, "_RESIDENT", resident)
         names = ("packed", "panels")[: 1 + once]
         address, *whole = compiled(loops.packed(XEON, kinds, once=once), kinds.step, *names)
 
@@ -132,7 +143,8 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, onc
         to = np.full(size.size + 64, 0x7F, np.uint8)
         values = {
             "n": n, "k": k, "b": b.ctypes.data, "b_row": b.strides[1], "b_col": b.strides[2],
-            "kc": build.even(k, kc, kinds.unit), "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel,
+            "kc": build.even(k, kc, kinds.unit),
+            "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel // register.nr,
         }  # fmt: skip
         record = np.array([values.get(name, 0) for name, _ in FIELDS], np.int64)
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(whole[0])(record.ctypes.data)
@@ -143,7 +155,13 @@ def launch(dtype, out, epilogue="", sizes=(64, 128, 64), depth=panels.DEPTH, onc
     return (kernel, pack) if once else kernel
 
 
-SIZES = (*itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)), (70, 130, 300), (32, 32, 128), (3, 2, 0))
+SIZES = (
+    *itertools.product((1, 16, 33), (1, 17, 65), (1, 31, 65)),
+    (70, 130, 300),
+    (32, 32, 128),
+    (3, 2, 0),
+    (48, 450, 96),
+)
 
 
 @pytest.mark.many(7)
@@ -161,6 +179,23 @@ def test_products_on_the_model(dtype, out, step, layouts):
             kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
             checked = verify.check(c.array, a.array, b.array, verify.blocked, alpha=alpha, beta=beta, c=old)
             assert checked.ok, (m, n, k, alpha, checked)
+
+
+@pytest.mark.parametrize("layouts", ["CC", "FF", "strided"])
+@pytest.mark.parametrize(("dtype", "b_dtype", "step"), [("int8", "uint8", "tdpbsud"), ("uint8", "int8", "tdpbusd")])
+def test_one_operand_with_signs_and_one_without(dtype, b_dtype, step, layouts):
+    assert build.product(XEON, Problem(2, 2, 2, dtype, "int32", b_dtype=b_dtype)).step == step
+    kinds = (layouts, layouts) if len(layouts) > 2 else layouts
+    for out in ("int16", "int32", "int64"):
+        kernel = launch(dtype, out, b_dtype=b_dtype)
+        for m, n, k in SIZES:
+            a, b = (place(random((1, *shape), name, seed), name, kind) for seed, (shape, name, kind)
+                    in enumerate(zip(((m, k), (k, n)), (dtype, b_dtype), kinds, strict=True)))  # fmt: skip
+            c = place(random((1, m, n), out, 2), out, "C")
+            old = c.array.copy()
+            kernel(a.view, b.view, c.view, alpha=3, beta=2)
+            assert np.array_equal(c.array, 3 * (a.array.astype(out) @ b.array.astype(out)) + 2 * old), (m, n, k)
+            assert c.untouched_around()
 
 
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
@@ -206,6 +241,40 @@ def test_sums_that_stay_tiles_between_parts_of_k(dtype, out, step):
                 assert c.untouched_around()
 
 
+@pytest.mark.parametrize("resident", [tile_unit._RESIDENT, 1 << 12])
+@pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
+def test_an_a_anywhere_in_a_cache_line(dtype, out, step, resident):
+    """More panels of B than those for which A is read where it is; two blocks of rows, and several parts of k."""
+    kernel = launch(dtype, out, sizes=(32, 1024, 480), depth=4 << 10, resident=resident)
+    size = dtypes.get(dtype).size
+    for m, n, k in ((32, 480, 256), (64, 500, 192), (48, 970, 64)):
+        b, expected = place(random((1, k, n), dtype, 1), dtype, "C"), None
+        for offset in (0, 16, 64 - size):
+            memory = np.zeros(m * k * size + 128, np.uint8)
+            memory = memory[-memory.ctypes.data % 64 + offset :][: m * k * size]
+            a = memory.view(b.array.dtype).reshape(1, m, k)
+            a[:] = random((1, m, k), dtype, 0)
+            c = place(random((1, m, n), out, 2), out, "C")
+            kernel(View(a.ctypes.data, a.shape, a.strides, dtype, owner=a), b.view, c.view)
+            assert verify.check(c.array, a, b.array, verify.blocked).ok, (m, n, k, offset)
+            expected = expected or c.array.tobytes()
+            assert c.array.tobytes() == expected
+            assert c.untouched_around()
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(("dtype", "out", "kc"), [("bf16", "bf16", 4096), ("int8", "int32", 8192)])
+def test_a_long_k_in_the_blocks_of_the_unit(dtype, out, kc, once):
+    """Blocks, chains and parts of k as products have them; A is packed, since its rows are whole pages apart."""
+    kernel = launch(dtype, out, sizes=(256, kc, 1024), once=once)
+    kernel, pack = kernel if once else (kernel, None)
+    for m, n, k in ((1, 96, 4096), (32, 96, 16384)):
+        a, b = (place(random((1, *shape), dtype, seed), dtype, "C") for seed, shape in enumerate(((m, k), (k, n))))
+        c = place(random((1, m, n), out, 2), out, "C")
+        kernel(a.view, pack(b.array, k, n) if pack else b.view, c.view)
+        assert verify.check(c.array, a.array, b.array, verify.blocked).ok, (m, n, k)
+
+
 @pytest.mark.parametrize(
     ("out", "epilogue"), [("bf16", "bias"), ("bf16", "bias+gelu"), ("f32", "bias+relu"), ("f32", "relu")]
 )
@@ -245,6 +314,23 @@ def test_the_peak_is_that_of_resident_tiles():
         assert text.count(f"call void @llvm.x86.{step}") == 4
         loop = text[text.index("body") : text.index("done", text.index("body"))]
         assert "tileload" not in loop
+
+
+@pytest.mark.skipif(not host().has_tiles, reason="needs a tile unit (AMX)")
+@pytest.mark.parametrize("types", [("bf16", "bf16", "bf16"), ("int8", "int8", "int32"), ("int8", "uint8", "int32"),
+                                   ("uint8", "int8", "int32"), ("uint8", "uint8", "int32")])  # fmt: skip
+def test_threads_on_the_unit_share_a_packed_b(types):
+    """A begins at each of two places in a cache line, and a part of k ends in the middle of a step."""
+    first, second, out = types
+    for m, n, k in ((700, 1200, 1030), (1024, 1024, 2112), (640, 3000, 400)):
+        a, b = random((m, k + 8), first, 0)[:, 8:], random((k, n), second, 1)
+        dtype = None if out == first else out
+        one, many = (gm.matmul(a, b, dtype=dtype, threads=threads) for threads in (1, 4))
+        assert one.tobytes() == many.tobytes()
+        assert verify.check(one[None], a[None], b[None], verify.blocked, most_flops=1e8).ok
+        x = random((m, m + 90), first, 2)[:, : m // 2]
+        whole, half = (gm.matmul(x, y, dtype=dtype, threads=4) for y in (x.T.copy(), x.T))
+        assert whole.tobytes() == half.tobytes()
 
 
 def test_gemmery_isa_switches_the_unit_off():

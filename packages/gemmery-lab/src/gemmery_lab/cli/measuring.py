@@ -347,4 +347,5 @@ def tuning_in_words(tuning: Tuning) -> str:
     cores, busy = target.cores(), max((each.score.busy for each in tuning.outcomes if each.score), default=0.0)
     if busy > load.limit(cores):
         lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
-    return "\n".join([*lines, f"{tuning.seconds:.0f} s; table: {tuning.path}"])
+    table = f"table: {tuning.path}" if tuning.path else "no table, since the model's constants stay"
+    return "\n".join([*lines, f"{tuning.seconds:.0f} s; {table}"])

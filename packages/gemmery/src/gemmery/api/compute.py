@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import repeats
-from gemmery.api.promote import can_cast, kernel_types
+from gemmery.api.promote import can_cast, kernel_types, mixed
 from gemmery.api.repeats import PLAIN, Call, Prepared, Terms
 from gemmery.arrange import Ints, arrange, layout, result_shape
 from gemmery.arrays import View, view
@@ -33,7 +34,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     """
     shape = result_shape(x.shape, y.shape)
     if isinstance(y, PackedView):
-        b.check(common, result)
+        b.check(y.dtype if mixed(x.dtype, y.dtype, result) else common, result)
     call = Call(a, b, x, y, common, result, terms)
     if out is None:
         like = arrays.kind(a, b)
@@ -79,11 +80,13 @@ def prepare(
     scaled: bool,
     invariant: bool = False,
     packed: bool = False,
+    other: str = "",
 ) -> Prepared | None:
     """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
-    Kernels store vectors: the result is None where C's elements are adjacent neither in rows nor in columns, and where
-    they are adjacent in columns and there is an epilogue or a packed B.
+    `other` is the element type of B where it is not `source`. Kernels store vectors: the result is None where C's
+    elements are adjacent neither in rows nor in columns, and where they are in columns and there is an epilogue
+    or a packed B.
     """
     size, out_size, by_rows = dtypes.get(source).size, dtypes.get(out).size, packed or bool(epilogue)
     form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not by_rows)
@@ -101,6 +104,7 @@ def prepare(
         epilogue,
         scaled,
         invariant=invariant,
+        b_dtype=other,
         interleaved=source == out and size == form.a[0] == form.b[0] == form.c[0],
     )
     if problem.interleaved and not cpu.along_batch(problem):
@@ -118,17 +122,28 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
         _compute_any(call, target)
         return
     x, y, terms = call.x, call.y, call.terms
-    source, kernel_out = kernel_types(call.common, call.result)
+    source, kernel_out, other = types_of(x, y, call.common, call.result)
     if terms.alpha == 0:  # BLAS then reads neither A nor B
-        x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
+        x, y = _zero(x, source, -1), _zero(y, other or source, max(-2, -len(y.shape)))
     x = x if x.dtype == source else arrays.converted(x, source)
-    y = y if y.dtype == source or isinstance(y, PackedView) else arrays.converted(y, source)
+    y = y if y.dtype == (other or source) or isinstance(y, PackedView) else arrays.converted(y, source)
     scaled = terms.alpha != 1 or terms.beta != 0
-    prepared = prepared_for(source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant)
+    prepared = prepared_for(source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant, other)
     if prepared is None:
         _compute_aside(call, target, out)
         return
     _launch(call, prepared, x, y, target, out)
+
+
+_WORTH = 64 * 64  # elements of a matrix in a batch, below which converting is faster than a product by itself
+
+
+def types_of(x: View, y: View, common: str, result: str) -> tuple[str, str, str]:
+    """Return the element types of the kernel for two operands: of A, of C, and of B if it is not that of A."""
+    batch = max(len(x.shape), len(y.shape)) > 2
+    if mixed(x.dtype, y.dtype, result) and not (batch and min(math.prod(z.shape[-2:]) for z in (x, y)) < _WORTH):
+        return x.dtype, result, y.dtype
+    return *kernel_types(common, result), ""
 
 
 def prepared_for(
@@ -140,9 +155,10 @@ def prepared_for(
     epilogue: str = "",
     scaled: bool = False,
     invariant: bool = False,
+    other: str = "",
 ) -> Prepared | None:
     """Return `prepare` of these views."""
-    terms = epilogue, scaled, invariant, isinstance(y, PackedView)
+    terms = epilogue, scaled, invariant, isinstance(y, PackedView), other
     return prepare(source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, *terms)
 
 

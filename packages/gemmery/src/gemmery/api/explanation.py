@@ -11,9 +11,8 @@ import numpy as np
 
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import array_libraries, opaque, products
-from gemmery.api.compute import prepared_for
+from gemmery.api.compute import prepared_for, types_of
 from gemmery.api.options import epilogue, only_on_devices, record, result_types, thread_count
-from gemmery.api.promote import kernel_types
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
@@ -85,6 +84,7 @@ class Explanation:
     def _facts(self) -> list[tuple[str, str]]:
         p = self.problem
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
+        types = " by ".join(filter(None, (p.dtype, p.b_dtype)))
         settings = ", ".join(f"{name} {value}" for name, value in self.config.items())
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
         limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
@@ -94,7 +94,7 @@ class Explanation:
             roof = f"the call, which takes {_duration(self.call)}; the operations need {_duration(least)}"
         intensity = f"{self.intensity:.0f}" if self.intensity >= 100 else f"{self.intensity:.3g}"
         return [
-            ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
+            ("product", f"{types} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
             ("rung", f"{self.rung}: {self.idea}" + (f" ({settings})" if settings else "")),
             ("why", self.reason),
             *(self.scheme.facts if self.scheme else []),
@@ -172,16 +172,16 @@ def explain(
     shape = _shape(x, y)
     count = thread_count(options.threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
-    source, out = kernel_types(common, result)
+    source, out, other = types_of(x, y, common, result)
     if isinstance(b, Packed):
-        b.check(common, result)
-        y = y._replace(dtype=source)
-    copies = _copies(x, y, source)
+        b.check(other or common, result)
+        y = y._replace(dtype=other or source)
+    copies = () if other else _copies(x, y, source)
     if result == "bool":
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
-    x, y = arrays.once_converted(x, source), arrays.once_converted(y, source)
+    x, y = arrays.once_converted(x, source), arrays.once_converted(y, other or source)
     target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
-    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(options.batch_invariant))
+    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(options.batch_invariant), other)
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.limits import attainable
 

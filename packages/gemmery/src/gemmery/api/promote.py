@@ -59,6 +59,15 @@ def widened(common: str, result: str) -> str:
     return result
 
 
+def mixed(a: str, b: str, result: str) -> bool:
+    """Return True for int8 by uint8, or the reverse, into integers: kernels multiply them as they are.
+
+    >>> mixed("uint8", "int8", "int32"), mixed("uint8", "uint8", "int32"), mixed("int8", "uint8", "f32")
+    (True, False, False)
+    """
+    return a != b and {a, b} == {"int8", "uint8"} and dtypes.get(result).kind == "i"
+
+
 @lru_cache
 def kernel_types(common: str, result: str) -> tuple[str, str]:
     """Return the element types of a kernel: of A and B, to which operands are converted, and of C.

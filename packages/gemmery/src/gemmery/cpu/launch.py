@@ -15,6 +15,7 @@ from gemmery.cpu.split import Unit, grid, halves
 from gemmery.tuples import NamedTuple
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
+_PAGE = 4096
 _BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 _PLAN = len(JOB) - len(FIELDS) - 4  # words after the record and the two scalars
 _pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
@@ -38,12 +39,27 @@ def scalar(element: str, value: complex) -> bytes:
     return struct.pack(_SCALAR[element], value.real, value.imag).ljust(16, b"\0")
 
 
+class Sharing(NamedTuple):
+    """How threads share one packed B: the kernel that multiplies by it, and the function that packs columns of B."""
+
+    launch: Launch
+    pack: int
+    bytes: int
+    columns: int  # of a panel; they divide those of a part of a symmetric product
+
+
+_LEAST, _MOST = 1 << 20, 1 << 29  # bytes of a packed B that threads share
+_TALL = 256  # rows of A from which on that pays: with fewer, each packed column is read too few times
+_PACKERS = 4  # parts of packing for each thread
+
+
 class Launch:
     """A compiled kernel that can be called with views.
 
     `blocks(m, n, k)` returns the blocks of a part. `unit` describes how the product may be cut for threads (None: it
     runs on the caller's thread). With `at_once` the kernel itself runs all `batch` products of its record. For a B that
     was packed before, `b_steps(k, n)` returns the bytes from one block of k to the next, and from column to column.
+    `shares(n, k)` returns how threads share a packed B, where that is faster than each packing what it reads.
     """
 
     def __init__(
@@ -56,21 +72,31 @@ class Launch:
         unit: Unit | None = None,
         at_once: bool = False,
         b_steps: Callable[[int, int], tuple[int, int]] | None = None,
+        shares: Callable[[int, int], Sharing] | None = None,
     ) -> None:
         self.address, self.accumulator, self.out_size = address, accumulator, out_size
-        self.blocks, self.unit, self.at_once, self.b_steps = blocks, unit, at_once, b_steps
+        self.blocks, self.unit, self.at_once, self.b_steps, self._shares = blocks, unit, at_once, b_steps, shares
         self._one, self._zero = scalar(accumulator, 1.0), scalar(accumulator, 0.0)
         self._run = _entry()
         self._planned = lru_cache(maxsize=1024)(self.plan)
 
     def plan(self, batch: int, m: int, n: int, k: int, threads: int) -> tuple[tuple[int, int, int], bytes]:
         """Return (mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
-        cut = grid(self.unit, batch, m, n, k, threads)
-        blocks = self.blocks(min(cut.rows, m), min(cut.columns, n), k) if cut.parts else Blocks()
+        cut, launch = grid(self.unit, batch, m, n, k, threads), self
+        shared: tuple[int, ...] = (0,) * 5
+        if self._shares and batch == 1 and cut.row_parts > 1 and m >= _TALL and pool.address():
+            sharing = self._shares(n, k)
+            if _LEAST <= sharing.bytes <= _MOST:
+                launch = sharing.launch
+                cut, panels = grid(launch.unit, 1, m, n, k, threads), -(-n // sharing.columns)
+                columns = -(-panels // (_PACKERS * threads)) * sharing.columns
+                assert launch.b_steps is not None
+                shared = sharing.pack, -(-sharing.bytes // _PAGE) * _PAGE, *launch.b_steps(k, n), columns
+        blocks = launch.blocks(min(cut.rows, m), min(cut.columns, n), k) if cut.parts else Blocks()
         plan = _pack_plan(
-            self.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
+            launch.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
             cut.rows, cut.columns, cut.products, blocks.workspace, cut.wakes, pool.address(),
-            *halves(n, cut.threads), 0,
+            *halves(n, cut.threads), 0, *shared,
         )  # fmt: skip
         return (blocks.mc, blocks.kc, blocks.nc), plan
 

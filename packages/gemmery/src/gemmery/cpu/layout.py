@@ -19,6 +19,9 @@ JOB = (
     # The cut of a product of half the work: `symmetric.halve`; half_columns is 0 for one thread.
     *words("half_rows", "half_columns"),
     *words("half"),  # 1: the parts above the diagonal are mirrored
+    # All threads pack B once, before: 0 or the function, the bytes of packed B, its strides and the columns of a part.
+    *pointers("pack"),
+    *words("shared_bytes", "shared_row", "shared_col", "pack_columns"),
 )
 JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
 

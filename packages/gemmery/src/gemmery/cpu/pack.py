@@ -41,12 +41,14 @@ def pack(module: Module, panels: Panels, routines: Mapping[str, Routine]) -> Non
                 f.call(f"{panels.name}_transpose", *operands)
             with f.else_():
                 f.call(f"{panels.name}_each", *operands)
-        if panels.seeded:
+        if panels.seeded and not panels.product.b_dtype:
             _seed(f, panels)
 
 
 def pack_whole(f: Function, panels: Panels) -> None:
     """Pack all of B into C of the record, from left to right, since packing may write a little past a panel.
+
+    Strides of C are those from block to block, and from column to column.
 
     A block of kc is packed at once, and one with gaps between its panels, since it is shorter, panel by panel.
     """
@@ -57,7 +59,7 @@ def pack_whole(f: Function, panels: Panels) -> None:
         wide = f.select(deep.equals(kc), n, f.index(width))
         with f.loop(0, n, wide) as j:
             source, to = b + p // parts * b_row + j // parts * b_col, args.c + p // kc * args.c_row
-            f.call("pack_b", f.min(n - j, wide), deep, source, b_col, b_row, to + j // width * args.c_col)
+            f.call("pack_b", f.min(n - j, wide), deep, source, b_col, b_row, to + j * args.c_col)
 
 
 def panel(f: Function, panels: Panels, i: Value) -> Value:

@@ -77,7 +77,7 @@ def pack(b: View, out: str, to: int) -> None:
     bytes_, kc = _whole(b.dtype, out, k, n)
     values = {
         "n": n, "k": k, "b": b.pointer, "b_row": b_row, "b_col": b_col, "kc": kc, "c": to, "c_row": bytes_.block,
-        "c_col": bytes_.panel,
+        "c_col": bytes_.panel // register_tile(host(), _types(b.dtype, out)).nr,
     }  # fmt: skip
     record = struct.pack(f"<{len(FIELDS)}q", *(values.get(name, 0) for name, _ in FIELDS))
     panels = once_entries(_types(b.dtype, out))["panels"]

@@ -56,9 +56,12 @@ class Panels(NamedTuple):
 
 def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
-    a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded, deep=product.on_tiles)
+    a = Panels(
+        "pack_a", register.mr, product, sign_inverted=product.seeded and not product.b_dtype, deep=product.on_tiles
+    )
     if product.bits:
         return a._replace(product=product._replace(stored="")), Panels("pack_b", register.nr, product)
+    product = product._replace(dtype=product.b_dtype or product.dtype)
     if product.stored:  # bits are moved, not converted
         bits = 8 * dtypes.get(product.stored).size
         product = product._replace(dtype=f"uint{bits}", packed=f"i{bits}")

@@ -40,6 +40,9 @@ of its own; to wake, a caller exchanges STATE and then reads SLEEPING. All four 
 the two sees the other: the worker does not sleep, or the caller wakes it. Results do not depend on it: a caller runs
 every part that no worker takes, and waits for none that has not joined.
 
+A product whose parts would pack the same columns of B several times is two jobs: one that packs all of B, and one that
+multiplies. Between them the caller waits for every worker that joined.
+
 Forks: the words from STATE on are zero in a child, so there BUSY and slots are free and no worker is started. The job
 that another thread ran is not the child's. Nothing here is a cancellation point, and no one has a worker's handle, so
 no thread ends between taking BUSY and freeing it. Workers never end; at the end of the process the system stops them.
@@ -70,6 +73,7 @@ def module(target: Target) -> Module:
     if target.machine in layout.FUTEX:
         _workers(module)
         _run_parallel(module)
+        _run_cut(module)
         _run(module)
     return module
 
@@ -220,20 +224,51 @@ def _run_parallel(module: Module) -> None:
 def _run(module: Module) -> None:
     """Run a job; returns an errno, 0 when it is done. Nothing is written unless there is memory for the workspace."""
     with module.function("run", ("ptr", "job"), returns="i64") as f:
-        job_at = atomics.call(f, "ptr", "halve", f["job"], f.buffer(8 * len(JOB)))
-        job = Args(f, job_at, JOB)
-        pool = job.pool
+        job_at = f.var(atomics.call(f, "ptr", "halve", f["job"], f.buffer(8 * len(JOB))))
+        job, copy = Args(f, job_at.value, JOB), f.buffer(8 * len(JOB))
+        pool, shared = job.pool, job.shared_bytes
         slot = atomics.call(f, "ptr", "take_slot", pool)
-        error = atomics.call(f, "i64", "reserve", pool, slot, job.workspace_bytes)
+        error = atomics.call(f, "i64", "reserve", pool, slot, shared + job.workspace_bytes)
         with f.if_(error.equals(0)):
-            buffer = f.load("ptr", slot + 8)
-            shared = f.var(f.index(0))
-            with f.if_((job.threads > 1) & (job.parts > 1)):
-                shared.value = atomics.call(f, "i64", "run_parallel", pool, job_at, buffer)
-            with f.loop(0, f.select(shared.value.equals(0), job.parts, f.index(0))) as index:
-                f.call("part", job_at, index, buffer)
+            memory = f.load("ptr", slot + 8)
+            with f.if_((shared > 0) & (job.parts > 0)):
+                _pack_shared(f, job_at.value, copy, memory)
+                job_at.value = copy
+            f.call("run_cut", job_at.value, memory + shared)
         atomics.store(f, f.index(0), slot)  # release, for the address and size of the workspace
         f.ret(error)
+
+
+def _run_cut(module: Module) -> None:
+    """Run the parts of a job, with the workers if they are free."""
+    with module.function("run_cut", ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
+        job, alone = Args(f, f["job"], JOB), f.var(f.index(1))
+        with f.if_((job.threads > 1) & (job.parts > 1)):
+            shared = atomics.call(f, "i64", "run_parallel", job.pool, f["job"], f["workspace"])
+            alone.value = f.index(1) - shared
+        with f.loop(0, job.parts * alone.value) as index:
+            f.call("part", f["job"], index, f["workspace"])
+
+
+def _pack_shared(f: Function, job_at: Value, copy: Value, to: Value) -> None:
+    """Pack B with all threads, and make `copy` the job of the product with what they packed.
+
+    A part has whole panels, so no two threads write to the same one; the product begins when all are packed.
+    """
+    job, own = Args(f, job_at, JOB), Args(f, copy, JOB)
+
+    def as_given() -> None:
+        for word in range(0, 8 * len(JOB), 8):
+            f.store(f.load("i64", job_at + word, align=8), copy + word, align=8)
+
+    as_given()
+    columns = job.pack_columns
+    own.kernel, own.c, own.c_row, own.c_col = job.pack, to, job.shared_row, job.shared_col
+    own.row_parts, own.rows, own.columns, own.half = 1, job.m, columns, 0
+    own.column_parts = own.parts = (job.n + columns - 1) // columns
+    f.call("run_cut", copy, to)
+    as_given()
+    own.b, own.b_row, own.b_col = to, job.shared_row, job.shared_col
 
 
 def _workers(module: Module) -> None:

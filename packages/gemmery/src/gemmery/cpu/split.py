@@ -1,7 +1,8 @@
 """Cut a product into parts for threads: along the batch, m and n, never along k.
 
 One thread sums each element of C, always in the same order, so results have the same bits for every number of threads.
-Each part packs its own panels: this packs more in total, but no thread ever waits for another.
+Each part packs its own panels: this packs more in total, but no thread ever waits for another. On the tile unit a large
+B is packed once by all threads, in a job before (`launch`).
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ Its loops:
     for each block of nc columns of B, and of kc of its rows:
         pack B[kc, nc]
         for each block of mc rows of A:
-            for each part of k, 36 KiB of a panel of B:
-                pack A[mc, part], unless it is read in place
-                for each panel j of B:          # this part of it stays in L1
-                    for each 16 rows i of A:    # from L2
+            pack A[mc, a chain of k], unless it is read in place    # stays in L2
+            for each panel j of B:
+                for each part of k, 36 KiB of the panel:            # stays in L1
+                    for each 16 rows i of A:
                         three tiles of sums += A[i, part] * B[part, j]
                         store the tiles in L2, or after the last part in C
+    Where such a chain of A is too large for L2, the loop over parts is outside and packs A part by part.
 
 A step of three products loads a tile of A, from L2, and three of B, from L1. 2 x 2 tiles of sums load half as many
 lines of B, and one register more is in use: from n = 512 to 2048, 16 x 48 sums are 1.1 to 1.3 times as fast beside
@@ -28,7 +29,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 from gemmery import dtypes
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import vector
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even, in_order
 from gemmery.cpu.pack import Routine, copy_transposed, interleave, load, pack_each, panel, row_at, transpose
 from gemmery.cpu.panels import CHAIN, Panels, depth, operands, panel_bytes, steps_of
@@ -52,8 +53,10 @@ _SUMS = (
 _TILES = (
     ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"),
     ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("i64", "a_panel"), ("ptr", "b"), ("i64", "b_panel"),
-    ("ptr", "tiled"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
+    ("ptr", "tiled"), ("i1", "away"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
 )  # fmt: skip
+_RESIDENT = 512 << 10  # bytes of a block of A, over a chain of k, up to which panels of B go by one at a time
+_FEW_PANELS = 4  # of B, for which a tile of A whose rows straddle cache lines is loaded from its place
 _PAGE = 4096  # bytes apart that 16 rows of A fall into one set of L1, which holds 12 lines
 _AWAY = 1 << 20  # bytes of a packed B from which on the next panel is prefetched into L2
 _ROWS_AHEAD = 4  # rows of A that packing prefetches ahead: bf16, n = 2048: 1.15 times as fast
@@ -92,7 +95,8 @@ def block(
     `sizes` are those of `tiles`, `a` is an address and the strides of rows and of k, `panels` are the buffer for A, the
     panels of B and the bytes of one, and the buffer for sums that stay tiles between the parts of a chain.
 
-    A is read in place where each row of a tile is 64 bytes of it, and packed for each part if `packs`, else only once.
+    A is read in place where each row of a tile is a cache line of it, and packed if `packs`: at once, if a chain of the
+    block stays in L2, else for each part. NumPy's arrays begin 16 bytes after a line, or anywhere.
     """
     tall, wide, deep, right = sizes
     source, a_row, a_col = a
@@ -100,23 +104,34 @@ def block(
     *to, alpha, beta, bias, bias_step, first, last = rest
     of_a, of_b = operands(product, register)
     whole = (tall & (TILE_ROWS - 1)).equals(0) & (deep & (product.unit - 1)).equals(0) & a_col.equals(of_a.element)
-    in_place = whole & ((a_row & (_PAGE - 1)).differs(0) | (wide <= register.nr))
+    lines = ((f.emit("i64", f"ptrtoint {source} to i64") | a_row) & (TILE_BYTES - 1)).equals(0)
+    spread = (a_row & (_PAGE - 1)).differs(0)
+    in_place = whole & ((wide <= register.nr) | spread & (lines | (wide <= _FEW_PANELS * register.nr)))
     chain = even(f, deep, CHAIN, product.unit) if product.rounds else f.max(deep, 1)
+    away = (wide + (register.nr - 1)) // register.nr * b_panel > _AWAY
     with f.loop(0, f.max(deep, 1), chain) as q:
         long, begins, ends = f.min(deep - q, chain), first & q.equals(0), last & (q + chain >= deep)
         scale = f.select(q.equals(0), beta, unity)
         part = even(f, long, depth(product, register), product.unit)
-        with f.loop(0, f.max(long, 1), part) as p:
-            short, at = f.min(long - p, part), source + (q + p) * a_col
-            with f.if_(packs & (in_place ^ True)):
+        # Panel by panel, the sums between parts are those of one panel, and all of k of the block of A stays in L2.
+        resident = tall * long * of_a.element <= _RESIDENT
+        sweep = f.select(resident, f.index(register.nr), wide)
+        with f.if_(resident & packs & (in_place ^ True)):
+            f.call("pack_a", tall, long, source + q * a_col, a_row, a_col, to_a)
+        with f.loop(0, wide, sweep) as j, f.loop(0, f.max(long, 1), part) as p:
+            some, short, at = f.min(wide - j, sweep), f.min(long - p, part), source + (q + p) * a_col
+            with f.if_(packs & ((in_place | resident) ^ True)):
                 f.call("pack_a", tall, short, at, a_row, a_col, to_a)
+            packed = to_a + f.select(resident, p // of_a.group * of_a.row, f.index(0))
             f.call(
-                "tiles", tall, wide, short, right, f.select(in_place, at, to_a),
+                "tiles", tall, some, short, right - j, f.select(in_place, at, packed),
                 f.select(in_place, a_row, f.index(TILE_BYTES)),
                 f.select(in_place, f.index(TILE_BYTES), f.index(register.mr * TILE_BYTES)),
-                f.select(in_place, a_row * register.mr, panel_bytes(of_a, short)),
-                to_b + (q + p) // product.group * of_b.row, b_panel, tiled, p.equals(0), p + part >= long,
-                _is_sum(f, product, alpha, scale, bias, ends), *to, alpha, scale, bias, bias_step, begins, ends,
+                f.select(in_place, a_row * register.mr, panel_bytes(of_a, f.select(resident, long, short))),
+                to_b + j // register.nr * b_panel + (q + p) // product.group * of_b.row, b_panel, tiled, away,
+                p.equals(0), p + part >= long, _is_sum(f, product, alpha, scale, bias, ends),
+                to[0] + j * product.out_size, to[1], to[2] + j * SIZES[product.scalar], to[3],
+                alpha, scale, bias + j * bias_step, bias_step, begins, ends,
             )  # fmt: skip
 
 
@@ -199,7 +214,6 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
         mc, nc, buffers = f["mc"], f["nc"], f.buffer(2 * size)
         place, waits, old_i, old_j = (f.var(f.zero(kind)) for kind in ("i64", "i1", "i64", "i64"))
         wide, steps = (nc + (nr - 1)) // nr, steps_of(product, f["kc"])
-        away = wide * f["b_panel"] > _AWAY
 
         def finish() -> None:
             i, j = old_i.value, old_j.value
@@ -218,7 +232,7 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
                 to = f.select(f["ends"], f.select(direct, c, buffers + place.value), tiled)
                 to_row = f.select(f["ends"] & direct, f["c_row"], f.index(nr * _SUM))
                 a, b = f["a"] + i // mr * f["a_panel"], f["b"] + j // nr * f["b_panel"]
-                coming = b + f.select(away, f["b_panel"] + i // mr * (steps * (mr * nr // 4)), f.index(0))
+                coming = b + f.select(f["away"], f["b_panel"] + i // mr * (steps * (mr * nr // 4)), f.index(0))
                 values = steps, a, f["a_row"], f["a_step"], b, coming, tiled, f["begins"] ^ True, to, to_row
                 _choose(f, register, rows, columns, values)
                 with f.if_(waits.value):

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 TILE_ROWS, TILE_BYTES = 16, 64  # of a tile register, and bytes of a row of it
-STEPS = {"bf16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud"}  # instructions of the tile unit
+# Instructions of the tile unit, by the element type of A, and of B where that is another one.
+STEPS = {
+    "bf16": "tdpbf16ps", "int8": "tdpbssd", "uint8": "tdpbuud", "int8uint8": "tdpbsud", "uint8int8": "tdpbusd",
+}  # fmt: skip
 # Instructions of ARM by element type, the widest first: the feature, the instruction, elements of k in a cell.
 ARM_STEPS = {
     "bf16": (("bf16", "bfmmla", 4),),
@@ -42,10 +45,11 @@ class Product(NamedTuple):
     - "dot_bf16": two bfloat16 per lane (`vdpbf16ps`). The instruction reads bfloat16 below 2**-126 in magnitude as zero
       and writes sums below it as zero, so an element may lose 2**-126 (sum |a| + sum |b| + k) in addition to rounding;
     - "dot_i16": two int16 per lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
-    - "dot_i8": four bytes per lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so packing flips
-      A's sign bit, which shifts A by 128, and the accumulators start from the correction (`seeded`);
-    - "tdpbf16ps", "tdpbssd", "tdpbuud": the tile unit, 16 x 16 sums of 64 bytes of k (see `tile_unit`). It flushes
-      bfloat16 as "dot_bf16" does, and adds two products at once; integers are exact modulo 2**32;
+    - "dot_i8": four bytes per lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so where A and B
+      have one type packing flips A's sign bit, which shifts A by 128, and the accumulators start from the correction
+      (`seeded`);
+    - those of `STEPS`: the tile unit, 16 x 16 sums of 64 bytes of k (see `tile_unit`). It flushes bfloat16 as
+      "dot_bf16" does, and adds two products at once; integers of any signs are exact modulo 2**32;
     - "sdot", "udot", "smmla", "ummla": dot products of 4 or 8 bytes of ARM, exact modulo 2**32 (see `arm`);
     - "fmlal": one multiply-add per element of float16 to a float32 of ARM, rounded once;
     - "bfmmla": dot products of four bfloat16 of ARM. It adds two products, then adds that to the sum; each addition
@@ -58,7 +62,7 @@ class Product(NamedTuple):
     the loops then count real numbers.
     """
 
-    dtype: str  # of A and B in memory
+    dtype: str  # of A and B in memory; `b_dtype` is that of B where it is another one
     out: str  # of C in memory
     packed: str  # element of the panels, LLVM's name
     accumulator: str  # element of the tile, LLVM's name
@@ -68,6 +72,7 @@ class Product(NamedTuple):
     # The narrower elements of B's panels, which each step widens: gemmery's name, or "levels8" and "levels4" with a row
     # of factors before each panel (`packed_levels`); "" for `packed`.
     stored: str = ""
+    b_dtype: str = ""
 
     @property
     def on_tiles(self) -> bool:
@@ -88,7 +93,7 @@ class Product(NamedTuple):
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
         tail = "".join(f"_{part}" for part in (self.activation, self.stored) if part)
-        return f"{self.dtype}_{self.out}_{self.packed}_{self.accumulator}_{self.step}{tail}"
+        return f"{self.dtype}{self.b_dtype}_{self.out}_{self.packed}_{self.accumulator}_{self.step}{tail}"
 
     @property
     def cell(self) -> str:
@@ -119,7 +124,7 @@ class Product(NamedTuple):
     @property
     def is_signed(self) -> bool:
         """False for unsigned integers."""
-        return dtypes.get(self.dtype).kind != "u"
+        return bool(self.b_dtype) or dtypes.get(self.dtype).kind != "u"
 
     @property
     def sums_apart(self) -> bool:
@@ -139,7 +144,7 @@ class Product(NamedTuple):
 
     @property
     def seeded(self) -> bool:
-        """True when each panel of B starts with a row of initial values for the accumulators."""
+        """True when each panel of B starts with a row of initial values for sums, which int8 by uint8 skips."""
         return self.step == "dot_i8"
 
 
@@ -193,7 +198,8 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     if product.step == "dot_bf16":
         return f.intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{bits}", total.type, total, a, b)
     if product.step == "dot_i8":
-        unsigned, signed = (a, b) if product.is_signed else (b, a)
+        # A of one type with B has its sign bit inverted.
+        unsigned, signed = (a, b) if (product.dtype == "uint8") == bool(product.b_dtype) else (b, a)
         return f.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", total.type, total, unsigned, signed)
     if product.step == "dot_i16":
         if f.target.has_vnni:
@@ -245,11 +251,11 @@ def tile_loop(
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
     whole = rows + rows % 2 if product.in_blocks else rows
-    if product.seeded:
+    starts = [f.zero(wide)] * vectors
+    if product.seeded and not product.b_dtype:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
+    if product.seeded:
         b = b + row
-    else:
-        starts = [f.zero(wide)] * vectors
     factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
     if product.bits:
         b = b + tile.nr * size

@@ -45,8 +45,7 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
 
 def refusal(problem: Problem, candidate: Candidate) -> str:
     """Return the reason why this rung refuses the problem, or ""."""
-    rung = candidate.rung
-    return rung.refuses(problem) if problem.dtype in rung.dtypes else f"it does not support {problem.dtype}"
+    return candidate.rung.refusal(problem)
 
 
 # Up to so many rows a tile has too few multiply-adds to hide that: from 1/4 of L2 on, streams are as fast where B

@@ -103,6 +103,7 @@ _packed_rung = partial(
     refuses=_packed,
     build=build.packed,
     bound=blocked,
+    mixed=True,
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
 _TILE_SPACE = {"mc": (64, 128, 256, 512), "kc": (512, 1024, 2048, 4096), "nc": (512, 1024, 2048)}
@@ -231,14 +232,15 @@ CPU = (
     ),
     _packed_rung(
         name="amx_threaded",
-        idea="amx_packed on all cores: C is cut along m and n, and each thread has a tile unit of its own",
+        idea="amx_packed on all cores: a large B is packed once for all, and each thread has a tile unit of its own",
         parent="amx_packed",
         dtypes=tuple(_SUMS),
         refuses=_tiles,
         space=_TILE_SPACE,
         lesson=(
             "Each core has a tile unit, so the products divide well; packing does not: with 4 x 4 parts each column of "
-            "B is packed by four threads. A thread shapes its tile registers when its part begins and releases them "
+            "B would be packed by four threads. So all threads pack a large B together before they multiply. A thread "
+            "shapes its tile registers when its part begins and releases them "
             "when it ends, since every switch of threads would save them otherwise, 8 KiB each time."
         ),
         source="cpu/pool.py",

@@ -68,6 +68,7 @@ class Rung(NamedTuple):
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
     bounds: Mapping[str, Growth] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
+    mixed: bool = False  # it takes int8 by uint8, and the reverse
     one_sided: bool = False  # with A and B exchanged a sum has other bits: it is added in another order
 
     def bound_of(self, dtype: str, precision: str = "") -> Growth:
@@ -78,6 +79,8 @@ class Rung(NamedTuple):
         """Return why it does not multiply a problem, its type included; "" if it does."""
         if problem.dtype not in self.dtypes:
             return f"it is written for {', '.join(self.dtypes)}, not {problem.dtype}"
+        if problem.b_dtype and not self.mixed:
+            return f"A and B must have one type, not {problem.dtype} and {problem.b_dtype}"
         return self.refuses(problem)
 
     def explicit(self, config: Config) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -72,11 +72,6 @@ class Layout:
     def partial(self) -> bool:
         """Whether ranks hold summands."""
         return any(isinstance(placement, Partial) for placement in self.placements)
-
-    def within(self, top: int, bottom: int, axis: int) -> Layout:
-        """Return the layout of which every rank keeps only rows (axis 0) or columns (1) [top, bottom)."""
-        window = (top, bottom, 0, self.shape[1]) if axis == 0 else (0, self.shape[0], top, bottom)
-        return replace(self, boxes=tuple(box.meet(Box(*window)) for box in self.boxes))
 
 
 def coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
@@ -177,15 +172,15 @@ def words(placements: Sequence[Placement]) -> str:
     return " x ".join(names.get(placement, str(placement)) for placement in placements)
 
 
-def sources(held: Layout, wanted: Layout, receiver: int) -> Iterator[tuple[int, Box]]:
+def sources(held: Layout, placements: Sequence[Placement], wanted: Box, receiver: int) -> Iterator[tuple[int, Box]]:
     """Yield which rank (itself too) has which box of what `receiver` wants, in the order of ranks.
 
-    Along a dimension of copies a rank takes its own, so that no copy is asked twice as much as another. Boxes of several
-    summands of one place must be added.
+    Along a dimension of copies a rank takes its own, so that no copy is asked twice as much as another. Boxes of
+    several summands of one place must be added.
     """
-    place = coordinates(receiver, held.mesh)
     ranges: list[Sequence[int]] = []
-    for coordinate, size, has, wants in zip(place, held.mesh, held.placements, wanted.placements, strict=True):
+    place = coordinates(receiver, held.mesh)
+    for coordinate, size, has, wants in zip(place, held.mesh, held.placements, placements, strict=True):
         if isinstance(wants, Partial) and not isinstance(has, Partial):
             if coordinate:
                 return  # the first rank along this dimension has all, the others zeros
@@ -196,7 +191,7 @@ def sources(held: Layout, wanted: Layout, receiver: int) -> Iterator[tuple[int, 
             ranges.append(range(size))
     for there in product(*ranges):
         sender = rank_at(there, held.mesh)
-        box = held.boxes[sender].meet(wanted.boxes[receiver])
+        box = held.boxes[sender].meet(wanted)
         if box.size:
             yield sender, box
 
@@ -209,8 +204,8 @@ def traffic(held: Layout, wanted: Layout) -> dict[tuple[int, int], int]:
     {(1, 0): 6, (0, 1): 6}
     """
     sent: dict[tuple[int, int], int] = {}
-    for receiver in range(len(held.boxes)):
-        for sender, box in sources(held, wanted, receiver):
+    for receiver, box in enumerate(wanted.boxes):
+        for sender, part in sources(held, wanted.placements, box, receiver):
             if sender != receiver:
-                sent[sender, receiver] = sent.get((sender, receiver), 0) + box.size
+                sent[sender, receiver] = sent.get((sender, receiver), 0) + part.size
     return sent

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ def _rows_to_scatter(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> l
 def spans(rows: Sequence[int]) -> list[slice]:
     """Return each rank's rows of the whole."""
     ends = list(accumulate(rows, initial=0))
-    return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def swap(outgoing: Any, incoming: Any, to: int, source: int, group: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """The cheapest way to multiply two matrices that ranks hold in parts, its traffic, memory and time, as data.
 
 Along each dimension of the mesh the ranks cut m, n or k, or all do the same. Cutting m along one dimension and n along
-another is the two-dimensional algorithm SUMMA (van de Geijn and Watts, 1997), a third dimension that cuts k makes it the
-2.5-dimensional one (Solomonik and Demmel, 2011). All ways are priced, as COSMA (Kwasniewski et al., 2019) does for one.
+another is the two-dimensional algorithm SUMMA (van de Geijn and Watts, 1997), and a third dimension that cuts k makes
+it the 2.5-dimensional one (Solomonik and Demmel, 2011). Every way is priced, and the cheapest taken.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gemmery.distributed.layouts import (
     Replicate,
     Shard,
     check_placements,
+    coordinates,
     even,
     sources,
     traffic,
@@ -101,6 +102,18 @@ class Plan:
             return "the same product on every rank"
         return "cut along " + " and ".join(dict.fromkeys(cuts))
 
+    def piece(self, rank: int, step: int) -> tuple[int, int]:
+        """Return the part of k that a rank multiplies in a step.
+
+        Ranks begin in different places, so that no rank must send to all others at once; ranks that compute the same
+        begin in the same place.
+        """
+        box, size = self.a_wanted.boxes[rank], max(self.a.mesh)
+        place = coordinates(rank, self.a.mesh)
+        first = sum(at for at, way in zip(place, self.ways, strict=True) if way != "-") * self.steps // size
+        at, depth = (first + step) % self.steps, box.right - box.left
+        return box.left + depth * at // self.steps, box.left + depth * (at + 1) // self.steps
+
     @property
     def hidden(self) -> float:
         """Seconds of transfer during which the rank multiplies."""
@@ -130,15 +143,13 @@ class Plan:
         """Return the plan in words, with the traffic of each link of up to EVERY ranks."""
         (m, k), n = self.a.shape, self.b.shape[1]
         ranks = math.prod(self.a.mesh)
+        moves = zip("ABC", (self.a, self.b, self.c), (self.a_wanted, self.b_wanted, self.out), strict=True)
         lines = [
             f"{m} x {n} x {k} {self.dtype} over {ranks} ranks ({' x '.join(map(str, self.a.mesh))}): {self.algorithm}",
-            f"A {words(self.a.placements)} -> {words(self.a_wanted.placements)}, "
-            f"B {words(self.b.placements)} -> {words(self.b_wanted.placements)}, "
-            f"C {words(self.c.placements)} -> {words(self.out.placements)}",
+            ", ".join(f"{name} {words(held.placements)} -> {words(wanted.placements)}" for name, held, wanted in moves),
             f"a rank receives at most {_bytes(self.received)} and keeps {_bytes(self.kept)}",
-            f"predicted {_time(self.seconds)}: operands {_time(self.arrival)} in {self.steps} step"
-            f"{'s' * (self.steps > 1)}, of which {_time(self.hidden)} while the rank multiplies; product "
-            f"{_time(self.product)}; joining C {_time(self.joining)}",
+            f"predicted {_time(self.seconds)}: product {_time(self.product)}, joining C {_time(self.joining)}",
+            f"operands {_time(self.arrival)} in {self.steps} steps, of which products hide {_time(self.hidden)}",
         ]
         if ranks <= EVERY:
             lines += [f"rank {sender} -> rank {to}: {_bytes(count)}" for (sender, to), count in self.links.items()]
@@ -258,7 +269,7 @@ def _received(held: Layout, wanted: Layout, element: int, rank: int, machine: Ma
     """Return the bytes that a rank receives, and the time."""
     near = far = messages = 0
     host = rank // machine.ranks_a_host
-    for sender, box in sources(held, wanted, rank):
+    for sender, box in sources(held, wanted.placements, wanted.boxes[rank], rank):
         if sender != rank:
             messages += 1
             near += box.size * element * (sender // machine.ranks_a_host == host)
@@ -307,8 +318,8 @@ def gather_events(m: int, n: int, k: int, ranks: int, machine: Machine = H200, s
 def scatter_events(m: int, n: int, k: int, ranks: int, machine: Machine = H200, size: int = 2) -> tuple[Event, ...]:
     """Return what ranks do in `matmul_reduce_scatter`: x (m, k) in parts of columns, w (k, n) in parts of rows.
 
-    A rank multiplies the rows of others first, sends each part while it multiplies the next, and at last adds to its own
-    what came, in the order of ranks.
+    A rank multiplies the rows of others first, sends each part while it multiplies the next, and at last adds to its
+    own what came, in the order of ranks.
     """
     work = 2 * m * n * k / ranks**2 / machine.flops
     part_bytes = m * n * size / ranks

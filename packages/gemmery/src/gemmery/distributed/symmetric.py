@@ -1,8 +1,8 @@
 """The overlapped products between GPUs of one host: copy engines push rows into symmetric memory, each behind a signal.
 
 Two ordinary products and a copy engine hide nearly all of the transfer of a large product. A tile that reads a peer's
-rows in place fetches them once for every column of tiles, so rows are copied once; results that the epilogue stores over
-the link take longer than a copy (docs/findings/products_over_ranks.md).
+rows in place fetches them once for every column of tiles, so rows are copied once; results that the epilogue stores
+over the link take longer than a copy (docs/findings/products_over_ranks.md).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Gather(Space):
 
 
 class Scatter(Space):
-    """This rank's rows of the sum of x @ w over ranks."""
+    """The sum of x @ w over ranks, of which each rank gets some rows."""
 
     def __init__(self, group: Any, rows: tuple[int, ...], x: Any, n: int) -> None:
         """Allocate a buffer for the parts of all ranks."""

@@ -41,13 +41,13 @@ def gloo(ranks, cases, folder):
 
 
 def test_two_ranks_of_gloo(tmp_path):
-    gloo(2, "products,overlapped", tmp_path)
+    gloo(2, "products,overlapped,block", tmp_path)
 
 
 @pytest.mark.many(4)
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_more_ranks_of_gloo(tmp_path, ranks):
-    gloo(ranks, "products,overlapped", tmp_path)
+    gloo(ranks, "products,overlapped,block", tmp_path)
 
 
 def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path):

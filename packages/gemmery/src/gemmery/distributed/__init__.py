@@ -39,7 +39,14 @@ _HOMES = {
 __all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
 if not TYPE_CHECKING:
-    __getattr__ = load_lazily(__name__, _HOMES)
+    _attribute = load_lazily(__name__, _HOMES)
+
+    def __getattr__(name):
+        if name == "dask":  # a module, which imports Dask
+            from importlib import import_module
+
+            return import_module("gemmery.distributed.dask")
+        return _attribute(name)
 
     def __dir__():
-        return __all__
+        return [*__all__, "dask"]

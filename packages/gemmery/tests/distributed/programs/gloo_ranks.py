@@ -1,5 +1,6 @@
 """One rank of a Gloo group: python gloo_ranks.py RANK RANKS FILE CASE. It exits with 0 if all its checks hold."""
 
+import copy
 import os
 import sys
 from datetime import timedelta
@@ -83,6 +84,37 @@ def overlapped(rank, ranks):
     torch.testing.assert_close(weight.grad, (rank + 1) * x.T @ grad)
     with pytest.raises(ShapeError, match="rank 1"):
         gd.all_gather_matmul(x[mine][:, : 6 - rank], w)
+
+
+class Block(torch.nn.Module):
+    """The layers of a Llama block, with a product of features in place of attention."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.q_proj, self.v_proj = (torch.nn.Linear(8, 8, bias=bias) for _ in range(2))
+        self.o_proj = torch.nn.Linear(8, 8, bias=bias)
+        self.gate_proj, self.up_proj = (torch.nn.Linear(8, 12, bias=bias) for _ in range(2))
+        self.down_proj = torch.nn.Linear(12, 8, bias=bias)
+
+    def forward(self, x):
+        x = x + self.o_proj(self.q_proj(x).cumsum(1) * self.v_proj(x))
+        return x + self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def block(rank, ranks):
+    """A block in one line: its output and every gradient are those of one rank."""
+    torch.manual_seed(1)
+    whole = Block(bias=True).double()
+    spread = gd.parallelize(copy.deepcopy(whole), init_device_mesh("cpu", (ranks,)))
+    x = torch.randn(2, 3 * ranks, 8, dtype=torch.float64)
+    mine = slice(3 * rank, 3 * rank + 3)
+    want = whole(x)
+    want.square().sum().backward()
+    part = spread(x[:, mine])
+    torch.testing.assert_close(part, want[:, mine])
+    part.square().sum().backward()
+    for name, parameter in spread.named_parameters():
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad, msg=name)
 
 
 def one_dies(rank, ranks):

@@ -66,7 +66,10 @@ OWNERS = {
         "lab",
     ),
     "jax": ("jax",),
+    "dask": ("gemmery/distributed/dask.py",),
+    "distributed": ("gemmery/distributed/dask.py",),
     "torch": (
+        "distributed",
         "torch",
         "gemmery_lab/measure/libraries.py",
         "gemmery_lab/measure/cublas.py",

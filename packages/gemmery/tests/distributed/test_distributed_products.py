@@ -96,7 +96,7 @@ def check(mesh, of_a, of_b, shape, out=None, dtype=np.float32, **options):
     found, comm, errors = on_ranks(math.prod(mesh), one)
     assert not any(errors), errors
     name = np.dtype(dtype).name
-    chosen = plan(*held, products._types(a, b, None)[0], "", out, products._machine(a), **options)
+    chosen = plan(*held, products._types(a, b, None)[0], "", out, products._speeds(a), **options)
     want = a.astype(np.complex128) @ b.astype(np.complex128)
     np.testing.assert_array_equal(joined(found, chosen.out, dtype), want, err_msg=f"{name} {chosen}")
     assert comm.sent == chosen.links

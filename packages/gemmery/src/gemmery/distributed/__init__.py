@@ -12,8 +12,8 @@ from gemmery import load_lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gemmery.distributed.layouts import Box as Box
-    from gemmery.distributed.layouts import Layout as Layout
+    from gemmery.distributed.layouts import Distribution as Distribution
+    from gemmery.distributed.layouts import Part as Part
     from gemmery.distributed.layouts import Partial as Partial
     from gemmery.distributed.layouts import Replicate as Replicate
     from gemmery.distributed.layouts import Shard as Shard
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from gemmery.distributed.overlap import matmul_reduce_scatter as matmul_reduce_scatter
     from gemmery.distributed.plan import CORE as CORE
     from gemmery.distributed.plan import H200 as H200
-    from gemmery.distributed.plan import Machine as Machine
-    from gemmery.distributed.plan import Plan as Plan
+    from gemmery.distributed.plan import ProductPlan as ProductPlan
+    from gemmery.distributed.plan import Speeds as Speeds
     from gemmery.distributed.products import explain as explain
     from gemmery.distributed.products import matmul as matmul
     from gemmery.distributed.styles import parallelize as parallelize
 
 _HOMES = {
-    "gemmery.distributed.layouts": ("Box", "Layout", "Partial", "Replicate", "Shard", "even"),
+    "gemmery.distributed.layouts": ("Part", "Distribution", "Partial", "Replicate", "Shard", "even"),
     "gemmery.distributed.overlap": ("all_gather_matmul", "matmul_reduce_scatter"),
-    "gemmery.distributed.plan": ("CORE", "H200", "Machine", "Plan"),
+    "gemmery.distributed.plan": ("CORE", "H200", "Speeds", "ProductPlan"),
     "gemmery.distributed.products": ("explain", "matmul"),
     "gemmery.distributed.styles": ("parallelize",),
 }

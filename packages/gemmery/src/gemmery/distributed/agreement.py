@@ -22,14 +22,14 @@ def agree(
     Raises `wrong` on every rank if one has it, and ArgumentError on every rank if the functions or values differ.
     """
     error = None if wrong is None else (type(wrong).__name__, str(wrong))
-    said = exchange((function, dict(same), own, error))
-    for rank, (_, _, _, found) in enumerate(said):
-        if found is not None:
-            kind, text = found
+    answers = exchange((function, dict(same), own, error))
+    for rank, (_, _, _, result) in enumerate(answers):
+        if result is not None:
+            kind, text = result
             raise getattr(errors, kind, GemmeryError)(f"rank {rank}: {text}")
-    for name in sorted({name for _, values, _, _ in said for name in values} | {"function"}):
-        values = [called if name == "function" else repr(known.get(name)) for called, known, _, _ in said]
+    for name in sorted({name for _, values, _, _ in answers for name in values} | {"function"}):
+        values = [called if name == "function" else repr(known.get(name)) for called, known, _, _ in answers]
         if len(set(values)) > 1:
             differ = "; ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))
             raise ArgumentError(f"the ranks called with different values of {name}: {differ}; call with the same")
-    return [theirs for _, _, theirs, _ in said]
+    return [theirs for _, _, theirs, _ in answers]

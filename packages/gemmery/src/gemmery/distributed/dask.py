@@ -171,11 +171,11 @@ def _chunk_matmul(a: Any, b: Any) -> Any:
 def _chunk_tensordot(a: Any, b: Any, axes: Any, is_sparse: bool) -> Any:
     if is_sparse or not _ours(a, b):
         return _OWN["_tensordot"](a, b, axes, is_sparse)
-    found = tensordot(a, b, axes)
-    index: list[slice | None] = [slice(None)] * found.ndim
+    result = tensordot(a, b, axes)
+    index: list[slice | None] = [slice(None)] * result.ndim
     for axis in sorted(axes[0]):
         index.insert(axis, None)
-    return found[tuple(index)]
+    return result[tuple(index)]
 
 
 def _ours(a: Any, b: Any) -> bool:

@@ -35,7 +35,7 @@ class Partial:
 Placement = Shard | Replicate | Partial
 
 
-class Box(NamedTuple):
+class Part(NamedTuple):
     """Rows [top, bottom) and columns [left, right) of a matrix."""
 
     top: int
@@ -53,20 +53,20 @@ class Box(NamedTuple):
         """The number of elements."""
         return math.prod(self.shape)
 
-    def meet(self, other: Box) -> Box:
+    def meet(self, other: Part) -> Part:
         """Return the part that both have, which may be empty."""
         top, left = max(self.top, other.top), max(self.left, other.left)
-        return Box(top, max(top, min(self.bottom, other.bottom)), left, max(left, min(self.right, other.right)))
+        return Part(top, max(top, min(self.bottom, other.bottom)), left, max(left, min(self.right, other.right)))
 
 
 @dataclass(frozen=True)
-class Layout:
+class Distribution:
     """How a matrix lies on the ranks of a mesh: a placement for each dimension of it, and each rank's part."""
 
     shape: tuple[int, int]
     mesh: tuple[int, ...]
     placements: tuple[Placement, ...]
-    boxes: tuple[Box, ...]  # by rank; the last dimension of the mesh varies first
+    boxes: tuple[Part, ...]  # by rank; the last dimension of the mesh varies first
 
     @cached_property
     def partial(self) -> bool:
@@ -96,7 +96,7 @@ def rank_at(place: Sequence[int], mesh: Sequence[int]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Layout:
+def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Distribution:
     """Return the layout that DTensor gives: parts of ceil(length / ranks), of which the last are shorter or empty.
 
     >>> [box[:2] for box in even((5, 2), (4,), (Shard(0),)).boxes]
@@ -113,8 +113,8 @@ def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placem
                 start, stop = ends[placement.dim]
                 step = -(-(stop - start) // size)
                 ends[placement.dim] = [min(start + coordinate * step, stop), min(start + (coordinate + 1) * step, stop)]
-        boxes.append(Box(*ends[0], *ends[1]))
-    return Layout(shape, mesh, placements, tuple(boxes))
+        boxes.append(Part(*ends[0], *ends[1]))
+    return Distribution(shape, mesh, placements, tuple(boxes))
 
 
 def check_placements(mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> None:
@@ -128,7 +128,9 @@ def check_placements(mesh: tuple[int, ...], placements: tuple[Placement, ...]) -
             raise ArgumentError(f"{placement}: a matrix has dimensions 0 (rows) and 1 (columns)")
 
 
-def of_parts(shapes: Sequence[tuple[int, int]], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Layout:
+def of_parts(
+    shapes: Sequence[tuple[int, int]], mesh: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Distribution:
     """Return the layout of a matrix from the shape of each rank's part, of any sizes.
 
     Raises ShapeError if the parts do not fit together.
@@ -152,14 +154,14 @@ def of_parts(shapes: Sequence[tuple[int, int]], mesh: tuple[int, ...], placement
                 total += length
             ends += [start, start + shapes[rank][axis]]
             whole.append(total)
-        boxes.append(Box(*ends))
+        boxes.append(Part(*ends))
         wholes.add((whole[0], whole[1]))
     if len(wholes) != 1:
         raise ShapeError(
             f"the ranks' parts {list(shapes)} with placements {words(placements)} make no one matrix, but "
             f"{sorted(wholes)}: pass parts of one matrix, or other placements"
         )
-    return Layout(wholes.pop(), mesh, placements, tuple(boxes))
+    return Distribution(wholes.pop(), mesh, placements, tuple(boxes))
 
 
 def words(placements: Sequence[Placement]) -> str:
@@ -172,15 +174,17 @@ def words(placements: Sequence[Placement]) -> str:
     return " x ".join(names.get(placement, str(placement)) for placement in placements)
 
 
-def sources(held: Layout, placements: Sequence[Placement], wanted: Box, receiver: int) -> Iterator[tuple[int, Box]]:
+def sources(
+    source: Distribution, placements: Sequence[Placement], target: Part, receiver: int
+) -> Iterator[tuple[int, Part]]:
     """Yield which rank (itself too) has which box of what `receiver` wants, in the order of ranks.
 
     Along a dimension of copies a rank takes its own, so that no copy is asked twice as much as another. Boxes of
     several summands of one place must be added.
     """
     ranges: list[Sequence[int]] = []
-    place = coordinates(receiver, held.mesh)
-    for coordinate, size, has, wants in zip(place, held.mesh, held.placements, placements, strict=True):
+    place = coordinates(receiver, source.mesh)
+    for coordinate, size, has, wants in zip(place, source.mesh, source.placements, placements, strict=True):
         if isinstance(wants, Partial) and not isinstance(has, Partial):
             if coordinate:
                 return  # the first rank along this dimension has all, the others zeros
@@ -190,13 +194,13 @@ def sources(held: Layout, placements: Sequence[Placement], wanted: Box, receiver
         else:
             ranges.append(range(size))
     for there in product(*ranges):
-        sender = rank_at(there, held.mesh)
-        box = held.boxes[sender].meet(wanted)
+        sender = rank_at(there, source.mesh)
+        box = source.boxes[sender].meet(target)
         if box.size:
             yield sender, box
 
 
-def traffic(held: Layout, wanted: Layout) -> dict[tuple[int, int], int]:
+def traffic(source: Distribution, target: Distribution) -> dict[tuple[int, int], int]:
     """Return how many elements each rank sends to each other one: {(sender, receiver): elements}.
 
     >>> rows = even((4, 3), (2,), (Shard(0),))
@@ -204,8 +208,8 @@ def traffic(held: Layout, wanted: Layout) -> dict[tuple[int, int], int]:
     {(1, 0): 6, (0, 1): 6}
     """
     sent: dict[tuple[int, int], int] = {}
-    for receiver, box in enumerate(wanted.boxes):
-        for sender, part in sources(held, wanted.placements, box, receiver):
+    for receiver, box in enumerate(target.boxes):
+        for sender, part in sources(source, target.placements, box, receiver):
             if sender != receiver:
                 sent[sender, receiver] = sent.get((sender, receiver), 0) + part.size
     return sent

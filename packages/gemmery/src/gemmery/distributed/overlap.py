@@ -1,7 +1,7 @@
 """The two products of tensor-parallel layers, whose communication hides behind the product.
 
 A rank multiplies its own rows while those of others arrive, and sends parts of a sum while it multiplies the next part.
-On GPUs of one host with peer access copy engines carry them (`symmetric.py`); everywhere else messages of the process
+On GPUs of one host with peer access copy engines carry them (`peers.py`); everywhere else messages of the process
 group do, which NCCL sends on a stream of its own and Gloo from its own thread. Flux (Chang et al., 2024) and the
 asynchronous tensor parallelism of PyTorch hide the same transfers by tiles and by chunks.
 """
@@ -9,39 +9,38 @@ asynchronous tensor parallelism of PyTorch hide the same transfers by tiles and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from gemmery import api
+from gemmery.distributed import peers
 from gemmery.distributed.agreement import agree
+from gemmery.distributed.groups import capturing, exchange, group_name, resolve, spans
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 _distributed: Any = dist  # parts of PyTorch have no types
-_c10d: Any = c10d
 _library: Any = torch.library
 multiply: Any = api.matmul
-_agreed: dict[str, set[object]] = {}  # by group: what the ranks agreed on, where an exchange would stop the device
 
 
-def all_gather_matmul(x: Any, w: Any, group: Any = None) -> Any:
+def all_gather_matmul(x: Any, w: Any, group: Any = None, rows: Sequence[int] | None = None) -> Any:
     """Return the rows of every rank times this rank's columns: all_gather(x) @ w.
 
     x is (rows, k), of any number of rows on each rank; w is (k, n). `group` is a process group, or None for all ranks.
-    It is recorded by autograd, and an operator under torch.compile, where all ranks must have as many rows.
+    The ranks tell each other their shapes first, which takes longer than a small product on a GPU. With `rows`, the
+    number of rows of each rank, they do not, nor under torch.compile and CUDA graphs, where all have as many rows.
+    Autograd records it.
 
     >>> y = gd.all_gather_matmul(x, w)  # x (m / ranks, k), w (k, n / ranks), y (m, n / ranks)  # doctest: +SKIP
 
     Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, if an argument does not fit.
     """
     name = group_name(group)
-    if torch.compiler.is_compiling():
-        return torch.ops.gemmery.all_gather_matmul(x, w, [], name, False)[0]
-    return torch.ops.gemmery.all_gather_matmul(x, w, _rows_to_gather(x, w, name), name, False)[0]
+    if not torch.compiler.is_compiling():
+        rows = _rows_to_gather(x, w, rows, name)
+    return torch.ops.gemmery.all_gather_matmul(x, w, list(rows or []), name, False)[0]
 
 
 def matmul_reduce_scatter(x: Any, w: Any, group: Any = None, rows: Sequence[int] | None = None) -> Any:
@@ -49,55 +48,16 @@ def matmul_reduce_scatter(x: Any, w: Any, group: Any = None, rows: Sequence[int]
 
     x is (m, k), w (k, n), with a part of k on each rank. Rank r gets `rows[r]` rows, by default ceil(m / ranks), of
     which the last ranks may have fewer. Parts are added in an order that depends on nothing but the number of ranks.
+    The ranks tell each other their shapes first, unless `rows` are given or a CUDA graph captures the product.
 
     >>> y = gd.matmul_reduce_scatter(x, w)  # x (m, k / ranks), w (k / ranks, n), y (m / ranks, n)  # doctest: +SKIP
 
     Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, if an argument does not fit.
     """
     name = group_name(group)
-    if torch.compiler.is_compiling():
-        return torch.ops.gemmery.matmul_reduce_scatter(x, w, list(rows or []), name)
-    return torch.ops.gemmery.matmul_reduce_scatter(x, w, _rows_to_scatter(x, w, rows, name), name)
-
-
-def group_name(group: Any) -> str:
-    """Return the name of a process group, of all ranks by default."""
-    if isinstance(group, str):
-        return group
-    if not torch.compiler.is_compiling() and not _distributed.is_initialized():
-        raise ArgumentError("there is no process group: call torch.distributed.init_process_group first")
-    found: str = (_distributed.group.WORLD if group is None else group).group_name
-    return found
-
-
-def resolve(name: str) -> Any:
-    """Return the process group with a name."""
-    return _c10d._resolve_process_group(name)
-
-
-def exchange(group: Any) -> Any:
-    """Return the function with which the ranks of a process group tell each other an object."""
-
-    def told(value: object) -> list[Any]:
-        every: list[Any] = [None] * group.size()
-        _distributed.all_gather_object(every, value, group=group)
-        return every
-
-    return told
-
-
-def timeout(group: Any) -> timedelta:
-    """Return how long the ranks of a group wait for each other."""
-    found: timedelta = _c10d._get_default_timeout(_distributed.get_backend(group))
-    try:
-        return group._get_backend(torch.device(group._device_types[0])).options._timeout
-    except (AttributeError, RuntimeError):
-        return found
-
-
-def capturing(x: Any) -> bool:
-    """Return True while a CUDA graph captures the current stream, where ranks cannot talk."""
-    return bool(x.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not torch.compiler.is_compiling():
+        rows = _rows_to_scatter(x, w, rows, name)
+    return torch.ops.gemmery.matmul_reduce_scatter(x, w, list(rows or []), name)
 
 
 def _operands_error(x: Any, w: Any) -> Exception | None:
@@ -110,38 +70,32 @@ def _operands_error(x: Any, w: Any) -> Exception | None:
     return None
 
 
-def _told(function: str, x: Any, w: Any, same: dict[str, object], name: str) -> list[Any]:
-    """Return the rows of x on each rank, after the ranks agreed; on CUDA devices once for each description."""
-    group, rows = resolve(name), x.shape[0]
-    key = (function, rows, tuple(same.items()))
-    known = _agreed.setdefault(name, set())
-    if x.is_cuda and (capturing(x) or key in known):
-        return [rows] * group.size()
-    every = agree(exchange(group), function, same, rows, _operands_error(x, w))
-    if x.is_cuda and len(set(every)) == 1:
-        known.add(key)
-    return every
+def _agreed(function: str, x: Any, w: Any, same: dict[str, object], rows: Sequence[int] | None, name: str) -> list[int]:
+    """Return the rows of x on each rank, after the ranks agreed, if they can and `rows` does not say it."""
+    group, wrong = resolve(name), _operands_error(x, w)
+    if rows is not None or capturing(x):
+        if wrong is not None:
+            raise wrong
+        return list(rows) if rows is not None else [x.shape[0]] * group.size()
+    return agree(exchange(group), function, same, x.shape[0], wrong)
 
 
-def _rows_to_gather(x: Any, w: Any, name: str) -> list[int]:
-    return _told("all_gather_matmul", x, w, {"k": x.shape[-1], "dtype": x.dtype}, name)
+def _rows_to_gather(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> list[int]:
+    counts = _agreed("all_gather_matmul", x, w, {"k": x.shape[-1], "dtype": x.dtype}, rows, name)
+    group = resolve(name)
+    if len(counts) != group.size() or counts[group.rank()] != x.shape[0]:
+        raise ShapeError(f"rows {counts} for {group.size()} ranks, and x has {x.shape[0]}: give each rank's rows of x")
+    return counts
 
 
 def _rows_to_scatter(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> list[int]:
     m, ranks = x.shape[0], resolve(name).size()
     step = -(-m // ranks)
-    given = [min(step, max(0, m - rank * step)) for rank in range(ranks)] if not rows else list(rows)
-    same = {"m": m, "n": w.shape[-1], "dtype": x.dtype, "rows": tuple(given)}
-    _told("matmul_reduce_scatter", x, w, same, name)
-    if len(given) != ranks or sum(given) != m or min(given, default=0) < 0:
-        raise ShapeError(f"rows {given} for {ranks} ranks and {m} rows of x: give one number for each rank, of sum {m}")
-    return given
-
-
-def spans(rows: Sequence[int]) -> list[slice]:
-    """Return each rank's rows of the whole."""
-    ends = list(accumulate(rows, initial=0))
-    return [slice(start, end) for start, end in pairwise(ends)]
+    counts = [min(step, max(0, m - rank * step)) for rank in range(ranks)] if rows is None else list(rows)
+    _agreed("matmul_reduce_scatter", x, w, {"m": m, "n": w.shape[-1], "dtype": x.dtype}, rows, name)
+    if len(counts) != ranks or sum(counts) != m or min(counts, default=0) < 0:
+        raise ShapeError(f"rows {counts} for {ranks} ranks and {m} rows of x: give one number for each, of sum {m}")
+    return counts
 
 
 def swap(outgoing: Any, incoming: Any, to: int, source: int, group: Any) -> list[Any]:
@@ -174,11 +128,9 @@ def _finished(works: list[Any]) -> None:
 
 
 def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple[Any, Any]:
-    rows, group = list(rows) or _rows_to_gather(x, w, name), resolve(name)
+    rows, group = list(rows) or _rows_to_gather(x, w, None, name), resolve(name)
     if x.is_cuda:
-        from gemmery.distributed import symmetric
-
-        space = symmetric.gathering(group, tuple(rows), x)
+        space = peers.gathering(group, tuple(rows), x)
         if space is not None:
             return space(x, w, keep)
     full, waits = _arriving(x, rows, group)
@@ -192,18 +144,16 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
 def _scatter(x: Any, w: Any, rows: Sequence[int], name: str) -> Any:
     rows, group = list(rows) or _rows_to_scatter(x, w, None, name), resolve(name)
     if x.is_cuda:
-        from gemmery.distributed import symmetric
-
-        space = symmetric.scattering(group, tuple(rows), x, w.shape[1])
+        space = peers.scattering(group, tuple(rows), x, w.shape[1])
         if space is not None:
             return space(x, w)
     rank, ranks, places = group.rank(), group.size(), spans(rows)
     parts = x.new_empty((ranks, rows[rank], w.shape[1]))
-    works, kept = [], []
+    works, stored = [], []
     for away in range(1, ranks):
         to, source = (rank + away) % ranks, (rank - away) % ranks
-        kept.append(multiply(x[places[to]], w))  # as long as it is sent
-        works += swap(kept[-1], parts[source], to, source, group)
+        stored.append(multiply(x[places[to]], w))  # as long as it is sent
+        works += swap(stored[-1], parts[source], to, source, group)
     multiply(x[places[rank]], w, out=parts[rank])
     _finished(works)
     return added(parts)

@@ -15,8 +15,8 @@ from itertools import product
 
 from gemmery import dtypes
 from gemmery.distributed.layouts import (
-    Box,
-    Layout,
+    Distribution,
+    Part,
     Partial,
     Placement,
     Replicate,
@@ -38,7 +38,7 @@ EVERY = 16
 
 
 @dataclass(frozen=True)
-class Machine:
+class Speeds:
     """The speeds of one rank and its links, of which a plan predicts times.
 
     `flops` are operations of the local product a second, `inside` and `between` bytes a second that a rank receives
@@ -59,33 +59,33 @@ class Machine:
 
 
 # One H200 a rank, bf16: docs/findings/products_over_ranks.md has the measurements; 400 Gb/s between hosts.
-H200 = Machine(flops=785e12, inside=350e9, between=50e9, latency=15e-6, memory=4.0e12)
+H200 = Speeds(flops=785e12, inside=350e9, between=50e9, latency=15e-6, memory=4.0e12)
 # One core of a server a rank, float32, ranks that share its memory.
-CORE = Machine(flops=100e9, inside=2e9, between=1e9, latency=100e-6, memory=8e9, ranks_a_host=64)
+CORE = Speeds(flops=100e9, inside=2e9, between=1e9, latency=100e-6, memory=8e9, ranks_a_host=64)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """How ranks multiply: what each receives of A and B, which product it computes, and how parts of C are joined.
 
     `ways` has a letter for each dimension of the mesh: m, n or k, which ranks along it cut, or "-" where all compute
-    the same. `a` and `b` are what ranks hold, `a_wanted` and `b_wanted` what they multiply, `c` its result, and `out`
+    the same. `a` and `b` are what ranks hold, `a_target` and `b_target` what they multiply, `c` its result, and `out`
     the result that is asked for. `steps` are pieces of k, of which the next comes while one is multiplied. `received`
-    and `kept` are bytes, `arrival`, `product` and `joining` seconds, of the rank that has most.
+    and `stored` are bytes, `arrival`, `product` and `joining` seconds, of the rank that has most.
     """
 
     ways: str
     dtype: str
     result: str
-    a: Layout
-    b: Layout
-    a_wanted: Layout
-    b_wanted: Layout
-    c: Layout
-    out: Layout
+    a: Distribution
+    b: Distribution
+    a_target: Distribution
+    b_target: Distribution
+    c: Distribution
+    out: Distribution
     steps: int
     received: int
-    kept: int
+    stored: int
     arrival: float
     product: float
     joining: float
@@ -108,7 +108,7 @@ class Plan:
         Ranks begin in different places, so that no rank must send to all others at once; ranks that compute the same
         begin in the same place.
         """
-        box, size = self.a_wanted.boxes[rank], max(self.a.mesh)
+        box, size = self.a_target.boxes[rank], max(self.a.mesh)
         place = coordinates(rank, self.a.mesh)
         first = sum(at for at, way in zip(place, self.ways, strict=True) if way != "-") * self.steps // size
         at, depth = (first + step) % self.steps, box.right - box.left
@@ -128,26 +128,28 @@ class Plan:
     def links(self) -> dict[tuple[int, int], int]:
         """Bytes that each rank sends to each other one: {(sender, receiver): bytes}."""
         total: dict[tuple[int, int], int] = {}
-        for held, wanted, size in self._moves():
-            for link, elements in traffic(held, wanted).items():
+        for source, target, size in self._moves():
+            for link, elements in traffic(source, target).items():
                 total[link] = total.get(link, 0) + elements * size
         return dict(sorted(total.items()))
 
-    def _moves(self) -> Iterator[tuple[Layout, Layout, int]]:
+    def _moves(self) -> Iterator[tuple[Distribution, Distribution, int]]:
         element = dtypes.get(self.dtype).size
-        yield self.a, self.a_wanted, element
-        yield self.b, self.b_wanted, element
+        yield self.a, self.a_target, element
+        yield self.b, self.b_target, element
         yield self.c, self.out, element_of_sums(self.dtype, self.result, self.c)
 
     def __str__(self) -> str:
         """Return the plan in words, with the traffic of each link of up to EVERY ranks."""
         (m, k), n = self.a.shape, self.b.shape[1]
         ranks = math.prod(self.a.mesh)
-        moves = zip("ABC", (self.a, self.b, self.c), (self.a_wanted, self.b_wanted, self.out), strict=True)
+        moves = zip("ABC", (self.a, self.b, self.c), (self.a_target, self.b_target, self.out), strict=True)
         lines = [
             f"{m} x {n} x {k} {self.dtype} over {ranks} ranks ({' x '.join(map(str, self.a.mesh))}): {self.algorithm}",
-            ", ".join(f"{name} {words(held.placements)} -> {words(wanted.placements)}" for name, held, wanted in moves),
-            f"a rank receives at most {_bytes(self.received)} and keeps {_bytes(self.kept)}",
+            ", ".join(
+                f"{name} {words(source.placements)} -> {words(target.placements)}" for name, source, target in moves
+            ),
+            f"a rank receives at most {_bytes(self.received)} and keeps {_bytes(self.stored)}",
             f"predicted {_time(self.seconds)}: product {_time(self.product)}, joining C {_time(self.joining)}",
             f"operands {_time(self.arrival)} in {self.steps} steps, of which products hide {_time(self.hidden)}",
         ]
@@ -168,7 +170,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"
 
 
-def element_of_sums(dtype: str, result: str, c: Layout) -> int:
+def element_of_sums(dtype: str, result: str, c: Distribution) -> int:
     """Return the bytes of an element of C on its way: summands of half-precision products stay float32."""
     return dtypes.get(sums_in(dtype, result)).size if c.partial else dtypes.get(result).size
 
@@ -188,15 +190,15 @@ def cut(way: str, operand: str) -> Placement:
 
 @lru_cache(maxsize=1024)
 def plan(
-    a: Layout,
-    b: Layout,
+    a: Distribution,
+    b: Distribution,
     dtype: str,
     result: str = "",
     out: tuple[Placement, ...] | None = None,
-    machine: Machine = CORE,
+    speeds: Speeds = CORE,
     steps: int = 0,
     ways: str = "",
-) -> Plan:
+) -> ProductPlan:
     """Return the way that takes the least predicted time, the first of equals in the order m, n, k.
 
     `out` are the placements of the result; without them it stays as the product leaves it, and sums over k become rows.
@@ -214,71 +216,71 @@ def plan(
         raise ArgumentError(f"ways {ways!r}: give m, n, k or - for each of the {len(a.mesh)} dimensions of the mesh")
     every = [ways] if ways else ["".join(letters) for letters in product("mnk-", repeat=len(a.mesh))]
     result = result or dtypes.written(dtype)
-    return min((_priced(a, b, dtype, result, out, machine, steps, way) for way in every), key=lambda p: p.seconds)
+    return min((_priced(a, b, dtype, result, out, speeds, steps, way) for way in every), key=lambda p: p.seconds)
 
 
 def _priced(
-    a: Layout,
-    b: Layout,
+    a: Distribution,
+    b: Distribution,
     dtype: str,
     result: str,
     out: tuple[Placement, ...] | None,
-    machine: Machine,
+    speeds: Speeds,
     steps: int,
     ways: str,
-) -> Plan:
-    wanted = [_wanted(held, tuple(cut(way, name) for way in ways)) for held, name in ((a, "a"), (b, "b"))]
-    if any(x[2:] != y[:2] for x, y in zip(wanted[0].boxes, wanted[1].boxes, strict=True)):  # k is cut elsewhere
-        wanted = [even(x.shape, x.mesh, x.placements) for x in wanted]
-    boxes = tuple(Box(*x[:2], *y[2:]) for x, y in zip(wanted[0].boxes, wanted[1].boxes, strict=True))
+) -> ProductPlan:
+    target = [_target(source, tuple(cut(way, name) for way in ways)) for source, name in ((a, "a"), (b, "b"))]
+    if any(x[2:] != y[:2] for x, y in zip(target[0].boxes, target[1].boxes, strict=True)):  # k is cut elsewhere
+        target = [even(x.shape, x.mesh, x.placements) for x in target]
+    boxes = tuple(Part(*x[:2], *y[2:]) for x, y in zip(target[0].boxes, target[1].boxes, strict=True))
     shape, places = (a.shape[0], b.shape[1]), tuple(cut(way, "c") for way in ways)
-    c = Layout(shape, a.mesh, places, boxes)
-    asked = tuple(Shard(0) if isinstance(place, Partial) else place for place in places) if out is None else out
-    draft = Plan(ways, dtype, result, a, b, *wanted, c, _wanted(c, asked), 1, 0, 0, 0.0, 0.0, 0.0)
-    return _timed(draft, machine, steps)
+    c = Distribution(shape, a.mesh, places, boxes)
+    places_of_c = tuple(Shard(0) if isinstance(place, Partial) else place for place in places) if out is None else out
+    draft = ProductPlan(ways, dtype, result, a, b, *target, c, _target(c, places_of_c), 1, 0, 0, 0.0, 0.0, 0.0)
+    return _timed(draft, speeds, steps)
 
 
-def _wanted(held: Layout, placements: tuple[Placement, ...]) -> Layout:
+def _target(source: Distribution, placements: tuple[Placement, ...]) -> Distribution:
     """Return the layout of these placements: what is held, if it has them, whatever the sizes of its parts."""
-    return held if held.placements == placements else even(held.shape, held.mesh, placements)
+    return source if source.placements == placements else even(source.shape, source.mesh, placements)
 
 
-def _timed(draft: Plan, machine: Machine, steps: int) -> Plan:
+def _timed(draft: ProductPlan, speeds: Speeds, steps: int) -> ProductPlan:
     count = len(draft.c.boxes)
     ranks = range(count) if count <= EVERY else sorted({0, count // 2, count - 1})
-    of_a, of_b, of_c = ([_received(*move, rank, machine) for rank in ranks] for move in draft._moves())
+    of_a, of_b, of_c = ([_received(*move, rank, speeds) for rank in ranks] for move in draft._moves())
     element, sums = dtypes.get(draft.dtype).size, element_of_sums(draft.dtype, draft.result, draft.c)
     coming = [x[0] + y[0] for x, y in zip(of_a, of_b, strict=True)]
-    depths = [box.shape[1] for box in draft.a_wanted.boxes]
+    depths = [box.shape[1] for box in draft.a_target.boxes]
     if not steps:
         steps = max(1, min(MOST_STEPS, max(coming) // STEP_BYTES, max(depths) // LEAST_K))
-    work, kept, joined = 0.0, 0, 0.0
+    work, stored, joined = 0.0, 0, 0.0
     for rank, x, y, z in zip(ranks, of_a, of_b, of_c, strict=True):
         box, depth = draft.c.boxes[rank], depths[rank]
-        work = max(work, 2 * box.size * depth / machine.flops)
-        held = draft.a.boxes[rank].size + draft.b.boxes[rank].size
+        work = max(work, 2 * box.size * depth / speeds.flops)
+        source = draft.a.boxes[rank].size + draft.b.boxes[rank].size
         pieces = -(-min(2, steps) * (x[0] + y[0]) // steps)
-        kept = max(kept, element * held + pieces + sums * box.size + z[0] + sums * draft.out.boxes[rank].size)
-        joined = max(joined, z[1] + (z[0] + sums * box.size) / machine.memory if draft.c != draft.out else 0.0)
+        stored = max(stored, element * source + pieces + sums * box.size + z[0] + sums * draft.out.boxes[rank].size)
+        joined = max(joined, z[1] + (z[0] + sums * box.size) / speeds.memory if draft.c != draft.out else 0.0)
     received = max(x[0] + y[0] + z[0] for x, y, z in zip(of_a, of_b, of_c, strict=True))
     arrival = max(x[1] + y[1] for x, y in zip(of_a, of_b, strict=True))
-    return replace(draft, steps=steps, received=received, kept=kept, arrival=arrival, product=work, joining=joined)
+    return replace(draft, steps=steps, received=received, stored=stored, arrival=arrival, product=work, joining=joined)
 
 
-def _received(held: Layout, wanted: Layout, element: int, rank: int, machine: Machine) -> tuple[int, float]:
+def _received(source: Distribution, target: Distribution, element: int, rank: int, speeds: Speeds) -> tuple[int, float]:
     """Return the bytes that a rank receives, and the time."""
     near = far = messages = 0
-    host = rank // machine.ranks_a_host
-    for sender, box in sources(held, wanted.placements, wanted.boxes[rank], rank):
+    host = rank // speeds.ranks_a_host
+    for sender, box in sources(source, target.placements, target.boxes[rank], rank):
         if sender != rank:
             messages += 1
-            near += box.size * element * (sender // machine.ranks_a_host == host)
-            far += box.size * element * (sender // machine.ranks_a_host != host)
-    return near + far, machine.seconds(near, far, messages)
+            near += box.size * element * (sender // speeds.ranks_a_host == host)
+            far += box.size * element * (sender // speeds.ranks_a_host != host)
+    return near + far, speeds.seconds(near, far, messages)
 
 
 @dataclass(frozen=True)
-class Event:
+class RankEvent:
     """What one rank does from `start` to `end`, in seconds: "send", "multiply" or "add"; `part` is whose rows."""
 
     rank: int
@@ -288,7 +290,7 @@ class Event:
     end: float
 
 
-def gather_events(m: int, n: int, k: int, ranks: int, machine: Machine = H200, size: int = 2) -> tuple[Event, ...]:
+def gather_events(m: int, n: int, k: int, ranks: int, speeds: Speeds = H200, size: int = 2) -> tuple[RankEvent, ...]:
     """Return what ranks do in `all_gather_matmul`: x (m, k) in parts of rows, w (k, n) in parts of columns.
 
     A rank sends its rows to the others in turn, multiplies its own, then those that came, one part after the other.
@@ -297,53 +299,53 @@ def gather_events(m: int, n: int, k: int, ranks: int, machine: Machine = H200, s
     >>> [(event.what, event.part) for event in events if event.rank == 0]
     [('send', 0), ('multiply', 0), ('multiply', 1)]
     """
-    work = 2 * m * n * k / ranks**2 / machine.flops
+    work = 2 * m * n * k / ranks**2 / speeds.flops
     events = []
     for rank in range(ranks):
         sent = 0.0
         arrives = {}
         for away in range(1, ranks):
-            start, sent = sent, sent + _one(rank, (rank + away) % ranks, m * k * size / ranks, machine)
-            events.append(Event(rank, "send", rank, start, sent))
+            start, sent = sent, sent + _one(rank, (rank + away) % ranks, m * k * size / ranks, speeds)
+            events.append(RankEvent(rank, "send", rank, start, sent))
             arrives[(rank - away) % ranks] = sent  # all ranks send at the same pace
         now = 0.0
         for away in range(ranks):
             part = (rank - away) % ranks
             start = max(now, arrives.get(part, 0.0))
             now = start + work
-            events.append(Event(rank, "multiply", part, start, now))
+            events.append(RankEvent(rank, "multiply", part, start, now))
     return tuple(events)
 
 
-def scatter_events(m: int, n: int, k: int, ranks: int, machine: Machine = H200, size: int = 2) -> tuple[Event, ...]:
+def scatter_events(m: int, n: int, k: int, ranks: int, speeds: Speeds = H200, size: int = 2) -> tuple[RankEvent, ...]:
     """Return what ranks do in `matmul_reduce_scatter`: x (m, k) in parts of columns, w (k, n) in parts of rows.
 
     A rank multiplies the rows of others first, sends each part while it multiplies the next, and at last adds to its
     own what came, in the order of ranks.
     """
-    work = 2 * m * n * k / ranks**2 / machine.flops
+    work = 2 * m * n * k / ranks**2 / speeds.flops
     part_bytes = m * n * size / ranks
     events = []
     for rank in range(ranks):
         now = sent = 0.0
         for away in range(1, ranks):
             to = (rank + away) % ranks
-            events.append(Event(rank, "multiply", to, now, now + work))
+            events.append(RankEvent(rank, "multiply", to, now, now + work))
             now += work
             start = max(now, sent)
-            sent = start + _one(rank, to, part_bytes, machine)
-            events.append(Event(rank, "send", to, start, sent))
-        events.append(Event(rank, "multiply", rank, now, now + work))
+            sent = start + _one(rank, to, part_bytes, speeds)
+            events.append(RankEvent(rank, "send", to, start, sent))
+        events.append(RankEvent(rank, "multiply", rank, now, now + work))
         start = max(now + work, sent)
-        events.append(Event(rank, "add", rank, start, start + (ranks + 1) * part_bytes / machine.memory))
+        events.append(RankEvent(rank, "add", rank, start, start + (ranks + 1) * part_bytes / speeds.memory))
     return tuple(events)
 
 
-def _one(sender: int, receiver: int, count: float, machine: Machine) -> float:
-    near = sender // machine.ranks_a_host == receiver // machine.ranks_a_host
-    return machine.seconds(count if near else 0, 0 if near else count, 1)
+def _one(sender: int, receiver: int, count: float, speeds: Speeds) -> float:
+    near = sender // speeds.ranks_a_host == receiver // speeds.ranks_a_host
+    return speeds.seconds(count if near else 0, 0 if near else count, 1)
 
 
-def length(events: Sequence[Event]) -> float:
+def length(events: Sequence[RankEvent]) -> float:
     """Return the seconds until the last event ends."""
     return max((event.end for event in events), default=0.0)

@@ -14,8 +14,18 @@ from typing import Any
 
 from gemmery import api, dtypes
 from gemmery.distributed.agreement import agree
-from gemmery.distributed.layouts import Box, Layout, Partial, Placement, Replicate, Shard, even, of_parts, sources
-from gemmery.distributed.plan import CORE, H200, Event, Machine, Plan, plan, sums_in
+from gemmery.distributed.layouts import (
+    Distribution,
+    Part,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    even,
+    of_parts,
+    sources,
+)
+from gemmery.distributed.plan import CORE, H200, ProductPlan, RankEvent, Speeds, plan, sums_in
 from gemmery.distributed.ranks import MpiRanks, Ranks, TorchRanks
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
@@ -34,7 +44,7 @@ def matmul(
     dtype: Any = None,
     steps: int = 0,
     ways: str = "",
-    trace: list[Event] | None = None,
+    trace: list[RankEvent] | None = None,
 ) -> Any:
     """Return the product of two matrices that ranks hold in parts.
 
@@ -50,10 +60,10 @@ def matmul(
 
     Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, before any part is sent.
     """
-    ranks, mesh, (of_a, of_b), parts = _taken(a, b, group, placements, mesh)
+    ranks, mesh, (of_a, of_b), parts = _operands(a, b, group, placements, mesh)
     wrong: Exception | None = None
     try:
-        asked = None if out is None else tuple(_placement(place) for place in _several(out))
+        places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
         element, result = _types(*parts, dtype)
         shapes = [tuple(part.shape) for part in parts]
         if any(len(shape) != 2 for shape in shapes):
@@ -61,13 +71,19 @@ def matmul(
         if math.prod(mesh) != ranks.size:
             raise ArgumentError(f"mesh {mesh} for {ranks.size} ranks: its dimensions must multiply to them")
     except (ShapeError, DTypeError, ArgumentError) as error:
-        wrong, asked, element, result, shapes = error, None, "", "", []
-    same = {"mesh": mesh, "placements of a": of_a, "placements of b": of_b, "out": asked, "dtype": (element, result)}
-    told = agree(ranks.exchange, "matmul", {**same, "steps": steps, "ways": ways}, shapes, wrong)
-    held = [of_parts([shapes[i] for shapes in told], mesh, places) for i, places in enumerate((of_a, of_b))]
-    chosen = plan(held[0], held[1], element, result, asked, _machine(parts[0]), steps, ways)
-    part = run(ranks, chosen, *parts, trace)
-    return _distributed(part, chosen, a) if _is_dtensor(a) else part
+        wrong, places_of_c, element, result, shapes = error, None, "", "", []
+    same = {
+        "mesh": mesh,
+        "placements of a": of_a,
+        "placements of b": of_b,
+        "out": places_of_c,
+        "dtype": (element, result),
+    }
+    answers = agree(ranks.exchange, "matmul", {**same, "steps": steps, "ways": ways}, shapes, wrong)
+    source = [of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))]
+    schedule = plan(source[0], source[1], element, result, places_of_c, _speeds(parts[0]), steps, ways)
+    part = run(ranks, schedule, *parts, trace)
+    return _distributed(part, schedule, a) if _is_dtensor(a) else part
 
 
 def explain(
@@ -76,14 +92,14 @@ def explain(
     *,
     out: Any = None,
     dtype: Any = None,
-    machine: Machine | None = None,
+    speeds: Speeds | None = None,
     steps: int = 0,
     ways: str = "",
-) -> Plan:
+) -> ProductPlan:
     """Return the plan of a product: who sends what to whom, memory, and predicted times; print it to read it.
 
     `a` and `b` are DTensors, or layouts (`gd.even(shape, mesh, placements)`) with `dtype`, for which no ranks are
-    needed. `machine` has the speeds; by default those of an H200 for DTensors on GPUs and layouts, or of a CPU's core.
+    needed. `speeds` has the speeds; by default those of an H200 for DTensors on GPUs and layouts, or of a CPU's core.
 
     >>> a = gd.even((4096, 4096), (2, 2), (gd.Shard(0), gd.Shard(1)))
     >>> gd.explain(a, a, dtype="bf16").algorithm
@@ -91,21 +107,21 @@ def explain(
 
     Raises ShapeError, DTypeError or ArgumentError if an argument does not fit.
     """
-    asked = None if out is None else tuple(_placement(place) for place in _several(out))
-    if isinstance(a, Layout) and isinstance(b, Layout):
+    places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
+    if isinstance(a, Distribution) and isinstance(b, Distribution):
         element = dtypes.resolve("f32" if dtype is None else dtype)
-        return plan(a, b, element, dtypes.written(element), asked, machine or H200, steps, ways)
+        return plan(a, b, element, dtypes.written(element), places_of_c, speeds or H200, steps, ways)
     if not (_is_dtensor(a) and _is_dtensor(b)):
         raise ArgumentError("explain takes two DTensors, or two layouts of gd.even(shape, mesh, placements)")
     element, result = _types(a, b, dtype)
-    held = [
+    source = [
         even(tuple(x.shape), tuple(x.device_mesh.shape), tuple(_placement(place) for place in x.placements))
         for x in (a, b)
     ]
-    return plan(held[0], held[1], element, result, asked, machine or _machine(a), steps, ways)
+    return plan(source[0], source[1], element, result, places_of_c, speeds or _speeds(a), steps, ways)
 
 
-def _machine(x: Any) -> Machine:
+def _speeds(x: Any) -> Speeds:
     return H200 if getattr(x, "is_cuda", False) else CORE
 
 
@@ -137,7 +153,7 @@ def _types(a: Any, b: Any, dtype: Any) -> tuple[str, str]:
     return names[0], dtypes.written(names[0]) if dtype is None else dtypes.resolve(dtype)
 
 
-def _taken(
+def _operands(
     a: Any, b: Any, group: Any, placements: tuple[Any, Any] | None, mesh: tuple[int, ...] | None
 ) -> tuple[Ranks, tuple[int, ...], tuple[tuple[Placement, ...], tuple[Placement, ...]], tuple[Any, Any]]:
     """Return the ranks, their mesh, the placements of both operands, and this rank's parts."""
@@ -181,47 +197,47 @@ def _group_of(grid: Any, members: list[int]) -> Any:
     return grid._flatten().get_group()
 
 
-def _distributed(part: Any, chosen: Plan, like: Any) -> Any:
+def _distributed(part: Any, schedule: ProductPlan, like: Any) -> Any:
     """Return a DTensor of this rank's part."""
     from torch.distributed import tensor
 
     known = {Replicate(): tensor.Replicate(), Partial(): tensor.Partial()}
-    places = [tensor.Shard(x.dim) if isinstance(x, Shard) else known[x] for x in chosen.out.placements]
-    m, n = chosen.out.shape
-    found: Any = tensor.DTensor
-    return found.from_local(part, like.device_mesh, places, run_check=False, shape=(m, n), stride=(n, 1))
+    places = [tensor.Shard(x.dim) if isinstance(x, Shard) else known[x] for x in schedule.out.placements]
+    m, n = schedule.out.shape
+    result: Any = tensor.DTensor
+    return result.from_local(part, like.device_mesh, places, run_check=False, shape=(m, n), stride=(n, 1))
 
 
-def run(ranks: Ranks, chosen: Plan, a: Any, b: Any, trace: list[Event] | None = None) -> Any:
+def run(ranks: Ranks, schedule: ProductPlan, a: Any, b: Any, trace: list[RankEvent] | None = None) -> Any:
     """Run a plan: return this rank's part of the result."""
-    sums = sums_in(chosen.dtype, chosen.result)
-    kept = chosen.result if chosen.steps == 1 and not chosen.c.partial else sums
+    sums = sums_in(schedule.dtype, schedule.result)
+    stored = schedule.result if schedule.steps == 1 and not schedule.c.partial else sums
     clock = _Clock(ranks.rank, trace)
-    pending = _arriving(ranks, chosen, a, b, 0)
+    pending = _arriving(ranks, schedule, a, b, 0)
     total: Any = None
-    for step in range(chosen.steps):
+    for step in range(schedule.steps):
         with clock.of("wait", step):
             x, y = [take() for take in pending]
-        if step + 1 < chosen.steps:
-            pending = _arriving(ranks, chosen, a, b, step + 1)
+        if step + 1 < schedule.steps:
+            pending = _arriving(ranks, schedule, a, b, step + 1)
         with clock.of("multiply", step):
             if total is None:
-                total = multiply(x, y, dtype=dtypes.get(kept).numpy)
+                total = multiply(x, y, dtype=dtypes.get(stored).numpy)
             else:
                 accumulate(1, x, y, 1, total, out=total)
-    if not chosen.c.partial:
-        total = ranks.cast(total, chosen.result)
-    if chosen.c != chosen.out:
-        kept = sums if chosen.c.partial else chosen.result
+    if not schedule.c.partial:
+        total = ranks.cast(total, schedule.result)
+    if schedule.c != schedule.out:
+        stored = sums if schedule.c.partial else schedule.result
         with clock.of("add", 0):
-            total = _moved(ranks, chosen.c, chosen.out, chosen.out.boxes, total, kept, kept)()
-    return ranks.cast(total, chosen.result)
+            total = _moved(ranks, schedule.c, schedule.out, schedule.out.boxes, total, stored, stored)()
+    return ranks.cast(total, schedule.result)
 
 
 class _Clock:
     """The events of a rank, where they are wanted."""
 
-    def __init__(self, rank: int, events: list[Event] | None) -> None:
+    def __init__(self, rank: int, events: list[RankEvent] | None) -> None:
         self.rank, self.events = rank, events
 
     @contextmanager
@@ -229,44 +245,44 @@ class _Clock:
         start = time.perf_counter()
         yield
         if self.events is not None:
-            self.events.append(Event(self.rank, what, part, start, time.perf_counter()))
+            self.events.append(RankEvent(self.rank, what, part, start, time.perf_counter()))
 
 
-def _arriving(ranks: Ranks, chosen: Plan, a: Any, b: Any, step: int) -> list[Callable[[], Any]]:
+def _arriving(ranks: Ranks, schedule: ProductPlan, a: Any, b: Any, step: int) -> list[Callable[[], Any]]:
     """Start the transfers of a step's operands; return functions that wait for them."""
-    pieces = [chosen.piece(rank, step) for rank in range(ranks.size)]
-    of_a = [Box(box.top, box.bottom, *piece) for box, piece in zip(chosen.a_wanted.boxes, pieces, strict=True)]
-    of_b = [Box(*piece, box.left, box.right) for box, piece in zip(chosen.b_wanted.boxes, pieces, strict=True)]
-    sums = sums_in(chosen.dtype, chosen.dtype)
+    pieces = [schedule.piece(rank, step) for rank in range(ranks.size)]
+    of_a = [Part(box.top, box.bottom, *piece) for box, piece in zip(schedule.a_target.boxes, pieces, strict=True)]
+    of_b = [Part(*piece, box.left, box.right) for box, piece in zip(schedule.b_target.boxes, pieces, strict=True)]
+    sums = sums_in(schedule.dtype, schedule.dtype)
     return [
-        _moved(ranks, held, wanted, boxes, part, chosen.dtype, sums)
-        for held, wanted, boxes, part in (
-            (chosen.a, chosen.a_wanted, of_a, a),
-            (chosen.b, chosen.b_wanted, of_b, b),
+        _moved(ranks, source, target, boxes, part, schedule.dtype, sums)
+        for source, target, boxes, part in (
+            (schedule.a, schedule.a_target, of_a, a),
+            (schedule.b, schedule.b_target, of_b, b),
         )
     ]
 
 
 def _moved(
     ranks: Ranks,
-    held: Layout,
-    wanted: Layout,
-    boxes: Sequence[Box],
+    source: Distribution,
+    target: Distribution,
+    boxes: Sequence[Part],
     part: Any,
     dtype: str,
     sums: str,
 ) -> Callable[[], Any]:
-    """Start to bring each rank its box of `wanted`; return the function that waits for this rank's and returns it.
+    """Start to bring each rank its box of `target`; return the function that waits for this rank's and returns it.
 
     `part` is what this rank holds, in `dtype`; summands are added in `sums`.
     """
     me = ranks.rank
-    own = held.boxes[me]
-    if held == wanted:  # every rank has what it wants
-        found = _cut(part, own, boxes[me])
-        return lambda: found
+    own = source.boxes[me]
+    if source == target:  # every rank has what it wants
+        result = _cut(part, own, boxes[me])
+        return lambda: result
     incoming, arriving = [], []
-    for sender, box in sources(held, wanted.placements, boxes[me], me):
+    for sender, box in sources(source, target.placements, boxes[me], me):
         array = _cut(part, own, box) if sender == me else ranks.zeros(box.shape, dtype)
         incoming.append((box, array))
         if sender != me:
@@ -275,7 +291,7 @@ def _moved(
         (receiver, ranks.packed(_cut(part, own, box)))
         for receiver in range(ranks.size)
         if receiver != me
-        for sender, box in sources(held, wanted.placements, boxes[receiver], receiver)
+        for sender, box in sources(source, target.placements, boxes[receiver], receiver)
         if sender == me
     ]
     finished = ranks.start(leaving, arriving)
@@ -284,10 +300,10 @@ def _moved(
         finished()
         if len(incoming) == 1 and incoming[0][0] == boxes[me]:
             return incoming[0][1]
-        whole = ranks.zeros(boxes[me].shape, sums if held.partial else dtype)
+        whole = ranks.zeros(boxes[me].shape, sums if source.partial else dtype)
         for box, array in incoming:
             place = _cut(whole, boxes[me], box)
-            if held.partial:
+            if source.partial:
                 place += array
             else:
                 place[...] = array
@@ -296,7 +312,7 @@ def _moved(
     return take
 
 
-def _cut(part: Any, own: Box, box: Box) -> Any:
+def _cut(part: Any, own: Part, box: Part) -> Any:
     """Return a box of the matrix from the part that has it; an empty one where the part has none of it."""
     rows, columns = box.top - own.top, box.left - own.left
     return part[rows : rows + box.shape[0], columns : columns + box.shape[1]]

@@ -54,7 +54,7 @@ class TorchRanks:
         """Tell all ranks a value; return what each said."""
         every: list[Any] = [None] * self.size
         self._dist.all_gather_object(every, (self.rank, value), group=self._group)
-        return [said for _, said in sorted(every, key=lambda told: int(told[0]))]
+        return [answers for _, answers in sorted(every, key=lambda answers: int(answers[0]))]
 
     def _type(self, dtype: str) -> Any:
         return getattr(self._torch, dtypes.get(dtype).numpy)

@@ -13,17 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gemmery.distributed.overlap import capturing, exchange, multiply, spans, timeout
+from gemmery import api
+from gemmery.distributed.groups import capturing, exchange, spans, timeout
 from gemmery.errors import DeviceError
 
 FREE, ARRIVED = 0, 1  # channels of signals: what I sent was read; what I send is there
 LEAST_WORK = 1.0e11  # operations of a product, below which fewer of them take less time than they hide
 
 _distributed: Any = dist
+multiply: Any = api.matmul
 _spaces: dict[str, dict[object, Any]] = {}  # by group: its buffers, or None where it has no peer access
 
 
-class Space:
+class PeerBuffer:
     """Symmetric memory of one shape for the ranks of a group, its signals, and a stream for the copies."""
 
     def __init__(self, group: Any, shape: tuple[int, ...], like: Any) -> None:
@@ -55,7 +57,7 @@ class Space:
         self.tell(peer, ARRIVED)
 
 
-class Gather(Space):
+class Gather(PeerBuffer):
     """all_gather(x) @ w for parts of x of some numbers of rows."""
 
     def __init__(self, group: Any, rows: tuple[int, ...], x: Any) -> None:
@@ -82,14 +84,14 @@ class Gather(Space):
             for rows in joined([self.places[source] for source in sources]):
                 own = len(groups) > 1 and sources == [self.rank]
                 multiply(x if own else full[rows], w, out=out[rows])
-        kept = full.clone() if keep else x.new_empty((0, x.shape[1]))
+        stored = full.clone() if keep else x.new_empty((0, x.shape[1]))
         main.wait_stream(self.side)
         for peer in self.others:
             self.tell(peer, FREE)
-        return out, kept
+        return out, stored
 
 
-class Scatter(Space):
+class Scatter(PeerBuffer):
     """The sum of x @ w over ranks, of which each rank gets some rows."""
 
     def __init__(self, group: Any, rows: tuple[int, ...], x: Any, n: int) -> None:
@@ -151,24 +153,28 @@ def joined(places: Sequence[slice]) -> list[slice]:
     >>> joined([slice(4, 6), slice(0, 2), slice(2, 4), slice(8, 9), slice(6, 6)])
     [slice(0, 6, None), slice(8, 9, None)]
     """
-    found: list[slice] = []
+    result: list[slice] = []
     for place in sorted((p for p in places if p.start < p.stop), key=lambda p: int(p.start)):
-        if found and found[-1].stop == place.start:
-            found[-1] = slice(found[-1].start, place.stop)
+        if result and result[-1].stop == place.start:
+            result[-1] = slice(result[-1].start, place.stop)
         else:
-            found.append(place)
-    return found
+            result.append(place)
+    return result
 
 
 def gathering(group: Any, rows: tuple[int, ...], x: Any) -> Gather | None:
     """Return the space for all_gather(x) @ w of a group, or None without peer access."""
     key = ("gather", rows, x.shape[1], x.dtype)
+    if not x.shape[1] * sum(rows):
+        return None
     return _space(group, key, x, lambda: Gather(group, rows, x))
 
 
 def scattering(group: Any, rows: tuple[int, ...], x: Any, n: int) -> Scatter | None:
     """Return the space for the scattered sum of x @ w of a group, or None without peer access."""
     key = ("scatter", rows, n, x.dtype)
+    if not n * sum(rows):
+        return None
     return _space(group, key, x, lambda: Scatter(group, rows, x, n))
 
 
@@ -180,7 +186,7 @@ def _space(group: Any, key: object, x: Any, make: Callable[[], Any]) -> Any:
         if capturing(x):
             raise DeviceError("a CUDA graph captures the first product of this group: call it once before the capture")
         spaces["peers"] = all(exchange(group)(_reaches_peers(x.device)))
-    if not spaces["peers"] or 0 in x.shape:
+    if not spaces["peers"]:
         return None
     if key not in spaces:
         if capturing(x):

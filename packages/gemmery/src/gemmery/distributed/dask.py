@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 try:
-    import dask.array as da
+    import dask.array
     from dask.array import routines
 except ModuleNotFoundError as error:
     if error.name not in ("dask", "dask.array"):
@@ -32,6 +32,7 @@ from gemmery.errors import ArgumentError, ShapeError
 multiply: Any = api.matmul
 accumulate: Any = api.gemm
 tensordot: Any = contractions.tensordot
+da: Any = dask.array  # Dask has few types
 _routines: Any = routines
 _OWN = {name: getattr(_routines, name) for name in ("_matmul", "_tensordot")}
 SHARE = 0.5  # of the memory that a block and two pieces take
@@ -71,7 +72,7 @@ def matmul(a: Any, b: Any, *, dtype: Any = None, chunks: tuple[int, int, int] | 
     `a` and `b` are Dask arrays, or both are arrays on disk (Zarr, or any other with `shape`, `dtype` and slices), of
     which `chunks`, as the function `chunks` suggests them, cut the work. `dtype` is the type of the result.
 
-    >>> a = da.ones((4, 6), dtype="int8", chunks=2)
+    >>> a = dask.array.ones((4, 6), dtype="int8", chunks=2)
     >>> matmul(a, a.T, dtype="int32").compute()[0]
     array([6, 6, 6, 6], dtype=int32)
 
@@ -97,7 +98,7 @@ def matmul(a: Any, b: Any, *, dtype: Any = None, chunks: tuple[int, int, int] | 
         chunks=(sides[0], sides[1]),
         dtype=kind,
         meta=_meta(kind),
-        a=da.core.quote(a) if isinstance(a, list) else a,
+        a=a,
         b=b,
         piece=chunks[2],
         sums=sums,
@@ -144,22 +145,23 @@ def store(c: Any, place: Any, progress: bool = False) -> None:
 
     >>> gd.dask.store(c, zarr.open("c.zarr", shape=c.shape, chunks=c.chunksize, dtype=c.dtype))  # doctest: +SKIP
     """
-    job = da.store(c, place, lock=False, compute=False)
+    job: Any = da.store(c, place, lock=False, compute=False)
     if not progress:
         job.compute()
         return
     try:
-        from distributed import get_client
-        from distributed import progress as bar
+        import distributed
 
-        running = get_client().compute(job)
+        cluster: Any = distributed
+        running = cluster.get_client().compute(job)
     except (ImportError, ValueError):
-        from dask.diagnostics import ProgressBar
+        from dask import diagnostics
 
-        with ProgressBar():
+        bars: Any = diagnostics
+        with bars.ProgressBar():
             job.compute()
         return
-    bar(running, notebook=False)
+    cluster.progress(running, notebook=False)
     running.result()
 
 
@@ -191,7 +193,8 @@ def register() -> None:
     It holds for graphs that are made afterwards, on every worker that can import gemmery; types of results stay Dask's.
 
     >>> register()
-    >>> (da.ones((4, 4), dtype="float16", chunks=2) @ da.ones((4, 4), dtype="float16", chunks=2)).compute()[0, 0]
+    >>> a = dask.array.ones((4, 4), dtype="float16", chunks=2)
+    >>> (a @ a).compute()[0, 0]
     np.float16(4.0)
     >>> unregister()
     """

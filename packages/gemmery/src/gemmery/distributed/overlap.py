@@ -21,6 +21,7 @@ from gemmery.distributed.groups import capturing, exchange, group_name, resolve,
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 _distributed: Any = dist  # parts of PyTorch have no types
+_torch: Any = torch
 _library: Any = torch.library
 multiply: Any = api.matmul
 
@@ -132,7 +133,8 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
     if x.is_cuda:
         space = peers.gathering(group, tuple(rows), x)
         if space is not None:
-            return space(x, w, keep)
+            result: tuple[Any, Any] = space(x, w, keep)
+            return result
     full, waits = _arriving(x, rows, group)
     out, places = x.new_empty((sum(rows), w.shape[1])), spans(rows)
     for source, works in waits:
@@ -168,16 +170,17 @@ def added(parts: Any) -> Any:
     return total.to(parts.dtype)
 
 
-@_library.custom_op("gemmery::gathered_rows", mutates_args=())
+@_library.custom_op("gemmery::gathered_rows", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def gathered_rows(x: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
     """Return the rows of every rank, for gradients."""
     full, waits = _arriving(x, list(rows) or [x.shape[0]] * resolve(group).size(), resolve(group))
     for _, works in waits:
         _finished(works)
-    return full
+    gathered: torch.Tensor = full
+    return gathered
 
 
-@_library.custom_op("gemmery::all_gather_matmul", mutates_args=())
+@_library.custom_op("gemmery::all_gather_matmul", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def gather_operator(
     x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], group: str, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,28 +188,29 @@ def gather_operator(
     return _gather(x, w, rows, group, keep)
 
 
-@_library.custom_op("gemmery::matmul_reduce_scatter", mutates_args=())
+@_library.custom_op("gemmery::matmul_reduce_scatter", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def scatter_operator(x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
     """Return this rank's rows of the sum of x @ w over ranks."""
-    return _scatter(x, w, rows, group)
+    part: torch.Tensor = _scatter(x, w, rows, group)
+    return part
 
 
-@gathered_rows.register_fake
+@gathered_rows.register_fake  # type: ignore[untyped-decorator,unused-ignore]
 def _(x: Any, rows: Any, group: str) -> Any:
     return x.new_empty((sum(rows) if rows else x.shape[0] * resolve(group).size(), x.shape[1]))
 
 
-@gather_operator.register_fake
+@gather_operator.register_fake  # type: ignore[untyped-decorator,unused-ignore]
 def _(x: Any, w: Any, rows: Any, group: str, keep: bool) -> tuple[Any, Any]:
     m = sum(rows) if rows else x.shape[0] * resolve(group).size()
     return x.new_empty((m, w.shape[1])), x.new_empty((m if keep else 0, x.shape[1]))
 
 
-@scatter_operator.register_fake
+@scatter_operator.register_fake  # type: ignore[untyped-decorator,unused-ignore]
 def _(x: Any, w: Any, rows: Any, group: str) -> Any:
     ranks, rank = resolve(group).size(), resolve(group).rank()
     step = -(-x.shape[0] // ranks)
-    mine = rows[rank] if rows else torch.sym_min(step, torch.sym_max(0, x.shape[0] - rank * step))
+    mine = rows[rank] if rows else _torch.sym_min(step, _torch.sym_max(0, x.shape[0] - rank * step))
     return x.new_empty((mine, w.shape[1]))
 
 

@@ -20,7 +20,7 @@ from gemmery.errors import DeviceError
 FREE, ARRIVED = 0, 1  # channels of signals: what I sent was read; what I send is there
 LEAST_WORK = 1.0e11  # operations of a product, below which fewer of them take less time than they hide
 
-_distributed: Any = dist
+_torch: Any = torch
 multiply: Any = api.matmul
 _spaces: dict[str, dict[object, Any]] = {}  # by group: its buffers, or None where it has no peer access
 
@@ -37,7 +37,7 @@ class PeerBuffer:
         self.buffer = memory.empty(*shape, dtype=like.dtype, device=like.device)
         self.handle = memory.rendezvous(self.buffer, group)
         self.there = [self.handle.get_buffer(peer, shape, like.dtype) for peer in range(self.ranks)]
-        self.side: Any = torch.cuda.Stream(like.device)
+        self.side = _torch.cuda.Stream(like.device)
         self.others = [(self.rank + away) % self.ranks for away in range(1, self.ranks)]
         for peer in self.others:
             self.tell(peer, FREE)
@@ -162,7 +162,7 @@ def joined(places: Sequence[slice]) -> list[slice]:
     return result
 
 
-def gathering(group: Any, rows: tuple[int, ...], x: Any) -> Gather | None:
+def gathering(group: Any, rows: tuple[int, ...], x: Any) -> Any:
     """Return the space for all_gather(x) @ w of a group, or None without peer access."""
     key = ("gather", rows, x.shape[1], x.dtype)
     if not x.shape[1] * sum(rows):
@@ -170,7 +170,7 @@ def gathering(group: Any, rows: tuple[int, ...], x: Any) -> Gather | None:
     return _space(group, key, x, lambda: Gather(group, rows, x))
 
 
-def scattering(group: Any, rows: tuple[int, ...], x: Any, n: int) -> Scatter | None:
+def scattering(group: Any, rows: tuple[int, ...], x: Any, n: int) -> Any:
     """Return the space for the scattered sum of x @ w of a group, or None without peer access."""
     key = ("scatter", rows, n, x.dtype)
     if not n * sum(rows):

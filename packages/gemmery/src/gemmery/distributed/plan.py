@@ -143,7 +143,7 @@ class ProductPlan:
         """Return the plan in words, with the traffic of each link of up to EVERY ranks."""
         (m, k), n = self.a.shape, self.b.shape[1]
         ranks = math.prod(self.a.mesh)
-        moves = zip("ABC", (self.a, self.b, self.c), (self.a_target, self.b_target, self.out), strict=True)
+        moves = ("A", self.a, self.a_target), ("B", self.b, self.b_target), ("C", self.c, self.out)
         lines = [
             f"{m} x {n} x {k} {self.dtype} over {ranks} ranks ({' x '.join(map(str, self.a.mesh))}): {self.algorithm}",
             ", ".join(
@@ -236,7 +236,8 @@ def _priced(
     shape, places = (a.shape[0], b.shape[1]), tuple(cut(way, "c") for way in ways)
     c = Distribution(shape, a.mesh, places, boxes)
     places_of_c = tuple(Shard(0) if isinstance(place, Partial) else place for place in places) if out is None else out
-    draft = ProductPlan(ways, dtype, result, a, b, *target, c, _target(c, places_of_c), 1, 0, 0, 0.0, 0.0, 0.0)
+    out_now = _target(c, places_of_c)
+    draft = ProductPlan(ways, dtype, result, a, b, target[0], target[1], c, out_now, 1, 0, 0, 0.0, 0.0, 0.0)
     return _timed(draft, speeds, steps)
 
 
@@ -305,7 +306,7 @@ def gather_events(m: int, n: int, k: int, ranks: int, speeds: Speeds = H200, siz
         sent = 0.0
         arrives = {}
         for away in range(1, ranks):
-            start, sent = sent, sent + _one(rank, (rank + away) % ranks, m * k * size / ranks, speeds)
+            start, sent = sent, sent + _message_seconds(rank, (rank + away) % ranks, m * k * size / ranks, speeds)
             events.append(RankEvent(rank, "send", rank, start, sent))
             arrives[(rank - away) % ranks] = sent  # all ranks send at the same pace
         now = 0.0
@@ -333,7 +334,7 @@ def scatter_events(m: int, n: int, k: int, ranks: int, speeds: Speeds = H200, si
             events.append(RankEvent(rank, "multiply", to, now, now + work))
             now += work
             start = max(now, sent)
-            sent = start + _one(rank, to, part_bytes, speeds)
+            sent = start + _message_seconds(rank, to, part_bytes, speeds)
             events.append(RankEvent(rank, "send", to, start, sent))
         events.append(RankEvent(rank, "multiply", rank, now, now + work))
         start = max(now + work, sent)
@@ -341,7 +342,7 @@ def scatter_events(m: int, n: int, k: int, ranks: int, speeds: Speeds = H200, si
     return tuple(events)
 
 
-def _one(sender: int, receiver: int, count: float, speeds: Speeds) -> float:
+def _message_seconds(sender: int, receiver: int, count: float, speeds: Speeds) -> float:
     near = sender // speeds.ranks_a_host == receiver // speeds.ranks_a_host
     return speeds.seconds(count if near else 0, 0 if near else count, 1)
 

@@ -101,6 +101,7 @@ def explain(
     `a` and `b` are DTensors, or layouts (`gd.even(shape, mesh, placements)`) with `dtype`, for which no ranks are
     needed. `speeds` has the speeds; by default those of an H200 for DTensors on GPUs and layouts, or of a CPU's core.
 
+    >>> import gemmery.distributed as gd
     >>> a = gd.even((4096, 4096), (2, 2), (gd.Shard(0), gd.Shard(1)))
     >>> gd.explain(a, a, dtype="bf16").algorithm
     'SUMMA'

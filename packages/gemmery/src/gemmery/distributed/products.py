@@ -282,12 +282,7 @@ def _moved(
     if source == target:  # every rank has what it wants
         result = _cut(part, own, boxes[me])
         return lambda: result
-    incoming, arriving = [], []
-    for sender, box in sources(source, target.placements, boxes[me], me):
-        array = _cut(part, own, box) if sender == me else ranks.zeros(box.shape, dtype)
-        incoming.append((box, array))
-        if sender != me:
-            arriving.append((sender, array))
+    pieces = list(sources(source, target.placements, boxes[me], me))
     leaving = [
         (receiver, ranks.packed(_cut(part, own, box)))
         for receiver in range(ranks.size)
@@ -295,18 +290,31 @@ def _moved(
         for sender, box in sources(source, target.placements, boxes[receiver], receiver)
         if sender == me
     ]
+    if pieces == [(me, boxes[me])]:  # nothing comes
+        finished, whole = ranks.start(leaving, ()), _cut(part, own, boxes[me])
+        return lambda: (finished(), whole)[1]
+    whole = ranks.empty(boxes[me].shape, sums if source.partial else dtype)
+    arrays = []
+    for sender, box in pieces:
+        place = _cut(whole, boxes[me], box)
+        if sender == me:
+            arrays.append(_cut(part, own, box))
+        elif box[2:] == boxes[me][2:] and not source.partial:  # whole rows, where they are needed
+            arrays.append(place)
+        else:
+            arrays.append(ranks.empty(box.shape, dtype))
+    arriving = [(sender, array) for (sender, _), array in zip(pieces, arrays, strict=True) if sender != me]
     finished = ranks.start(leaving, arriving)
 
     def take() -> Any:
         finished()
-        if len(incoming) == 1 and incoming[0][0] == boxes[me]:
-            return incoming[0][1]
-        whole = ranks.zeros(boxes[me].shape, sums if source.partial else dtype)
-        for box, array in incoming:
+        if source.partial or len(pieces) == 0:
+            whole[...] = 0
+        for (sender, box), array in zip(pieces, arrays, strict=True):
             place = _cut(whole, boxes[me], box)
             if source.partial:
                 place += array
-            else:
+            elif sender == me or box[2:] != boxes[me][2:]:
                 place[...] = array
         return ranks.cast(whole, dtype)
 

@@ -24,8 +24,8 @@ class Ranks(Protocol):
     def exchange(self, value: object) -> list[Any]:
         """Tell all ranks a value; return what each said."""
 
-    def zeros(self, shape: tuple[int, int], dtype: str) -> Any:
-        """Return an array of zeros."""
+    def empty(self, shape: tuple[int, int], dtype: str) -> Any:
+        """Return an array whose values are not set."""
 
     def cast(self, array: Any, dtype: str) -> Any:
         """Return an array in another element type, or itself."""
@@ -59,9 +59,9 @@ class TorchRanks:
     def _type(self, dtype: str) -> Any:
         return getattr(self._torch, dtypes.get(dtype).numpy)
 
-    def zeros(self, shape: tuple[int, int], dtype: str) -> Any:
-        """Return a tensor of zeros."""
-        return self._torch.zeros(shape, dtype=self._type(dtype), device=self._device)
+    def empty(self, shape: tuple[int, int], dtype: str) -> Any:
+        """Return a tensor whose values are not set."""
+        return self._torch.empty(shape, dtype=self._type(dtype), device=self._device)
 
     def cast(self, array: Any, dtype: str) -> Any:
         """Return a tensor in another element type, or itself."""
@@ -101,9 +101,9 @@ class MpiRanks:
         every: list[Any] = self._comm.allgather(value)
         return every
 
-    def zeros(self, shape: tuple[int, int], dtype: str) -> Any:
-        """Return an array of zeros."""
-        return np.zeros(shape, np.dtype(dtypes.get(dtype).numpy))
+    def empty(self, shape: tuple[int, int], dtype: str) -> Any:
+        """Return an array whose values are not set."""
+        return np.empty(shape, np.dtype(dtypes.get(dtype).numpy))
 
     def cast(self, array: Any, dtype: str) -> Any:
         """Return an array in another element type, or itself."""

@@ -52,6 +52,7 @@ OWNERS = {
         "measure",
         "lab",
     ),
+    "mpi4py": ("gemmery_lab/over_ranks.py",),
     "platformdirs": ("gemmery/config.py",),
     "pytest": ("gemmery_emulator/pytest.py",),
     "rich": (
@@ -71,6 +72,7 @@ OWNERS = {
     "torch": (
         "distributed",
         "torch",
+        "gemmery_lab/over_ranks.py",
         "gemmery_lab/measure/libraries.py",
         "gemmery_lab/measure/cublas.py",
         "gemmery_lab/measure/torch_operands.py",

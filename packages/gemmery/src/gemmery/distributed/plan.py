@@ -253,18 +253,22 @@ def _timed(draft: ProductPlan, speeds: Speeds, steps: int) -> ProductPlan:
     element, sums = dtypes.get(draft.dtype).size, element_of_sums(draft.dtype, draft.result, draft.c)
     coming = [x[0] + y[0] for x, y in zip(of_a, of_b, strict=True)]
     depths = [box.shape[1] for box in draft.a_target.boxes]
+    most = max(1, min(MOST_STEPS, max(coming) // STEP_BYTES, max(depths) // LEAST_K))
+    work = max(2 * draft.c.boxes[rank].size * depths[rank] / speeds.flops for rank in ranks)
+    wide = dtypes.get(sums_in(draft.dtype, draft.result)).size  # C is read and written in each further step
+    again = max(2 * wide * draft.c.boxes[rank].size / speeds.memory for rank in ranks)
+    arrival = max(x[1] + y[1] for x, y in zip(of_a, of_b, strict=True))
     if not steps:
-        steps = max(1, min(MOST_STEPS, max(coming) // STEP_BYTES, max(depths) // LEAST_K))
-    work, stored, joined = 0.0, 0, 0.0
+        steps = min(range(1, most + 1), key=lambda count: again * count - min(arrival, work) * (count - 1) / count)
+    stored, joined = 0, 0.0
     for rank, x, y, z in zip(ranks, of_a, of_b, of_c, strict=True):
-        box, depth = draft.c.boxes[rank], depths[rank]
-        work = max(work, 2 * box.size * depth / speeds.flops)
+        box = draft.c.boxes[rank]
         source = draft.a.boxes[rank].size + draft.b.boxes[rank].size
         pieces = -(-min(2, steps) * (x[0] + y[0]) // steps)
         stored = max(stored, element * source + pieces + sums * box.size + z[0] + sums * draft.out.boxes[rank].size)
         joined = max(joined, z[1] + (z[0] + sums * box.size) / speeds.memory if draft.c != draft.out else 0.0)
     received = max(x[0] + y[0] + z[0] for x, y, z in zip(of_a, of_b, of_c, strict=True))
-    arrival = max(x[1] + y[1] for x, y in zip(of_a, of_b, strict=True))
+    work += again * (steps - 1)
     return replace(draft, steps=steps, received=received, stored=stored, arrival=arrival, product=work, joining=joined)
 
 

@@ -52,8 +52,9 @@ class TorchRanks:
 
     def exchange(self, value: object) -> list[Any]:
         """Tell all ranks a value; return what each said."""
-        every: list[Any] = [None] * self.size
-        self._dist.all_gather_object(every, (self.rank, value), group=self._group)
+        from gemmery.distributed.groups import exchange
+
+        every = exchange(self._group)((self.rank, value))
         return [answers for _, answers in sorted(every, key=lambda answers: int(answers[0]))]
 
     def _type(self, dtype: str) -> Any:

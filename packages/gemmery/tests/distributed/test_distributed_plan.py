@@ -90,17 +90,22 @@ def test_memory_counts_operands_pieces_and_sums():
 
 
 @pytest.mark.parametrize("mesh", [(1,), (3,), (8,), (2, 4), (2, 2, 2)], ids=str)
-def test_pieces_cover_k_once_and_copies_begin_alike(mesh):
+def test_steps_multiply_every_triple_once(mesh):
     places = ((ROWS, COLUMNS, COPIES) * 2)[: len(mesh)]
-    a = gd.even((12, 37), mesh, places)
-    b = gd.even((37, 11), mesh, places)
-    for ways in ("mnk"[: len(mesh)], "m-k"[: len(mesh)]):
+    a, b = gd.even((12, 37), mesh, places), gd.even((37, 11), mesh, places)
+    sides = set()
+    for ways in ("mnk"[: len(mesh)], "m-k"[: len(mesh)], "nmk"[: len(mesh)]):
         found = plan(a, b, "f32", ways=ways, steps=5)
-        for rank, box in enumerate(found.a_target.boxes):
-            pieces = sorted(found.piece(rank, step) for step in range(5))
-            assert pieces[0][0] == box.left
-            assert pieces[-1][1] == box.right
-            assert all(one[1] == two[0] for one, two in pairwise(pieces))
+        sides.add(found.along)
+        for rank, (of_a, of_b) in enumerate(zip(found.a_target.boxes, found.b_target.boxes, strict=True)):
+            count = np.zeros((12, 11, 37), int)
+            for step in range(5):
+                x, y = found.operands(rank, step)
+                assert x[2:] == y[:2]
+                count[x.top : x.bottom, y.left : y.right, x.left : x.right] += 1
+            assert (count[of_a.top : of_a.bottom, of_b.left : of_b.right, of_a.left : of_a.right] == 1).all()
+            assert count.sum() == (of_a.bottom - of_a.top) * of_b.size
+    assert sides - {"k"} or len(mesh) > 1
 
 
 @pytest.mark.parametrize("seed", range(20))

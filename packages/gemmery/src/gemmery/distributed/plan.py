@@ -30,9 +30,9 @@ from gemmery.distributed.layouts import (
 )
 from gemmery.errors import ArgumentError, ShapeError
 
-STEP_BYTES = 32 << 20  # operands that come in larger parts come in steps of k, each while the last is multiplied
+STEP_BYTES = 32 << 20  # operands that come in larger parts come in steps, each while the last is multiplied
 MOST_STEPS = 8
-LEAST_K = 512  # of a step: shorter products take longer than the transfers that they hide
+LEAST_LENGTH = 512  # of a step: smaller products take longer than the transfers that they hide
 SAMPLED = 3  # ranks whose traffic is counted in meshes of more than EVERY ranks
 EVERY = 16
 
@@ -70,8 +70,8 @@ class ProductPlan:
 
     `ways` has a letter for each dimension of the mesh: m, n or k, which ranks along it cut, or "-" where all compute
     the same. `a` and `b` are what ranks hold, `a_target` and `b_target` what they multiply, `c` its result, and `out`
-    the result that is asked for. `steps` are pieces of k, of which the next comes while one is multiplied. `received`
-    and `stored` are bytes, `arrival`, `product` and `joining` seconds, of the rank that has most.
+    the result that is asked for. `steps` are pieces of `along`, of which the next comes while one is multiplied.
+    `received` and `stored` are bytes, `arrival`, `product` and `joining` seconds, of the rank that has most.
     """
 
     ways: str
@@ -102,17 +102,37 @@ class ProductPlan:
             return "the same product on every rank"
         return "cut along " + " and ".join(dict.fromkeys(cuts))
 
-    def piece(self, rank: int, step: int) -> tuple[int, int]:
-        """Return the part of k that a rank multiplies in a step.
+    @property
+    def along(self) -> str:
+        """The side that steps cut: that of the one operand that moves, whose parts of C need no sum, or k."""
+        if self.a == self.a_target:
+            return "n"
+        return "m" if self.b == self.b_target else "k"
 
-        Ranks begin in different places, so that no rank must send to all others at once; ranks that compute the same
-        begin in the same place.
+    def piece(self, rank: int, step: int) -> tuple[int, int]:
+        """Return the part of m, n or k that a rank multiplies in a step.
+
+        Along k ranks begin in different places, so that no rank must send to all others at once; ranks that compute the
+        same begin in the same place.
         """
-        box, size = self.a_target.boxes[rank], max(self.a.mesh)
-        place = coordinates(rank, self.a.mesh)
-        first = sum(at for at, way in zip(place, self.ways, strict=True) if way != "-") * self.steps // size
-        at, depth = (first + step) % self.steps, box.right - box.left
-        return box.left + depth * at // self.steps, box.left + depth * (at + 1) // self.steps
+        along, at = self.along, step
+        start, stop = self.c.boxes[rank][:2] if along == "m" else self.b_target.boxes[rank][2:]
+        if along == "k":
+            start, stop = self.a_target.boxes[rank][2:]
+            place = coordinates(rank, self.a.mesh)
+            first = sum(at for at, way in zip(place, self.ways, strict=True) if way != "-")
+            at = (first * self.steps // max(self.a.mesh) + step) % self.steps
+        length = stop - start
+        return start + length * at // self.steps, start + length * (at + 1) // self.steps
+
+    def operands(self, rank: int, step: int) -> tuple[Part, Part]:
+        """Return the parts of A and of B that a rank multiplies in a step."""
+        a, b, piece = self.a_target.boxes[rank], self.b_target.boxes[rank], self.piece(rank, step)
+        if self.along == "m":
+            return Part(*piece, a.left, a.right), b
+        if self.along == "n":
+            return a, Part(b.top, b.bottom, *piece)
+        return Part(a.top, a.bottom, *piece), Part(*piece, b.left, b.right)
 
     @property
     def hidden(self) -> float:
@@ -253,10 +273,15 @@ def _timed(draft: ProductPlan, speeds: Speeds, steps: int) -> ProductPlan:
     element, sums = dtypes.get(draft.dtype).size, element_of_sums(draft.dtype, draft.result, draft.c)
     coming = [x[0] + y[0] for x, y in zip(of_a, of_b, strict=True)]
     depths = [box.shape[1] for box in draft.a_target.boxes]
-    most = max(1, min(MOST_STEPS, max(coming) // STEP_BYTES, max(depths) // LEAST_K))
+    longest = {
+        "k": max(depths),
+        "m": max(c[1] - c[0] for c in draft.c.boxes),
+        "n": max(c[3] - c[2] for c in draft.c.boxes),
+    }
+    most = max(1, min(MOST_STEPS, max(coming) // STEP_BYTES, longest[draft.along] // LEAST_LENGTH))
     work = max(2 * draft.c.boxes[rank].size * depths[rank] / speeds.flops for rank in ranks)
     wide = dtypes.get(sums_in(draft.dtype, draft.result)).size  # C is read and written in each further step
-    again = max(2 * wide * draft.c.boxes[rank].size / speeds.memory for rank in ranks)
+    again = max(2 * wide * draft.c.boxes[rank].size / speeds.memory for rank in ranks) * (draft.along == "k")
     arrival = max(x[1] + y[1] for x, y in zip(of_a, of_b, strict=True))
     if not steps:
         steps = min(range(1, most + 1), key=lambda count: again * count - min(arrival, work) * (count - 1) / count)

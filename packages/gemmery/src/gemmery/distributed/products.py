@@ -212,7 +212,8 @@ def _distributed(part: Any, schedule: ProductPlan, like: Any) -> Any:
 def run(ranks: Ranks, schedule: ProductPlan, a: Any, b: Any, trace: list[RankEvent] | None = None) -> Any:
     """Run a plan: return this rank's part of the result."""
     sums = sums_in(schedule.dtype, schedule.result)
-    stored = schedule.result if schedule.steps == 1 and not schedule.c.partial else sums
+    along, box = schedule.along, schedule.c.boxes[ranks.rank]
+    stored = sums if schedule.c.partial or (along == "k" and schedule.steps > 1) else schedule.result
     clock = _Clock(ranks.rank, trace)
     pending = _arriving(ranks, schedule, a, b, 0)
     total: Any = None
@@ -222,8 +223,12 @@ def run(ranks: Ranks, schedule: ProductPlan, a: Any, b: Any, trace: list[RankEve
         if step + 1 < schedule.steps:
             pending = _arriving(ranks, schedule, a, b, step + 1)
         with clock.of("multiply", step):
-            if total is None:
+            if total is None and (along == "k" or schedule.steps == 1):
                 total = multiply(x, y, dtype=dtypes.get(stored).numpy)
+            elif along != "k":
+                total = ranks.empty(box.shape, stored) if total is None else total
+                start, stop = (end - box[0 if along == "m" else 2] for end in schedule.piece(ranks.rank, step))
+                multiply(x, y, out=total[start:stop] if along == "m" else total[:, start:stop])
             else:
                 accumulate(1, x, y, 1, total, out=total)
     if not schedule.c.partial:
@@ -251,15 +256,13 @@ class _Clock:
 
 def _arriving(ranks: Ranks, schedule: ProductPlan, a: Any, b: Any, step: int) -> list[Callable[[], Any]]:
     """Start the transfers of a step's operands; return functions that wait for them."""
-    pieces = [schedule.piece(rank, step) for rank in range(ranks.size)]
-    of_a = [Part(box.top, box.bottom, *piece) for box, piece in zip(schedule.a_target.boxes, pieces, strict=True)]
-    of_b = [Part(*piece, box.left, box.right) for box, piece in zip(schedule.b_target.boxes, pieces, strict=True)]
+    pairs = [schedule.operands(rank, step) for rank in range(ranks.size)]
     sums = sums_in(schedule.dtype, schedule.dtype)
     return [
         _moved(ranks, source, target, boxes, part, schedule.dtype, sums)
         for source, target, boxes, part in (
-            (schedule.a, schedule.a_target, of_a, a),
-            (schedule.b, schedule.b_target, of_b, b),
+            (schedule.a, schedule.a_target, [pair[0] for pair in pairs], a),
+            (schedule.b, schedule.b_target, [pair[1] for pair in pairs], b),
         )
     ]
 

@@ -6,6 +6,7 @@ python benchmarks/dask_out_of_core.py FOLDER [MIB]      # FOLDER holds the array
 import resource
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import dask.array as da
@@ -46,16 +47,14 @@ def out_of_core(folder: Path, mib: int) -> None:
     memory = mib * 2**20
     n = -(-int((2 * memory / 2) ** 0.5) // 512) * 512
     sides = gd.dask.chunks(n, n, n, "float16", memory / 3, tasks=2)
-    arrays = [
-        zarr.create_array(folder / name, overwrite=True, shape=(n, n), chunks=(1024, 1024), dtype="float16", compressors=None)
-        for name in ("a", "b")
-    ]
+    made = partial(zarr.create_array, overwrite=True, shape=(n, n), dtype="float16", compressors=None)
+    arrays = [made(folder / name, chunks=(1024, 1024)) for name in ("a", "b")]
     block = np.random.default_rng(0).integers(-2, 3, (1024, n)).astype("float16")
     for array in arrays:
         for top in range(0, n, 1024):
             array[top : top + 1024] = block[: n - top]
     c = gd.dask.matmul(*arrays, chunks=sides)
-    place = zarr.create_array(folder / "c", overwrite=True, shape=c.shape, chunks=c.chunksize, dtype=c.dtype, compressors=None)
+    place = made(folder / "c", chunks=c.chunksize)
     with (
         LocalCluster(n_workers=1, threads_per_worker=2, memory_limit=memory, dashboard_address=None) as cluster,
         Client(cluster) as client,

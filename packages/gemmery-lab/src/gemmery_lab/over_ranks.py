@@ -6,6 +6,7 @@ that Python starts take longer than most products.
 
 from __future__ import annotations
 
+import atexit
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -88,6 +89,7 @@ class TorchClock(RankClock):
         on_gpu = device.startswith("cuda")
         if not dist.is_initialized():
             self.dist.init_process_group("nccl" if on_gpu else "gloo")
+            atexit.register(self.dist.destroy_process_group)
         local = self.dist.get_node_local_rank(0)
         if on_gpu:
             torch.cuda.set_device(local)

@@ -193,8 +193,8 @@ def launched(device: str) -> TorchClock | MpiClock:
             ranks = None
     if ranks is None or ranks.ranks < 2:
         raise ArgumentError(
-            "workload distributed needs two ranks or more: run torchrun --nproc-per-node 2 -m gemmery bench --workload "
-            "distributed, or mpiexec -n 2 python -m gemmery bench --workload distributed"
+            "workload distributed needs two ranks or more: run torchrun --nproc-per-node 2 -m -- gemmery bench "
+            "--workload distributed, or mpiexec -n 2 python -m gemmery bench --workload distributed"
         )
     return ranks
 

@@ -146,19 +146,27 @@ def bench(
 
     folder = parser.check_store(None if no_store else store or record.results_folder())
     if workload == DISTRIBUTED.name:
-        from gemmery_lab import over_ranks
-
-        ranks = over_ranks.launched(device or "cpu")
-        spread = partial(lab.distributed, sides, dtype, device or "cpu", seconds, folder, ranks=ranks)
-        if ranks.rank:  # the first rank shows and stores what all measured
-            return lambda: int(not spread().measurements)
-        return partial(parser.measured, DISTRIBUTED.name, spread, output, store=folder)
+        return partial(_over_ranks, sides, dtype, device or "cpu", seconds, folder, output)
     if workload:
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
         return partial(parser.measured, CHAIN.name, chain, output, store=folder)
     measure = partial(lab.bench, suites or (), parser.names(rivals), threads, seconds, folder, device=device)
     duration = expected(loaded, threads, seconds) + parser.threads_in_words(threads)
     return partial(parser.measured, "bench", measure, output, store=folder, expected=duration)
+
+
+def _over_ranks(
+    sides: tuple[int, ...], dtype: str, device: str, seconds: float, folder: Path | None, output: parser.Output
+) -> int:
+    """Measure on every rank; the first one shows and stores what all measured."""
+    from gemmery_lab import over_ranks
+
+    ranks = over_ranks.launched(device)
+    measure = partial(over_ranks.distributed, sides, dtype, device, seconds, folder, ranks=ranks)
+    if ranks.rank == 0:
+        return parser.measured(DISTRIBUTED.name, measure, output, store=folder)
+    measure()
+    return 0
 
 
 @app.command(**texts("sweep"))

@@ -108,6 +108,17 @@ def test_steps_multiply_every_triple_once(mesh):
     assert sides - {"k"} or len(mesh) > 1
 
 
+def test_ranks_that_compute_the_same_begin_in_the_same_place():
+    """Else their sums, and the last bits of copies of C, would differ."""
+    a, b = gd.even((8, 40), (2, 3), (ROWS, COLUMNS)), gd.even((40, 8), (2, 3), (COLUMNS, ROWS))
+    found = plan(a, b, "f32", ways="k-", steps=4)
+    assert found.along == "k"
+    pieces = [[found.piece(rank, step) for step in range(4)] for rank in range(6)]
+    assert pieces[0] == pieces[1] == pieces[2]
+    assert pieces[3] == pieces[4] == pieces[5]
+    assert pieces[0] != pieces[3]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_that_dtensor_would_make_give_its_layout(seed):
     rng = np.random.default_rng(seed)

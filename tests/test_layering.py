@@ -52,6 +52,7 @@ OWNERS = {
         "measure",
         "lab",
     ),
+    "mpi4py": ("gemmery_lab/over_ranks.py",),
     "platformdirs": ("gemmery/config.py",),
     "pytest": ("gemmery_emulator/pytest.py",),
     "rich": (
@@ -68,8 +69,12 @@ OWNERS = {
         "lab",
     ),
     "jax": ("jax",),
+    "dask": ("gemmery/distributed/dask.py",),
+    "distributed": ("gemmery/distributed/dask.py",),
     "torch": (
+        "distributed",
         "torch",
+        "gemmery_lab/over_ranks.py",
         "gemmery_lab/measure/libraries.py",
         "gemmery_lab/measure/cublas.py",
         "gemmery_lab/measure/torch_operands.py",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gemmery_lab.on_emulator import emulated_ladder as emulated_ladder
     from gemmery_lab.on_emulator import emulated_sweep as emulated_sweep
     from gemmery_lab.on_emulator import predicted_ladder as predicted_ladder
+    from gemmery_lab.over_ranks import distributed as distributed
     from gemmery_lab.suites import bench as bench
     from gemmery_lab.tuning import tune as tune
     from gemmery_lab.verification import verify as verify
@@ -33,6 +34,7 @@ _HOMES = {
     "gemmery_lab.health": ("Diagnosis", "doctor", "prune"),
     "gemmery_lab.tuning": ("tune",),
     "gemmery_lab.verification": ("verify",),
+    "gemmery_lab.over_ranks": ("distributed",),
     "gemmery_lab.suites": ("bench",),
     "gemmery_lab.climb": ("ladder", "sweep"),
     "gemmery.ladder.diff": ("diff",),

@@ -92,7 +92,9 @@ def test_a_workload_takes_the_place_of_suites(asked):
 )
 def test_a_workload_that_is_not_there_is_named(asked, line, capsys):
     assert cli.run([*line.split(), "--no-html"]) == 2
-    said = "workload 'chains' is not known; the only one is chain" if "chains" in line else "it takes no suites"
+    said = (
+        "workload 'chains' is not known; there are chain and distributed" if "chains" in line else "it takes no suites"
+    )
     assert said in capsys.readouterr().err
 
 

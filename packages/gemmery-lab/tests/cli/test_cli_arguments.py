@@ -135,7 +135,7 @@ def test_tf32_is_listed_where_it_is_taken():
         ("bench small --seconds nan", "seconds=nan: the time to measure must be above 0 and finite"),
         (f"ladder --sizes {'9' * 5000}", "--sizes: a number of 5,000 digits; 18 digits are the most"),
         (f"inspect simt_naive --config bm={'9' * 19}", "--config bm: a number of 19 digits; 18 digits"),
-        ("bench --workload chian", "workload 'chian' is not known; the only one is chain"),
+        ("bench --workload chian", "workload 'chian' is not known; there are chain and distributed"),
         ("exhibit bank_stride --device cuda --as a100", "only the emulator runs as a named card"),
         ("inspect simt_naive --html /proc/nowhere/p.html", "page '/proc/nowhere/p.html': "),
         ("inspect simt_naive --svg /proc/nowhere", "choose another place with --svg"),

@@ -14,7 +14,7 @@ from gemmery.errors import ArgumentError
 from gemmery_emulator.pages.writing import HtmlToo, place
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Html, Json, Keep, NoHtml, app, argument, ladder_app, option, texts
-from gemmery_lab.experiments import CHAIN, LADDER, SWEEPS
+from gemmery_lab.experiments import CHAIN, DISTRIBUTED, LADDER, SWEEPS
 
 if TYPE_CHECKING:
     from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
@@ -130,12 +130,13 @@ def bench(
     if device:
         asked.ordinal(device)
     if workload:
-        if workload != CHAIN.name:
-            raise ArgumentError(f"workload {workload!r} is not known; the only one is {CHAIN.name}")
+        if workload not in (CHAIN.name, DISTRIBUTED.name):
+            raise ArgumentError(f"workload {workload!r} is not known; there are {CHAIN.name} and {DISTRIBUTED.name}")
         if suites or rivals or threads:
-            raise ArgumentError("--workload chain: it takes no suites, --rivals or --threads; leave them out")
-        sides = asked.sides(parser.numbers("--n", n) or CHAIN.points["cuda"].sizes)
-        dtype = asked.element_type(dtype or CHAIN.dtype, "cuda")
+            raise ArgumentError(f"--workload {workload}: it takes no suites, --rivals or --threads; leave them out")
+        known, kind = (CHAIN, "cuda") if workload == CHAIN.name else (DISTRIBUTED, "cpu")
+        sides = asked.sides(parser.numbers("--n", n) or known.points[kind].sizes)
+        dtype = asked.element_type(dtype or known.dtype, "cuda" if device.startswith("cuda") else kind)
     else:
         for flag, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
             if value:
@@ -146,12 +147,28 @@ def bench(
     from gemmery_lab.suites import expected
 
     folder = parser.check_store(None if no_store else store or record.results_folder())
+    if workload == DISTRIBUTED.name:
+        return partial(_over_ranks, sides, dtype, device or "cpu", seconds, folder, output)
     if workload:
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
         return partial(parser.measured, CHAIN.name, chain, output, store=folder)
     measure = partial(lab.bench, suites or (), parser.names(rivals), threads, seconds, folder, device=device)
     duration = expected(loaded, threads, seconds) + parser.threads_in_words(threads)
     return partial(parser.measured, "bench", measure, output, store=folder, expected=duration)
+
+
+def _over_ranks(
+    sides: tuple[int, ...], dtype: str, device: str, seconds: float, folder: Path | None, output: parser.Output
+) -> int:
+    """Measure on every rank; the first one shows and stores what all measured."""
+    from gemmery_lab import over_ranks
+
+    ranks = over_ranks.launched(device)
+    measure = partial(over_ranks.distributed, sides, dtype, device, seconds, folder, ranks=ranks)
+    if ranks.rank == 0:
+        return parser.measured(DISTRIBUTED.name, measure, output, store=folder)
+    measure()
+    return 0
 
 
 @app.command(**texts("sweep"))

@@ -1,0 +1,247 @@
+"""The two products of tensor-parallel layers, whose communication hides behind the product.
+
+A rank multiplies its own rows while those of others arrive, and sends parts of a sum while it multiplies the next part.
+On GPUs of one host with peer access copy engines carry them (`peers.py`); everywhere else messages of the process
+group do, which NCCL sends on a stream of its own and Gloo from its own thread. Flux (Chang et al., 2024) and the
+asynchronous tensor parallelism of PyTorch hide the same transfers by tiles and by chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gemmery import api
+from gemmery.distributed import peers
+from gemmery.distributed.agreement import agree
+from gemmery.distributed.groups import capturing, exchange, group_name, resolve, spans
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
+
+_distributed: Any = dist  # parts of PyTorch have no types
+_torch: Any = torch
+_library: Any = torch.library
+multiply: Any = api.matmul
+
+
+def all_gather_matmul(x: Any, w: Any, group: Any = None, rows: Sequence[int] | None = None) -> Any:
+    """Return the rows of every rank times this rank's columns: all_gather(x) @ w.
+
+    x is (rows, k), of any number of rows on each rank; w is (k, n). `group` is a process group, or None for all ranks.
+    The ranks tell each other their shapes first, which takes longer than a small product on a GPU. With `rows`, the
+    number of rows of each rank, they do not, nor under torch.compile and CUDA graphs, where all have as many rows.
+    Autograd records it.
+
+    >>> y = gd.all_gather_matmul(x, w)  # x (m / ranks, k), w (k, n / ranks), y (m, n / ranks)  # doctest: +SKIP
+
+    Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, if an argument does not fit.
+    """
+    name = group_name(group)
+    if not torch.compiler.is_compiling():
+        rows = _rows_to_gather(x, w, rows, name)
+    return torch.ops.gemmery.all_gather_matmul(x, w, list(rows or []), name, False)[0]
+
+
+def matmul_reduce_scatter(x: Any, w: Any, group: Any = None, rows: Sequence[int] | None = None) -> Any:
+    """Return this rank's rows of the sum over ranks of x @ w.
+
+    x is (m, k), w (k, n), with a part of k on each rank. Rank r gets `rows[r]` rows, by default ceil(m / ranks), of
+    which the last ranks may have fewer. Parts are added in an order that depends on nothing but the number of ranks.
+    The ranks tell each other their shapes first, unless `rows` are given or a CUDA graph captures the product.
+
+    >>> y = gd.matmul_reduce_scatter(x, w)  # x (m, k / ranks), w (k / ranks, n), y (m / ranks, n)  # doctest: +SKIP
+
+    Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, if an argument does not fit.
+    """
+    name = group_name(group)
+    if not torch.compiler.is_compiling():
+        rows = _rows_to_scatter(x, w, rows, name)
+    return torch.ops.gemmery.matmul_reduce_scatter(x, w, list(rows or []), name)
+
+
+def _operands_error(x: Any, w: Any) -> Exception | None:
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[0]:
+        return ShapeError(f"x {tuple(x.shape)} and w {tuple(w.shape)}: x must be (rows, k) and w (k, n)")
+    if x.dtype != w.dtype:
+        return DTypeError(f"x is {x.dtype}, w is {w.dtype}: convert one of them, both must have one type")
+    if x.device != w.device:
+        return ArgumentError(f"x is on {x.device}, w on {w.device}: move one of them")
+    return None
+
+
+def _agreed(function: str, x: Any, w: Any, same: dict[str, object], rows: Sequence[int] | None, name: str) -> list[int]:
+    """Return the rows of x on each rank, after the ranks agreed, if they can and `rows` does not say it."""
+    group, wrong = resolve(name), _operands_error(x, w)
+    if rows is not None or capturing(x):
+        if wrong is not None:
+            raise wrong
+        return list(rows) if rows is not None else [x.shape[0]] * group.size()
+    return agree(exchange(group), function, same, x.shape[0], wrong)
+
+
+def _rows_to_gather(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> list[int]:
+    counts = _agreed("all_gather_matmul", x, w, {"k": x.shape[-1], "dtype": x.dtype}, rows, name)
+    group = resolve(name)
+    if len(counts) != group.size() or counts[group.rank()] != x.shape[0]:
+        raise ShapeError(f"rows {counts} for {group.size()} ranks, and x has {x.shape[0]}: give each rank's rows of x")
+    return counts
+
+
+def _rows_to_scatter(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> list[int]:
+    m, ranks = x.shape[0], resolve(name).size()
+    step = -(-m // ranks)
+    counts = [min(step, max(0, m - rank * step)) for rank in range(ranks)] if rows is None else list(rows)
+    _agreed("matmul_reduce_scatter", x, w, {"m": m, "n": w.shape[-1], "dtype": x.dtype}, rows, name)
+    if len(counts) != ranks or sum(counts) != m or min(counts, default=0) < 0:
+        raise ShapeError(f"rows {counts} for {ranks} ranks and {m} rows of x: give one number for each, of sum {m}")
+    return counts
+
+
+def swap(outgoing: Any, incoming: Any, to: int, source: int, group: Any) -> list[Any]:
+    """Start to send one tensor to a rank of the group and to receive one from another; return what to wait for."""
+    operations = []
+    for function, tensor, peer in ((_distributed.isend, outgoing, to), (_distributed.irecv, incoming, source)):
+        if tensor.numel():
+            operations.append(
+                _distributed.P2POp(function, tensor, _distributed.get_global_rank(group, peer), group=group)
+            )
+    return _distributed.batch_isend_irecv(operations) if operations else []
+
+
+def _arriving(x: Any, rows: Sequence[int], group: Any) -> tuple[Any, list[tuple[int, list[Any]]]]:
+    """Start to gather rows; return the tensor of all, and (rank, what to wait for) in the order of arrival."""
+    rank, ranks = group.rank(), group.size()
+    x, places = x.contiguous(), spans(rows)
+    full = x.new_empty((sum(rows), x.shape[1]))
+    full[places[rank]].copy_(x)
+    waits: list[tuple[int, list[Any]]] = [(rank, [])]
+    for away in range(1, ranks):
+        to, source = (rank + away) % ranks, (rank - away) % ranks
+        waits.append((source, swap(x, full[places[source]], to, source, group)))
+    return full, waits
+
+
+def _finished(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple[Any, Any]:
+    rows, group = list(rows) or _rows_to_gather(x, w, None, name), resolve(name)
+    if x.is_cuda:
+        space = peers.gathering(group, tuple(rows), x)
+        if space is not None:
+            result: tuple[Any, Any] = space(x, w, keep)
+            return result
+    full, waits = _arriving(x, rows, group)
+    out, places = x.new_empty((sum(rows), w.shape[1])), spans(rows)
+    for source, works in waits:
+        _finished(works)
+        multiply(full[places[source]], w, out=out[places[source]])
+    return out, full if keep else x.new_empty((0, x.shape[1]))
+
+
+def _scatter(x: Any, w: Any, rows: Sequence[int], name: str) -> Any:
+    rows, group = list(rows) or _rows_to_scatter(x, w, None, name), resolve(name)
+    if x.is_cuda:
+        space = peers.scattering(group, tuple(rows), x, w.shape[1])
+        if space is not None:
+            return space(x, w)
+    rank, ranks, places = group.rank(), group.size(), spans(rows)
+    parts = x.new_empty((ranks, rows[rank], w.shape[1]))
+    works, stored = [], []
+    for away in range(1, ranks):
+        to, source = (rank + away) % ranks, (rank - away) % ranks
+        stored.append(multiply(x[places[to]], w))  # as long as it is sent
+        works += swap(stored[-1], parts[source], to, source, group)
+    multiply(x[places[rank]], w, out=parts[rank])
+    _finished(works)
+    return added(parts)
+
+
+def added(parts: Any) -> Any:
+    """Return the sum over the first dimension, in the order of ranks; narrow floats are added in float32."""
+    narrow = parts.dtype.is_floating_point and parts.dtype.itemsize < 4
+    total = parts[0].to(torch.float32 if narrow else parts.dtype, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts.dtype)
+
+
+@_library.custom_op("gemmery::gathered_rows", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
+def gathered_rows(x: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
+    """Return the rows of every rank, for gradients."""
+    full, waits = _arriving(x, list(rows) or [x.shape[0]] * resolve(group).size(), resolve(group))
+    for _, works in waits:
+        _finished(works)
+    gathered: torch.Tensor = full
+    return gathered
+
+
+@_library.custom_op("gemmery::all_gather_matmul", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
+def gather_operator(
+    x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], group: str, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all_gather(x) @ w and, if `keep`, all_gather(x)."""
+    return _gather(x, w, rows, group, keep)
+
+
+@_library.custom_op("gemmery::matmul_reduce_scatter", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
+def scatter_operator(x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
+    """Return this rank's rows of the sum of x @ w over ranks."""
+    part: torch.Tensor = _scatter(x, w, rows, group)
+    return part
+
+
+@gathered_rows.register_fake  # type: ignore[untyped-decorator,unused-ignore]
+def _(x: Any, rows: Any, group: str) -> Any:
+    return x.new_empty((sum(rows) if rows else x.shape[0] * resolve(group).size(), x.shape[1]))
+
+
+@gather_operator.register_fake  # type: ignore[untyped-decorator,unused-ignore]
+def _(x: Any, w: Any, rows: Any, group: str, keep: bool) -> tuple[Any, Any]:
+    m = sum(rows) if rows else x.shape[0] * resolve(group).size()
+    return x.new_empty((m, w.shape[1])), x.new_empty((m if keep else 0, x.shape[1]))
+
+
+@scatter_operator.register_fake  # type: ignore[untyped-decorator,unused-ignore]
+def _(x: Any, w: Any, rows: Any, group: str) -> Any:
+    ranks, rank = resolve(group).size(), resolve(group).rank()
+    step = -(-x.shape[0] // ranks)
+    mine = rows[rank] if rows else _torch.sym_min(step, _torch.sym_max(0, x.shape[0] - rank * step))
+    return x.new_empty((mine, w.shape[1]))
+
+
+def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, w, ctx.rows, ctx.group, _ = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _gather_backward(ctx: Any, grad: Any, grad_full: Any) -> tuple[Any, ...]:
+    """dX is a product whose sum over ranks is scattered; dW needs the rows of all again, which were not kept."""
+    x, w = ctx.saved_tensors
+    grad_x = grad_w = None
+    if ctx.needs_input_grad[0]:
+        grad_x = scatter_operator(grad, w.mH, ctx.rows, ctx.group)
+    if ctx.needs_input_grad[1]:
+        grad_w = torch.ops.aten.mm(gathered_rows(x, ctx.rows, ctx.group).mH, grad)
+    return grad_x, grad_w, None, None, None
+
+
+def _keep_scatter(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, w, ctx.rows, ctx.group = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _scatter_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    """dX is a product of the gathered gradient, and dW another one of the same rows."""
+    x, w = ctx.saved_tensors
+    grad_x, full = gather_operator(grad, w.mH, ctx.rows, ctx.group, ctx.needs_input_grad[1])
+    grad_w = torch.ops.aten.mm(x.mH, full) if ctx.needs_input_grad[1] else None
+    return grad_x, grad_w, None, None
+
+
+gather_operator.register_autograd(_gather_backward, setup_context=_keep_gather)
+scatter_operator.register_autograd(_scatter_backward, setup_context=_keep_scatter)

@@ -17,7 +17,8 @@ from test_docs import ROOT, tracked
 UNPUBLISHED = {".gitignore", "pyproject.toml", "PKG-INFO"}  # the last two are in every distribution
 CONDA = {"matplotlib": "matplotlib-base", "nvidia-cuda-nvrtc": "cuda-nvrtc"}  # names that differ there
 # What a workflow may run other than a make target: the package that .ci/run installs for its tests, too.
-INSTALL = r"\.venv/bin/python -m pip install --quiet torch==[\d.]+"
+# Steps that only install what a target needs: PyTorch, or Debian's packages in a container.
+INSTALL = r"\.venv/bin/python -m pip install --quiet torch==[\d.]+|apt-get update && apt-get install [a-z0-9 -]+"
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,8 @@ def test_classifiers_name_every_python_that_is_tested(project):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [("check", "check"), ("test", "test-all"), ("wheels", "wheels"), ("site", "site-check")]
+    ("name", "target"),
+    [("arm", "test-arm"), ("check", "check"), ("test", "test-all"), ("wheels", "wheels"), ("site", "site-check")],
 )
 def test_a_workflow_runs_make_targets_and_nothing_else(name, target):
     """What is run elsewhere is what anyone can run here."""
@@ -154,4 +156,4 @@ def test_a_workflow_runs_make_targets_and_nothing_else(name, target):
 
 def test_every_workflow_is_tested():
     names = {path.name for path in (ROOT / ".github" / "workflows").iterdir()}
-    assert names == {"check.yml", "test.yml", "wheels.yml", "site.yml"}
+    assert names == {"arm.yml", "check.yml", "test.yml", "wheels.yml", "site.yml"}

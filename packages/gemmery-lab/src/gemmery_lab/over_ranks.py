@@ -1,4 +1,4 @@
-"""Times of products over ranks: `gemmery bench --workload distributed` under torchrun or mpiexec, on every rank.
+"""Times of products over ranks: the workload `distributed` of `gemmery bench`, on every rank of torchrun or mpiexec.
 
 Ranks start each call together, and the slowest one's time counts. On GPUs calls are CUDA graphs: signals and copies
 that Python starts take longer than most products.
@@ -193,8 +193,8 @@ def launched(device: str) -> TorchClock | MpiClock:
             ranks = None
     if ranks is None or ranks.ranks < 2:
         raise ArgumentError(
-            "workload distributed needs two ranks or more: run torchrun --nproc-per-node 2 -m -- gemmery bench "
-            "--workload distributed, or mpiexec -n 2 python -m gemmery bench --workload distributed"
+            "the workload distributed needs two ranks or more: start the command by torchrun or mpiexec, as "
+            "docs/distributed.md shows"
         )
     return ranks
 

@@ -42,13 +42,15 @@ def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:
     if packed_refuses(problem):  # as for int8 by uint8
         return
     yield packed_image(target, product(target, problem))
-    direct = not activation and dtype == out and dtypes.get(dtype).kind == "f" and dtypes.get(dtype).size >= 4
-    if direct:
+    own = dtypes.get(dtype)
+    plain, floats = not activation and dtype == out, own.kind == "f" and own.size >= 4
+    if plain and (floats or own.kind in "iu"):
         yield direct_image(target, dtype)
+    if plain and floats:
         if dots_columns(target, dtypes.get(dtype).size) > 1:
             yield dots_image(target, dtype)
     yield gemv_image(target, gemv_product(problem), COLUMNS)
-    if direct:
+    if plain and floats:
         from gemmery.cpu import streamed as streams
 
         for depth, nv in {streams.sizes(target, m) for m in (2, 1 << 20)}:

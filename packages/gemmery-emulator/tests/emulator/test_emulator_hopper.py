@@ -173,25 +173,6 @@ def test_warpgroups_that_ask_for_more_registers_than_the_launch_has_are_found(th
     assert all(f"launched with {launched} " in one.message for one in found)
 
 
-LATE = """
-extern "C" __global__ void __launch_bounds__(256, 1) f(int* out, int count) {
-  int sum = 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < count; ++i) if (sum < 100) sum += out[i]; else out[i] = sum;
-    if (sum > 3) out[1] = sum;
-  }
-  if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 0) out[0] = sum;
-  }
-}
-"""
-
-
-def test_a_warpgroup_waits_at_setmaxnreg_for_a_thread_that_comes_later():
-    assert not emulate(LATE, "f", 1, 256, [np.ones(8, np.int32)], 0, ARCH).findings
-
-
 # ---- boxes ----
 
 

@@ -212,11 +212,18 @@ def build(rung: Rung, config: Config, resident: Resident) -> Put:
 
 
 def product_for(rung: Rung, n: int, like: Work, device: str) -> Work:
-    """Return the product that shows a rung at size n: two squares, or x W' for a rung that refuses small squares."""
+    """Return the product that shows a rung at size n: two squares; x W' for a rung that refuses small squares; as many
+    small squares as fill those of side n for one that takes no long k.
+    """
     squares, small = square(like, n), square(like, SMALL)
-    vector = replace(squares, m=1, b_layout="col")
-    refuses_squares = rung.refuses(small.problem._replace(device=device))
-    return vector if refuses_squares and not rung.refuses(vector.problem._replace(device=device)) else squares
+    vector, many = replace(squares, m=1, b_layout="col"), replace(small, batch=max(1, n // SMALL) ** 2)
+
+    def takes(work: Work) -> bool:
+        return not rung.refuses(work.problem._replace(device=device))
+
+    if not takes(small):
+        return vector if takes(vector) else squares
+    return squares if takes(replace(small, k=n)) else many
 
 
 def race(

@@ -260,8 +260,10 @@ def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
     work = on_cuda.product_for(one, 512, like, "cuda:0")
     if name.startswith("gemv_"):
         assert (work.m, work.n, work.k, work.b_layout) == (1, 512, 512, "col")
+    elif name.endswith("_batched"):
+        assert (work.m, work.n, work.k, work.batch) == (16, 16, 16, 32 * 32)
     else:
-        assert (work.m, work.n, work.k) == (512, 512, 512)
+        assert (work.m, work.n, work.k, work.batch) == (512, 512, 512, 1)
     assert bool(one.refuses(work.problem)) == (name == "simt_single_block")
 
 

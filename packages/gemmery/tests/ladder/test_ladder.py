@@ -300,6 +300,8 @@ def test_a_resolved_config_launches_the_same_and_leaves_no_tile_open(rung):
     for side in (32, 512, 4096):
         sizes = (side, 1, side) if rung.name.startswith("gemv") else (side, side, side)
         case = Problem(*sizes, rung.dtypes[0], rung.dtypes[0], device="h200")
+        if side > 32 and rung.refuses(case):
+            continue  # the rungs of small products have no launch for large ones
         config = rung.resolve(case, rung.default)
         assert rung.geometry(case, config) == rung.geometry(case, rung.default)
         if not rung.name.startswith("gemv"):  # its zeros follow each shape

@@ -193,5 +193,7 @@ TABLE = {
     "wgmma.commit_group": _of_groups(_calling(Products.commit), "commit_group"),
     "wgmma.wait_group": _of_groups(_wait, "wait_group"),
     "wgmma.mma_async": Handler(step=_multiply, lanes="warpgroup"),
-    "setmaxnreg": Handler(step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")),
+    "setmaxnreg": Handler(
+        step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"), lanes="warpgroup"
+    ),
 }

@@ -143,7 +143,7 @@ def _at_once(form: Arrangement, problem: Problem) -> bool:
     assert candidate.rung.geometry is not None
     launches = candidate.rung.geometry(problem.by_rows(), candidate.config).launches
     if not launches[-1].maps:  # CUDA cores add products of halves in another order than the general kernel
-        return candidate.rung.name == "simt_batched" and problem.dtype in TENSOR_COPIED
+        return problem.dtype in TENSOR_COPIED and "tm" in candidate.config  # rows of C of a thread, not of a warp
     if not (alike and ADDS_ALIKE) or candidate.config.get("splits", 1) > 1:
         return True
     return all(driver.is_loaded(each.source, each.kernel, problem.device) for each in launches)

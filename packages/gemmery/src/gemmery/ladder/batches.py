@@ -39,16 +39,19 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     threads = -(-products * (problem.m // tm) * (problem.n // tn) // WARP) * WARP
     if threads > THREADS:
         raise RefusedError(f"products={products}: {threads} threads; a block has at most {THREADS}; use fewer products")
-    return _batched(name, problem._replace(precision=""), config, threads, _PADDED, tm, tn)
+    return _batched(name, problem._replace(precision=""), config, threads, (_PADDED, _PIECE), tm, tn)
 
 
 def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     """A warp for each product."""
-    return _batched(name, problem, config, config["products"] * WARP, _PADDED_MMA)
+    pad = 2 * _PIECE if problem.dtype == "f64" else _PIECE
+    return _batched(name, problem, config, config["products"] * WARP, (_PADDED_MMA, pad))
 
 
-def _batched(name: str, problem: Problem, config: Config, threads: int, padded: int, *tile: int) -> Geometry:
-    """The launch of a kernel with a block for `products` products."""
+def _batched(name: str, problem: Problem, config: Config, threads: int, apart: tuple[int, int], *tile: int) -> Geometry:
+    """The launch of a kernel with a block for `products` products; `apart` are the bytes from which a line gets pieces
+    behind it, and those of the pieces.
+    """
     m, n, k, products = problem.m, problem.n, problem.k, config["products"]
     size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
     lines = (
@@ -56,8 +59,7 @@ def _batched(name: str, problem: Problem, config: Config, threads: int, padded: 
         (n, k, size) if problem.b_layout == "col" else (k, n, size),
         (m, n, out),
     )
-    pad = 2 * _PIECE if name == "mma_batched" and size == 8 else _PIECE
-    room = sum(-(-products * _step(*each, padded, pad) // _PIECE) * _PIECE for each in lines)
+    room = sum(-(-products * _step(*each, *apart) // _PIECE) * _PIECE for each in lines)
     kernel = instance(name, problem, *layouts(problem), template("BatchSides", m, n, k), *tile, products)
     grid = -(-problem.batch // products), 1, 1
     return Geometry(

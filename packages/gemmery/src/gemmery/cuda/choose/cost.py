@@ -33,7 +33,7 @@ END = 2200  # of each tile of 64 rows or more, while its warpgroups do not multi
 LAST = 0.17  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.0, 4: 0.1}  # more, of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.04  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 3500, 0.1  # adding up the parts of a tile in a cluster
+EXCHANGE, EXCHANGE_ELEMENT = 8500, 0.16  # adding up the parts of a tile in a cluster
 # Rounds of a grid of all multiprocessors are no rectangles of C: blocks read what no others do at that time.
 MANY, RAGGED = 5, 1.04  # rounds from which that counts, and how much
 # Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile

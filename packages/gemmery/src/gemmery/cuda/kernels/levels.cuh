@@ -55,7 +55,9 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
     }
   }
   static __device__ __forceinline__ unsigned factors_at(int thread) { return BYTES + thread / 4 * COUNT * 4; }
-  static __device__ __forceinline__ unsigned zeros_at(int thread) { return BYTES + COUNT * 128 + thread / 4 * COUNT * 2; }
+  static __device__ __forceinline__ unsigned zeros_at(int thread) {
+    return BYTES + COUNT * 128 + thread / 4 * COUNT * 2;
+  }
 
   // The operands of four products, 64 of k; of each, a[0] and a[1] are two rows, a[2] and a[3] the same 8 of k later.
   __device__ __forceinline__ void unpack(unsigned (&a)[4][4], int half) const {
@@ -131,7 +133,8 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
     return GROUP ? fma2<T>(one, scale, MINUS_ZERO) : one;
   }
 
-  // The i-th float4 of a half word, as T has it: in bf16 2^-126 of it, which factors make good. f16 has no room for that.
+  // The i-th float4 of a half word, as T has it: in bf16 2^-126 of it, which factors make good. f16 has no room for
+  // that.
   static __device__ __forceinline__ unsigned fraction(unsigned x, int i) {
     if constexpr (BF16) {
       if (i < 3) return x << 3 * i & both(0x81c0);

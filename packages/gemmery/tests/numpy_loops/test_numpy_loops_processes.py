@@ -26,7 +26,8 @@ PART = {
     "_core/tests/test_ufunc.py": "matmul or vecdot or matvec or vecmat or signature or gufunc",
     "linalg/tests/test_linalg.py": "Power or MultiDot or Pinv or vecdot or matmul",
 }
-WHOLE = (*PART, "linalg/tests/test_regression.py", "linalg/tests/test_deprecations.py")
+# `make test` runs the first one alone, in a second; test_multiarray takes 6 minutes.
+WHOLE = ("linalg/tests/test_regression.py", "linalg/tests/test_deprecations.py", *PART)
 TOO_LARGE = "huge"  # of memory: 18 GB
 
 

@@ -163,6 +163,7 @@ def test_the_launch_that_is_prepared(splits, monkeypatch):
     assert card.findings == []
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("config", [{"splits": 2, "ways": 2}, {"runs": 5, "ways": 1}])
 def test_bits_do_not_depend_on_the_order_of_blocks(config):
     form = Format(192, 640, "int4", 128, "bf16")

@@ -41,6 +41,7 @@ def rows_on(card, x, kind, format_):
     return codes.numbers.view(np.uint8), s.numbers
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("format_", ["float8_e4m3", "int8"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (9, 256), (2, 2056), (1, 2050), (2, 40001), (1, 17024), (1, 17026)])
@@ -85,6 +86,7 @@ def test_a_kernel_that_is_wrong_about_rows_is_told(old, new, monkeypatch):
     raise AssertionError("nothing shows that it is wrong")
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("own", KINDS)
 @pytest.mark.parametrize(
     ("format_", "group", "zero_points"),
@@ -121,7 +123,7 @@ def test_rows_that_no_kernel_takes_have_a_reason():
     assert "elements are adjacent" in prepare_rows(x, codes._replace(strides=(16, 1)))
 
 
-@pytest.mark.many(4)
+@pytest.mark.many
 @pytest.mark.parametrize("format_", ["int8", "e4m3"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [1000, 8192, 16384, 65536])

@@ -109,6 +109,7 @@ def check(form, m, **options):
     return result
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize(
     ("m", "form", "config"),
     [
@@ -162,6 +163,7 @@ def test_the_launch_that_is_prepared(splits, monkeypatch):
     assert card.findings == []
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("config", [{"splits": 2, "ways": 2}, {"runs": 5, "ways": 1}])
 def test_bits_do_not_depend_on_the_order_of_blocks(config):
     form = Format(192, 640, "int4", 128, "bf16")
@@ -221,7 +223,7 @@ def test_variants_that_would_hang_or_do_not_fit_are_refused_before_the_launch(co
         RUNG.geometry(case, RUNG.default | SMALL | {"ways": 2} | config)
 
 
-@pytest.mark.many(3)
+@pytest.mark.many
 @pytest.mark.parametrize("tile", QUANTIZED)
 @pytest.mark.parametrize("kind", ["int4/128/bf16", "int4_zeros/32/f16", "int8/0/bf16", "e4m3/0/f16", "e2m1/16/bf16"])
 def test_registers_suffice_for_every_variant(tile, kind):
@@ -272,6 +274,7 @@ def test_factors_that_do_not_fit_are_refused(kind, dtype, power):
             weights.arrange(form, np.zeros((3, 64), np.uint8), scales)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("kind", ["int4", "int8", "e4m3", "e2m1"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_code_is_exact_wherever_it_stands(kind, dtype):

@@ -44,6 +44,7 @@ def cpu(name):
     return Target(instruction_set(features), features, name, "aarch64", llvm=name)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", CPUS)
 @pytest.mark.parametrize(("dtype", "out"), STEPS)
 def test_the_inner_loop_is_multiply_adds_and_no_register_is_spilled(name, dtype, out):
@@ -60,6 +61,7 @@ def test_the_inner_loop_is_multiply_adds_and_no_register_is_spilled(name, dtype,
     assert len(loop) <= 24 + 14
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize(("dtype", "out"), STEPS)
 def test_a_limited_cpu_has_the_instructions_of_its_level_alone(dtype, out):
     whole = cpu("neoverse-v2")

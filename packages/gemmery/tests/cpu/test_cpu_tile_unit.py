@@ -181,6 +181,7 @@ def test_products_on_the_model(dtype, out, step, layouts):
             assert checked.ok, (m, n, k, alpha, checked)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("layouts", ["CC", "FF", "strided"])
 @pytest.mark.parametrize(("dtype", "b_dtype", "step"), [("int8", "uint8", "tdpbsud"), ("uint8", "int8", "tdpbusd")])
 def test_one_operand_with_signs_and_one_without(dtype, b_dtype, step, layouts):
@@ -198,6 +199,7 @@ def test_one_operand_with_signs_and_one_without(dtype, b_dtype, step, layouts):
             assert c.untouched_around()
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
 @pytest.mark.parametrize("layout", ["C", "F", "strided"])
 def test_a_b_packed_once_gives_the_same_bits(dtype, out, step, layout):
@@ -225,6 +227,7 @@ def test_the_parts_for_threads_begin_at_panels_of_a_b_packed_once(dtype, out, st
     assert kernel.b_steps(300, 500)[1] * panel.width == panels.panel_bytes(panel, 300)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("dtype", "out", "step"), PRODUCTS)
 def test_sums_that_stay_tiles_between_parts_of_k(dtype, out, step):
     """Parts of one or more steps, and several chains of k in a block: a second one begins at 1024 for bfloat16."""
@@ -241,6 +244,7 @@ def test_sums_that_stay_tiles_between_parts_of_k(dtype, out, step):
                 assert c.untouched_around()
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("resident", [tile_unit._RESIDENT, 1 << 12])
 @pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
 def test_an_a_anywhere_in_a_cache_line(dtype, out, step, resident):
@@ -262,6 +266,7 @@ def test_an_a_anywhere_in_a_cache_line(dtype, out, step, resident):
             assert c.untouched_around()
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize(("dtype", "out", "kc"), [("bf16", "bf16", 4096), ("int8", "int32", 8192)])
 def test_a_long_k_in_the_blocks_of_the_unit(dtype, out, kc, once):

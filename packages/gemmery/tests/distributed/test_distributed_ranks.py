@@ -40,18 +40,11 @@ def gloo(ranks, cases, folder):
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
 
 
-def test_two_ranks_of_gloo(tmp_path):
-    gloo(2, "products,overlapped,block", tmp_path)
-
-
 @pytest.mark.many(4)
-@pytest.mark.parametrize("ranks", [3, 4, 8])
-def test_more_ranks_of_gloo(tmp_path, ranks):
-    gloo(ranks, "products,overlapped,block", tmp_path)
-
-
-def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path):
-    gloo(2, "one_dies", tmp_path)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_ranks_of_gloo_until_one_dies_which_is_an_error_on_the_others(tmp_path, ranks):
+    """All in one group: to start a rank takes longer than all its products."""
+    gloo(ranks, "products,overlapped,block,one_dies", tmp_path)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.many(2))])

@@ -34,6 +34,16 @@ def every():
         installing.count(False)
 
 
+@pytest.fixture
+def alone():
+    """No loops before the test; afterwards those that `every` has installed for the file."""
+    before = gmn.installed()
+    gmn.uninstall()
+    yield
+    gmn.uninstall()
+    gmn.install(before)
+
+
 def numbers(rng, shape, dtype):
     """Random numbers of a type: integers of its whole range, bools of which few are true."""
     dtype = np.dtype(dtype)
@@ -216,8 +226,7 @@ def test_functions_of_numpy_that_multiply_inside(every):
     assert np.array_equal((masked @ masked).filled(-1), numpys(np.matmul, masked, masked).filled(-1))
 
 
-def test_install_and_uninstall_count_once():
-    gmn.uninstall()
+def test_install_and_uninstall_count_once(alone):
     with gmn.install("int8"):
         assert gmn.installed() == ("int8",)
         with gmn.install(["int8", "bool"]):
@@ -267,7 +276,7 @@ def test_numpys_loop_serves_until_kernels_are_there(monkeypatch):
     assert np.array_equal(first, second)
 
 
-def test_threads_multiply_while_loops_come_and_go():
+def test_threads_multiply_while_loops_come_and_go(alone):
     gmn.install("int32", wait=True)
     a = numbers(np.random.default_rng(9), (40, 40), "int32")
     exact = a.dot(a)

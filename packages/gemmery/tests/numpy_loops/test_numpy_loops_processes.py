@@ -20,13 +20,17 @@ if not pool.address():
 
 NUMPY = Path(np.__file__).parent
 HAS_TESTS = importlib.util.find_spec("numpy._core.tests.test_multiarray") is not None
-# Files, and what to run of them.
-PART = {
-    "_core/tests/test_multiarray.py": "matmul or Matmul or TestDot or TestInner",
-    "_core/tests/test_ufunc.py": "matmul or vecdot or matvec or vecmat or signature or gufunc",
-    "linalg/tests/test_linalg.py": "Power or MultiDot or Pinv or vecdot or matmul",
-}
-WHOLE = (*PART, "linalg/tests/test_regression.py", "linalg/tests/test_deprecations.py")
+# Files, and what to run of them; `make test` runs the first row alone, since all of test_multiarray takes 6 minutes.
+CASES = [
+    ("_core/tests/test_multiarray.py", "matmul or Matmul or TestDot or TestInner"),
+    ("_core/tests/test_ufunc.py", "matmul or vecdot or matvec or vecmat or signature or gufunc"),
+    ("linalg/tests/test_linalg.py", "Power or MultiDot or Pinv or vecdot or matmul"),
+    ("_core/tests/test_multiarray.py", ""),
+    ("_core/tests/test_ufunc.py", ""),
+    ("linalg/tests/test_linalg.py", ""),
+    ("linalg/tests/test_regression.py", ""),
+    ("linalg/tests/test_deprecations.py", ""),
+]
 TOO_LARGE = "huge"  # of memory: 18 GB
 
 
@@ -65,22 +69,12 @@ def check(name, chosen):
         assert int(re.search(r"gemmery computed (\d+) products", text)[1]) > 1000, end
 
 
-has_tests = pytest.mark.skipif(not HAS_TESTS, reason="this NumPy was installed without its tests")
-
-
 @pytest.mark.process
-@has_tests
-@pytest.mark.parametrize("name", PART)
-def test_numpys_tests_of_products_pass_with_the_loops(name):
-    check(name, PART[name])
-
-
-@pytest.mark.process
-@has_tests
-@pytest.mark.many
-@pytest.mark.parametrize("name", WHOLE)
-def test_all_of_numpys_tests_that_passed_pass_with_the_loops(name):
-    check(name, "")
+@pytest.mark.skipif(not HAS_TESTS, reason="this NumPy was installed without its tests")
+@pytest.mark.many(8)
+@pytest.mark.parametrize(("name", "chosen"), CASES, ids=lambda text: text or "whole")
+def test_numpys_tests_that_passed_pass_with_the_loops(name, chosen):
+    check(name, chosen)
 
 
 def run(code, *arguments):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -69,8 +71,14 @@ def test_a_matrix_that_the_kernel_cannot_hold_is_left_alone(change):
 
 
 def test_a_layers_copy_lives_with_the_packed_tensor_and_follows_its_changes(monkeypatch):
+    """The copy is made on the stream of the call, by a thread whose memory no graph takes into its pool."""
+    streams = []
     monkeypatch.setattr(arranged, "find", lambda _: SimpleNamespace(capability=90, bandwidth=4800))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "s")
+    monkeypatch.setattr(
+        torch.cuda, "stream", lambda stream: nullcontext(streams.append((stream, threading.get_ident())))
+    )
     used = []
     monkeypatch.setattr(arranged, "_known", lambda x, copy, *others: used.append(copy) or "none")
     packed, scales = gemmery.torch.quantize(torch.randn(N, K).bfloat16(), 4, 128)
@@ -79,6 +87,9 @@ def test_a_layers_copy_lives_with_the_packed_tensor_and_follows_its_changes(monk
     for _ in range(2):
         assert arranged.layer(x, packed, scales, None, None) is None
     assert used[0] is used[1]
+    ((stream, thread),) = streams
+    assert stream == "s"
+    assert thread != threading.get_ident()
     packed.zero_()
     arranged.layer(x, packed, scales, None, None)
     assert not torch.equal(used[2], used[1])

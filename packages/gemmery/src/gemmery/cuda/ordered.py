@@ -73,7 +73,7 @@ def fetch(source: int, size: int, ordinal: int) -> bytes:
 _slots: dict[tuple[int, int, int], tuple[int, int]] = {}  # of streams: the address of their counters, and the bytes
 _slabs: dict[int, tuple[int, int]] = {}  # of devices: the next free address, and how many bytes follow
 _SLAB, _PER_THREAD = 1 << 20, 2  # bytes; the handle that stands for another stream in each thread
-_slotting = threading.Lock()
+_slotting = threading.RLock()  # the collector may run code of ours that takes it again
 
 
 def counters(size: int, stream: int, ordinal: int) -> int:

@@ -6,8 +6,10 @@ copy, of as many bits, as long as the packed tensor lives and nothing is written
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
@@ -22,6 +24,8 @@ from gemmery.cuda.driver import find
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format, arrange
 from gemmery.errors import ArgumentError
+
+T = TypeVar("T")
 
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
@@ -54,7 +58,8 @@ def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invaria
     if key not in matrix._copies:
         if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
             return None
-        entry = _arranged(matrix, x.dtype) if find(f"cuda:{x.get_device()}").capability == 90 else None
+        on_hopper = find(f"cuda:{x.get_device()}").capability == 90
+        entry = _outside(lambda: _arranged(matrix, x.dtype)) if on_hopper else None
         matrix._copies[key] = state, entry
     was, entry = matrix._copies[key]
     if entry is None or was != state or x.is_neg() or x.get_device() != state[1]:
@@ -104,6 +109,22 @@ def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
     return None
 
 
+def _outside(make: Callable[[], T]) -> T:
+    """Return what `make` returns on the current stream, in memory of no graph's pool.
+
+    A compiled step with CUDA graphs runs once with all that its thread allocates in the pool of the graph, where what
+    outlives the step is an error. So another thread allocates.
+    """
+    stream = torch.cuda.current_stream()
+
+    def make_there() -> T:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(make_there).result()
+
+
 def _version(tensor: Any) -> int:
     """Return how often PyTorch wrote to a tensor, as far as it counts."""
     return 0 if tensor.is_inference() else tensor._version
@@ -123,7 +144,8 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
     if not form.refusal() and scales.get_device() == device and find(f"cuda:{device}").capability == 90:
         codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(n, k)
         with suppress(ArgumentError):  # factors that the kernel cannot hold
-            arranged = arrange(form, codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16))
+            codes, factors = codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16)
+            arranged = _outside(lambda: arrange(form, codes, factors))
     key = id(packed)
     _copies[key] = ref(packed, lambda _: _copies.pop(key, None)), state, form, arranged
     return _copies[key]

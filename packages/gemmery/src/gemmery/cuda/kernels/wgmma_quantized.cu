@@ -1,9 +1,9 @@
 // Idea: weights stay in their 4 or 8 bits until they are in registers. 64 rows of W are the M side of wgmma, its A
 // operand, which may come from registers; tokens are the N side, from shared memory, so that few of them cost few
-// cycles. WAYS warpgroups share the same rows and take the steps of k in turn: small tiles fill all multiprocessors, and
-// sums are exchanged once, at the end. One thread brings W as one piece of adjacent bytes a step.
-// Parent: wgmma_specialized, whose operands have 16 bits in shared memory; gemv_quantized, whose mma.sync has at most 64
-// rows of x and unpacks W in every warp that multiplies it.
+// cycles. WAYS warpgroups share the same rows and take the steps of k in turn: small tiles fill all multiprocessors,
+// and sums are exchanged once, at the end. One thread loads W as one piece of adjacent bytes a step.
+// Parent: wgmma_specialized, whose operands have 16 bits in shared memory; gemv_quantized, whose mma.sync has at most
+// 64 rows of x and unpacks W in every warp that multiplies it.
 // Measured on an H200: docs/findings/quantized_products.md.
 #include "descriptor.cuh"
 #include "epilogue.cuh"
@@ -11,10 +11,11 @@
 #include "pipeline.cuh"
 #include "staged.cuh"
 
-// WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on a
-// multiprocessor. DEEP: one copy brings 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
+// WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
+// a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
 // before may not have ended when this one begins, and W is asked for before it has.
-template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP, bool IS_EARLY>
+template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
+          bool IS_EARLY>
 struct QuantizedTiles {
   using L = Of;
   static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
@@ -36,8 +37,8 @@ struct QuantizedTiles {
   static_assert(PARTS * TOKENS * PITCH <= BEHIND, "results leave through the ring");
 };
 
-// The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that is
-// 0, each block an equal run, which may begin and end within a tile.
+// The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that
+// is 0, each block an equal run, which may begin and end within a tile.
 template <class Tiles> struct Share {
   int steps, across, tiles, splits, run, more, begin, end;
 
@@ -136,8 +137,8 @@ template <class Out> __device__ __forceinline__ unsigned pair_of(float low, floa
 // Results of one block of 64 rows of W, of tokens from `token` on. A thread has rows r, r + 1 for two tokens of each 8.
 // `staged`: they leave through shared memory, in whole lines; else by single elements, where the ring is still in use.
 template <int EPILOGUE, class Tiles, class T, class Out>
-__device__ __forceinline__ void store_block(const Product<T, Out>& p, const float (&sums)[Tiles::TOKENS / 2], char* stage,
-                                            bool staged, int barrier, int rows, int token) {
+__device__ __forceinline__ void store_block(const Product<T, Out>& p, const float (&sums)[Tiles::TOKENS / 2],
+                                            char* stage, bool staged, int barrier, int rows, int token) {
   constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS;
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
   const int count = min(p.m - token, TOKENS), wide = min(p.n - rows, 64);
@@ -252,7 +253,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   const int group = warp / 4, line = group % LINES, way = group / LINES, thread = threadIdx.x % 128;
   const unsigned first_x = descriptor<true>(base);
   const unsigned chunks = base + STAGES * Tiles::X_BYTES + line * BLOCKS * L::CHUNK;
-  unsigned weights = chunks + thread * 16, factors = chunks + L::factors_at(thread), zeros = chunks + L::zeros_at(thread);
+  unsigned weights = chunks + thread * 16;
+  unsigned factors = chunks + L::factors_at(thread), zeros = chunks + L::zeros_at(thread);
   ptx::computed_here(weights);  // else they are computed anew in each step
   ptx::computed_here(factors);
   ptx::computed_here(zeros);

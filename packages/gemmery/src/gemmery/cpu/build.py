@@ -46,9 +46,8 @@ def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:
     plain, floats = not activation and dtype == out, own.kind == "f" and own.size >= 4
     if plain and (floats or own.kind in "iu"):
         yield direct_image(target, dtype)
-    if plain and floats:
-        if dots_columns(target, dtypes.get(dtype).size) > 1:
-            yield dots_image(target, dtype)
+    if plain and floats and dots_columns(target, own.size) > 1:
+        yield dots_image(target, dtype)
     yield gemv_image(target, gemv_product(problem), COLUMNS)
     if plain and floats:
         from gemmery.cpu import streamed as streams

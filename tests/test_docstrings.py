@@ -17,11 +17,21 @@ MODULES = sorted(
     if ">>>" in path.read_text()
 )
 
+# Parts whose modules cannot be imported without a package.
+NEEDS = (
+    ("jax", "jax", "JAX"),
+    ("torch", "torch", "PyTorch"),
+    ("distributed.dask", "dask", "Dask"),
+    ("distributed.overlap", "torch", "PyTorch"),
+    ("distributed.peers", "torch", "PyTorch"),
+    ("distributed.styles", "torch", "PyTorch"),
+)
+
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module(name):
-    for library, words in (("jax", "JAX"), ("torch", "PyTorch")):
-        if f"{name}.".startswith(f"gemmery.{library}."):
+    for part, library, words in NEEDS:
+        if f"{name}.".startswith(f"gemmery.{part}."):
             pytest.importorskip(library, reason=f"{words} is not installed")
     module = import_module(name)
     finder = doctest.DocTestFinder(exclude_empty=True)

@@ -60,7 +60,9 @@ def test_an_exception_of_the_script_is_shown(folder):
 
 
 def test_a_missing_script_and_an_unknown_type(folder):
-    assert "FileNotFoundError" in gemmery(folder, "none.py").stderr
+    done = gemmery(folder, "none.py", "--its-own")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gemmery: script 'none.py': there is no such file")
     done = gemmery(folder, "--types", "float128", "script.py")
     assert done.returncode == 2
     assert done.stderr.startswith("gemmery: --types: dtype 'float128'")

@@ -254,6 +254,8 @@ def run(
         names = [dtypes.get(dtypes.resolve(name, known)).numpy for name in parser.names(types)]
     except DTypeError as error:
         raise ArgumentError(f"--types: {error}") from None
+    if not module and not Path(target).exists():
+        raise ArgumentError(f"script {target!r}: there is no such file; give its path, or -m and the name of a module")
 
     def go() -> int:
         import traceback

@@ -26,7 +26,10 @@ DISTORTING = (
 ISAS = ("avx512", "avx2", "generic", "neon_mmla", "neon_dot", "neon")
 
 # Packages that tests use where they are installed, and that `pip install '.[cuda]'` does not bring.
-BEYOND_A_USERS = ("cupy", "jax", "mkdocs", "opt_einsum", "torch", "transformers", "yaml")
+BEYOND_A_USERS = (
+    "cupy", "dask", "distributed", "jax", "mkdocs", "mpi4py", "opt_einsum", "safetensors", "torch", "transformers",
+    "yaml", "zarr",
+)  # fmt: skip
 
 # Of so many cases of a test with the marker `many`, --few runs one. A prime: others may always meet the same type.
 MANY = 11

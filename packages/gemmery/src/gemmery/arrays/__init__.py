@@ -152,7 +152,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(row.numpy)
     foreign = getattr(sys.modules.get("ml_dtypes"), row.numpy, None)
     if foreign is None:
-        raise DTypeError(f"NumPy has no {row.numpy}: import ml_dtypes, or pass dtype='float32'")
+        raise DTypeError(f"NumPy has no {row.numpy}: import ml_dtypes, which adds it, or ask for a type that NumPy has")
     result: np.dtype[Any] = np.dtype(foreign)
     return result
 

@@ -18,8 +18,9 @@ SPECIAL += [2.0**31, -(2.0**31), 2.0**63, 2.0**64, 1e-8, -1e-8, 6e-8, 3e38, 1e-4
 
 
 def on_hopper(opcode):
-    """Whether sm_90 has it: arithmetic of pairs of f32, and a limit to tf32, came later."""
-    return ".f32x2" not in opcode and not (".satfinite" in opcode and ".tf32" in opcode)
+    """Whether sm_90 has it: arithmetic of pairs of f32, sums of f32 and halves, and a limit to tf32 came later."""
+    mixed = opcode.startswith(("add.", "sub.", "fma.")) and opcode.endswith((".f32.f16", ".f32.bf16"))
+    return ".f32x2" not in opcode and not mixed and not (".satfinite" in opcode and ".tf32" in opcode)
 
 
 OPS = {opcode: op for opcode, op in (FLOATING | CONVERT).items() if on_hopper(opcode)}

@@ -162,6 +162,45 @@ def test_random_parts_shapes_and_ways(seed):
         assert one.tobytes() == two.tobytes()
 
 
+def test_ranks_multiply_before_they_agree_if_nothing_is_sent(monkeypatch):
+    """The second call of a kind; what another rank says then may still change or refuse it."""
+    multiply, allgather = products.multiply, Rank.allgather
+    order = {0: [], 1: []}
+    ranks = {}
+
+    def counted(*operands, **options):
+        order[ranks[threading.get_ident()]].append("multiply")
+        return multiply(*operands, **options)
+
+    def gathered(self, value):
+        order[self.rank].append("agree")
+        return allgather(self, value)
+
+    monkeypatch.setattr(products, "multiply", counted)
+    monkeypatch.setattr(Rank, "allgather", gathered)
+    a, b = np.arange(56.0).reshape(8, 7), np.arange(35.0).reshape(7, 5)
+
+    def call(cut, b=b):
+        def one(comm):
+            ranks[threading.get_ident()] = comm.rank
+            order[comm.rank].clear()
+            mine = np.split(a, [cut])[comm.rank]
+            return gd.matmul(mine, b[comm.rank] if isinstance(b, list) else b, group=comm, placements=(ROWS, COPIES))
+
+        return on_ranks(2, one)
+
+    for cut in (3, 3, 5):
+        found, comm, errors = call(cut)
+        assert not any(errors)
+        np.testing.assert_array_equal(np.concatenate(found), a @ b)
+        assert not comm.sent
+    call(3)
+    assert order == {0: ["multiply", "agree"], 1: ["multiply", "agree"]}
+    _, _, errors = call(3, [b, b[:, :4]])  # rank 0 has met its arguments
+    assert order[0] == ["multiply", "agree"]
+    assert [type(error) for error in errors] == [ShapeError, ShapeError]
+
+
 def refused(kind, text, function, size=2):
     _, comm, errors = on_ranks(size, function)
     assert all(type(error) is kind for error in errors), errors

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gemmery import api, dtypes
@@ -31,6 +31,9 @@ from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 multiply: Any = api.matmul
 accumulate: Any = api.gemm
+
+_met: dict[object, ProductPlan] = {}  # the plan of the last call with such arguments on a rank
+_MOST_MET = 1024
 
 
 def matmul(
@@ -78,12 +81,34 @@ def matmul(
         "placements of b": of_b,
         "out": places_of_c,
         "dtype": (element, result),
+        "steps": steps,
+        "ways": ways,
     }
-    answers = agree(ranks.exchange, "matmul", {**same, "steps": steps, "ways": ways}, shapes, wrong)
+    speeds = _speeds(parts[0])
+    call = ranks.rank, speeds, tuple(shapes), tuple(same.items())
+    guess = None if wrong or trace is not None else _met.get(call)
+    part = None if guess is None else _multiplied_ahead(ranks, guess, *parts)
+    answers = agree(ranks.exchange, "matmul", same, shapes, wrong)
     source = [of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))]
-    schedule = plan(source[0], source[1], element, result, places_of_c, _speeds(parts[0]), steps, ways)
-    part = run(ranks, schedule, *parts, trace)
+    schedule = plan(source[0], source[1], element, result, places_of_c, speeds, steps, ways)
+    if part is None or schedule is not guess:
+        part = run(ranks, schedule, *parts, trace)
+    if len(_met) >= _MOST_MET:
+        _met.clear()
+    _met[call] = schedule
     return _distributed(part, schedule, a) if _is_dtensor(a) else part
+
+
+def _multiplied_ahead(ranks: Ranks, guess: ProductPlan, a: Any, b: Any) -> Any:
+    """Return this rank's part by the plan of an earlier call, if no rank sends anything in it; else None.
+
+    A GPU multiplies while the ranks still tell each other their shapes, which takes them 0.2 to 1 ms.
+    """
+    if guess.links:
+        return None
+    with suppress(Exception):  # after the ranks agreed, the same call fails in words
+        return run(ranks, guess, a, b)
+    return None
 
 
 def explain(

@@ -1,7 +1,7 @@
 """Times of products over ranks: the workload `distributed` of `gemmery bench`, on every rank of torchrun or mpiexec.
 
-Ranks start each call together, and the slowest one's time counts. On GPUs calls are CUDA graphs: signals and copies
-that Python starts take longer than most products.
+Ranks start each call together, and the slowest one's time counts. On GPUs calls are CUDA graphs, because signals and
+copies that Python starts take longer than most products; they are queued first, and devices start them together.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gemmery_lab.session import PRODUCT, Session
 
 ALONE = f"{PRODUCT}, alone"
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
+QUEUING = 400_000  # cycles, 0.2 ms on an H200: hosts wake up to 70 us apart, and queue a call meanwhile
 
 
 class RankClock:
@@ -116,8 +117,11 @@ class TorchClock(RankClock):
             function()
         cuda.synchronize()
         start, end = cuda.Event(True), cuda.Event(True)
+        together = self.torch.zeros(1, device=self.device)
 
         def once() -> float:
+            cuda._sleep(QUEUING)
+            self.dist.all_reduce(together)  # the devices go on at the same time
             start.record()
             graph.replay()
             end.record()

@@ -85,9 +85,9 @@ class Gather(PeerBuffer):
                 own = len(groups) > 1 and sources == [self.rank]
                 multiply(x if own else full[rows], w, out=out[rows])
         stored = full.clone() if keep else x.new_empty((0, x.shape[1]))
-        main.wait_stream(self.side)
         for peer in self.others:
             self.tell(peer, FREE)
+        main.wait_stream(self.side)
         return out, stored
 
 

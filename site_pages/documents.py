@@ -321,7 +321,7 @@ def parameters(rung: Rung) -> str:
 
 
 def refusals(rung: Rung) -> tuple[str, ...]:
-    """Return the reasons a rung gives for refusing problems."""
+    """Return the reasons a rung gives for refusing problems, without the limits of this machine."""
     name = rung.dtypes[0]
     plain = Problem(40, 48, 56, name, dtypes.written(name))
     whole = [other for other in rung.dtypes if dtypes.get(other).kind in "iu"]
@@ -339,7 +339,8 @@ def refusals(rung: Rung) -> tuple[str, ...]:
         plain._replace(scales="outer"),
         *(plain._replace(dtype=other, out=other, epilogue="gelu") for other in whole[:1]),
     ]
-    return tuple(dict.fromkeys(reason for problem in problems if (reason := rung.refuses(problem))))
+    reasons = (rung.refuses(problem) for problem in problems)
+    return tuple(dict.fromkeys(re.sub(r", here \d+", "", reason) for reason in reasons if reason))
 
 
 def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source: str, known: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from gemmery_lab.tuning import Probe, Question, Score
 
 PROBE = Probe(8, 8, 8, "f32")
 MODEL = target.modelled(host())
-BLOCKS = Question("blocks", {"mc": (24, 48, 192, 384), "nc": (1024, 4096)}, (PROBE,))
+BLOCKS = Question("blocks", {"mc": (24, 48, 192, 384), "nc": (512, 4096)}, (PROBE,))
 STREAMS = Question("streams", {"streamed_rows": (32, 64, 128, 256)}, (PROBE,))
 THREADS = Question("threads", {"worth": (2000, 4000, 16_000)}, (PROBE,))
 
@@ -73,12 +73,12 @@ def folder(monkeypatch, tmp_path):
 
 
 def test_halving_finds_the_best_and_the_table_has_it():
-    machine = Machine({"mc": 192, "nc": 1024, "streamed_rows": 64, "worth": 16_000})
+    machine = Machine({"mc": 192, "nc": 512, "streamed_rows": 64, "worth": 16_000})
     result = machine.tune()
-    assert target.constants() == MODEL._replace(mc=192, nc=1024, streamed_rows=64, worth=16_000)
-    assert health._table() == (f"{result.path}: mc=192, nc=1024, streamed_rows=64, worth=16000", True, "")
+    assert target.constants() == MODEL._replace(mc=192, nc=512, streamed_rows=64, worth=16_000)
+    assert health._table() == (f"{result.path}: mc=192, nc=512, streamed_rows=64, worth=16000", True, "")
     assert [outcome.after for outcome in result.outcomes] == [
-        {"mc": 192, "nc": 1024},
+        {"mc": 192, "nc": 512},
         {"streamed_rows": 64},
         {"worth": 16_000},
     ]
@@ -136,7 +136,7 @@ def test_on_a_busy_machine_a_gain_must_be_three_times_the_spread(busy, spread, m
 
 @pytest.mark.parametrize("stop_at", range(11))
 def test_an_interrupted_run_goes_on_where_it_was(stop_at, folder):
-    best = {"mc": 192, "nc": 1024, "streamed_rows": 64, "worth": 16_000}
+    best = {"mc": 192, "nc": 512, "streamed_rows": 64, "worth": 16_000}
     whole = Machine(best)
     expected = whole.tune()
     (folder / "this.json").unlink()

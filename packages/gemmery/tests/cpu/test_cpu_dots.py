@@ -105,7 +105,7 @@ def test_where_it_is_chosen():
 def test_it_says_what_it_refuses():
     rung, most = find(CPU, "dots"), dots_columns(host(), 4)
     a, b, c = (place(np.ones(shape, "f4"), "f32", "C") for shape in ((1, 5, 60), (1, 60, most + 1), (1, 5, most + 1)))
-    assert f"2 to {most} columns" in rung.refusal(problem(a, b, c))
+    assert f"half of a vector, here {most}, not" in rung.refusal(problem(a, b, c))
     assert rung.refusal(problem(a, b, c)._replace(dtype="f16")) == "it is written for f32, f64, not f16"
     two = problem(a, b, c)._replace(n=2)
     assert "along the rows of A" in rung.refusal(two._replace(a_layout="col"))

@@ -87,7 +87,7 @@ def matrices(shape, name, out, layouts=("C", "C", "C"), batch=1, shared=(False, 
 def takes(rung, name, out):
     """Return True if the rung takes this pair of element types."""
     return any(
-        not rung.refuses(problem(*matrices(shape, name, out))) for shape in [(64, 64, 64), (64, 1, 64), (4, 4, 4)]
+        not rung.refuses(problem(*matrices(shape, name, out))) for shape in [(64, 64, 64), (64, 1, 64), (4, 4, 4), (4, 2, 4)]
     )
 
 
@@ -255,7 +255,7 @@ rung = find(CPU, sys.argv[1])
 sums = {"bf16": "f32", "int8": "int32", "uint8": "uint32"} if rung.name == "amx_tile" else {}
 for name in sys.argv[2:]:
     out = sums.get(name, name)
-    for shape in shapes.NEAR_THE_END:
+    for shape in (*shapes.NEAR_THE_END, (5, 2, 37)):
         m, n, k = shape
         for swap_a in (False, True):
             for swap_b in (False, True):

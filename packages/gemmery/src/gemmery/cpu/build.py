@@ -394,7 +394,7 @@ def dots_refuses(problem: Problem) -> str:
     p = problem.by_rows()
     most = dots_columns(host(), dtypes.get(p.dtype).size)
     if not 2 <= p.n <= most:
-        return f"C must have 2 to {most} columns of {p.dtype}, at most half of a vector, not {p.n}"
+        return f"C must have 2 columns of {p.dtype} to half of a vector, here {most}, not {p.n}"
     if p.a_layout != "row":
         return "it loads vectors along the rows of A, so the elements of a row must be adjacent in memory"
     if p.out != p.dtype:

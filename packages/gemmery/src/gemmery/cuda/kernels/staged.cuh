@@ -12,7 +12,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
   static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && SUMS <= MOST_OVERLAPPED;
   static constexpr int COLUMNS = Tiles::Consumers::COLUMNS;
-  static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
+  static constexpr int ACROSS = (Tiles::OWN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   // Bytes of a row of C in a piece, of the piece, and the warp's buffers. SWAPPED, its columns of sums are rows of C.
   static constexpr bool SWAPPED = Tiles::SWAPPED;
@@ -20,7 +20,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr int BUFFER = 16 * COLUMNS * int(sizeof(Out)), BUFFERS = Tiles::Consumers::BUFFERS;
   static constexpr int STAGING = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER, BYTES = STAGING + BIAS_BYTES;
   using Part = typename Select<PACKED, unsigned, Out>::type;
-  static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
+  static_assert(Tiles::OWN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
   static_assert(PACKED || !SWAPPED, "stmatrix transposes elements of 16 bits");
 
   // Pieces, the last ones, that stay while the next tile is multiplied: as many as fit beside its sums. Of a late tile,
@@ -37,7 +37,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr __device__ int row(int piece) { return piece / ACROSS * 64; }
   static constexpr __device__ bool ends_row(int piece) { return piece % ACROSS == ACROSS - 1; }
   static constexpr __device__ int column(int piece) {
-    return piece % ACROSS * COLUMNS < Tiles::WN - COLUMNS ? piece % ACROSS * COLUMNS : Tiles::WN - COLUMNS;
+    return piece % ACROSS * COLUMNS < Tiles::OWN - COLUMNS ? piece % ACROSS * COLUMNS : Tiles::OWN - COLUMNS;
   }
 };
 
@@ -78,8 +78,32 @@ template <class Out> __device__ __forceinline__ float gelu_of_half(float x) {
   const float size = fabsf(x);
   return __fmaf_rn(size, 1.0f - ptx::ex2_approx_ftz(log2_erfc(size, Out{})), x);
 }
-__device__ __forceinline__ float silu(float x) {
-  return x * ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * -1.44269504f));
+__device__ __forceinline__ float sigmoid(float x) {
+  return ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * -1.44269504f));
+}
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+
+// The operations of functions for results of type Out, by these approximations.
+template <class Out> struct Approximate : Precise {
+  static __device__ __forceinline__ float gelu(float x) { return gelu_of_half<Out>(0.5f * x); }
+  static __device__ __forceinline__ float sigmoid(float x) { return ::sigmoid(x); }
+  static __device__ __forceinline__ float silu(float x) { return ::silu(x); }
+  static __device__ __forceinline__ float relu(float x) { return ptx::max_nan(x, 0); }
+};
+
+// The function of a piece's sums, of which `second` are those with the second B.
+template <int COUNT, class T, class Out>
+__device__ __forceinline__ void apply_function(float (&v)[COUNT], const float (&second)[COUNT],
+                                               const TmaProduct<T, Out>& p, Where at) {
+  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 2) {
+    float pair[2] = {v[i], v[i + 1]}, other[2] = {second[i], second[i + 1]};
+    const Spot spot = {row + i / 2 % 2 * 8, column + i / 4 * 8, p.product.m, p.product.n};
+    Function::apply<Approximate<Out>>(pair, other, operands_of(p), spot);
+    v[i] = pair[0];
+    v[i + 1] = pair[1];
+  }
 }
 
 // v[4 e + 2 h + x] is of column 8 e + 2 (l % 4) + x and row l / 4 + 8 h, in lane l: a thread has two of eight columns.
@@ -295,6 +319,12 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
       finish_piece<EPILOGUE & ~BIAS, P::GROUPED>(v, p, at);
     } else {
       finish_piece<EPILOGUE, P::GROUPED>(v, p, at);
+    }
+    if constexpr (EPILOGUE & TRACED) {
+      float second[P::COLUMNS / 2];
+#pragma unroll
+      for (int i = 0; i < P::COLUMNS / 2; ++i) second[i] = float(sums[i + Tiles::WN / 2 - Tiles::OWN / 2]);
+      apply_function(v, second, p, at);
     }
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {

@@ -201,8 +201,11 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
   for (int step = k.first; step < k.first + k.steps; ++step) {
     prefetch<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(p.a, step * Tiles::BK, tile.row,
                                                      p.product.a_batch ? tile.batch : 0, place.n);
-    prefetch<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(p.b, step * Tiles::BK, tile.col,
-                                                     p.product.b_batch ? tile.batch : 0, place.m);
+    prefetch<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(p.b, step * Tiles::BK, tile.col,
+                                                       p.product.b_batch ? tile.batch : 0, place.m);
+    if constexpr (Tiles::MATRICES == 2) {
+      prefetch<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(operands_of(p).second, step * Tiles::BK, tile.col, 0, 0);
+    }
   }
 }
 
@@ -252,14 +255,14 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-    wgmma_epilogue(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_epilogue(const __grid_constant__ Traced<TmaProduct<T, Out>> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<EPILOGUE, Tiles>(p, shared);
+  product<EPILOGUE, Tiles, T, Out>(p, shared);
 }
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-    wgmma_epilogue_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_epilogue_cluster(const __grid_constant__ Traced<TmaProduct<T, Out>> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<EPILOGUE, Tiles>(p, shared);
+  product<EPILOGUE, Tiles, T, Out>(p, shared);
 }

@@ -1,0 +1,12 @@
+// The function of the sums that follows a product, and the struct of its operands: here, none. cuda/traced.py writes the
+// text that takes this file's place, from a graph of operations.
+#pragma once
+#include "operands.cuh"
+
+struct Operands {};
+
+struct Function {
+  enum { SUMS = 1, STATISTICS = 0 };
+  template <class Math, int WIDTH, class S>
+  static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot) {}
+};

@@ -200,3 +200,26 @@ class GraphBuilder:
             tuple(output._replace(node=new[output.node]) for output in outputs),
             tuple(operand for operand in operands if operand.name in names),
         )
+
+
+def by_sums_and_maxima(graph: EpilogueGraph) -> EpilogueGraph:
+    """Return the graph with its other statistics as formulas of `row_sum` and `row_maximum`.
+
+    log(sum(exp(x))) is the largest x plus the logarithm of sum(exp(x - largest)), where a largest x that is infinite
+    counts as 0 in both.
+    """
+    builder, new = GraphBuilder(), list[int]()
+    for op, inputs, value in graph.nodes:
+        read = tuple(new[i] for i in inputs)
+        if op == "row_sum_of_squares":
+            new.append(builder.add("row_sum", builder.add("multiply", *read, *read)))
+        elif op == "row_log_sum_exp":
+            largest = builder.add("row_maximum", *read)
+            finite = builder.add("less", builder.add("absolute", largest), builder.constant(float("inf")))
+            start = builder.add("where", finite, largest, builder.constant(0.0))
+            total = builder.add("row_sum", builder.add("exp", builder.add("subtract", *read, start)))
+            new.append(builder.add("add", builder.add("log", total), start))
+        else:
+            new.append(builder.add(op, *read, value=value))
+    outputs = (output._replace(node=new[output.node]) for output in graph.outputs)
+    return builder.graph(outputs, graph.operands)

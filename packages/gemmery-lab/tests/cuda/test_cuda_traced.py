@@ -11,7 +11,6 @@ import pytest
 from checked_products import place
 from gemmery.cuda import traced
 from gemmery.epilogues.graph import STATISTICS, EpilogueGraph, GraphBuilder, GraphOperand, GraphOutput
-from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung

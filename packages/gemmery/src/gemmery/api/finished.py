@@ -94,18 +94,21 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     function, operands = bound(options.epilogue, options.operands)
     graph = function.graph(len(weights))
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
-    if any(view.device != "cpu" for view in (x, *ys)):
-        raise ArgumentError("epilogue= is for products on the CPU: compute the function after the product there")
-    only_on_devices(options)
     shapes = _shapes(x, ys)
-    sums, result = _types(x, ys, options.dtype)
-    element = "double" if "f64" in (sums, result) else "float"
     missing = [name for name in function.parameters[len(weights) :] if name not in operands]
     if missing:
         raise ArgumentError(
             f"epilogue {function.__name__} has no value for its parameter {missing[0]!r}: bind it by name, "
             f"{function.__name__}({missing[0]}=...), or pass operands={{{missing[0]!r}: ...}}"
         )
+    if any(view.device != "cpu" for view in (x, *ys)):
+        from gemmery.api import finished_on_device
+
+        outs = _outs(out, len(graph.outputs))
+        return finished_on_device.product(a, weights, shapes, graph, operands, with_kinds, outs, options, multiply)
+    only_on_devices(options)
+    sums, result = _types(x, ys, options.dtype)
+    element = "double" if "f64" in (sums, result) else "float"
     readings = [_read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
     graph = with_kinds(graph, [reading.operand for reading in readings], result)
     like = arrays.kind(a, *weights)

@@ -1,7 +1,7 @@
 """Graphs of operations as device code: the text of kernels/traced.cuh, and the operands behind a kernel's argument.
 
 A kernel's instance names the function in place of an EPILOGUE: from this name the compiler finds the text. One text
-serves every kernel with an epilogue, whatever threads hold; `matrices` 2 is for tiles that have the sums of two weights.
+serves every kernel with an epilogue, whatever its threads hold; `matrices` 2 is for tiles of the sums of two weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gemmery import cache, dtypes
-from gemmery.epilogues.graph import COMPARISONS, STATISTICS, EpilogueGraph, Node
+from gemmery.epilogues.graph import COMPARISONS, STATISTICS, EpilogueGraph, GraphOperand, Node
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -21,7 +21,7 @@ HEADER = "traced.cuh"
 PREFIX, PAIRED = "traced_", "traced_2_"  # of the names of functions of one sum, and of two
 MAP_BYTES = 128
 SECOND = "second"  # the name of the sum with a second weight where a kernel reads it as an operand
-_NAME = re.compile(rf"\b{PREFIX}\w+")
+_NAME = re.compile(rf"\b{PREFIX}(?:2_)?[0-9a-f]{{16}}\b")
 _INFIX = {
     "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "less": "<", "less_equal": "<=", "greater": ">",
     "greater_equal": ">=", "equal": "==", "not_equal": "!=", "and": "&&", "or": "||",
@@ -96,6 +96,13 @@ def _function(
     writer = _Writer(graph, accumulator, vectors, rows, matrices)
     made = TracedFunction(name, writer.text(name), writer.kinds(), "d" if accumulator == "f64" else "f")
     return _functions.setdefault(name, made)
+
+
+def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> str:
+    """Return the instance of traced_rows for rows of n sums of this type, which follow each other."""
+    vector = 4 if n % 4 == 0 else 1
+    number = dtypes.get(sums).cpp
+    return f"traced_rows<{number}, {number}, {function.name}, {threads}, {vector}>"
 
 
 def texts(kernel: str) -> dict[str, str]:
@@ -245,8 +252,8 @@ class _Writer:
         if op == "where":
             return f"{values[0]} ? S({values[1]}) : S({values[2]})"
         if op == "cast":
-            if node.value not in _CAST:
-                raise RefusedError(f"a cast to {node.value}: functions on a device round to {', '.join(_CAST)}")
+            if node.value not in _STORED:
+                raise RefusedError(f"a cast to {node.value}: functions on a device round to {', '.join(_STORED)}")
             return f"widen<S>(narrow<{dtypes.get(node.value).cpp}>({values[0]}))"
         if op in _CALLED:
             return f"Math::{op}({', '.join(values)})"
@@ -322,8 +329,7 @@ class _Writer:
         )
 
 
-_STORED = ("f64", "f32", "f16", "bf16", "e4m3")
-_CAST = _STORED
+_STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8")  # also the types of casts
 
 
 def _constant(number: float) -> str:
@@ -337,8 +343,6 @@ def _constant(number: float) -> str:
 
 def second_as_operand(graph: EpilogueGraph, dtype: str) -> EpilogueGraph:
     """Return a graph of two sums as one of the first alone, which reads the second from a matrix of this type."""
-    from gemmery.epilogues.graph import GraphOperand
-
     nodes = tuple(
         Node("operand", (), SECOND) if node.op == "sum" and node.value == "1" else node for node in graph.nodes
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmery import dtypes
+from gemmery.cuda import traced
 from gemmery.cuda.choose.cost import ROW, exchanged, is_swapped
 from gemmery.cuda.choose.data import FEW, INSTANCES, Instance
-from gemmery.cuda import traced
 from gemmery.cuda.constants import BIAS_BYTES, MOST_OVERLAPPED
 from gemmery.cuda.geometry import describable, element, layouts, template
 from gemmery.problem import Problem

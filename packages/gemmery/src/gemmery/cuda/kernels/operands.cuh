@@ -10,6 +10,18 @@ template <> struct Narrow<e4m3> {
     return {static_cast<unsigned char>(ptx::cvt_rn_satfinite_e4m3x2_f32(x, 0))};
   }
 };
+template <> struct Narrow<e5m2> {
+  static __device__ __forceinline__ e5m2 of(float x) {
+    return {static_cast<unsigned char>(ptx::cvt_rn_satfinite_e5m2x2_f32(x, 0))};
+  }
+};
+template <> struct Narrow<i8> {
+  static __device__ __forceinline__ i8 of(float x) { return i8(max(-128, min(127, __float2int_rn(x)))); }  // NaN: 0
+};
+template <class To> __device__ __forceinline__ To widen(i8 x) { return To(x); }
+template <class To> __device__ __forceinline__ To widen(e5m2 x) {
+  return ptx::cvt_f32_f16(static_cast<unsigned short>(x.bits << 8));
+}
 template <class To> __device__ __forceinline__ To widen(e4m3 x) {
   const bool is_nan = (x.bits & 127) == 127;
   return is_nan ? __int_as_float(0x7fc00000) : __uint_as_float((x.bits & 128) << 24 | (x.bits & 127) << 20) * 0x1p120f;

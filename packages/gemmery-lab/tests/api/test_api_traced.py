@@ -1,0 +1,82 @@
+"""Products with an epilogue on a device, from arrays to results, on the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from emulated_card import installed
+
+pytest.importorskip("cuda.bindings")
+
+
+@pytest.fixture(scope="module")
+def module_card():
+    with pytest.MonkeyPatch.context() as patch:
+        yield installed(patch)
+
+
+@pytest.fixture
+def card(module_card):
+    """A card on which nothing has run; a fault of any launch of the test fails it."""
+    module_card.launched.clear()
+    module_card.findings.clear()
+    yield module_card
+    assert module_card.findings == []
+
+
+def numbers(result):
+    """Return the elements of a result of DLPack as float64."""
+    return np.asarray(result.numbers if hasattr(result, "numbers") else result).astype(np.float64)
+
+
+def whole(*shape):
+    return np.random.default_rng(12).integers(-3, 4, shape).astype(np.float64)
+
+
+def test_one_launch_reads_operands_of_every_kind(card):
+    x, w, r = whole(40, 64), whole(64, 48), whole(40, 48)
+    a, b = card.put(x, "bf16"), card.put(w.T, "bf16").T
+    out = card.empty((40, 48), "f32")
+    function = gm.epilogue(lambda c, r, s, up, down: r + s * gm.relu(c) * up + down)
+    kept = {
+        "r": card.put(r, "bf16"),
+        "s": 0.5,
+        "up": card.put(np.arange(48.0), "f32"),
+        "down": card.put(np.arange(40.0)[:, None], "f32"),
+    }
+    assert gm.matmul(a, b, out, dtype="float32", epilogue=function(**kept)) is out
+    expected = r + 0.5 * np.maximum(x @ w, 0) * np.arange(48.0) + np.arange(40.0)[:, None]
+    assert np.array_equal(out.numbers, expected)
+    assert card.launched == ["wgmma_epilogue", "copy"]
+
+
+def test_two_weights_share_a_launch(card):
+    x, w, v = whole(40, 64), whole(64, 48), whole(64, 48)[::-1]
+    a, b, up = card.put(x, "bf16"), card.put(w.T, "bf16").T, card.put(v.T, "bf16").T
+    out = card.empty((40, 48), "f32")
+    gm.matmul(a, (b, up), out, dtype="float32", epilogue=lambda c, d: gm.relu(c) * d)
+    assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v))
+    assert card.launched == ["wgmma_epilogue", "copy"]
+    other = card.put(v, "bf16")  # lies otherwise: its sums go to memory first
+    gm.matmul(a, (b, other), out, dtype="float32", epilogue=lambda c, d: gm.relu(c) * d)
+    assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v))
+    assert card.launched[2:] == ["wgmma_epilogue", "wgmma_epilogue", "copy"]
+
+
+def test_statistics_of_rows(card):
+    x, w = whole(40, 64), whole(64, 50)
+    a, b = card.put(x, "bf16"), card.put(w.T, "bf16").T
+    outs = tuple(card.empty(shape, "f32") for shape in ((40, 50), (40, 1), (40, 1)))
+    softmax = gm.epilogue(
+        lambda c: (gm.row_maximum(c) - c, gm.row_sum(c), gm.row_sum_of_squares(c - gm.row_maximum(c)))
+    )
+    gm.matmul(a, b, outs, dtype="float32", epilogue=softmax)
+    c = x @ w
+    top = c.max(1, keepdims=True)
+    for out, expected in zip(
+        outs, (top - c, c.sum(1, keepdims=True), ((c - top) ** 2).sum(1, keepdims=True)), strict=True
+    ):
+        assert np.array_equal(out.numbers, expected)
+    assert card.launched[:2] == ["wgmma_epilogue", "traced_rows"]

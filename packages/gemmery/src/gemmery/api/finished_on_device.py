@@ -1,0 +1,309 @@
+"""Products with an epilogue that is a Python function, on a CUDA device.
+
+Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, and two weights share
+a launch. Else the sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
+statistics of whole rows, of types whose products take several launches, and of operands with factors. Which of them it is
+depends on the product alone, so that its bits do not change while a program runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gemmery import arrays, dtypes
+from gemmery.api.codes import bits_of, library_of
+from gemmery.api.device_call import DeviceCall, described, table
+from gemmery.api.device_operands import SERVED, located, resolved, types
+from gemmery.api.on_device import copy, finished, new, scratch, write
+from gemmery.api.prepared import operand_views
+from gemmery.arrays import View, view
+from gemmery.cuda import driver, ordered, tensormaps, traced
+from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argument
+from gemmery.cuda.traced import Strides, TracedFunction
+from gemmery.dispatch.cuda import with_function
+from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
+from gemmery.errors import ArgumentError, LayoutError, RefusedError, ShapeError
+from gemmery.keywords import Options
+from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
+
+_THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
+Multiply = Callable[..., Any]
+
+
+class DeviceReading(NamedTuple):
+    """An operand of a function: what the graph says of it, and its memory, (rows, columns), or a number."""
+
+    operand: GraphOperand
+    value: View | float
+
+
+class Fused(NamedTuple):
+    """The launch of a product and its function, and what describes the second weight in its argument."""
+
+    run: Ready
+    function: TracedFunction
+    second: tensormaps.MapShape | None
+
+
+class RowsPass(NamedTuple):
+    """The launch of a function on rows of sums."""
+
+    run: Ready
+    function: TracedFunction
+
+
+def product(
+    x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
+    with_kinds: Callable[..., EpilogueGraph], outs: Sequence[Any], options: Options, multiply: Multiply,
+) -> Any:  # fmt: skip
+    """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays."""
+    if options.threads is not None:
+        raise ArgumentError("threads= applies to products on the CPU only: leave it out")
+    (batch, m, n), count = shapes[:3], math.prod(shapes.batch)
+    plain = not batch and shapes.rows and shapes.columns
+    if not plain and not arrays.allocates(x):
+        raise LayoutError(f"a {type(x).__name__} on a device: with an epilogue pass matrices, or tensors of PyTorch")
+    xp = library_of(x)
+    x = x if shapes.rows else x[None, :]
+    weights = [weight if shapes.columns else weight[:, None] for weight in weights]
+    reads_rows = any(node.op == "row_index" for node in graph.nodes)
+    joined = not plain and not (reads_rows and count > 1) and all(len(view(weight).shape) == 2 for weight in weights)
+    rows = count * m if joined else m
+    views = [located(view(each)) for each in (x, *weights)]
+    common, result = types(views[0], views[1], options.dtype)
+    element = "f64" if result == "f64" else "f32"
+    bound = {
+        each.name: _operand(xp, each.name, operands[each.name], batch, m, n, joined, element) for each in graph.operands
+    }
+    known = [_reading(each.name, bound[each.name], (), element).operand for each in graph.operands]
+    graph = with_kinds(graph, known, result)
+    results = [_result(views[0], output.kind, output.dtype, batch, m, n) for output in graph.outputs]
+    if 0 not in (*batch, m, n):
+        if plain:
+            _matrix(x, weights, graph, bound, (), results, common, options, multiply)
+        elif joined:
+            whole = [view(each.array.reshape((rows, each.shape[-1]))) for each in results]
+            _matrix(x.reshape((rows, x.shape[-1])), weights, graph, bound, (), whole, common, options, multiply)
+        else:
+            full = [xp.broadcast_to(each, (*batch, *each.shape[-2:])) for each in (x, *weights)]
+            for index in np.ndindex(*batch):
+                a, *bs = (each[index] for each in full)
+                part = [view(each.array[index]) for each in results]
+                _matrix(a, bs, graph, bound, index, part, common, options, multiply)
+    elif graph.statistics and 0 not in (*batch, m):
+        raise ShapeError(f"C is {m} x {n}: statistics of rows without columns are for products on the CPU")
+    ended = [
+        _ended(views[0], each, output, shapes, out)
+        for each, output, out in zip(results, graph.outputs, outs, strict=True)
+    ]
+    return ended[0] if len(ended) == 1 else tuple(ended)
+
+
+def _operand(
+    xp: Any, name: str, value: Any, batch: tuple[int, ...], m: int, n: int, joined: bool, element: str
+) -> View | float:  # fmt: skip
+    """Return an operand as a number, as one matrix, row or column for the whole batch, or with all batch dimensions."""
+    if isinstance(value, (bool, int, float, np.generic)):
+        return float(value)
+    if view(value).device == "cpu":
+        raise ArgumentError(f"operand {name!r} is on the CPU, and the product on a device: move one to the other")
+    shape = tuple(view(value).shape)
+    outer, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
+    fits = len(outer) <= len(batch) and all(
+        own in (1, full) for own, full in zip(reversed(outer), reversed(batch), strict=False)
+    )
+    if not fits or rows not in (1, m) or columns not in (1, n):
+        raise ShapeError(
+            f"operand {name!r} has shape {shape}, and the product {(*batch, m, n)}: an operand is a number, "
+            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
+        )
+    z = view(value)
+    if z.dtype not in SERVED:
+        z = view(arrays.astype(value, element))
+    if joined and not (math.prod(outer) == 1 and (rows == 1 or math.prod(batch) == 1)):
+        whole = xp.broadcast_to(z.array.reshape((*outer, rows, columns)), (*batch, m, columns))
+        return view(whole.reshape((math.prod(batch) * m, columns)))
+    steps = (0,) * (2 - len(z.strides)) + z.strides
+    along = (step if own > 1 else 0 for step, own in zip(steps[:-2], outer, strict=True))
+    return z._replace(shape=(*outer, rows, columns), strides=(*along, *steps[-2:]))
+
+
+def _reading(name: str, value: View | float, index: tuple[int, ...], element: str) -> DeviceReading:
+    """Return an operand of one matrix, that with this index, as kernels read it."""
+    if not isinstance(value, View):
+        return DeviceReading(GraphOperand(name, "number", element), value)
+    rows, columns = value.shape[-2:]
+    kind = "matrix" if rows > 1 and columns > 1 else "column" if rows > 1 else "row"
+    own = index[len(index) - len(value.shape) + 2 :] if index else (0,) * (len(value.shape) - 2)
+    start = value.pointer + sum(i * step for i, step in zip(own, value.strides, strict=False))
+    memory = value._replace(pointer=start, shape=(rows, columns), strides=value.strides[-2:])
+    return DeviceReading(GraphOperand(name, kind, value.dtype), located(memory))
+
+
+def _result(x: View, kind: str, dtype: str, batch: tuple[int, ...], m: int, n: int) -> View:
+    """Return new memory for an output, (*batch, m, n) or (*batch, m, 1)."""
+    stored = "int8" if dtypes.get(dtype).size == 1 else dtype
+    return new(x, (*batch, m, n if kind == "matrix" else 1), stored)
+
+
+def _ended(x: View, result: View, output: GraphOutput, shapes: Any, out: Any) -> Any:
+    """Return an output in the caller's shape and type, or the caller's `out`."""
+    if out is not None:
+        copy(result._replace(dtype=output.dtype), located(view(out)))
+        arrays.written(out)
+        return out
+    array = finished(x, result)
+    array = bits_of(array, output.dtype) if dtypes.get(output.dtype).size == 1 else array
+    return array if tuple(array.shape) == shapes.of(output.kind) else array.reshape(shapes.of(output.kind))
+
+
+def _matrix(
+    x: Any, weights: Sequence[Any], graph: EpilogueGraph, bound: Mapping[str, View | float], index: tuple[int, ...],
+    results: Sequence[View], common: str, options: Options, multiply: Multiply,
+) -> None:  # fmt: skip
+    """Write the outputs of one matrix."""
+    element = "f64" if graph.outputs[0].dtype == "f64" else "f32"
+    readings = [_reading(each.name, bound[each.name], index, element) for each in graph.operands]
+    a, bs = located(view(x)), [located(view(weight)) for weight in weights]
+    m, n = a.shape[0], bs[0].shape[1]
+    outputs = [located(each)._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
+    memories = [each.value for each in readings if isinstance(each.value, View)]
+    arrays.together(a=a, b=bs[-1], **{each.operand.name: each.value for each in readings if each.value in memories})
+    if a.dtype != common:
+        a = view(arrays.astype(x, common))
+    bs = [y if y.dtype == common else view(arrays.astype(w, common)) for y, w in zip(bs, weights, strict=True)]
+    others = {each.stream for each in (*bs, *memories)} - {a.stream}
+    for other in others:
+        ordered.wait(a.stream, other, a.ordinal)
+    if not _fused(a, bs, graph, readings, outputs, options):
+        totals = [new(a, (m, n), element) for _ in weights]
+        named = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
+        chosen = {name: value for name, value in named.items() if value is not None}
+        for weight, y, total in zip(weights, bs, totals, strict=True):
+            if chosen:
+                multiply(x, weight, out=total.array, dtype=dtypes.get(element).numpy, **chosen)
+            else:
+                write(a, y, total)
+        _rows(totals, graph, readings, outputs, a.stream)
+    for other in others:
+        ordered.wait(other, a.stream, a.ordinal)
+
+
+def _place(z: View | float) -> Strides | float:
+    """Return where an operand or output lies, as the argument has it; a dimension of 1 is repeated."""
+    if not isinstance(z, View):
+        return z
+    size = dtypes.get(z.dtype).size
+    row, column = (step // size if length > 1 else 0 for step, length in zip(z.strides, z.shape, strict=True))
+    return Strides(z.pointer, row, column)
+
+
+def _vector(z: View | float, n: int) -> int:
+    """Return the elements of a row that are adjacent and aligned."""
+    if not isinstance(z, View) or z.shape[1] != n or n == 1:
+        return 1
+    size = dtypes.get(z.dtype).size
+    if z.strides[1] != size:
+        return 1
+    aligned = math.gcd(16, z.pointer, z.strides[0] if z.shape[0] > 1 else 16)
+    return max(1, math.gcd(aligned // size, n))
+
+
+def _fused(
+    a: View, bs: Sequence[View], graph: EpilogueGraph, readings: Sequence[DeviceReading], outputs: Sequence[View],
+    options: Options,
+) -> bool:  # fmt: skip
+    """Run the product and its function in one launch, if a kernel does both; return whether it does."""
+    c, n = outputs[0], bs[0].shape[1]
+    if graph.statistics or options.scale_a is not None or options.scale_b is not None or c.dtype not in SERVED:
+        return False
+    if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
+        return False
+    values = [each.value for each in readings]
+    paired = len(bs) == 2 and bs[0].strides == bs[1].strides
+    for matrices in (2, 1) if paired else (1,):
+        stored = [*values, *outputs[1:]]
+        if len(bs) == 2 and matrices == 1:
+            second_sums = new(a, c.shape, "f32")
+            write(a, bs[1], second_sums)
+            stored = [*values, second_sums, *outputs[1:]]
+        vectors = tuple(_vector(each, n) for each in stored)
+        key = DeviceCall(*(_still(z) for z in (a, bs[0], c))), graph, vectors, len(bs), matrices
+        low = bs[1].pointer & 15 if matrices == 2 else 0
+        launch = _fused_launch(*key, low)
+        if isinstance(launch, str):
+            continue
+        second = tensormaps.encoded(launch.second, bs[1].pointer) if launch.second else b""
+        packed = launch.function.packed(map(_place, stored), second, bs[-1].pointer - bs[0].pointer)
+        run, workspace = launch.run, None
+        if run.workspace:
+            workspace = scratch(a, run.workspace)
+        start = workspace.pointer if workspace else 0
+        run(a.pointer, bs[0].pointer, c.pointer, a.stream, 0, start, None, (), packed)
+        return True
+    return False
+
+
+def _still(z: View) -> View:
+    """Return a view without its memory, as DeviceCall has it."""
+    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
+
+
+@table.once
+def _fused_launch(
+    call: DeviceCall, graph: EpilogueGraph, vectors: tuple[int, ...], weights: int, matrices: int, low: int
+) -> Fused | str:
+    """Return the launch of a product with a function, or why there is none."""
+    if weights == 2 and matrices == 1:
+        graph = traced.second_as_operand(graph, "f32")
+    try:
+        function = traced.function(graph, "f32", vectors, matrices=matrices)
+        form, problem = described(call._replace(epilogue=function.name))
+        if form.runs > 1 or (form.m, form.n, problem.c_layout, form.batch) != (*call.c.shape, "row", 1):
+            return "the product is taken in another form than by rows"
+        if low:
+            problem = problem._replace(alignments=(problem.alignments[0], 2, problem.alignments[2]))
+        rung, config, _ = with_function(problem)
+        kernel = rung.build(problem, config)
+        assert isinstance(kernel, CudaLaunch)
+        views = operand_views(form, problem, None)
+        run = kernel.ready(*views)
+    except (RefusedError, LayoutError) as error:
+        return str(error)
+    box = next((each for each in kernel.geometry.maps if each.operand == "b"), None) if matrices == 2 else None
+    return Fused(run, function, None if box is None else tensormaps.shape(box, problem, views[1]))
+
+
+def _rows(
+    totals: Sequence[View], graph: EpilogueGraph, readings: Sequence[DeviceReading], outputs: Sequence[View],
+    stream: int,
+) -> None:  # fmt: skip
+    """Apply a function to rows of sums in memory."""
+    stored = [*(each.value for each in readings), *outputs]
+    n = totals[0].shape[1]
+    vectors = tuple(_vector(each, n) for each in stored)
+    launch = _rows_launch(graph, vectors, totals[0].shape, totals[0].dtype, totals[0].device)
+    packed = launch.function.packed(map(_place, stored))
+    launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), packed)
+
+
+@table.once
+def _rows_launch(
+    graph: EpilogueGraph, vectors: tuple[int, ...], shape: tuple[int, int], sums: str, device: str
+) -> RowsPass:
+    """Return the launch of traced_rows for sums that lie row after row."""
+    (m, n), card = shape, driver.find(device)
+    function = traced.function(graph, sums, vectors, rows=True)
+    kernel = traced.rows_kernel(function, sums, n, _THREADS)
+    size = dtypes.get(sums).size
+    memory = View(0, (1, m, n), (0, n * size, size), sums)
+    argument = product_argument(Problem(m, n, 1, sums, sums), memory, memory, memory)
+    handle = int(driver.function("traced_rows.cu", kernel, card.ordinal))
+    grid = min(m, _BLOCKS * card.sms), 1, 1
+    launch = first_arguments(handle, grid, (_THREADS, 1, 1), 0)
+    return RowsPass(Ready([launch], argument, card.ordinal, 0, False, operands=function.bytes), function)

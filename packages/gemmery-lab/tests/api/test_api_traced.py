@@ -7,6 +7,8 @@ import pytest
 
 import gemmery as gm
 from emulated_card import installed
+from random_epilogues import check
+from random_epilogues import function as random_function
 
 pytest.importorskip("cuda.bindings")
 
@@ -80,3 +82,26 @@ def test_statistics_of_rows(card):
     ):
         assert np.array_equal(out.numbers, expected)
     assert card.launched[:2] == ["wgmma_epilogue", "traced_rows"]
+
+
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize(("dtype", "out", "weights", "statistics"), [
+    ("bf16", "bf16", 1, False), ("f16", "f32", 2, False), ("f32", "f32", 1, False), ("f32", "f32", 2, True),
+    ("bf16", "bf16", 2, False), ("f64", "f64", 1, True),
+])  # fmt: skip
+def test_random_functions(card, dtype, out, weights, statistics, seed):
+    m, n, k = ((40, 48, 64), (33, 67, 24), (1, 64, 72))[seed % 3]
+    draw = np.random.default_rng(seed)
+    x, *ws = (draw.integers(-2, 3, shape).astype(np.float64) for shape in ((m, k), *[(k, n)] * weights))
+    a = card.put(x, dtype)
+    bs = [card.put(w.T, dtype).T if seed % 4 else card.put(w, dtype) for w in ws]
+    f = random_function(seed, weights, statistics, 1 + seed % 2)
+    kind = "f64" if dtype == "f64" else ("bf16", "f32", "f16")[seed % 3]
+    read = {"x0": draw.standard_normal((m, n)), "x1": draw.standard_normal(n), "x2": draw.standard_normal((m, 1))}
+    kept = {name: card.put(values, kind if name == "x0" else "f32") for name, values in read.items()} | {"x3": 0.75}
+    names = [each.name for each in f.graph(weights).operands]
+    outs = tuple(card.empty((m, n), out) for _ in range(1 + seed % 2))
+    named = {"dtype": {"bf16": "bfloat16", "f32": "float32"}[out]} if out != dtype else {}
+    gm.matmul(a, tuple(bs) if weights == 2 else bs[0], outs if len(outs) > 1 else outs[0], epilogue=f(**kept), **named)
+    values = {name: kept[name] if name == "x3" else numbers(kept[name]) for name in names}
+    check([numbers(each) for each in outs], f, [x @ w for w in ws], values, out, 2.0**-53 if out == "f64" else 2.0**-24)

@@ -276,6 +276,8 @@ def _fused_launch(
     except (RefusedError, LayoutError) as error:
         return str(error)
     box = next((each for each in kernel.geometry.maps if each.operand == "b"), None) if matrices == 2 else None
+    if box is not None and box.packed >= 0:
+        return "B is packed first, and only one of two is"
     return Fused(run, function, None if box is None else tensormaps.shape(box, problem, views[1]))
 
 

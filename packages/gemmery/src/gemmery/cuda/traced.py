@@ -161,7 +161,7 @@ class _Writer:
             f"enum {{ {name} = TRACED }};",
             "struct Operands {\n" + "".join(f"  {member}\n" for member in members) + "};",
             "struct Function {",
-            f"  enum {{ SUMS = {self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)} }};",
+            f"  enum {{ SUMS = {self.graph.sums if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)} }};",
         ]
         if self.rows:
             levels_of = "".join(

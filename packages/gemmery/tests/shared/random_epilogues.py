@@ -51,8 +51,8 @@ def function(seed: int, sums: int = 1, statistics: bool = False, outputs: int = 
         return (last, *more) if outputs > 1 else last
 
     if sums == 2:
-        return Epilogue(lambda c, d, x0, x1, x2, x3: body(c, d, x0, x1, x2, x3))
-    return Epilogue(lambda c, x0, x1, x2, x3: body(c, x0, x1, x2, x3))
+        return Epilogue(lambda c, d, x0, x1, x2, x3: body(c, d, x0, x1, x2, x3))  # noqa: PLW0108 # it names operands
+    return Epilogue(lambda c, x0, x1, x2, x3: body(c, x0, x1, x2, x3))  # noqa: PLW0108 # as well
 
 
 def check(results, epilogue: Epilogue, totals, operands, out: str, unit: float = 2.0**-24) -> None:
@@ -72,4 +72,5 @@ def check(results, epilogue: Epilogue, totals, operands, out: str, unit: float =
         got = np.asarray(result, np.float64)
         close = np.abs(got - value) <= bound
         beyond = ~np.isfinite(rounded(size, out)) | ~np.isfinite(error)
-        assert (close | beyond | (np.isnan(got) & np.isnan(value))).all(), (graph.text, np.nanmax(np.abs(got - value) / bound))
+        right = close | beyond | (np.isnan(got) & np.isnan(value))
+        assert right.all(), (graph.text, np.nanmax(np.abs(got - value) / bound))

@@ -26,11 +26,12 @@ from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argu
 from gemmery.cuda.traced import Strides, TracedFunction
 from gemmery.dispatch.cuda import with_function
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
-from gemmery.errors import ArgumentError, LayoutError, RefusedError, ShapeError
+from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
 from gemmery.keywords import Options
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
+_SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
 Multiply = Callable[..., Any]
 
@@ -269,11 +270,14 @@ def _fused_launch(
         if low:
             problem = problem._replace(alignments=(problem.alignments[0], 2, problem.alignments[2]))
         rung, config, _ = with_function(problem)
-        kernel = rung.build(problem, config)
+        try:
+            kernel = rung.build(problem, config)
+        except CompileError:  # the largest tiles leave no registers for long functions
+            kernel = rung.build(problem, {**config, **{key: value for key, value in _SMALLER.items() if key in config}})
         assert isinstance(kernel, CudaLaunch)
         views = operand_views(form, problem, None)
         run = kernel.ready(*views)
-    except (RefusedError, LayoutError) as error:
+    except (RefusedError, LayoutError, CompileError) as error:
         return str(error)
     box = next((each for each in kernel.geometry.maps if each.operand == "b"), None) if matrices == 2 else None
     if box is not None and box.packed >= 0:

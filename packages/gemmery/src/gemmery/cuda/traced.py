@@ -138,7 +138,8 @@ class _Writer:
         self.stored = graph.outputs if rows else graph.outputs[1:]
         self.vectors = vectors[: len(graph.operands)]
         self.wide = vectors[len(graph.operands) :]
-        self.late = graph.after_rows
+        held = enumerate(zip(graph.operands, self.vectors, strict=True))
+        self.held = [i for i, (each, wide) in held if each.kind == "matrix" and each.dtype in _HELD and wide > 1]
 
     def kinds(self) -> tuple[str, ...]:
         return (*(each.kind for each in self.graph.operands), *(each.kind for each in self.stored))
@@ -161,7 +162,8 @@ class _Writer:
             f"enum {{ {name} = TRACED }};",
             "struct Operands {\n" + "".join(f"  {member}\n" for member in members) + "};",
             "struct Function {",
-            f"  enum {{ SUMS = {self.graph.sums if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)} }};",
+            f"  enum {{ SUMS = {self.graph.sums if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)}, "
+            f"HELD = {len(self.held)} }};",
         ]
         if self.rows:
             levels_of = "".join(
@@ -173,7 +175,7 @@ class _Writer:
             parts += [f"  static constexpr __device__ int level(int statistic) {{\n{levels_of}    return 0;\n  }}"]
             parts += [self._terms(levels), self._finish()]
         else:
-            parts += [self._apply()]
+            parts += [self._hold(), self._apply()]
         return "\n".join((*parts, "};\n"))
 
     def _type(self, dtype: str) -> str:
@@ -217,7 +219,12 @@ class _Writer:
                 lines.append(f"const S x{i} = widen<S>({name}[min(at.i, at.m - 1) * {name}_row]);")
             else:
                 lines.append(f"S x{i}[WIDTH];")
-                lines.append(f"load_row<{self.vectors[i]}>(x{i}, {name}{row}, {name}_column, at.j, at.n);")
+                load = f"load_row<{self.vectors[i]}>(x{i}, {name}{row}, {name}_column, at.j, at.n);"
+                if i in self.held and not self.rows:
+                    element = dtypes.get(self.graph.operands[i].dtype).cpp
+                    hold = f"if constexpr (HOLDS) unpack<{element}>(x{i}, held[{self.held.index(i)}]); else"
+                    load = f"{hold} {load}"
+                lines.append(load)
         return "".join(f"    {line}\n" for line in lines)
 
     def _steps(self, used: set[int]) -> str:
@@ -275,6 +282,15 @@ class _Writer:
         steps = f"{self._steps(used)}{last}"
         return f"{self._loads(used)}#pragma unroll\n    for (int x = 0; x < WIDTH; ++x) {{\n{steps}    }}\n"
 
+    def _hold(self) -> str:
+        """The function that loads a pair of an operand of 16 bits in advance."""
+        lines = "".join(
+            f"    if (which == {place}) return hold_pair(o.x{i} + min(at.i, at.m - 1) * o.x{i}_row, at.j, at.n);\n"
+            for place, i in enumerate(self.held)
+        )
+        head = "  static __device__ __forceinline__ unsigned hold(int which, const Operands& o, Spot at) {\n"
+        return f"{head}{lines}    return 0;\n  }}"
+
     def _apply(self) -> str:
         outputs = [output.node for output in self.graph.outputs]
         last = f"      sum[x] = v{outputs[0]};\n"
@@ -284,9 +300,10 @@ class _Writer:
         if stores:
             stores = f"    if (at.i < at.m) {{\n{stores}    }}\n"
         return (
-            "  template <class Math, int WIDTH, class S>\n"
+            "  template <class Math, bool HOLDS = false, int WIDTH, class S>\n"
             "  static __device__ __forceinline__ void apply(S (&sum)[WIDTH], const S (&second)[WIDTH], "
-            f"const Operands& o, Spot at) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
+            "const Operands& o, Spot at,\n                                               "
+            f"const unsigned* held = nullptr) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
         )
 
     def _store(self, i: int, before: str) -> str:
@@ -329,6 +346,7 @@ class _Writer:
         )
 
 
+_HELD = ("f16", "bf16")  # types of matrices that are loaded in advance
 _STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8")  # also the types of casts
 
 

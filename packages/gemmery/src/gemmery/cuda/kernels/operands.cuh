@@ -45,6 +45,15 @@ __device__ __forceinline__ void load_row(S (&to)[WIDTH], const T* row, long long
   }
 }
 
+// Two adjacent ones of 16 bits, at an even column, as they are in memory; and as numbers.
+template <class T> __device__ __forceinline__ unsigned hold_pair(const T* row, int j, int n) {
+  return *reinterpret_cast<const unsigned*>(row + min(j, n - 2));
+}
+template <class T, class S, int WIDTH> __device__ __forceinline__ void unpack(S (&to)[WIDTH], unsigned pair) {
+#pragma unroll
+  for (int x = 0; x < WIDTH; ++x) to[x] = widen<S>(T{static_cast<unsigned short>(pair >> 16 * (x % 2))});
+}
+
 // Writes them, those that are inside.
 template <int VECTOR, class S, int WIDTH, class T>
 __device__ __forceinline__ void store_row(const S (&from)[WIDTH], T* row, long long step, int j, int n) {

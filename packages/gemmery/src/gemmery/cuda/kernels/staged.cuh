@@ -91,16 +91,41 @@ template <class Out> struct Approximate : Precise {
   static __device__ __forceinline__ float relu(float x) { return ptx::max_nan(x, 0); }
 };
 
-// The function of a piece's sums, of which `second` are those with the second B.
-template <int COUNT, class T, class Out>
-__device__ __forceinline__ void apply_function(float (&v)[COUNT], const float (&second)[COUNT],
-                                               const TmaProduct<T, Out>& p, Where at) {
+// Where a thread's pair `i` of a piece is.
+template <class T, class Out> __device__ __forceinline__ Spot spot_of(const TmaProduct<T, Out>& p, Where at, int i) {
   const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
+  return {row + i % 2 * 8, column + i / 2 * 8, p.product.m, p.product.n};
+}
+
+// The pieces of a tile for which registers have room, beside its sums, for what a function reads in advance. That of
+// the others is loaded as pieces are packed.
+template <class P> constexpr int pieces_held() {
+  constexpr int EACH = P::COLUMNS / 4 * Function::HELD, ROOM = P::SUMS < MOST_BESIDE ? MOST_BESIDE - P::SUMS : 0;
+  constexpr int MOST = ROOM / (EACH > 0 ? EACH : 1000);
+  return MOST < P::COUNT ? MOST : P::COUNT;
+}
+template <int COUNT, int PAIRS, class T, class Out>
+__device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], const TmaProduct<T, Out>& p, Where at) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; ++i) {
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) held[j][i] = Function::hold(j, operands_of(p), spot_of(p, at, i));
+  }
+}
+
+// The function of a piece's sums, of which `second` are those with the second B, and of operands that are `held`.
+template <bool HOLDS, int COUNT, class T, class Out>
+__device__ __forceinline__ void apply_function(float (&v)[COUNT], const float (&second)[COUNT],
+                                               const TmaProduct<T, Out>& p, Where at,
+                                               const unsigned (*held)[COUNT / 2]) {
+  constexpr int OPERANDS = HOLDS ? Function::HELD : 1;
 #pragma unroll
   for (int i = 0; i < COUNT; i += 2) {
     float pair[2] = {v[i], v[i + 1]}, other[2] = {second[i], second[i + 1]};
-    const Spot spot = {row + i / 2 % 2 * 8, column + i / 4 * 8, p.product.m, p.product.n};
-    Function::apply<Approximate<Out>>(pair, other, operands_of(p), spot);
+    unsigned own[OPERANDS];
+#pragma unroll
+    for (int j = 0; j < OPERANDS; ++j) own[j] = HOLDS ? held[j][i / 2] : 0;
+    Function::apply<Approximate<Out>, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own);
     v[i] = pair[0];
     v[i + 1] = pair[1];
   }
@@ -286,11 +311,12 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
 // `near` is a thread's part of the bias of the piece's columns, every NEARth LOAD from there on, unless that is 0; or
-// of their factors, beside which `of_rows` are those of its rows.
-template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, class Tiles, class T, class Out>
+// of their factors, beside which `of_rows` are those of its rows. `held` are operands of a function.
+template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, bool HOLDS = false, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr,
-                                     const float* of_rows = nullptr) {
+                                     const float* of_rows = nullptr,
+                                     const unsigned (*held)[P::COLUMNS / 4] = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -324,7 +350,7 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
       float second[P::COLUMNS / 2];
 #pragma unroll
       for (int i = 0; i < P::COLUMNS / 2; ++i) second[i] = float(sums[i + Tiles::WN / 2 - Tiles::OWN / 2]);
-      apply_function(v, second, p, at);
+      apply_function<HOLDS>(v, second, p, at, held);
     }
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {

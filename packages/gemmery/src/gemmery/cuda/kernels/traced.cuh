@@ -6,7 +6,9 @@
 struct Operands {};
 
 struct Function {
-  enum { SUMS = 1, STATISTICS = 0 };
-  template <class Math, int WIDTH, class S>
-  static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot) {}
+  enum { SUMS = 1, STATISTICS = 0, HELD = 0 };
+  static __device__ __forceinline__ unsigned hold(int, const Operands&, Spot) { return 0; }
+  template <class Math, bool HOLDS = false, int WIDTH, class S>
+  static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot,
+                                               const unsigned* = nullptr) {}
 };

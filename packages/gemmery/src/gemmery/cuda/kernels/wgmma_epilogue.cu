@@ -52,6 +52,19 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
   };
   float of_rows[FACTORED ? Tiles::BLOCKS : 1][2];
+  // Operands of a function that come while the last products run: pairs of 16-bit elements of a thread's sums.
+  constexpr int HELD = EPILOGUE & TRACED ? pieces_held<P>() : 0;
+  constexpr bool HOLDS = HELD > 0;
+  unsigned held[HOLDS ? HELD : 1][HOLDS ? Function::HELD : 1][P::COLUMNS / 4];
+  auto hold_piece = [&](int piece, Where at) {
+    if constexpr (HOLDS) {
+      hold_operands(held[piece % HELD], p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
+    }
+  };
+  auto hold = [&](Where at) {
+#pragma unroll
+    for (int piece = 0; piece < HELD; ++piece) hold_piece(piece, at);
+  };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
@@ -60,6 +73,9 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if (P::SWAPPED && of_piece.column < at.own) of_piece.column = p.product.n;  // another tile's: C is not read
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
+    } else if constexpr (HOLDS) {
+      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % HELD]);
+      if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
       pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors);
@@ -114,12 +130,14 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       }
       // After the steps that store pieces: in the last of them, n = 8192 took longer.
       if (NEAR && steps - brief == P::STEPS) bring();
+      if (HOLDS && steps - brief == P::STEPS) hold(AHEAD ? at : place());
       auto multiply_rest = [&](auto columns) {
         constexpr int COLUMNS = decltype(columns)::value;
 #pragma unroll 1
         for (int step = P::STEPS; step < steps - brief; ++step) {
           consumer.template multiply_stage<Tiles::PRODUCTS, COLUMNS, LATE>(false);
           if (NEAR && step == P::STEPS) bring();
+          if (HOLDS && step == steps - brief - 1) hold(AHEAD ? at : place());
           consumer.next_stage();
         }
         if (brief) {
@@ -216,11 +234,14 @@ template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const 
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
   const Cluster<Tiles::CM, Tiles::CN> place;
   const Tile tile = Bands<Tiles, true>(p, place).tile;
-  const int columns = min(Tiles::BN, p.product.n - tile.col);
+  const int columns = min(Tiles::WIDE, p.product.n - tile.col);
 #pragma unroll 1
   for (int i = place.m * THREADS + threadIdx.x - 128; i < Tiles::BN * p.ahead; i += Tiles::CM * THREADS) {
-    const int column = i % Tiles::BN, k = i / Tiles::BN * Tiles::BK;
-    if (column < columns) ptx::prefetch_global_L2(p.product.b_at(tile.batch, k, tile.col + column));
+    const int column = i % Tiles::WIDE, k = i / Tiles::BN * Tiles::BK;
+    if (column >= columns) continue;
+    auto from = reinterpret_cast<const char*>(p.product.b_at(tile.batch, k, tile.col + column));
+    if constexpr (Tiles::MATRICES == 2) from += i % Tiles::BN / Tiles::WIDE * operands_of(p).second_apart;
+    ptx::prefetch_global_L2(from);
   }
 }
 

@@ -142,6 +142,7 @@ _HOMES = {
         "rsqrt",
         "sigmoid",
         "silu",
+        "swiglu",
         "where",
     ),
     "gemmery_emulator.arguments": ("device_memory",),

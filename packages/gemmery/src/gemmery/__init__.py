@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from gemmery.epilogues.trace import rsqrt as rsqrt
     from gemmery.epilogues.trace import sigmoid as sigmoid
     from gemmery.epilogues.trace import silu as silu
+    from gemmery.epilogues.trace import swiglu as swiglu
     from gemmery.epilogues.trace import where as where
     from gemmery.errors import ArgumentError as ArgumentError
     from gemmery.errors import CacheError as CacheError
@@ -141,6 +142,7 @@ _HOMES = {
         "rsqrt",
         "sigmoid",
         "silu",
+        "swiglu",
         "where",
     ),
     "gemmery_emulator.arguments": ("device_memory",),

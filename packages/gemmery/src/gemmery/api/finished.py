@@ -11,21 +11,25 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from gemmery import arrays, dtypes
+from gemmery import arrays, config, dtypes, tiers
 from gemmery.api.codes import bits_of
-from gemmery.api.compute import writable
+from gemmery.api.compute import prepared_for, writable
 from gemmery.api.options import dtype_name, only_on_devices, result_types, thread_count, viewed
 from gemmery.api.promote import promoted
+from gemmery.api.repeats import Prepared
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View
-from gemmery.cpu import row_pass
+from gemmery.cpu import build, row_pass
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.row_pass import WORDS, Pass
-from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput, parse
+from gemmery.cpu.launch import Launch
+from gemmery.cpu.row_pass import Pass
+from gemmery.cpu.slots import WORDS
+from gemmery.cpu.target import host
+from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
 from gemmery.epilogues.reference import evaluate
 from gemmery.epilogues.trace import BoundEpilogue, Epilogue
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
@@ -92,39 +96,30 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
                 f"{name}= and epilogue= exclude each other: write the {name} in the epilogue's function"
             )
     function, operands = bound(options.epilogue, options.operands)
-    graph = function.graph(len(weights))
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
-    shapes = _shapes(x, ys)
-    missing = [name for name in function.parameters[len(weights) :] if name not in operands]
-    if missing:
-        raise ArgumentError(
-            f"epilogue {function.__name__} has no value for its parameter {missing[0]!r}: bind it by name, "
-            f"{function.__name__}({missing[0]}=...), or pass operands={{{missing[0]!r}: ...}}"
-        )
     if any(view.device != "cpu" for view in (x, *ys)):
         from gemmery.api import finished_on_device
 
+        _check_values(function, operands, len(weights))
+        graph, shapes = function.graph(len(weights)), _shapes(x, ys)
         outs = _outs(out, len(graph.outputs))
         return finished_on_device.product(a, weights, shapes, graph, operands, with_kinds, outs, options, multiply)
     only_on_devices(options)
     sums, result = _types(x, ys, options.dtype)
-    element = "double" if "f64" in (sums, result) else "float"
-    readings = [_read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
-    graph = with_kinds(graph, [reading.operand for reading in readings], result)
-    like = arrays.kind(a, *weights)
-    inputs = [x, *ys, *(reading.memory for reading in readings if reading.memory)]
-    writings = [
-        _write(like, output, shapes, one, inputs)
-        for output, one in zip(graph.outputs, _outs(out, len(graph.outputs)), strict=True)
-    ]
+    call = _prepared(function, len(weights), operands, _shapes(x, ys), sums, result)
     threads = thread_count(options.threads) or cpu_threads.get()
+    like = arrays.kind(a, *weights)
+    writings = _writings(like, call, out, [x, *ys])
     totals: list[View] = []
+    if len(ys) == 1 and (fused := in_tiles(call, x, ys[0], result, bool(options.batch_invariant))):
+        _run_in_tiles(call, fused, x, ys[0], writings, threads)
+        return _results(like, writings)
     for weight, y in zip(weights, ys, strict=True):
-        first, kind = writings[0], graph.outputs[0].kind
+        first, kind = writings[0], call.graph.outputs[0].kind
         if not totals and kind == "matrix" and first.dtype == sums and x.dtype == y.dtype:
             total = first.memory  # the kernel reads a sum before it writes there
         else:
-            total = arrays.scratch(shapes.of("matrix"), sums)
+            total = arrays.scratch(call.shapes.of("matrix"), sums)
         wider = {} if sums == promoted(x.dtype, y.dtype) else {"dtype": dtypes.get(sums).numpy}
         if options.threads is not None:
             wider["threads"] = options.threads
@@ -132,14 +127,123 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
             wider["batch_invariant"] = True
         multiply(a, weight, out=_array(total), **wider)
         totals.append(total)
-    how = Pass(graph.text, element, (sums,) * len(totals))
-    if 0 not in (*shapes.batch, shapes.m):
-        if shapes.n:
-            _run(how, shapes, totals, readings, writings, threads)
-        else:
-            _without_columns(graph, shapes, writings)
-    values = [_finished(like, writing) for writing in writings]
-    return values[0] if len(values) == 1 else tuple(values)
+    _run(call, totals, writings, threads)
+    return _results(like, writings)
+
+
+class InTiles(NamedTuple):
+    """A product whose kernel applies the graph to each tile of sums before it is stored."""
+
+    launch: Launch
+    prepared: Prepared
+    out: str  # the element type of C, in which f32 and f64 are kept between blocks of k
+    merged: bool  # the products of the batch are rows of one
+
+
+def in_tiles(call: Call, x: View, y: View, result: str, invariant: bool) -> InTiles | None:
+    """Return how the graph is applied in tiles; None where it is not, or its kernel is still compiled aside.
+
+    It is where `packed` computes the plain product, in the same order, and C does not stay in the cache for a pass.
+    """
+    graph, shapes = call.graph, call.shapes
+    size = dtypes.get(call.sums).size
+    large = math.prod(shapes.batch) * shapes.m * shapes.n * size > (host().l2 or 1 << 20) // 2
+    plain = x.dtype == y.dtype and dtypes.get(x.dtype).kind == "f" and call.sums == dtypes.get(x.dtype).accumulator
+    if not (large and plain and shapes.rows and shapes.columns) or graph.statistics:
+        return None
+    first = graph.outputs[0].dtype
+    out = result if first == result and result in (x.dtype, call.sums) else call.sums
+    shape = shapes.of("matrix")
+    c = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
+    prepared = prepared_for(x.dtype, out, x, y, c, invariant=invariant)
+    if prepared is None or prepared.plan.rung.name != "packed" or prepared.form.loops:
+        return None
+    form, problem = prepared.form, prepared.problem._replace(epilogue=graph.text)
+    merged = form.m != shapes.m
+    words = [struct.unpack("<3q", reading.words) for reading in call.readings if reading.memory]
+    follow = all(batch == shapes.m * row for _, batch, row in words)
+    if form.n != shapes.n or (merged and not (follow and all(node.op != "row_index" for node in graph.nodes))):
+        return None
+    refused = build.packed_refuses(problem) or build.chain(problem) != build.chain(prepared.problem)
+    if refused or problem.c_layout != "row":
+        return None
+    key = "epilogue", graph.text, x.dtype, out
+    if config.tiers() and key not in _compiled:
+        tiers.aside(key, lambda: (build.packed(problem, {}), _compiled.add(key)))
+        return None
+    return InTiles(cast("Launch", build.packed(problem, {})), prepared, out, merged)
+
+
+_compiled: set[tuple[str, ...]] = set()
+
+
+def _run_in_tiles(
+    call: Call, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
+) -> None:  # fmt: skip
+    first, shapes = writings[0].memory, call.shapes
+    shape = shapes.of("matrix")
+    nested = first.strides == arrays.contiguous(shape, dtypes.get(first.dtype).size)
+    c = first if first.dtype == fused.out and nested else arrays.scratch(shape, fused.out)
+    table = ctypes.create_string_buffer(b"".join(_table(call, writings)))
+    a, b, target = fused.prepared.operands(x, y, c)
+    at = View(ctypes.addressof(table), (shapes.n,), (0,), "int8")
+    fused.launch.run(fused.launch.job(a, b, target, 1, 0, at, threads), a, b)
+
+
+def apply(function: Epilogue, sums: Sequence[Any], operands: Mapping[str, Any], result: str) -> Any:
+    """Return what an epilogue makes of sums that are there already, arrays of one shape, in the type `result`."""
+    views = [viewed("sums", total) for total in sums]
+    *batch, m, n = views[0].shape
+    shapes = Shapes(tuple(batch), m, n)
+    call = _prepared(function, len(sums), operands, shapes, views[0].dtype, result)
+    if any(node.op == "sum" for node in call.graph.nodes):  # else only the shape matters
+        views = [view if _steps(view, "matrix", shapes) else _compact(view) for view in views]
+    writings = _writings(sums[0], call, None, [])
+    _run(call, views, writings, cpu_threads.get())
+    return _results(sums[0], writings)
+
+
+class Call(NamedTuple):
+    """A graph with what it reads, for a product."""
+
+    graph: EpilogueGraph
+    readings: list[Reading]
+    shapes: Shapes
+    element: str  # in which it computes
+    sums: str  # the type of the sums
+
+
+def _prepared(
+    function: Epilogue, count: int, operands: Mapping[str, Any], shapes: Shapes, sums: str, result: str
+) -> Call:  # fmt: skip
+    graph = function.graph(count)
+    _check_values(function, operands, count)
+    element = "double" if "f64" in (sums, result) else "float"
+    readings = [_read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
+    graph = with_kinds(graph, [reading.operand for reading in readings], result)
+    return Call(graph, readings, shapes, element, sums)
+
+
+def _check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -> None:
+    for name in function.parameters[count:]:
+        if name not in operands:
+            raise ArgumentError(
+                f"epilogue {function.__name__} has no value for its parameter {name!r}: bind it by name, "
+                f"{function.__name__}({name}=...), or pass operands={{{name!r}: ...}}"
+            )
+
+
+def _writings(like: Any, call: Call, out: Any, operands: Sequence[View]) -> list[Writing]:
+    inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
+    return [
+        _write(like, output, call.shapes, one, inputs)
+        for output, one in zip(call.graph.outputs, _outs(out, len(call.graph.outputs)), strict=True)
+    ]
+
+
+def _results(like: Any, writings: Sequence[Writing]) -> Any:
+    results = tuple(_finished(like, writing) for writing in writings)
+    return results[0] if len(results) == 1 else results
 
 
 def with_kinds(graph: EpilogueGraph, operands: Sequence[GraphOperand], result: str) -> EpilogueGraph:
@@ -296,19 +400,28 @@ def _array(view: View) -> Any:
     return view.owner if hasattr(view.owner, "shape") and not isinstance(view.owner, View) else arrays.as_numpy(view)
 
 
-def _run(
-    how: Pass, shapes: Shapes, totals: Sequence[View], readings: Sequence[Reading], writings: Sequence[Writing],
-    threads: int,
-) -> None:  # fmt: skip
+def _run(call: Call, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> None:
+    """Apply the graph to sums in memory."""
+    shapes = call.shapes
+    if 0 in (*shapes.batch, shapes.m):
+        return
+    if not shapes.n:
+        _without_columns(call.graph, shapes, writings)
+        return
     words = [_slot(total.pointer, *(_steps(total, "matrix", shapes) or (0, 0))) for total in totals]
-    words += [reading.words for reading in readings]
-    for output, writing in zip(parse(how.graph).outputs, writings, strict=True):
-        words.append(_slot(writing.memory.pointer, *(_steps(writing.memory, output.kind, shapes) or (0, 0))))
-    table = ctypes.create_string_buffer(b"".join(words))
-    launch = row_pass.kernel(how)
+    table = ctypes.create_string_buffer(b"".join((*words, *_table(call, writings))))
+    launch = row_pass.kernel(Pass(call.graph.text, call.element, (call.sums,) * len(totals)))
     count = math.prod(shapes.batch)
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
+
+
+def _table(call: Call, writings: Sequence[Writing]) -> list[bytes]:
+    """Return the slots of operands and outputs."""
+    words = [reading.words for reading in call.readings]
+    for output, writing in zip(call.graph.outputs, writings, strict=True):
+        words.append(_slot(writing.memory.pointer, *(_steps(writing.memory, output.kind, call.shapes) or (0, 0))))
+    return words
 
 
 def _without_columns(graph: EpilogueGraph, shapes: Shapes, writings: Sequence[Writing]) -> None:

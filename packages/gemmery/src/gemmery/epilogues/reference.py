@@ -86,7 +86,9 @@ def _apply(node: Node, inputs: list[Estimate], unit: float, shape: tuple[int, ..
     if node.op.startswith("row_"):
         return _statistic(node.op, *(np.broadcast_to(part, shape) for part in inputs[0]), unit)
     value = _compute(node, *values)
-    error = _passed_on(node.op, value, values, errors)
+    unsure = np.logical_or.reduce(np.broadcast_arrays(*(own > 0 for own in errors)))
+    error = np.where(unsure, _passed_on(node.op, value, values, errors), 0)
+    error = np.where(np.isnan(error), np.inf, error)
     if node.op == "cast":
         row = dtypes.get(node.value)
         most = np.minimum(np.abs(value) + error, _LARGEST.get(node.value, np.inf))
@@ -95,11 +97,10 @@ def _apply(node: Node, inputs: list[Estimate], unit: float, shape: tuple[int, ..
         else:
             error = np.where(error > 0, np.ceil(error), 0)
     elif node.op not in _EXACT:
-        own = ROUNDINGS.get(node.op, 1.0) * unit
+        own = ROUNDINGS.get(node.op, 1.0) * unit * (np.abs(value) + error)
         # An exponential that underflows is off by half of the least number, which silu and gelu multiply by up to 750.
-        error = (
-            error + own * (np.abs(value) + error) + 1024 * (2.0**-149 if unit > 2.0**-50 else 2.0**-1074) * (unit > 0)
-        )
+        least = 1024 * (2.0**-149 if unit > 2.0**-50 else 2.0**-1074)
+        error = error + np.where(np.isfinite(value) & np.isfinite(error) & (unit > 0), own + least, 0)
     return Estimate(value, np.asarray(error))
 
 

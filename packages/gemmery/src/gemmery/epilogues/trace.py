@@ -328,9 +328,18 @@ class Epilogue:
         return self._graphs[sums]
 
 
+class GraphEpilogue(Epilogue):
+    """An epilogue that is a graph already, such as a gradient."""
+
+    def __init__(self, name: str, graph: EpilogueGraph, sums: int) -> None:
+        self.__name__, self.function, self.defaults = name, self.__call__, {}
+        self.parameters = (*(f"sum{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
+        self._graphs = {sums: graph}
+
+
 def _spelled(ufunc: np.ufunc) -> Callable[..., Any]:
     """Return a ufunc as a function of its inputs, without its options."""
-    return (lambda x: ufunc(x)) if ufunc.nin == 1 else (lambda x, y: ufunc(x, y))
+    return (lambda x: +ufunc(x)) if ufunc.nin == 1 else (lambda x, y: +ufunc(x, y))
 
 
 def epilogue(function: Callable[..., Any]) -> Epilogue:
@@ -386,3 +395,19 @@ def _reads_sums(builder: GraphBuilder) -> set[int]:
         if node.op == "sum" or not reads.isdisjoint(node.inputs):
             reads.add(number)
     return reads
+
+
+@epilogue
+def swiglu(gate: Any, up: Any) -> Any:
+    """Return silu(gate) * up of two products: `gm.matmul(x, (w_gate, w_up), epilogue=gm.swiglu)`."""
+    return silu(gate) * up
+
+
+def quantize_rows(format: str, top: float) -> Epilogue:  # noqa: A002 # as users say
+    """Return the epilogue that makes codes of 8 bits of rows, and a factor a row, as `gm.quantize_rows` does."""
+
+    def quantize_rows(c: Any) -> Any:
+        factor = maximum(row_maximum(abs(c)) / top, 2.0**-126)
+        return cast(c * (1.0 / factor), format), cast(factor, "float32")
+
+    return Epilogue(quantize_rows)

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 import gemmery as gm
+import gemmery.torch
 
 ROTATED = 200 << 20  # bytes of operands
 DECODE = (1, 4, 16, 64)
@@ -150,16 +151,60 @@ def swiglu_cases(rows, n, k, rounds, file, transposed):
         measure(f"swiglu {m} x {n} x {k} {'T' if transposed else 'N'}", forms, operands, rounds, file)
 
 
+def training(m, n, k, rounds, file):
+    """A linear layer with gelu, forward and backward, launched one after the other."""
+    layer = gemmery.torch.fused(lambda c, bias: gm.gelu(c + bias))
+    bias = normal(n).requires_grad_()
+    x, weight, grad = normal(m, k).requires_grad_(), normal(n, k).requires_grad_(), normal(m, n)
+    forms = {
+        "gm": lambda: layer(x, weight.T, bias=bias),
+        "compiled": compiled(lambda: functional.gelu(functional.linear(x, weight, bias))),
+        "eager": lambda: functional.gelu(functional.linear(x, weight, bias)),
+    }
+    line = {"case": f"training {m} x {n} x {k}"}
+    medians = {}
+    for label, form in forms.items():
+
+        def step(form=form):
+            x.grad = weight.grad = bias.grad = None
+            form().backward(grad)
+
+        try:
+            for _ in range(3):
+                step()
+        except Exception as error:
+            sys.stdout.write(f"training {label}: {type(error).__name__}: {str(error)[:300]}\n")
+            continue
+        medians[label] = step
+    measured = {label: [] for label in medians}
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(rounds):
+        for label, step in medians.items():
+            begin.record()
+            for _ in range(8):
+                step()
+            end.record()
+            end.synchronize()
+            measured[label].append(begin.elapsed_time(end) * 125)
+    line |= {label: round(statistics.median(each), 2) for label, each in measured.items()}
+    sys.stdout.write(f"{json.dumps(line)}\n")
+    if file:
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.write(f"{json.dumps(line)}\n")
+
+
 def main():
     """Run the cases that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", default="plain,gelu,residual,outputs,codes,swiglu")
+    parser.add_argument("--cases", default="plain,gelu,residual,outputs,codes,training,swiglu")
     parser.add_argument("--rows", default=",".join(map(str, (*DECODE, 4096))))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--to", default="")
     args = parser.parse_args()
     wanted = args.cases.split(",")
     plain_cases(4096, args.rounds, args.to, wanted)
+    if "training" in wanted:
+        training(8192, 4096, 4096, args.rounds, args.to)
     if "swiglu" in wanted:
         swiglu_cases([int(m) for m in args.rows.split(",")], 14336, 4096, args.rounds, args.to, True)
 

@@ -195,6 +195,11 @@ def apply(function: Epilogue, sums: Sequence[Any], operands: Mapping[str, Any], 
     views = [viewed("sums", total) for total in sums]
     *batch, m, n = views[0].shape
     shapes = Shapes(tuple(batch), m, n)
+    if views[0].device != "cpu":
+        from gemmery.api import finished_on_device
+
+        _check_values(function, operands, len(sums))
+        return finished_on_device.apply(sums, shapes, function.graph(len(sums)), operands, with_kinds, result)
     call = _prepared(function, len(sums), operands, shapes, views[0].dtype, result)
     if any(node.op == "sum" for node in call.graph.nodes):  # else only the shape matters
         views = [view if _steps(view, "matrix", shapes) else _compact(view) for view in views]

@@ -105,6 +105,35 @@ def product(
     return ended[0] if len(ended) == 1 else tuple(ended)
 
 
+def apply(
+    sums: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
+    with_kinds: Callable[..., EpilogueGraph], result: str,
+) -> Any:  # fmt: skip
+    """Return what an epilogue makes of sums that are there already, matrices, in the type `result`."""
+    (batch, m, n), xp = shapes[:3], library_of(sums[0])
+    element = "f64" if "f64" in (result, view(sums[0]).dtype) else "f32"
+    values = {each.name: _operand(xp, each.name, operands[each.name], batch, m, n, False, element)
+              for each in graph.operands}  # fmt: skip
+    readings = [_reading(each.name, values[each.name], (), element) for each in graph.operands]
+    graph = with_kinds(graph, [each.operand for each in readings], result)
+    totals = [located(view(each)) for each in sums]
+    if any(node.op == "sum" for node in graph.nodes):
+        totals = [located(view(arrays.astype(z.array, element).contiguous())) for z in totals]
+    first = totals[0]
+    results = [_result(first, each.kind, each.dtype, batch, m, n) for each in graph.outputs]
+    if 0 not in (m, n):
+        outputs = [each._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
+        _rows(
+            [z._replace(dtype=element) for z in totals],
+            graph,
+            readings,
+            [located(each) for each in outputs],
+            first.stream,
+        )
+    ended = [_ended(first, each, output, shapes, None) for each, output in zip(results, graph.outputs, strict=True)]
+    return ended[0] if len(ended) == 1 else tuple(ended)
+
+
 def _operand(
     xp: Any, name: str, value: Any, batch: tuple[int, ...], m: int, n: int, joined: bool, element: str
 ) -> View | float:  # fmt: skip

@@ -162,7 +162,7 @@ class _Writer:
             f"enum {{ {name} = TRACED }};",
             "struct Operands {\n" + "".join(f"  {member}\n" for member in members) + "};",
             "struct Function {",
-            f"  enum {{ SUMS = {self.graph.sums if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)}, "
+            f"  enum {{ SUMS = {self._sums() if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)}, "
             f"HELD = {len(self.held)} }};",
         ]
         if self.rows:
@@ -177,6 +177,10 @@ class _Writer:
         else:
             parts += [self._hold(), self._apply()]
         return "\n".join((*parts, "};\n"))
+
+    def _sums(self) -> int:
+        """Return the sums that traced_rows loads: none where the graph reads none."""
+        return max((int(node.value) + 1 for node in self.graph.nodes if node.op == "sum"), default=0)
 
     def _type(self, dtype: str) -> str:
         kind = dtypes.get(dtype).cpp

@@ -46,7 +46,7 @@ template <int OPERATION, int THREADS, class S> __device__ __forceinline__ S of_b
 
 template <class S, int VECTOR, int WIDTH>
 __device__ __forceinline__ void load_sums(S (&sum)[WIDTH], S (&second)[WIDTH], const Product<S, S>& p, Spot at) {
-  load_row<VECTOR>(sum, p.a + at.i * p.a_row, 1, at.j, at.n);
+  if constexpr (Function::SUMS > 0) load_row<VECTOR>(sum, p.a + at.i * p.a_row, 1, at.j, at.n);
   if constexpr (Function::SUMS == 2) load_row<VECTOR>(second, p.b + at.i * p.b_row, 1, at.j, at.n);
 }
 

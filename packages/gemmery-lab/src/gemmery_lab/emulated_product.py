@@ -42,12 +42,13 @@ class Gemm:
     offsets: Array | None = None  # of groups, int32
     traced: tuple[Array | float, ...] = ()  # what a traced function reads, and the outputs that it stores
     second: Array | None = None  # (batch, k, n), the second weight
+    more: Array | None = None  # (batch, m, n), the second output where it has a tensor map
 
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays by their names in kernels."""
         others = {"bias": self.bias, "a_scale": self.a_scale, "b_scale": self.b_scale, "offsets": self.offsets}
-        others["second"] = self.second
+        others |= {"second": self.second, "more": self.more}
         arrays: dict[str, Array] = {"A": self.a, "B": self.b, "C": self.c}
         arrays |= {f"of_trace_{i}": each for i, each in enumerate(self.traced) if isinstance(each, np.ndarray)}
         return arrays | {name: array for name, array in others.items() if array is not None}
@@ -172,11 +173,10 @@ def product_bytes(
     whole = mapped_argument(product, problem, maps, encoded, starts, factors, extra, *order)
     if function is None:
         return whole
-    second = b""
-    if gemm.second is not None:
-        shape = next(each.shape for each in maps if each.operand == "b")
-        second = encoded(shape, addresses["second"])
-    return whole + function.packed(_places(gemm, addresses), second, addresses.get("second", 0) - addresses["B"])
+    shapes = {each.operand: each.shape for each in maps}
+    others = [("b", "second")] * (gemm.second is not None) + [("c", "more")] * (gemm.more is not None)
+    added = [encoded(shapes[operand], addresses[name]) for operand, name in others]
+    return whole + function.packed(_places(gemm, addresses), added, addresses.get("second", 0) - addresses["B"])
 
 
 def _places(gemm: Gemm, addresses: Mapping[str, int]) -> list[traced.Strides | float]:

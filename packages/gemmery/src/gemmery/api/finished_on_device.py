@@ -44,11 +44,11 @@ class DeviceReading(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """The launch of a product and its function, and what describes the second weight in its argument."""
+    """The launch of a product and its function, and what maps of the second weight and output describe."""
 
     run: Ready
     function: TracedFunction
-    second: tensormaps.MapShape | None
+    maps: tuple[tensormaps.MapShape, ...]
 
 
 class RowsPass(NamedTuple):
@@ -257,19 +257,21 @@ def _fused(
     values = [each.value for each in readings]
     paired = len(bs) == 2 and bs[0].strides == bs[1].strides
     for matrices in (2, 1) if paired else (1,):
-        stored = [*values, *outputs[1:]]
+        staged = _is_staged(outputs)
+        stored = [*values, *outputs[1 + staged :]]
         if len(bs) == 2 and matrices == 1:
             second_sums = new(a, c.shape, "f32")
             write(a, bs[1], second_sums)
-            stored = [*values, second_sums, *outputs[1:]]
+            stored = [*values, second_sums, *outputs[1 + staged :]]
         vectors = tuple(_vector(each, n) for each in stored)
-        key = DeviceCall(*(_still(z) for z in (a, bs[0], c))), graph, vectors, len(bs), matrices
+        key = DeviceCall(*(_still(z) for z in (a, bs[0], c))), graph, vectors, len(bs), matrices, staged
         low = bs[1].pointer & 15 if matrices == 2 else 0
         launch = _fused_launch(*key, low)
         if isinstance(launch, str):
             continue
-        second = tensormaps.encoded(launch.second, bs[1].pointer) if launch.second else b""
-        packed = launch.function.packed(map(_place, stored), second, bs[-1].pointer - bs[0].pointer)
+        mapped = [*bs[1:matrices], *outputs[1 : 1 + staged]]
+        maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
+        packed = launch.function.packed(map(_place, stored), maps, bs[-1].pointer - bs[0].pointer)
         run, workspace = launch.run, None
         if run.workspace:
             workspace = scratch(a, run.workspace)
@@ -279,6 +281,16 @@ def _fused(
     return False
 
 
+def _is_staged(outputs: Sequence[View]) -> bool:
+    """Return True if the second output lies as the first, and tensor copies can write both: see `describable`."""
+    first, second = outputs[0], outputs[min(1, len(outputs) - 1)]
+    size = dtypes.get(first.dtype).size
+    alike = len(outputs) > 1 and first[1:4] == second[1:4] and size == 2
+    lines = first.strides[1] == size and min(first.shape) > 1 and first.shape[1] * size % 16 == 0
+    copies = driver.find(first.device).capability == 90
+    return alike and lines and copies and not (first.pointer | second.pointer | first.strides[0]) % 16
+
+
 def _still(z: View) -> View:
     """Return a view without its memory, as DeviceCall has it."""
     return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
@@ -286,13 +298,19 @@ def _still(z: View) -> View:
 
 @table.once
 def _fused_launch(
-    call: DeviceCall, graph: EpilogueGraph, vectors: tuple[int, ...], weights: int, matrices: int, low: int
+    call: DeviceCall,
+    graph: EpilogueGraph,
+    vectors: tuple[int, ...],
+    weights: int,
+    matrices: int,
+    staged: bool,
+    low: int,
 ) -> Fused | str:
     """Return the launch of a product with a function, or why there is none."""
     if weights == 2 and matrices == 1:
         graph = traced.second_as_operand(graph, "f32")
     try:
-        function = traced.function(graph, "f32", vectors, matrices=matrices)
+        function = traced.function(graph, "f32", vectors, matrices=matrices, staged=staged)
         form, problem = described(call._replace(epilogue=function.name))
         if form.runs > 1 or (form.m, form.n, problem.c_layout, form.batch) != (*call.c.shape, "row", 1):
             return "the product is taken in another form than by rows"
@@ -308,10 +326,11 @@ def _fused_launch(
         run = kernel.ready(*views)
     except (RefusedError, LayoutError, CompileError) as error:
         return str(error)
-    box = next((each for each in kernel.geometry.maps if each.operand == "b"), None) if matrices == 2 else None
-    if box is not None and box.packed >= 0:
+    boxes = {each.operand: each for each in kernel.geometry.maps}
+    if matrices == 2 and boxes["b"].packed >= 0:
         return "B is packed first, and only one of two is"
-    return Fused(run, function, None if box is None else tensormaps.shape(box, problem, views[1]))
+    places = [("b", views[1])] * (matrices == 2) + [("c", views[2])] * staged
+    return Fused(run, function, tuple(tensormaps.shape(boxes[name], problem, each) for name, each in places))
 
 
 def _rows(

@@ -48,17 +48,18 @@ class TracedFunction(NamedTuple):
     text: str  # of traced.cuh
     kinds: tuple[str, ...]  # of the operands in the order of the graph, then of the outputs that it stores
     number: str  # the letter of `struct` for a number
+    staged: bool = False  # whether the second output has a tensor map, by which kernels write it as they write C
 
     @property
     def bytes(self) -> int:
         """Return the bytes behind the argument: whole 64, as in front of them."""
-        size = sum(8 * _WORDS[kind] for kind in self.kinds)
+        size = sum(8 * _WORDS[kind] for kind in self.kinds) + MAP_BYTES * self.staged
         size += (MAP_BYTES + 8) * self.name.startswith(PAIRED)
         return -(-size // 64) * 64
 
-    def packed(self, operands: Iterable[Strides | float], second: bytes = b"", apart: int = 0) -> bytes:
-        """Return these bytes; `second` is the map of the second weight, which lies `apart` bytes from the first."""
-        parts = [second, struct.pack("=q", apart)] if second else []
+    def packed(self, operands: Iterable[Strides | float], maps: Sequence[bytes] = (), apart: int = 0) -> bytes:
+        """Return these bytes; `maps` are those of the second weight, `apart` bytes from the first, and output."""
+        parts = [*maps, struct.pack("=q", apart)] if self.name.startswith(PAIRED) else [*maps]
         for kind, operand in zip(self.kinds, operands, strict=True):
             if not isinstance(operand, Strides):
                 parts.append(struct.pack(f"={self.number}", operand).ljust(8, b"\0"))
@@ -73,28 +74,41 @@ _functions: dict[str, TracedFunction] = {}
 
 
 def function(
-    graph: EpilogueGraph, accumulator: str, vectors: Sequence[int], *, rows: bool = False, matrices: int = 1
+    graph: EpilogueGraph,
+    accumulator: str,
+    vectors: Sequence[int],
+    *,
+    rows: bool = False,
+    matrices: int = 1,
+    staged: bool = False,
 ) -> TracedFunction:
     """Return the device code of a graph that has kinds and types; `accumulator` is "f32" or "f64".
 
     `vectors` are the adjacent and aligned elements in rows of each operand and stored output, 1 for any strides. With
-    `rows` the function is that of traced_rows.cu, which stores all outputs; else the kernel stores the first one.
+    `rows` the function is that of traced_rows.cu, which stores all outputs; else the kernel stores the first one, and
+    if the second is `staged`, a matrix of the same type, that one too.
 
     Raises RefusedError for an operation or type that kernels lack.
     """
-    return _function(graph.text, graph, accumulator, tuple(vectors), rows, matrices)
+    return _function(graph.text, graph, accumulator, tuple(vectors), rows, matrices, staged)
 
 
 @lru_cache(maxsize=1024)
 def _function(
-    text: str, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int
+    text: str,
+    graph: EpilogueGraph,
+    accumulator: str,
+    vectors: tuple[int, ...],
+    rows: bool,
+    matrices: int,
+    staged: bool,
 ) -> TracedFunction:
     if not rows and graph.statistics:
         raise RefusedError(f"{text}: statistics of rows are taken after the product, by traced_rows")
-    key = cache.digest(text.encode(), repr((accumulator, vectors, rows, matrices)).encode()).hex()[:16]
+    key = cache.digest(text.encode(), repr((accumulator, vectors, rows, matrices, staged)).encode()).hex()[:16]
     name = f"{PAIRED if matrices == 2 else PREFIX}{key}"
-    writer = _Writer(graph, accumulator, vectors, rows, matrices)
-    made = TracedFunction(name, writer.text(name), writer.kinds(), "d" if accumulator == "f64" else "f")
+    writer = _Writer(graph, accumulator, vectors, rows, matrices, staged)
+    made = TracedFunction(name, writer.text(name), writer.kinds(), "d" if accumulator == "f64" else "f", staged)
     return _functions.setdefault(name, made)
 
 
@@ -130,12 +144,13 @@ class _Writer:
     """What writes the text of a graph."""
 
     def __init__(
-        self, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int
-    ) -> None:
-        self.graph, self.rows, self.matrices = graph, rows, matrices
+        self, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int,
+        staged: bool,
+    ) -> None:  # fmt: skip
+        self.graph, self.rows, self.matrices, self.staged = graph, rows, matrices, staged
         self.number = dtypes.get(accumulator).cpp
         self.operands = {each.name: place for place, each in enumerate(graph.operands)}
-        self.stored = graph.outputs if rows else graph.outputs[1:]
+        self.stored = graph.outputs if rows else graph.outputs[1 + staged :]
         self.vectors = vectors[: len(graph.operands)]
         self.wide = vectors[len(graph.operands) :]
         held = enumerate(zip(graph.operands, self.vectors, strict=True))
@@ -145,7 +160,9 @@ class _Writer:
         return (*(each.kind for each in self.graph.operands), *(each.kind for each in self.stored))
 
     def text(self, name: str) -> str:
-        members = ["TensorMap second;", "long long second_apart;"] if self.matrices == 2 else []
+        paired = self.matrices == 2
+        members = ["TensorMap second;"] * paired + ["TensorMap more;"] * self.staged
+        members += ["long long second_apart;"] * paired
         for i, operand in enumerate(self.graph.operands):
             members += self._member(f"x{i}", operand.kind, f"const {self._type(operand.dtype)}*")
         for i, output in enumerate(self.stored):
@@ -158,12 +175,12 @@ class _Writer:
         )
         self.places = {number: place for place, number in enumerate(order)}
         parts = [
-            '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * (self.matrices == 2),
+            '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * (paired or self.staged),
             f"enum {{ {name} = TRACED }};",
             "struct Operands {\n" + "".join(f"  {member}\n" for member in members) + "};",
             "struct Function {",
             f"  enum {{ SUMS = {self._sums() if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)}, "
-            f"HELD = {len(self.held)} }};",
+            f"HELD = {len(self.held)}, STAGED = {int(self.staged)} }};",
         ]
         if self.rows:
             levels_of = "".join(
@@ -298,6 +315,8 @@ class _Writer:
     def _apply(self) -> str:
         outputs = [output.node for output in self.graph.outputs]
         last = f"      sum[x] = v{outputs[0]};\n"
+        if self.staged:
+            last += f"      more[x] = v{outputs[1]};\n"
         last += "".join(f"      z{i}[x] = v{output.node};\n" for i, output in enumerate(self.stored))
         arrays = "".join(f"    S z{i}[WIDTH];\n" for i in range(len(self.stored)))
         stores = "".join(self._store(i, "") for i in range(len(self.stored)))
@@ -307,7 +326,7 @@ class _Writer:
             "  template <class Math, bool HOLDS = false, int WIDTH, class S>\n"
             "  static __device__ __forceinline__ void apply(S (&sum)[WIDTH], const S (&second)[WIDTH], "
             "const Operands& o, Spot at,\n                                               "
-            f"const unsigned* held = nullptr) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
+            f"const unsigned* held = nullptr, S* more = nullptr) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
         )
 
     def _store(self, i: int, before: str) -> str:

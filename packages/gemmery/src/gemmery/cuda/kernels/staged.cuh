@@ -114,8 +114,9 @@ __device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], co
 }
 
 // The function of a piece's sums, of which `second` are those with the second B, and of operands that are `held`.
+// `second` then has the output that goes to memory as the first one does, if there is one.
 template <bool HOLDS, int COUNT, class T, class Out>
-__device__ __forceinline__ void apply_function(float (&v)[COUNT], const float (&second)[COUNT],
+__device__ __forceinline__ void apply_function(float (&v)[COUNT], float (&second)[COUNT],
                                                const TmaProduct<T, Out>& p, Where at,
                                                const unsigned (*held)[COUNT / 2]) {
   constexpr int OPERANDS = HOLDS ? Function::HELD : 1;
@@ -125,9 +126,14 @@ __device__ __forceinline__ void apply_function(float (&v)[COUNT], const float (&
     unsigned own[OPERANDS];
 #pragma unroll
     for (int j = 0; j < OPERANDS; ++j) own[j] = HOLDS ? held[j][i / 2] : 0;
-    Function::apply<Approximate<Out>, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own);
+    float more[2];
+    Function::apply<Approximate<Out>, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own, more);
     v[i] = pair[0];
     v[i + 1] = pair[1];
+    if constexpr (Function::STAGED) {
+      second[i] = more[0];
+      second[i + 1] = more[1];
+    }
   }
 }
 
@@ -316,7 +322,8 @@ template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, bool HOLDS = false,
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr,
                                      const float* of_rows = nullptr,
-                                     const unsigned (*held)[P::COLUMNS / 4] = nullptr) {
+                                     const unsigned (*held)[P::COLUMNS / 4] = nullptr,
+                                     typename P::Part* more = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -351,6 +358,10 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
 #pragma unroll
       for (int i = 0; i < P::COLUMNS / 2; ++i) second[i] = float(sums[i + Tiles::WN / 2 - Tiles::OWN / 2]);
       apply_function<HOLDS>(v, second, p, at, held);
+      if constexpr (Function::STAGED) {
+#pragma unroll
+        for (int i = 0; i < P::EACH; ++i) more[i] = pair(second[2 * i], second[2 * i + 1], Out{});
+      }
     }
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {
@@ -438,8 +449,9 @@ template <class P> struct Staging {
     }
   }
 
-  // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory.
-  template <class Tiles, class T, class Out>
+  // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory. MORE: not to C, but to the
+  // second output of a function.
+  template <class Tiles, bool MORE = false, class T, class Out>
   __device__ __forceinline__ void store(const typename P::Part (&part)[P::EACH], int piece, const TmaProduct<T, Out>& p,
                                         Where at, const char* shared, unsigned base) {
     at.row += P::row(piece);
@@ -450,12 +462,14 @@ template <class P> struct Staging {
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
     // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map; so are SWAPPED ones.
-    if (Tiles::BM == 192 || P::SWAPPED || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
+    if (Tiles::BM == 192 || P::SWAPPED || MORE || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
         const int x = P::SWAPPED ? at.row : at.column, y = P::SWAPPED ? at.column : at.row;
-        ptx::cp_async_bulk_tensor_store(&p.c, x, y, p.product.c_batch ? at.batch : 0, buffer);
+        const TensorMap* map = &p.c;
+        if constexpr (MORE) map = &operands_of(p).more;
+        ptx::cp_async_bulk_tensor_store(map, x, y, p.product.c_batch ? at.batch : 0, buffer);
         ptx::cp_async_bulk_commit_group();
       }
     } else {

@@ -68,18 +68,22 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
+  constexpr bool STAGED = (EPILOGUE & TRACED) && Function::STAGED;
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
+    typename P::Part more[STAGED ? P::EACH : 1];
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
     if (P::SWAPPED && of_piece.column < at.own) of_piece.column = p.product.n;  // another tile's: C is not read
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else if constexpr (HOLDS) {
-      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % HELD]);
+      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % HELD], more);
       if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
-      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors);
+      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors,
+                                      nullptr, more);
     }
+    if constexpr (STAGED) staging.template store<Tiles, true>(more, piece, p, at, shared, pipe.ring);
   };
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};

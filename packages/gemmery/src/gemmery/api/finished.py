@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +115,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
             total = first.memory  # the kernel reads a sum before it writes there
         else:
             total = arrays.scratch(call.shapes.of("matrix"), sums)
-        wider = {} if sums == promoted(x.dtype, y.dtype) else {"dtype": dtypes.get(sums).numpy}
+        wider: dict[str, Any] = {} if sums == promoted(x.dtype, y.dtype) else {"dtype": dtypes.get(sums).numpy}
         if options.threads is not None:
             wider["threads"] = options.threads
         if options.batch_invariant:
@@ -164,9 +164,14 @@ def in_tiles(call: Call, x: View, y: View, result: str, invariant: bool) -> InTi
         return None
     key = "epilogue", graph.text, x.dtype, out
     if config.tiers() and key not in _compiled:
-        tiers.aside(key, lambda: (build.packed(problem, {}), _compiled.add(key)))
+
+        def compile_aside() -> None:
+            build.packed(problem, {})
+            _compiled.add(key)
+
+        tiers.aside(key, compile_aside)
         return None
-    return InTiles(cast("Launch", build.packed(problem, {})), prepared, out, merged)
+    return InTiles(build.packed(problem, {}), prepared, out, merged)
 
 
 _compiled: set[tuple[str, ...]] = set()
@@ -227,8 +232,8 @@ def _prepared(
 def _writings(like: Any, call: Call, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
     return [
-        _write(like, output, call.shapes, one, inputs)
-        for output, one in zip(call.graph.outputs, _outs(out, len(call.graph.outputs)), strict=True)
+        _write(like, output, call.shapes, array, inputs)
+        for output, array in zip(call.graph.outputs, _outs(out, len(call.graph.outputs)), strict=True)
     ]
 
 

@@ -100,7 +100,7 @@ class Symbol:
     def __float__(self) -> float:
         _refuse("a symbol as a number (float, a function of math)", "use np.exp, np.log, np.tanh, gm.erf and the like")
 
-    __int__ = __index__ = __complex__ = __round__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __complex__ = __round__ = __float__
 
     def __iter__(self) -> Any:
         _refuse("a loop over a symbol, or its elements", f"a symbol is one number of C; {_ROW_WAY}")
@@ -196,7 +196,7 @@ def _power(x: Any, exponent: Any) -> Symbol:
         return _node("sqrt" if exponent == 0.5 else "rsqrt", x)
     if isinstance(exponent, Symbol) or exponent not in range(1, 9):
         _refuse("a power", "exponents can be 0.5, -0.5 and 1 to 8; else use np.exp(y * np.log(x))")
-    total = x
+    total: Symbol = x
     for _ in range(int(exponent) - 1):
         total = _node("multiply", total, x)
     return total

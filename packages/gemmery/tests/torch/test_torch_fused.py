@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 import gemmery as gm  # noqa: E402
 import gemmery.torch  # noqa: E402
-from gemmery.epilogues.expressions import random_epilogue  # noqa: E402
+from gemmery.epilogues.random_epilogues import random_epilogue  # noqa: E402
 
 F = torch.nn.functional
 

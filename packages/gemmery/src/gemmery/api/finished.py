@@ -52,7 +52,7 @@ class Shapes(NamedTuple):
         return (*self.batch, *(self.m,) * self.rows, *columns)
 
 
-class Reading(NamedTuple):
+class OperandReading(NamedTuple):
     """An operand as a kernel reads it: its kind and type, the words of its slot, and what keeps its memory alive."""
 
     operand: GraphOperand
@@ -135,7 +135,7 @@ class InTiles(NamedTuple):
     merged: bool  # the products of the batch are rows of one
 
 
-def in_tiles(call: Call, x: View, y: View, result: str, invariant: bool) -> InTiles | None:
+def in_tiles(call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool) -> InTiles | None:
     """Return how the graph is applied in tiles; None where it is not, or its kernel is still compiled aside.
 
     It is where `packed` computes the plain product, in the same order, and C does not stay in the cache for a pass.
@@ -178,7 +178,7 @@ _compiled: set[tuple[str, ...]] = set()
 
 
 def _run_in_tiles(
-    call: Call, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
+    call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
 ) -> None:  # fmt: skip
     first, shapes = writings[0].memory, call.shapes
     shape = shapes.of("matrix")
@@ -203,11 +203,11 @@ def apply(function: Epilogue, sums: Sequence[Any], operands: Mapping[str, Any], 
     return _results(sums[0], writings)
 
 
-class Call(NamedTuple):
+class PreparedEpilogue(NamedTuple):
     """A graph with what it reads, for a product."""
 
     graph: EpilogueGraph
-    readings: list[Reading]
+    readings: list[OperandReading]
     shapes: Shapes
     element: str  # in which it computes
     sums: str  # the type of the sums
@@ -215,21 +215,25 @@ class Call(NamedTuple):
 
 def _prepared(
     function: Epilogue, count: int, operands: Mapping[str, Any], shapes: Shapes, sums: str, result: str
-) -> Call:  # fmt: skip
+) -> PreparedEpilogue:  # fmt: skip
     graph = function.graph(count)
+    _check_values(function, operands, count)
+    element = "double" if "f64" in (sums, result) else "float"
+    readings = [_read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
+    graph = with_kinds(graph, [reading.operand for reading in readings], result)
+    return PreparedEpilogue(graph, readings, shapes, element, sums)
+
+
+def _check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -> None:
     for name in function.parameters[count:]:
         if name not in operands:
             raise ArgumentError(
                 f"epilogue {function.__name__} has no value for its parameter {name!r}: bind it by name, "
                 f"{function.__name__}({name}=...), or pass operands={{{name!r}: ...}}"
             )
-    element = "double" if "f64" in (sums, result) else "float"
-    readings = [_read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
-    graph = with_kinds(graph, [reading.operand for reading in readings], result)
-    return Call(graph, readings, shapes, element, sums)
 
 
-def _writings(like: Any, call: Call, out: Any, operands: Sequence[View]) -> list[Writing]:
+def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
     return [
         _write(like, output, call.shapes, array, inputs)
@@ -299,7 +303,7 @@ def _types(x: View, ys: Sequence[View], dtype: Any) -> tuple[str, str]:
 _EXACT = 2  # bytes of integers whose sums are converted to float32; those of longer ones to float64
 
 
-def _read(name: str, value: Any, shapes: Shapes, element: str) -> Reading:
+def _read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
     """Return how a kernel reads an operand. Raises ShapeError for a shape that does not fit, DTypeError for a type."""
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
         return _number(name, float(value), element)
@@ -337,7 +341,7 @@ def _read(name: str, value: Any, shapes: Shapes, element: str) -> Reading:
         view = View(values.ctypes.data, values.shape, values.strides, view.dtype, owner=values)
         strides, step = view.strides, rows * columns * size
     words = _slot(view.pointer, step, 0 if rows == 1 else strides[-2])
-    return Reading(GraphOperand(name, kind, view.dtype), words, view, value)
+    return OperandReading(GraphOperand(name, kind, view.dtype), words, view, value)
 
 
 def _compact(view: View) -> View:
@@ -345,9 +349,9 @@ def _compact(view: View) -> View:
     return View(values.ctypes.data, values.shape, values.strides, view.dtype, owner=values)
 
 
-def _number(name: str, value: float, element: str) -> Reading:
+def _number(name: str, value: float, element: str) -> OperandReading:
     word = np.asarray(value, np.float64 if element == "double" else np.float32).tobytes()
-    return Reading(GraphOperand(name, "number"), word.ljust(8 * WORDS, b"\0"), None, value)
+    return OperandReading(GraphOperand(name, "number"), word.ljust(8 * WORDS, b"\0"), None, value)
 
 
 def _slot(pointer: int, batch: int, row: int) -> bytes:
@@ -396,7 +400,7 @@ def _array(view: View) -> Any:
     return view.owner if hasattr(view.owner, "shape") and not isinstance(view.owner, View) else arrays.as_numpy(view)
 
 
-def _run(call: Call, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> None:
+def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> None:
     """Apply the graph to sums in memory."""
     shapes = call.shapes
     if 0 in (*shapes.batch, shapes.m):
@@ -412,7 +416,7 @@ def _run(call: Call, totals: Sequence[View], writings: Sequence[Writing], thread
     launch.run(job, totals[0], totals[0])
 
 
-def _table(call: Call, writings: Sequence[Writing]) -> list[bytes]:
+def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:
     """Return the slots of operands and outputs."""
     words = [reading.words for reading in call.readings]
     for output, writing in zip(call.graph.outputs, writings, strict=True):

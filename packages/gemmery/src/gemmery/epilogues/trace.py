@@ -29,7 +29,7 @@ from gemmery.tuples import NamedTuple
 _ROW_WAY = "gm.row_sum, gm.row_sum_of_squares, gm.row_maximum and gm.row_log_sum_exp run over the columns of a row"
 
 # Names of NumPy's ufuncs and of PyTorch's functions that are operations under another name, or several.
-_ALIASES: dict[str, Callable[..., "Symbol"]] = {
+_ALIASES: dict[str, Callable[..., "EpilogueSymbol"]] = {
     "true_divide": lambda x, y: _node("divide", x, y),
     "div": lambda x, y: _node("divide", x, y),
     "sub": lambda x, y: _node("subtract", x, y),
@@ -62,7 +62,7 @@ _SAME = {
 }
 
 
-class Symbol:
+class EpilogueSymbol:
     """A number of each element of C while an epilogue is traced."""
 
     __slots__ = ("builder", "number")
@@ -70,18 +70,18 @@ class Symbol:
     def __init__(self, builder: GraphBuilder, number: int) -> None:
         self.builder, self.number = builder, number
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> "Symbol":
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> "EpilogueSymbol":
         if method != "__call__" or options:
             _refuse(f"np.{ufunc.__name__}{'.' + method if method != '__call__' else ' with options'}", _ROW_WAY)
         return _by_name(f"np.{ufunc.__name__}", ufunc.__name__, inputs)
 
-    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> "Symbol":
+    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> "EpilogueSymbol":
         if function.__name__ not in ("where", "clip", "round") or options:
             _refuse(f"np.{function.__name__}", _ROW_WAY)
         return _by_name(f"np.{function.__name__}", function.__name__, inputs)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, inputs: Any = (), options: Any = None) -> "Symbol":
+    def __torch_function__(cls, function: Any, types: Any, inputs: Any = (), options: Any = None) -> "EpilogueSymbol":
         if options and any(value not in (None, False, "none") for value in options.values()):
             _refuse(f"{function.__name__} with options", "write it by operators and the functions of gm")
         return _by_name(f"torch's {function.__name__}", function.__name__.strip("_"), inputs)
@@ -116,25 +116,25 @@ class Symbol:
     def __hash__(self) -> int:
         return hash((id(self.builder), self.number))
 
-    def __pos__(self) -> "Symbol":
+    def __pos__(self) -> "EpilogueSymbol":
         return self
 
-    def __pow__(self, exponent: Any) -> "Symbol":
+    def __pow__(self, exponent: Any) -> "EpilogueSymbol":
         return _power(self, exponent)
 
 
 def _operators() -> None:
-    """Give Symbol Python's operators."""
+    """Give EpilogueSymbol Python's operators."""
     pairs = {"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "and": "and", "or": "or"}
     for name, op in pairs.items():
-        setattr(Symbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
-        setattr(Symbol, f"__r{name}__", lambda x, y, op=op: _node(op, y, x))
+        setattr(EpilogueSymbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
+        setattr(EpilogueSymbol, f"__r{name}__", lambda x, y, op=op: _node(op, y, x))
     for name, op in zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS, strict=True):
-        setattr(Symbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
+        setattr(EpilogueSymbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
     for name, op in (("neg", "negative"), ("abs", "absolute"), ("invert", "not")):
-        setattr(Symbol, f"__{name}__", lambda x, op=op: _node(op, x))
+        setattr(EpilogueSymbol, f"__{name}__", lambda x, op=op: _node(op, x))
     for name in _REFUSED_OPERATORS:
-        setattr(Symbol, f"__{name}__", lambda x, y, name=name: _refuse(f"the operator of __{name}__", _WAY))
+        setattr(EpilogueSymbol, f"__{name}__", lambda x, y, name=name: _refuse(f"the operator of __{name}__", _WAY))
 
 
 _REFUSED_OPERATORS = (
@@ -153,7 +153,7 @@ def _refuse(what: str, way_out: str) -> NoReturn:
     raise ArgumentError(f"{where}: an epilogue cannot be traced through {what}: {way_out}")
 
 
-def _by_name(called: str, name: str, inputs: tuple[Any, ...]) -> Symbol:
+def _by_name(called: str, name: str, inputs: tuple[Any, ...]) -> EpilogueSymbol:
     if name in _ALIASES:
         return _ALIASES[name](*inputs)
     if name not in _SAME:
@@ -161,9 +161,9 @@ def _by_name(called: str, name: str, inputs: tuple[Any, ...]) -> Symbol:
     return _node(name, *inputs)
 
 
-def _node(op: str, *inputs: Any, value: str = "") -> Symbol:
+def _node(op: str, *inputs: Any, value: str = "") -> EpilogueSymbol:
     """Return the symbol of an operation on symbols and numbers."""
-    builder = next((x.builder for x in inputs if isinstance(x, Symbol)), None)
+    builder = next((x.builder for x in inputs if isinstance(x, EpilogueSymbol)), None)
     if builder is None:
         _refuse(f"{op} of {brief(inputs[0])}", "gm's functions take the symbols of a function passed as an epilogue")
     numbers = tuple(_number(builder, x) for x in inputs)
@@ -173,11 +173,11 @@ def _node(op: str, *inputs: Any, value: str = "") -> Symbol:
         if op in expected:
             _refuse(f"{op} of a number where a condition belongs", "compare it first, such as x > 0")
         _refuse(f"{op} of a condition", "use gm.where(condition, 1, 0) for a number")
-    return Symbol(builder, builder.add(op, *numbers, value=value))
+    return EpilogueSymbol(builder, builder.add(op, *numbers, value=value))
 
 
 def _number(builder: GraphBuilder, x: Any) -> int:
-    if isinstance(x, Symbol):
+    if isinstance(x, EpilogueSymbol):
         if x.builder is not builder:
             _refuse("a symbol of another trace", "use the parameters of this function alone")
         return x.number
@@ -191,12 +191,12 @@ def _number(builder: GraphBuilder, x: Any) -> int:
     _refuse(f"{brief(x)}, a {type(x).__name__}", "pass numbers and parameters alone")
 
 
-def _power(x: Any, exponent: Any) -> Symbol:
-    if exponent in (0.5, -0.5) and not isinstance(exponent, Symbol):
+def _power(x: Any, exponent: Any) -> EpilogueSymbol:
+    if exponent in (0.5, -0.5) and not isinstance(exponent, EpilogueSymbol):
         return _node("sqrt" if exponent == 0.5 else "rsqrt", x)
-    if isinstance(exponent, Symbol) or exponent not in range(1, 9):
+    if isinstance(exponent, EpilogueSymbol) or exponent not in range(1, 9):
         _refuse("a power", "exponents can be 0.5, -0.5 and 1 to 8; else use np.exp(y * np.log(x))")
-    total: Symbol = x
+    total: EpilogueSymbol = x
     for _ in range(int(exponent) - 1):
         total = _node("multiply", total, x)
     return total
@@ -270,12 +270,20 @@ def rint(x: Any) -> Any:
 
 def row_index(x: Any) -> Any:
     """Return the number of the row in which x is, from 0, in an epilogue."""
-    return Symbol(x.builder, x.builder.add("row_index")) if isinstance(x, Symbol) else _node("row_index", x)
+    return (
+        EpilogueSymbol(x.builder, x.builder.add("row_index"))
+        if isinstance(x, EpilogueSymbol)
+        else _node("row_index", x)
+    )
 
 
 def column_index(x: Any) -> Any:
     """Return the number of the column in which x is, from 0, in an epilogue."""
-    return Symbol(x.builder, x.builder.add("column_index")) if isinstance(x, Symbol) else _node("column_index", x)
+    return (
+        EpilogueSymbol(x.builder, x.builder.add("column_index"))
+        if isinstance(x, EpilogueSymbol)
+        else _node("column_index", x)
+    )
 
 
 class BoundEpilogue(NamedTuple):
@@ -367,15 +375,15 @@ def _traced(traced: Epilogue, sums: int) -> EpilogueGraph:
     if len(traced.parameters) < sums:
         raise ArgumentError(f"{line}epilogue {name} needs a parameter for each of {sums} sums")
     builder = GraphBuilder()
-    symbols = [Symbol(builder, builder.add("sum", value=str(i))) for i in range(sums)]
+    symbols = [EpilogueSymbol(builder, builder.add("sum", value=str(i))) for i in range(sums)]
     operands = traced.parameters[sums:]
-    symbols += [Symbol(builder, builder.add("operand", value=operand)) for operand in operands]
+    symbols += [EpilogueSymbol(builder, builder.add("operand", value=operand)) for operand in operands]
     result = traced.function(*symbols)
     results = result if isinstance(result, tuple) else (result,)
     outputs = []
     for place, output in enumerate(results):
         which = f"output {place} of epilogue {name}" if len(results) > 1 else f"the result of epilogue {name}"
-        if not isinstance(output, Symbol):
+        if not isinstance(output, EpilogueSymbol):
             raise ArgumentError(f"{line}{which} is {brief(output)}: return a number that depends on the sum")
         node = builder.nodes[output.number]
         if node.op in CONDITIONS:

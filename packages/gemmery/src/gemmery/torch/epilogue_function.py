@@ -70,7 +70,7 @@ def fused(function: Callable[..., Any] | None = None, *, recompute: bool = False
     >>> x, weight = torch.ones(1, 2), torch.ones(2, 1, requires_grad=True)
     >>> y = layer(x, weight, bias=torch.tensor([-2.0]))
     >>> y.backward()
-    ... weight.grad
+    >>> weight.grad
     tensor([[0.5000],
             [0.5000]])
 

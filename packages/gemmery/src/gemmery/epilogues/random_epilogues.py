@@ -22,10 +22,10 @@ _STATISTICS = ("row_sum({})", "row_sum_of_squares({})", "row_maximum({})", "row_
 
 
 def expression(draw: np.random.Generator, names: Sequence[str], depth: int) -> str:
-    """Return a random expression of parameters with this names, nested to a depth.
+    """Return a random expression of parameters with these names, nested to a depth.
 
     >>> expression(np.random.default_rng(4), ("c",), 1)
-    'np.maximum(c, c)'
+    '(c * -1.64)'
     """
     if depth == 0:
         rest = ("column_index({})", "row_index({})") if draw.random() < 0.1 else ("{}",)

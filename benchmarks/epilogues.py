@@ -20,6 +20,8 @@ from torch.nn import functional
 
 import gemmery as gm
 import gemmery.torch
+from gemmery.api import device_call
+from gemmery.cuda import choose
 
 ROTATED = 200 << 20  # bytes of operands
 DECODE = (1, 4, 16, 64)
@@ -151,6 +153,40 @@ def swiglu_cases(rows, n, k, rounds, file, transposed):
         measure(f"swiglu {m} x {n} x {k} {'T' if transposed else 'N'}", forms, operands, rounds, file)
 
 
+def tuned(tile, call):
+    """Return a function that runs a product with this tile, band and grid, from its first run on."""
+
+    def run(*operands):
+        before = choose.traced_choices
+        choose.traced_choices = lambda problem, device: dict(zip(choose.KEYS, (*tile, 1, 0), strict=True))
+        device_call.table.launches.clear()
+        try:
+            return call(*operands)
+        finally:
+            choose.traced_choices = before
+
+    return run
+
+
+def tune(rows, n, k, rounds, file):
+    """Two weights of n x k by tiles of other sizes."""
+    few = [(8, 64, 12), (8, 128, 8), (8, 128, 10), (64, 64, 8), (64, 64, 12), (64, 128, 6), (64, 128, 8), (64, 192, 6)]
+    few += [(64, 256, 4), (64, 256, 5), (128, 128, 6), (128, 256, 4), (128, 192, 4)]
+    large = [(128, 256, 4), (256, 128, 4), (128, 192, 4), (256, 64, 4), (128, 128, 6)]
+    for m in rows:
+        operands = turns(lambda m=m: (normal(m, k), normal(n, k).T, normal(n, k).T), 4 * n * k)
+
+        def call(x, g, u):
+            return gm.matmul(x, (g, u), epilogue=swiglu)
+
+        forms = {}
+        for tile in large if m > 512 else [each for each in few if each[0] >= min(m, 64)]:
+            for band in (8, 16) if m > 512 else (8,):
+                forms[f"{tile} {band}"] = tuned((*tile, 1, 1, band), call)
+        forms["chosen"] = call
+        measure(f"tune {m}", forms, operands, rounds, file)
+
+
 def training(m, n, k, rounds, file):
     """A linear layer with gelu, forward and backward, launched one after the other."""
     layer = gemmery.torch.fused(lambda c, bias: gm.gelu(c + bias))
@@ -203,6 +239,8 @@ def main():
     args = parser.parse_args()
     wanted = args.cases.split(",")
     plain_cases(4096, args.rounds, args.to, wanted)
+    if "tune" in wanted:
+        tune([int(m) for m in args.rows.split(",")], 14336, 4096, args.rounds, args.to)
     if "training" in wanted:
         training(8192, 4096, 4096, args.rounds, args.to)
     if "swiglu" in wanted:

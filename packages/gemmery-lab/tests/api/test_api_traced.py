@@ -105,3 +105,16 @@ def test_random_functions(card, dtype, out, weights, statistics, seed):
     gm.matmul(a, tuple(bs) if weights == 2 else bs[0], outs if len(outs) > 1 else outs[0], epilogue=f(**kept), **named)
     values = {name: kept[name] if name == "x3" else numbers(kept[name]) for name in names}
     check([numbers(each) for each in outs], f, [x @ w for w in ws], values, out, 2.0**-53 if out == "f64" else 2.0**-24)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(300, 512), (8, 4096), (67, 75)])
+def test_one_row_is_a_product_with_a_vector(card, n, k, transposed):
+    x, w, v = whole(1, k), whole(k, n), whole(k, n)[::-1]
+    a = card.put(x, "bf16")
+    b, up = (card.put(each.T, "bf16").T if transposed else card.put(each, "bf16") for each in (w, v))
+    out = card.empty((1, n), "f32")
+    kept = {"r": card.put(np.arange(float(n)), "f32")}
+    gm.matmul(a, (b, up), out, dtype="float32", epilogue=gm.epilogue(lambda c, d, r: gm.relu(c) * d + r)(**kept))
+    assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v) + np.arange(float(n)))
+    assert not any(name.startswith("wgmma") for name in card.launched)

@@ -134,13 +134,13 @@ OPTIONS = {
     "dtype": Option(),
     "bias": Option(),
     "activation": Option(Activation | None),
-    "epilogue": Option(),
-    "operands": Option(),
     "threads": Option(int | None),
     "precision": Option(Precision | None, None, "leave it out on the CPU", PRECISIONS, "precision"),
     "scale_a": Option(on_cpu="multiply a by it first on the CPU"),
     "scale_b": Option(on_cpu="multiply b by it first on the CPU"),
     "batch_invariant": Option(bool, False, field="invariant"),
+    "epilogue": Option(),
+    "operands": Option(),
 }
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 

@@ -8,7 +8,7 @@ import gemmery as gm
 from gemmery import verify
 from gemmery.api import finished
 from gemmery.api.options import viewed
-from gemmery.epilogues.expressions import random_epilogue
+from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.epilogues.trace import Epilogue
 
 TYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int16, np.int32]

@@ -10,9 +10,9 @@ import pytest
 
 import gemmery as gm
 from gemmery.epilogues import graph as graphs
-from gemmery.epilogues.expressions import random_epilogue
 from gemmery.epilogues.gradient import gradient
 from gemmery.epilogues.graph import GraphOperand, by_sums_and_maxima, parse
+from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.epilogues.reference import evaluate, rounded
 from gemmery.epilogues.trace import Epilogue
 

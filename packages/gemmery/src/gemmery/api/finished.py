@@ -9,27 +9,27 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, config, dtypes, tiers
+from gemmery.api import epilogue_recipes
 from gemmery.api.codes import bits_of
-from gemmery.api.compute import prepared_for, writable
+from gemmery.api.compute import prepared_for
+from gemmery.api.epilogue_operands import OperandReading, Shapes, Writing, compact, read, slot, steps, write
 from gemmery.api.options import dtype_name, only_on_devices, result_types, thread_count, viewed
 from gemmery.api.promote import promoted
 from gemmery.api.repeats import Prepared
-from gemmery.arrange import Ints, result_shape
+from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import build, row_pass
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.row_pass import Pass
-from gemmery.cpu.slots import WORDS
 from gemmery.cpu.target import host
-from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
+from gemmery.epilogues.graph import EpilogueGraph, GraphOperand
 from gemmery.epilogues.reference import evaluate
 from gemmery.epilogues.trace import BoundEpilogue, Epilogue
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
@@ -37,43 +37,12 @@ from gemmery.keywords import Options
 from gemmery.tuples import NamedTuple
 
 
-class Shapes(NamedTuple):
-    """The shape of a product: a batch of m x n, where m or n is missing for a vector."""
-
-    batch: Ints
-    m: int
-    n: int
-    rows: bool = True  # False where A is a vector: results then have no dimension of m
-    columns: bool = True  # False where B is one
-
-    def of(self, kind: str) -> Ints:
-        """Return the shape of an output of a kind, as the caller sees it."""
-        columns = (1,) if kind == "column" else (self.n,) * self.columns
-        return (*self.batch, *(self.m,) * self.rows, *columns)
-
-
-class Reading(NamedTuple):
-    """An operand as a kernel reads it: its kind and type, the words of its slot, and what keeps its memory alive."""
-
-    operand: GraphOperand
-    words: bytes
-    memory: View | None = None
-    value: Any = None  # as an array that broadcasts
-
-
-class Writing(NamedTuple):
-    """An output: the memory that a kernel writes, the type of its elements, and the caller's `out`, if it is one."""
-
-    memory: View
-    dtype: str
-    out: Any = None
-    copied: View | None = None  # the memory of `out`, where a kernel cannot write it
-
-
-def bound(option: Any, operands: Any) -> tuple[Epilogue, dict[str, Any]]:
+def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
     """Return the epilogue and the operands that a caller passed as `epilogue=` and `operands=`."""
+    if type(option) is BoundEpilogue and operands is None:
+        return option
     if isinstance(option, BoundEpilogue):
-        function, own = option.epilogue, option.operands
+        function, own = option
     elif callable(option):
         function, own = option if isinstance(option, Epilogue) else Epilogue(option), {}
     else:
@@ -96,6 +65,11 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
                 f"{name}= and epilogue= exclude each other: write the {name} in the epilogue's function"
             )
     function, operands = bound(options.epilogue, options.operands)
+    plain = out is options.threads is options.dtype is None and not options.batch_invariant
+    key = epilogue_recipes.key_of(function, operands, a, weights) if plain else None
+    results = epilogue_recipes.run(key, operands, a, weights, multiply) if key else None
+    if results is not None:
+        return results
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
     if any(view.device != "cpu" for view in (x, *ys)):
         from gemmery.api import finished_on_device
@@ -110,25 +84,49 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     threads = thread_count(options.threads) or cpu_threads.get()
     like = arrays.kind(a, *weights)
     writings = _writings(like, call, out, [x, *ys])
-    totals: list[View] = []
     if len(ys) == 1 and (fused := in_tiles(call, x, ys[0], result, bool(options.batch_invariant))):
         _run_in_tiles(call, fused, x, ys[0], writings, threads)
         return _results(like, writings)
-    for weight, y in zip(weights, ys, strict=True):
+    keywords: dict[str, Any] = {} if sums == promoted(x.dtype, ys[0].dtype) else {"dtype": dtypes.get(sums).numpy}
+    keywords |= {} if options.threads is None else {"threads": options.threads}
+    keywords |= {"batch_invariant": True} if options.batch_invariant else {}
+    totals: list[View] = []
+    for weight in weights:
         first, kind = writings[0], call.graph.outputs[0].kind
-        if not totals and kind == "matrix" and first.dtype == sums and x.dtype == y.dtype:
+        if not totals and kind == "matrix" and first.dtype == sums:
             total = first.memory  # the kernel reads a sum before it writes there
         else:
             total = arrays.scratch(call.shapes.of("matrix"), sums)
-        wider = {} if sums == promoted(x.dtype, y.dtype) else {"dtype": dtypes.get(sums).numpy}
-        if options.threads is not None:
-            wider["threads"] = options.threads
-        if options.batch_invariant:
-            wider["batch_invariant"] = True
-        multiply(a, weight, out=_array(total), **wider)
+        multiply(a, weight, out=_array(total), **keywords)
         totals.append(total)
-    _run(call, totals, writings, threads)
+    run = _run(call, totals, writings, threads)
+    if run and key and not _is_large(call):
+        _remember(key, call, keywords, totals, writings, *run)
     return _results(like, writings)
+
+
+def _remember(
+    key: Hashable, call: PreparedEpilogue, keywords: Mapping[str, Any], totals: Sequence[View],
+    writings: Sequence[Writing], launch: Launch, job: bytes,
+) -> None:  # fmt: skip
+    """Store how this product runs, if its operands were read as they are and its results are NumPy's."""
+    arrays_as_they_are = all(x.memory is None or x.memory.owner is x.value for x in call.readings)
+    if not arrays_as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
+        return
+    table = [steps(total, "matrix", call.shapes) for total in totals]
+    table += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]
+    table += [steps(x.memory, o.kind, call.shapes) for x, o in zip(writings, call.graph.outputs, strict=True)]
+    results, sums = ([x.owner for x in views] for views in ([w.memory for w in writings], totals))
+    if all(type(x) is np.ndarray and x.ndim for x in (*results, *sums)):
+        names = [operand.name for operand in call.graph.operands]
+        number = "d" if call.element == "double" else "f"
+        epilogue_recipes.remember(key, results, sums, keywords, names, table, number, launch, job)
+
+
+def _is_large(call: PreparedEpilogue) -> bool:
+    """Return True where the sums do not stay in the cache for a pass."""
+    size = math.prod(call.shapes.batch) * call.shapes.m * call.shapes.n * dtypes.get(call.sums).size
+    return size > (host().l2 or 1 << 20) // 2
 
 
 class InTiles(NamedTuple):
@@ -140,16 +138,14 @@ class InTiles(NamedTuple):
     merged: bool  # the products of the batch are rows of one
 
 
-def in_tiles(call: Call, x: View, y: View, result: str, invariant: bool) -> InTiles | None:
+def in_tiles(call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool) -> InTiles | None:
     """Return how the graph is applied in tiles; None where it is not, or its kernel is still compiled aside.
 
     It is where `packed` computes the plain product, in the same order, and C does not stay in the cache for a pass.
     """
     graph, shapes = call.graph, call.shapes
-    size = dtypes.get(call.sums).size
-    large = math.prod(shapes.batch) * shapes.m * shapes.n * size > (host().l2 or 1 << 20) // 2
     plain = x.dtype == y.dtype and dtypes.get(x.dtype).kind == "f" and call.sums == dtypes.get(x.dtype).accumulator
-    if not (large and plain and shapes.rows and shapes.columns) or graph.statistics:
+    if not (_is_large(call) and plain and shapes.rows and shapes.columns) or graph.statistics:
         return None
     first = graph.outputs[0].dtype
     out = result if first == result and result in (x.dtype, call.sums) else call.sums
@@ -169,16 +165,21 @@ def in_tiles(call: Call, x: View, y: View, result: str, invariant: bool) -> InTi
         return None
     key = "epilogue", graph.text, x.dtype, out
     if config.tiers() and key not in _compiled:
-        tiers.aside(key, lambda: (build.packed(problem, {}), _compiled.add(key)))
+
+        def compile_aside() -> None:
+            build.packed(problem, {})
+            _compiled.add(key)
+
+        tiers.aside(key, compile_aside)
         return None
-    return InTiles(cast("Launch", build.packed(problem, {})), prepared, out, merged)
+    return InTiles(build.packed(problem, {}), prepared, out, merged)
 
 
 _compiled: set[tuple[str, ...]] = set()
 
 
 def _run_in_tiles(
-    call: Call, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
+    call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
 ) -> None:  # fmt: skip
     first, shapes = writings[0].memory, call.shapes
     shape = shapes.of("matrix")
@@ -202,17 +203,17 @@ def apply(function: Epilogue, sums: Sequence[Any], operands: Mapping[str, Any], 
         return finished_on_device.apply(sums, shapes, function.graph(len(sums)), operands, with_kinds, result)
     call = _prepared(function, len(sums), operands, shapes, views[0].dtype, result)
     if any(node.op == "sum" for node in call.graph.nodes):  # else only the shape matters
-        views = [view if _steps(view, "matrix", shapes) else _compact(view) for view in views]
+        views = [view if steps(view, "matrix", shapes) else compact(view) for view in views]
     writings = _writings(sums[0], call, None, [])
     _run(call, views, writings, cpu_threads.get())
     return _results(sums[0], writings)
 
 
-class Call(NamedTuple):
+class PreparedEpilogue(NamedTuple):
     """A graph with what it reads, for a product."""
 
     graph: EpilogueGraph
-    readings: list[Reading]
+    readings: list[OperandReading]
     shapes: Shapes
     element: str  # in which it computes
     sums: str  # the type of the sums
@@ -220,13 +221,13 @@ class Call(NamedTuple):
 
 def _prepared(
     function: Epilogue, count: int, operands: Mapping[str, Any], shapes: Shapes, sums: str, result: str
-) -> Call:  # fmt: skip
+) -> PreparedEpilogue:  # fmt: skip
     graph = function.graph(count)
     _check_values(function, operands, count)
     element = "double" if "f64" in (sums, result) else "float"
-    readings = [_read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
+    readings = [read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
     graph = with_kinds(graph, [reading.operand for reading in readings], result)
-    return Call(graph, readings, shapes, element, sums)
+    return PreparedEpilogue(graph, readings, shapes, element, sums)
 
 
 def _check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -> None:
@@ -238,11 +239,11 @@ def _check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -
             )
 
 
-def _writings(like: Any, call: Call, out: Any, operands: Sequence[View]) -> list[Writing]:
+def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
     return [
-        _write(like, output, call.shapes, one, inputs)
-        for output, one in zip(call.graph.outputs, _outs(out, len(call.graph.outputs)), strict=True)
+        write(like, output, call.shapes, array, inputs)
+        for output, array in zip(call.graph.outputs, _outs(out, len(call.graph.outputs)), strict=True)
     ]
 
 
@@ -308,124 +309,35 @@ def _types(x: View, ys: Sequence[View], dtype: Any) -> tuple[str, str]:
 _EXACT = 2  # bytes of integers whose sums are converted to float32; those of longer ones to float64
 
 
-def _read(name: str, value: Any, shapes: Shapes, element: str) -> Reading:
-    """Return how a kernel reads an operand. Raises ShapeError for a shape that does not fit, DTypeError for a type."""
-    if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
-        return _number(name, float(value), element)
-    view = viewed(f"operand {name!r}", value)
-    if view.device != "cpu":
-        raise ArgumentError(f"operand {name!r} is on {view.device}, and the product on the CPU: move one to the other")
-    if dtypes.get(view.dtype).kind == "c":
-        raise DTypeError(f"operand {name!r} is {view.dtype}: an epilogue computes real numbers")
-    if view.dtype == "bool":
-        view = view._replace(dtype="int8")
-    elif view.dtype == "f64" and element == "float":
-        view = arrays.converted(view, "f32")
-    shape, (m, n) = view.shape, (shapes.m, shapes.n)
-    batch, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
-    broadcasts = len(batch) <= len(shapes.batch) and all(
-        own in (1, full) for own, full in zip(reversed(batch), reversed(shapes.batch), strict=False)
-    )
-    if not broadcasts or rows not in (1, m) or columns not in (1, n):
-        raise ShapeError(
-            f"operand {name!r} has shape {shape}, and the product {shapes.of('matrix')}: an operand is a number, "
-            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
-        )
-    if math.prod(shape) == 1:
-        single = arrays.converted(view, "f64")
-        return _number(name, float(np.asarray(single.owner).reshape(-1)[0]), element)
-    kind = "row" if rows == 1 and columns == n else "column" if columns == 1 and (n > 1 or rows > 1) else "matrix"
-    size = dtypes.get(view.dtype).size
-    if kind != "column" and columns > 1 and view.strides[-1] != size:
-        view = _compact(view)
-    strides = (0,) * (2 - len(shape)) + view.strides
-    step = _batch_step(batch, strides[:-2], shapes.batch)
-    if step is None:
-        full = np.broadcast_to(arrays.memory(view), (*shapes.batch, rows, columns))
-        values = np.ascontiguousarray(full)
-        view = View(values.ctypes.data, values.shape, values.strides, view.dtype, owner=values)
-        strides, step = view.strides, rows * columns * size
-    words = _slot(view.pointer, step, 0 if rows == 1 else strides[-2])
-    return Reading(GraphOperand(name, kind, view.dtype), words, view, value)
-
-
-def _compact(view: View) -> View:
-    values = np.ascontiguousarray(arrays.memory(view))
-    return View(values.ctypes.data, values.shape, values.strides, view.dtype, owner=values)
-
-
-def _number(name: str, value: float, element: str) -> Reading:
-    word = np.asarray(value, np.float64 if element == "double" else np.float32).tobytes()
-    return Reading(GraphOperand(name, "number"), word.ljust(8 * WORDS, b"\0"), None, value)
-
-
-def _slot(pointer: int, batch: int, row: int) -> bytes:
-    return struct.pack("<3q", pointer, batch, row)
-
-
-def _batch_step(shape: Ints, strides: Ints, full: Ints) -> int | None:
-    """Return the bytes from one matrix of a batch to the next, 0 where all are one; None if no step does it."""
-    shape, strides = (1,) * (len(full) - len(shape)) + shape, (0,) * (len(full) - len(shape)) + strides
-    pairs = [(n, 0 if own == 1 else step) for own, step, n in zip(shape, strides, full, strict=True) if n > 1]
-    if not pairs or all(step == 0 for _, step in pairs):
-        return 0
-    for (_, outer), (n, inner) in pairwise(pairs):
-        if outer != n * inner:
-            return None
-    return pairs[-1][1]
-
-
-def _steps(view: View, kind: str, shapes: Shapes) -> tuple[int, int] | None:
-    """Return the bytes from one matrix to the next and from row to row; None where columns are not adjacent."""
-    size, strides = dtypes.get(view.dtype).size, list(view.strides)
-    columns = shapes.columns or kind == "column"
-    column = strides.pop() if columns else size
-    row = strides.pop() if shapes.rows else 0
-    if kind == "matrix" and shapes.n > 1 and column != size:
-        return None
-    batch = _batch_step(shapes.batch, tuple(strides), shapes.batch)
-    return None if batch is None else (batch, row)
-
-
-def _write(like: Any, output: GraphOutput, shapes: Shapes, out: Any, inputs: Sequence[View]) -> Writing:
-    shape, stored = shapes.of(output.kind), "int8" if dtypes.get(output.dtype).size == 1 else output.dtype
-    if out is None:
-        return Writing(arrays.empty(like, shape, stored), output.dtype)
-    view = arrays.view(out)
-    if stored != output.dtype and view.dtype == output.dtype:
-        view = view._replace(dtype=stored)
-    writable(view, shape, stored)
-    if view.dtype == stored and _steps(view, output.kind, shapes) and not any(arrays.overlap(view, x) for x in inputs):
-        return Writing(view, output.dtype, out)
-    return Writing(arrays.scratch(shape, stored), output.dtype, out, view)
-
-
 def _array(view: View) -> Any:
     """Return memory as an array into which a product is written."""
     return view.owner if hasattr(view.owner, "shape") and not isinstance(view.owner, View) else arrays.as_numpy(view)
 
 
-def _run(call: Call, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> None:
-    """Apply the graph to sums in memory."""
+def _run(
+    call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int
+) -> tuple[Launch, bytes] | None:
+    """Apply the graph to sums in memory; return the kernel and its job, if one ran."""
     shapes = call.shapes
     if 0 in (*shapes.batch, shapes.m):
-        return
+        return None
     if not shapes.n:
         _without_columns(call.graph, shapes, writings)
-        return
-    words = [_slot(total.pointer, *(_steps(total, "matrix", shapes) or (0, 0))) for total in totals]
+        return None
+    words = [slot(total.pointer, *(steps(total, "matrix", shapes) or (0, 0))) for total in totals]
     table = ctypes.create_string_buffer(b"".join((*words, *_table(call, writings))))
     launch = row_pass.kernel(Pass(call.graph.text, call.element, (call.sums,) * len(totals)))
     count = math.prod(shapes.batch)
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
+    return launch, job
 
 
-def _table(call: Call, writings: Sequence[Writing]) -> list[bytes]:
+def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:
     """Return the slots of operands and outputs."""
     words = [reading.words for reading in call.readings]
     for output, writing in zip(call.graph.outputs, writings, strict=True):
-        words.append(_slot(writing.memory.pointer, *(_steps(writing.memory, output.kind, call.shapes) or (0, 0))))
+        words.append(slot(writing.memory.pointer, *(steps(writing.memory, output.kind, call.shapes) or (0, 0))))
     return words
 
 

@@ -118,13 +118,15 @@ def apply(
     graph = with_kinds(graph, [each.operand for each in readings], result)
     totals = [located(view(each)) for each in sums]
     if any(node.op == "sum" for node in graph.nodes):
-        totals = [located(view(arrays.astype(z.array, element).contiguous())) for z in totals]
+        totals = [z if z.dtype in SERVED else located(view(arrays.astype(z.array, element))) for z in totals]
+        totals = [z if z.strides == arrays.contiguous(z.shape, dtypes.get(z.dtype).size) else
+                  located(view(z.array.contiguous())) for z in totals]  # fmt: skip
     first = totals[0]
     results = [_result(first, each.kind, each.dtype, batch, m, n) for each in graph.outputs]
     if 0 not in (m, n):
         outputs = [each._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
         _rows(
-            [z._replace(dtype=element) for z in totals],
+            totals,
             graph,
             readings,
             [located(each) for each in outputs],
@@ -203,7 +205,7 @@ def _matrix(
     m, n = a.shape[0], bs[0].shape[1]
     outputs = [located(each)._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
     memories = [each.value for each in readings if isinstance(each.value, View)]
-    arrays.together(a=a, b=bs[-1], **{each.operand.name: each.value for each in readings if each.value in memories})
+    arrays.together(**{"a": a, "b": bs[-1], **{f"operand {i}": each for i, each in enumerate(memories)}})
     if a.dtype != common:
         a = view(arrays.astype(x, common))
     bs = [y if y.dtype == common else view(arrays.astype(w, common)) for y, w in zip(bs, weights, strict=True)]
@@ -238,7 +240,7 @@ def _vector(z: View | float, n: int) -> int:
     if not isinstance(z, View) or z.shape[1] != n or n == 1:
         return 1
     size = dtypes.get(z.dtype).size
-    if z.strides[1] != size:
+    if z.strides[1] != size or not 0 <= z.strides[0] * z.shape[0] < size << 31:  # kernels count in 32 bits there
         return 1
     aligned = math.gcd(16, z.pointer, z.strides[0] if z.shape[0] > 1 else 16)
     return max(1, math.gcd(aligned // size, n))
@@ -352,11 +354,12 @@ def _rows_launch(
 ) -> RowsPass:
     """Return the launch of traced_rows for sums that lie row after row."""
     (m, n), card = shape, driver.find(device)
-    function = traced.function(graph, sums, vectors, rows=True)
+    function = traced.function(graph, dtypes.get(sums).accumulator, vectors, rows=True)
     kernel = traced.rows_kernel(function, sums, n, _THREADS)
     size = dtypes.get(sums).size
     memory = View(0, (1, m, n), (0, n * size, size), sums)
-    argument = product_argument(Problem(m, n, 1, sums, sums), memory, memory, memory)
+    problem = Problem(m, n, 1, sums, dtypes.get(sums).accumulator)
+    argument = product_argument(problem, memory, memory, memory)
     handle = int(driver.function("traced_rows.cu", kernel, card.ordinal))
     grid = min(m, _BLOCKS * card.sms), 1, 1
     launch = first_arguments(handle, grid, (_THREADS, 1, 1), 0)

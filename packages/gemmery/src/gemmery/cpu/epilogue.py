@@ -127,8 +127,8 @@ def _sigmoid(f: Function, x: Value) -> Value:
 def exponential(f: Function, x: Value) -> Value:
     """Return exp(x): infinity beyond the largest number."""
     low, high = _FORMATS[element_of(x.type)].silent[1] * -1, _FORMATS[element_of(x.type)].largest
-    held = f.select(x < low, f.const(x.type, low), f.select(x > high, f.const(x.type, high), x))
-    return _exp(f, held, f.zero(x.type))
+    limited = f.select(x < low, f.const(x.type, low), f.select(x > high, f.const(x.type, high), x))
+    return _exp(f, limited, f.zero(x.type))
 
 
 def logarithm(f: Function, x: Value) -> Value:
@@ -210,8 +210,8 @@ def rounded(f: Function, x: Value, memory: DType) -> Value:
         return x
     if memory.kind == "i":
         whole = _rint(f, x)
-        held = f.select(whole < -128.0, f.const(x.type, -128), f.select(whole > 127.0, f.const(x.type, 127), whole))
-        return f.select(x.differs(x), f.zero(x.type), held)
+        limited = f.select(whole < -128.0, f.const(x.type, -128), f.select(whole > 127.0, f.const(x.type, 127), whole))
+        return f.select(x.differs(x), f.zero(x.type), limited)
     if memory.size == 1:
         single = _to_float8(f, to_single(f, x), memory)
         return f.convert("fpext", single, element)
@@ -243,8 +243,8 @@ def _to_float8(f: Function, x: Value, memory: DType) -> Value:
     size = f.bitcast(bits & 0x7FFFFFFF, x.type)
     value = f.select(size < 2.0**memory.normal, (x + step) - step, f.bitcast(normal, x.type))
     most = (2 - 2.0**-memory.fraction * (1 + (memory.name == "e4m3"))) * 2.0 ** (8 if memory.name == "e4m3" else 15)
-    held = f.select(value > most, f.const(x.type, most), f.select(value < -most, f.const(x.type, -most), value))
-    return _keep_nan(f, x, held)
+    limited = f.select(value > most, f.const(x.type, most), f.select(value < -most, f.const(x.type, -most), value))
+    return _keep_nan(f, x, limited)
 
 
 def store_output(f: Function, x: Value, memory: DType, at: Value, mask: Value | None = None) -> None:

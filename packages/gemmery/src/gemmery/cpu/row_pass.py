@@ -72,7 +72,7 @@ def module(target: Target, how: Pass) -> Module:
     return code
 
 
-def _levels(how: slots.Access) -> list[list[Node]]:
+def _levels(how: slots.EpilogueAccess) -> list[list[Node]]:
     """Return the statistics, those first that read no other."""
     depth: list[int] = []
     for op, inputs, _ in how.graph.nodes:
@@ -81,7 +81,7 @@ def _levels(how: slots.Access) -> list[list[Node]]:
     return [[node for d, node in statistics if d == level] for level in range(1, max(depth, default=0) + 1)]
 
 
-def _over_row(f: Function, how: slots.Access, n: Value, body: Callable[[Value, Value | None], None]) -> None:
+def _over_row(f: Function, how: slots.EpilogueAccess, n: Value, body: Callable[[Value, Value | None], None]) -> None:
     """Run a body for each vector of a row, the last one with a mask."""
     whole = n // how.lanes * how.lanes
     with f.loop(0, whole, how.lanes) as j:
@@ -91,7 +91,8 @@ def _over_row(f: Function, how: slots.Access, n: Value, body: Callable[[Value, V
 
 
 def _add_up(
-    f: Function, how: slots.Access, at: list[Value], row: Value, n: Value, level: list[Node], known: dict[Node, Value]
+    f: Function, how: slots.EpilogueAccess, at: list[Value], row: Value, n: Value, level: list[Node],
+    known: dict[Node, Value],
 ) -> None:  # fmt: skip
     """Compute the statistics of a level over one row, which are then known."""
     start = {

@@ -26,7 +26,7 @@ class Slot(NamedTuple):
     dtype: str
 
 
-class Access(NamedTuple):
+class EpilogueAccess(NamedTuple):
     """How the kernel of a graph computes: in vectors of `lanes` elements, with a table of these slots."""
 
     graph: EpilogueGraph
@@ -41,17 +41,17 @@ class Access(NamedTuple):
         return vector(self.lanes, self.element)
 
 
-def access(graph: EpilogueGraph, element: str, lanes: int, sums: Sequence[str] = ()) -> Access:
+def access(graph: EpilogueGraph, element: str, lanes: int, sums: Sequence[str] = ()) -> EpilogueAccess:
     """Return how a kernel reaches sums of these types in memory, operands and outputs, in this order."""
     slots = (
         *(Slot("matrix", dtype) for dtype in sums),
         *(Slot(operand.kind, operand.dtype) for operand in graph.operands),
         *(Slot(output.kind, output.dtype) for output in graph.outputs),
     )
-    return Access(graph, element, lanes, slots, len(sums))
+    return EpilogueAccess(graph, element, lanes, slots, len(sums))
 
 
-def places(f: Function, how: Access, table: Value, product: Value, row: Value) -> list[Value]:
+def places(f: Function, how: EpilogueAccess, table: Value, product: Value, row: Value) -> list[Value]:
     """Return for each slot the address of a row, or the number in all lanes."""
     result = []
     for place, slot in enumerate(how.slots):
@@ -65,7 +65,8 @@ def places(f: Function, how: Access, table: Value, product: Value, row: Value) -
 
 
 def values(
-    f: Function, how: Access, at: list[Value], row: Value, j: Value, mask: Value | None, known: Mapping[Node, Value]
+    f: Function, how: EpilogueAccess, at: list[Value], row: Value, j: Value, mask: Value | None,
+    known: Mapping[Node, Value],
 ) -> Callable[[int], Value]:  # fmt: skip
     """Return the function that computes a node for the columns from j on; `known` are nodes in registers."""
     element, lanes = how.element, how.lanes
@@ -91,7 +92,8 @@ def values(
 
 
 def store(
-    f: Function, how: Access, at: list[Value], j: Value, mask: Value | None, value: Callable[[int], Value], kind: str
+    f: Function, how: EpilogueAccess, at: list[Value], j: Value, mask: Value | None,
+    value: Callable[[int], Value], kind: str,
 ) -> None:  # fmt: skip
     """Store the outputs of a kind: a vector of a "matrix" from column j on, or the number of a "column"."""
     first = len(how.slots) - len(how.graph.outputs)

@@ -114,9 +114,10 @@ def _function(
 
 def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> str:
     """Return the instance of traced_rows for rows of n sums of this type, which follow each other."""
-    vector = 4 if n % 4 == 0 else 1
-    number = dtypes.get(sums).cpp
-    return f"traced_rows<{number}, {number}, {function.name}, {threads}, {vector}>"
+    row = dtypes.get(sums)
+    wide = max(4, 16 // row.size)
+    number = dtypes.get(row.accumulator).cpp
+    return f"traced_rows<{row.cpp}, {number}, {function.name}, {threads}, {wide}, {wide if n % wide == 0 else 1}>"
 
 
 def texts(kernel: str) -> dict[str, str]:
@@ -306,11 +307,13 @@ class _Writer:
     def _hold(self) -> str:
         """The function that loads a pair of an operand of 16 bits in advance."""
         lines = "".join(
-            f"    if (which == {place}) return hold_pair(o.x{i} + min(at.i, at.m - 1) * o.x{i}_row, at.j, at.n);\n"
+            f"    if (which == {place}) return hold_pair(o.x{i}, min(at.i, at.m - 1) * int(o.x{i}_row), at.j, at.n);\n"
             for place, i in enumerate(self.held)
         )
+        asks = "".join(f"    ptx::prefetch_global_L2(o.x{i} + at.i * o.x{i}_row + at.j);\n" for i in self.held)
         head = "  static __device__ __forceinline__ unsigned hold(int which, const Operands& o, Spot at) {\n"
-        return f"{head}{lines}    return 0;\n  }}"
+        ask = f"  static __device__ __forceinline__ void ask(const Operands& o, Spot at) {{\n{asks}  }}"
+        return f"{head}{lines}    return 0;\n  }}\n{ask}"
 
     def _apply(self) -> str:
         outputs = [output.node for output in self.graph.outputs]

@@ -63,6 +63,11 @@ def with_function(problem: Problem) -> Candidate:
 
     Raises RefusedError with the reason if none can.
     """
+    plain = next(candidates(problem._replace(epilogue="")))
+    if plain.rung.name.startswith("gemv"):
+        if traced.is_paired(problem):
+            raise RefusedError("one row: a launch for each weight reads it at the speed of memory")
+        return _only(plain.rung.name, problem, plain.reason)
     if driver.find(problem.device).capability == 90 and problem.dtype in TENSOR_COPIED:
         return _only(_TENSOR_COPIES, problem, "tensor cores, and the function before sums leave registers")
     if traced.is_paired(problem):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from gemmery.epilogues.graph import STATISTICS, EpilogueGraph, GraphBuilder, GraphOperand, GraphOutput
 
 COTANGENT = "gradient"  # the operands with the gradients of the outputs: gradient0, gradient1, ...
 
 
-def gradient(graph: EpilogueGraph) -> tuple[EpilogueGraph, tuple[str, ...]]:
-    """Return the graph of the gradients, and the names of its outputs: "sum0", "sum1", then operands.
+def gradient(graph: EpilogueGraph, names: Collection[str] | None = None) -> tuple[EpilogueGraph, tuple[str, ...]]:
+    """Return the graph of the gradients, and the names of its outputs: "sum0", "sum1", then operands; or some of these.
 
     Its sums are those of `graph`, its operands those of `graph` and the gradients of the outputs. Each output is
     (m, n): that of an operand of another shape must be added over the dimensions in which it was repeated. Where the
@@ -18,19 +19,19 @@ def gradient(graph: EpilogueGraph) -> tuple[EpilogueGraph, tuple[str, ...]]:
     equal numbers, 1 for casts, 0 for rint. A sum or operand that the outputs do not depend on is left out.
 
     >>> from gemmery.epilogues.graph import parse
-    >>> derived, names = gradient(parse("sum:0;operand:b;add 0 1;relu 2|3 matrix|b"))
-    >>> names
+    >>> derived, outputs = gradient(parse("sum:0;operand:b;add 0 1;relu 2|3 matrix|b"))
+    >>> outputs
     ('sum0', 'b')
     """
     builder = _Derivatives(graph)
-    names = [*(f"sum{i}" for i in range(graph.sums)), *(operand.name for operand in graph.operands)]
+    order = [*(f"sum{i}" for i in range(graph.sums)), *(operand.name for operand in graph.operands)]
     numbers = {
         f"sum{node.value}" if node.op == "sum" else node.value: number
         for number, node in enumerate(graph.nodes)
         if node.op in ("sum", "operand")
     }
     adjoints = builder.reverse()
-    reached = tuple(name for name in names if name in numbers and numbers[name] in adjoints)
+    reached = tuple(name for name in order if numbers.get(name) in adjoints and (names is None or name in names))
     outputs = [GraphOutput(adjoints[numbers[name]]) for name in reached]
     gradients = (
         GraphOperand(f"{COTANGENT}{place}", "column" if output.kind == "column" else "")
@@ -66,7 +67,7 @@ class _Derivatives(GraphBuilder):
     def _step(self, number: int, g: int) -> None:
         """Add the gradient of a node to those of its inputs."""
         op, inputs, _ = self.nodes[number]
-        add, one = self.add, self.constant(1.0)
+        add, unity = self.add, self.constant(1.0)
         if op in STATISTICS:
             x = inputs[0]
             # What reads a statistic in each column is added up; a gradient that came as a column is one number a row.
@@ -78,7 +79,7 @@ class _Derivatives(GraphBuilder):
             elif op == "row_log_sum_exp":
                 self._accumulate(x, add("multiply", g, add("exp", add("subtract", x, number))))
             else:
-                largest = add("where", add("equal", x, number), one, self.constant(0.0))
+                largest = add("where", add("equal", x, number), unity, self.constant(0.0))
                 self._accumulate(x, add("multiply", g, add("divide", largest, add("row_sum", largest))))
             return
         if op == "where":
@@ -112,7 +113,7 @@ class _Derivatives(GraphBuilder):
 
     def _slope(self, op: str, x: int, y: int, g: int) -> int | None:
         """Return g times the derivative of y = op(x); None where that is 0."""
-        add, one = self.add, self.constant(1.0)
+        add, unity = self.add, self.constant(1.0)
         if op in ("cast",):
             return g
         if op == "negative":
@@ -126,16 +127,16 @@ class _Derivatives(GraphBuilder):
         if op == "rsqrt":
             return add("multiply", self._times(g, -0.5), add("multiply", y, add("multiply", y, y)))
         if op == "tanh":
-            return add("multiply", g, add("subtract", one, add("multiply", y, y)))
+            return add("multiply", g, add("subtract", unity, add("multiply", y, y)))
         if op == "sigmoid":
-            return add("multiply", g, add("multiply", y, add("subtract", one, y)))
+            return add("multiply", g, add("multiply", y, add("subtract", unity, y)))
         if op == "erf":
             return add("multiply", self._times(g, 2 / math.sqrt(math.pi)), self._bell(x, -1.0))
         if op == "silu":
             s = add("sigmoid", x)
-            return add("multiply", g, add("add", s, add("multiply", y, add("subtract", one, s))))
+            return add("multiply", g, add("add", s, add("multiply", y, add("subtract", unity, s))))
         if op == "gelu":
-            below = self._times(add("add", one, add("erf", self._times(x, math.sqrt(0.5)))), 0.5)
+            below = self._times(add("add", unity, add("erf", self._times(x, math.sqrt(0.5)))), 0.5)
             density = self._times(self._bell(x, -0.5), 1 / math.sqrt(2 * math.pi))
             return add("multiply", g, add("add", below, add("multiply", x, density)))
         nothing = self.constant(0.0)

@@ -84,7 +84,7 @@ def _apply(node: Node, inputs: list[Estimate], unit: float, shape: tuple[int, ..
     """Return the result of an operation on estimates."""
     values, errors = [x.value for x in inputs], [x.error for x in inputs]
     if node.op.startswith("row_"):
-        return _statistic(node.op, *(np.broadcast_to(part, shape) for part in inputs[0]), unit)
+        return _statistic(node.op, np.broadcast_to(values[0], shape), np.broadcast_to(errors[0], shape), unit)
     value = _compute(node, *values)
     unsure = np.logical_or.reduce(np.broadcast_arrays(*(own > 0 for own in errors)))
     error = np.where(unsure, _passed_on(node.op, value, values, errors), 0)
@@ -115,7 +115,7 @@ def _compute(node: Node, *x: Array) -> Array:
 
 
 def _wide_erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64))
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)))
 
 
 def _gelu(x: Array) -> Array:
@@ -124,12 +124,12 @@ def _gelu(x: Array) -> Array:
     near = exact.astype(np.float64)
     dropped = np.where(np.isfinite(exact), exact - near, 0)
     above = np.vectorize(math.erfc, otypes=[np.float64])(near)
-    return x * 0.5 * (above - 2 / math.sqrt(math.pi) * np.exp(-exact * exact) * dropped)
+    return np.asarray(x * 0.5 * (above - 2 / math.sqrt(math.pi) * np.exp(-exact * exact) * dropped))
 
 
 def _sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))
-    return np.where(x < 0, small, 1) / (1 + small)
+    return np.asarray(np.where(x < 0, small, 1) / (1 + small))
 
 
 _NUMPYS = {"and": "logical_and", "or": "logical_or", "not": "logical_not"}
@@ -164,7 +164,7 @@ def _tiny(row: dtypes.DType) -> float:
     return row.unit_roundoff * 2.0 ** (row.normal + 1)
 
 
-def _passed_on(op: str, value: Array, x: list[Array], e: list[Array]) -> Array:
+def _passed_on(op: str, value: Array, x: list[Array], e: list[Array]) -> Any:
     """Return how far a result may be from its value, whose inputs are up to `e` from theirs, before it is rounded."""
     if op in ("add", "subtract"):
         return e[0] + e[1]

@@ -18,6 +18,7 @@ from gemmery.errors import ArgumentError
 from gemmery.torch.gradients import rows
 
 _Function: Any = torch.autograd.Function
+_as_it_is: Any = torch.compiler.disable
 
 
 class FusedProduct:
@@ -28,7 +29,7 @@ class FusedProduct:
         self.__name__, self.__doc__ = self.epilogue.__name__, self.epilogue.__doc__
         self._forward: dict[int, Epilogue] = {}
 
-    @torch.compiler.disable
+    @_as_it_is
     def __call__(self, x: Any, weight: Any, **operands: Any) -> Any:
         """Return the epilogue's results for x @ weight, or for x @ weight[0] and x @ weight[1]; all have gradients.
 
@@ -46,8 +47,8 @@ class FusedProduct:
         if missing:
             raise ArgumentError(f"{self.__name__} has no value for its operand {missing[0]!r}: pass {missing[0]}=...")
         flat = rows(x)
-        given = [self._flat(values[name], x) for name in names]
-        result = _FusedFunction.apply(self, len(weights), flat, *weights, *given)
+        inputs = [self._flat(values[name], x) for name in names]
+        result = _FusedFunction.apply(self, len(weights), flat, *weights, *inputs)
         results = result if isinstance(result, tuple) else (result,)
         shaped = tuple(y.reshape(*x.shape[:-1], y.shape[-1]) for y in results)
         return shaped if len(shaped) > 1 else shaped[0]
@@ -69,7 +70,7 @@ def fused(function: Callable[..., Any] | None = None, *, recompute: bool = False
     >>> x, weight = torch.ones(1, 2), torch.ones(2, 1, requires_grad=True)
     >>> y = layer(x, weight, bias=torch.tensor([-2.0]))
     >>> y.backward()
-    ... weight.grad
+    >>> weight.grad
     tensor([[0.5000],
             [0.5000]])
 
@@ -85,33 +86,35 @@ def fused(function: Callable[..., Any] | None = None, *, recompute: bool = False
     return FusedProduct(function, recompute)
 
 
-class _FusedFunction(_Function):  # type: ignore[misc]
+class _FusedFunction(_Function):
     """The product with its epilogue, and its gradient."""
 
     @staticmethod
     def forward(ctx: Any, fused: FusedProduct, count: int, x: Any, *tensors: Any) -> Any:
-        weights, given = tensors[:count], tensors[count:]
+        weights, values = tensors[:count], tensors[count:]
         function = fused.epilogue
         names = function.parameters[count:]
         graph = function.graph(count)
-        operands = dict(zip(names, given, strict=True))
+        operands = dict(zip(names, values, strict=True))
         arrays = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
-        needs = any(ctx.needs_input_grad)
-        derived, outputs = gradient(_with_columns(graph)) if needs else (graph, ())
-        reads = needs and any(node.op == "sum" for node in derived.nodes)
+        _, _, of_x, *others = ctx.needs_input_grad
+        needed_names = {name for name, needed in zip(names, others[count:], strict=True) if needed}
+        needed_names |= {f"sum{i}" for i in range(count) if of_x or others[i]}
+        derived, outputs = gradient(_with_columns(graph), needed_names) if needed_names else (graph, ())
+        reads = bool(needed_names) and any(node.op == "sum" for node in derived.nodes)
         keeps = reads and not fused.recompute
-        with_sums = (
-            _keeping_sums(function, count, dtypes.get(view(x.detach()).dtype).accumulator) if keeps else function
-        )
+        own = view(x.detach())  # on a device sums are kept in the type of the result, as PyTorch keeps them
+        kept_as = dtypes.get(own.dtype).accumulator if own.device == "cpu" else own.dtype
+        with_sums = _keeping_sums(function, count, kept_as) if keeps else function
         plain = [w.detach() for w in weights]
         multiply: Any = api.matmul
         result = multiply(x.detach(), tuple(plain) if count > 1 else plain[0], epilogue=with_sums(**arrays))
         results = result if isinstance(result, tuple) else (result,)
-        kept = results[len(graph.outputs) :]
+        sums = results[len(graph.outputs) :]
         ctx.count, ctx.names, ctx.fused = count, names, fused
-        ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in given]
+        ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in values]
         ctx.derived, ctx.outputs, ctx.keeps = derived, outputs, keeps
-        ctx.save_for_backward(x, *weights, *(v for v in given if isinstance(v, torch.Tensor)), *kept)
+        ctx.save_for_backward(x, *weights, *(v for v in values if isinstance(v, torch.Tensor)), *sums)
         ctx.reads = reads
         results = results[: len(graph.outputs)]
         return results if len(results) > 1 else results[0]
@@ -122,36 +125,37 @@ class _FusedFunction(_Function):  # type: ignore[misc]
         x, *saved = ctx.saved_tensors
         weights, saved = saved[: ctx.count], saved[ctx.count :]
         tensors = iter(saved)
-        given = [next(tensors) if number is None else number for number in ctx.numbers]
-        kept = list(tensors)
-        operands = dict(zip(ctx.names, given, strict=True))
+        values = [next(tensors) if number is None else number for number in ctx.numbers]
+        sums = list(tensors)
+        operands = dict(zip(ctx.names, values, strict=True))
         operands |= {f"{COTANGENT}{i}": g.contiguous() for i, g in enumerate(gradients)}
-        function = GraphEpilogue(f"the gradient of {ctx.fused.__name__}", ctx.derived, ctx.count)
+        place = {output: i for i, output in enumerate(dict.fromkeys(ctx.derived.outputs))}  # those of c + b are one
+        derived = ctx.derived._replace(outputs=tuple(place))
+        function = GraphEpilogue(f"the gradient of {ctx.fused.__name__}", derived, ctx.count)
+        multiply: Any = api.matmul
         result: Any
         if ctx.reads and not ctx.keeps:
-            multiply: Any = api.matmul
-            own = {name: operands[name] for name in function.parameters[ctx.count :]}
-            result = multiply(x, tuple(weights) if ctx.count > 1 else weights[0], epilogue=function(**own))
+            bound = function(**{name: operands[name] for name in function.parameters[ctx.count :]})
+            result = multiply(x, tuple(weights) if ctx.count > 1 else weights[0], epilogue=bound)
         else:
             # Without sums in its graph, the gradient only needs an array of their shape.
-            sums = kept or [gradients[0].new_empty(1, 1).expand(x.shape[0], weights[0].shape[1])] * ctx.count
+            sums = sums or [gradients[0].new_empty(1, 1).expand(x.shape[0], weights[0].shape[1])] * ctx.count
             result = finished.apply(function, sums, operands, view(x).dtype)
-        by_name = dict(zip(ctx.outputs, result if isinstance(result, tuple) else (result,), strict=True))
-        grad_x, grad_weights = None, []
-        multiply = api.matmul
+        result = result if isinstance(result, tuple) else (result,)
+        by_name = {name: result[place[output]] for name, output in zip(ctx.outputs, ctx.derived.outputs, strict=True)}
+        grad_x: Any = None
+        grad_weights: list[Any] = []
         for i, weight in enumerate(weights):
-            own = by_name.get(f"sum{i}")
-            if own is None:
-                grad_weights.append(None)
-                continue
-            if ctx.needs_input_grad[2]:
-                part = multiply(own, weight.mT)
+            of_sum: Any = by_name.get(f"sum{i}")
+            if of_sum is not None and ctx.needs_input_grad[2]:
+                part = multiply(of_sum, weight.mT)
                 grad_x = part if grad_x is None else grad_x + part
-            grad_weights.append(multiply(x.mT, own) if ctx.needs_input_grad[3 + i] else None)
-        grads = []
-        for name, value, needed in zip(ctx.names, given, ctx.needs_input_grad[3 + ctx.count :], strict=True):
-            own = by_name.get(name)
-            grads.append(own.sum_to_size(value.shape).to(value.dtype) if needed and own is not None else None)
+            needed = of_sum is not None and ctx.needs_input_grad[3 + i]
+            grad_weights.append(multiply(x.mT, of_sum) if needed else None)
+        grads = [
+            by_name[name].sum_to_size(value.shape).to(value.dtype) if name in by_name else None
+            for name, value in zip(ctx.names, values, strict=True)
+        ]
         return None, None, grad_x, *grad_weights, *grads
 
 

@@ -46,8 +46,8 @@ __device__ __forceinline__ void load_row(S (&to)[WIDTH], const T* row, long long
 }
 
 // Two adjacent ones of 16 bits, at an even column, as they are in memory; and as numbers.
-template <class T> __device__ __forceinline__ unsigned hold_pair(const T* row, int j, int n) {
-  return *reinterpret_cast<const unsigned*>(row + min(j, n - 2));
+template <class T> __device__ __forceinline__ unsigned hold_pair(const T* all, unsigned row, int j, int n) {
+  return *reinterpret_cast<const unsigned*>(all + (row + min(j, n - 2)));
 }
 template <class T, class S, int WIDTH> __device__ __forceinline__ void unpack(S (&to)[WIDTH], unsigned pair) {
 #pragma unroll

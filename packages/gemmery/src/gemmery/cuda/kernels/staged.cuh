@@ -104,6 +104,21 @@ template <class P> constexpr int pieces_held() {
   constexpr int MOST = ROOM / (EACH > 0 ? EACH : 1000);
   return MOST < P::COUNT ? MOST : P::COUNT;
 }
+// Asks L2 for the lines of these operands in a tile, by one warp: while the tile is multiplied, they come from memory. At
+// its end all blocks would want them at once.
+template <int EPILOGUE> constexpr bool ASKS = (EPILOGUE & TRACED) && Function::HELD > 0;
+template <class Tiles, class T, class Out>
+__device__ __forceinline__ void ask_for_operands(const TmaProduct<T, Out>& p, Tile tile) {
+  constexpr int LINES = (Tiles::WIDE + 63) / 64;
+#pragma unroll 1
+  for (int line = threadIdx.x % 32; line < Tiles::BM * LINES; line += 32) {
+    const int row = tile.row + line / LINES, column = tile.col + line % LINES * 64;
+    if (row < p.product.m && column < p.product.n) {
+      Function::ask(operands_of(p), {row, column, p.product.m, p.product.n});
+    }
+  }
+}
+
 template <int COUNT, int PAIRS, class T, class Out>
 __device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], const TmaProduct<T, Out>& p, Where at) {
 #pragma unroll

@@ -44,8 +44,8 @@ template <int OPERATION, int THREADS, class S> __device__ __forceinline__ S of_b
   return OPERATION == LOG_SUM_EXP ? mine.value + Precise::log(mine.sum) : mine.value;
 }
 
-template <class S, int VECTOR, int WIDTH>
-__device__ __forceinline__ void load_sums(S (&sum)[WIDTH], S (&second)[WIDTH], const Product<S, S>& p, Spot at) {
+template <int VECTOR, int WIDTH, class T, class S>
+__device__ __forceinline__ void load_sums(S (&sum)[WIDTH], S (&second)[WIDTH], const Product<T, S>& p, Spot at) {
   if constexpr (Function::SUMS > 0) load_row<VECTOR>(sum, p.a + at.i * p.a_row, 1, at.j, at.n);
   if constexpr (Function::SUMS == 2) load_row<VECTOR>(second, p.b + at.i * p.b_row, 1, at.j, at.n);
 }
@@ -74,15 +74,15 @@ __device__ __forceinline__ void end_level(S (&statistics)[COUNT], const Partial<
 }
 
 // The statistics of one level after the other.
-template <int LEVEL, int THREADS, int VECTOR, int WIDTH, class S, int COUNT>
-__device__ __forceinline__ void take_statistics(S (&statistics)[COUNT], const Product<S, S>& p, int row) {
+template <int LEVEL, int THREADS, int VECTOR, int WIDTH, class T, class S, int COUNT>
+__device__ __forceinline__ void take_statistics(S (&statistics)[COUNT], const Product<T, S>& p, int row) {
   if constexpr (LEVEL < Function::LEVELS) {
     Partial<S> partial[COUNT];
     begin_level<LEVEL, 0>(partial);
     for (int j = threadIdx.x * WIDTH; j < p.n; j += THREADS * WIDTH) {
       S sum[WIDTH], second[WIDTH], term[WIDTH][COUNT];
       const Spot at = {row, j, p.m, p.n};
-      load_sums<S, VECTOR, WIDTH>(sum, second, p, at);
+      load_sums<VECTOR, WIDTH, T, S>(sum, second, p, at);
       Function::terms<LEVEL, Precise>(term, sum, second, statistics, operands_of(p), at);
 #pragma unroll
       for (int x = 0; x < WIDTH; ++x) {
@@ -90,21 +90,21 @@ __device__ __forceinline__ void take_statistics(S (&statistics)[COUNT], const Pr
       }
     }
     end_level<LEVEL, 0, THREADS>(statistics, partial);
-    take_statistics<LEVEL + 1, THREADS, VECTOR, WIDTH>(statistics, p, row);
+    take_statistics<LEVEL + 1, THREADS, VECTOR, WIDTH, T, S>(statistics, p, row);
   }
 }
 
-template <class S, class Out, int EPILOGUE, int THREADS, int VECTOR>
-__global__ void __launch_bounds__(THREADS) traced_rows(const Traced<Product<S, S>> p) {
-  constexpr int WIDTH = 4, COUNT = Function::STATISTICS > 0 ? Function::STATISTICS : 1;
+template <class T, class S, int EPILOGUE, int THREADS, int WIDTH, int VECTOR>
+__global__ void __launch_bounds__(THREADS) traced_rows(const Traced<Product<T, S>> p) {
+  constexpr int COUNT = Function::STATISTICS > 0 ? Function::STATISTICS : 1;
   for (int row = blockIdx.x; row < p.m; row += gridDim.x) {
     S statistics[COUNT] = {};
-    take_statistics<0, THREADS, VECTOR, WIDTH, S>(statistics, p, row);
+    take_statistics<0, THREADS, VECTOR, WIDTH, T, S>(statistics, p, row);
     for (int j = threadIdx.x * WIDTH; j < p.n; j += THREADS * WIDTH) {
       S sum[WIDTH], second[WIDTH];
       const Spot at = {row, j, p.m, p.n};
-      load_sums<S, VECTOR, WIDTH>(sum, second, p, at);
-      Function::finish<Precise>(sum, second, statistics, operands_of<Product<S, S>>(p), at);
+      load_sums<VECTOR, WIDTH, T, S>(sum, second, p, at);
+      Function::finish<Precise>(sum, second, statistics, operands_of<Product<T, S>>(p), at);
     }
   }
 }

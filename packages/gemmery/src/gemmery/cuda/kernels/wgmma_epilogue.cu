@@ -55,10 +55,11 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   // Operands of a function that come while the last products run: pairs of 16-bit elements of a thread's sums.
   constexpr int HELD = EPILOGUE & TRACED ? pieces_held<P>() : 0;
   constexpr bool HOLDS = HELD > 0;
-  unsigned held[HOLDS ? HELD : 1][HOLDS ? Function::HELD : 1][P::COLUMNS / 4];
+  constexpr int PLACES = HELD < P::COUNT ? HELD + 1 : HELD;  // one more when sums are finished
+  unsigned held[HOLDS ? PLACES : 1][HOLDS ? Function::HELD : 1][P::COLUMNS / 4];
   auto hold_piece = [&](int piece, Where at) {
     if constexpr (HOLDS) {
-      hold_operands(held[piece % HELD], p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
+      hold_operands(held[piece % PLACES], p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
     }
   };
   auto hold = [&](Where at) {
@@ -76,8 +77,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else if constexpr (HOLDS) {
-      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % HELD], more);
       if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
+      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % PLACES], more);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
       pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors,
@@ -104,6 +105,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     Where at = {};
     if (AHEAD) at = place();
+    if constexpr (ASKS<EPILOGUE>) ptx::bar_arrive(4, Tiles::WARPGROUPS * 128 + 32);
     bool passes = order.passes(warp / 4);
     if (AHEAD) order.next();
     if (passes) {
@@ -268,6 +270,11 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
       for (; order.more(); order.next()) {
         if constexpr (Tiles::APART) k = steps_of<Tiles>(depth_of<Tiles>(p, order.tile), P::STEPS);
         producer.bring_tile(p, order.tile, k.first, k.steps);
+      }
+    } else if (ASKS<EPILOGUE> && threadIdx.x / 32 == 1) {
+      for (; order.more(); order.next()) {
+        ptx::bar_sync(4, Tiles::WARPGROUPS * 128 + 32);  // the consumers begin with this tile
+        ask_for_operands<Tiles>(p, order.tile);
       }
     }
   } else {

@@ -104,7 +104,14 @@ def test_random_functions(card, dtype, out, weights, statistics, seed):
     named = {"dtype": {"bf16": "bfloat16", "f32": "float32"}[out]} if out != dtype else {}
     gm.matmul(a, tuple(bs) if weights == 2 else bs[0], outs if len(outs) > 1 else outs[0], epilogue=f(**kept), **named)
     values = {name: kept[name] if name == "x3" else numbers(kept[name]) for name in names}
-    check([numbers(each) for each in outs], f, [x @ w for w in ws], values, out, 2.0**-53 if out == "f64" else 2.0**-24)
+    check(
+        [numbers(each) for each in outs],
+        f.graph(weights),
+        [x @ w for w in ws],
+        values,
+        out,
+        2.0**-53 if out == "f64" else 2.0**-24,
+    )
 
 
 @pytest.mark.parametrize("transposed", [True, False])

@@ -8,6 +8,7 @@ import numpy as np
 
 import gemmery as gm
 from gemmery import dtypes
+from gemmery.epilogues.graph import EpilogueGraph
 from gemmery.epilogues.reference import evaluate, rounded
 from gemmery.epilogues.trace import Epilogue
 
@@ -55,13 +56,12 @@ def function(seed: int, sums: int = 1, statistics: bool = False, outputs: int = 
     return Epilogue(lambda c, x0, x1, x2, x3: body(c, x0, x1, x2, x3))  # noqa: PLW0108 # as well
 
 
-def check(results, epilogue: Epilogue, totals, operands, out: str, unit: float = 2.0**-24) -> None:
+def check(results, graph: EpilogueGraph, totals, operands, out: str, unit: float = 2.0**-24) -> None:
     """Compare results with the reference; `totals` are exact sums.
 
     Kernels for results of 16 bits have gelu within 2**-11 of itself, 1/8 of a rounding to bfloat16, and 16 units of its
     argument: as if sums, which all follow from, were off by so much.
     """
-    graph = epilogue.graph(len(totals))
     off = [2.0**-18 * np.abs(total) if dtypes.get(out).size == 2 else 0.0 for total in totals]
     expected = evaluate(graph, totals, operands, (*off, 0.0)[:2], unit)
     for result, (value, error) in zip(results, expected, strict=True):

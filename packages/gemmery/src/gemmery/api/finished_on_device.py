@@ -1,9 +1,9 @@
 """Products with an epilogue that is a Python function, on a CUDA device.
 
-Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, and two weights share
-a launch. Else the sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
-statistics of whole rows, of types whose products take several launches, and of operands with factors. Which of them it is
-depends on the product alone, so that its bits do not change while a program runs.
+Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, and two weights
+share a launch. Else sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
+statistics of whole rows, of types whose products take several launches, and of operands with factors. Which of them it
+is depends on the product alone, so that its bits do not change while a program runs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gemmery.api.device_operands import SERVED, located, resolved, types
 from gemmery.api.on_device import copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views
 from gemmery.arrays import View, view
-from gemmery.cuda import driver, ordered, tensormaps, traced
+from gemmery.cuda import driver, ordered, tensormaps, traced_function
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argument
-from gemmery.cuda.traced import Strides, TracedFunction
+from gemmery.cuda.traced_function import Strides, TracedFunction
 from gemmery.dispatch.cuda import with_function
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
 from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
@@ -33,7 +33,6 @@ from gemmery.tuples import NamedTuple
 
 _SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
-Multiply = Callable[..., Any]
 
 
 class DeviceReading(NamedTuple):
@@ -60,7 +59,7 @@ class RowsPass(NamedTuple):
 
 def product(
     x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
-    with_kinds: Callable[..., EpilogueGraph], outs: Sequence[Any], options: Options, multiply: Multiply,
+    with_kinds: Callable[..., EpilogueGraph], outs: Sequence[Any], options: Options, multiply: Callable[..., Any],
 ) -> Any:  # fmt: skip
     """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays."""
     if options.threads is not None:
@@ -196,7 +195,7 @@ def _ended(x: View, result: View, output: GraphOutput, shapes: Any, out: Any) ->
 
 def _matrix(
     x: Any, weights: Sequence[Any], graph: EpilogueGraph, bound: Mapping[str, View | float], index: tuple[int, ...],
-    results: Sequence[View], common: str, options: Options, multiply: Multiply,
+    results: Sequence[View], common: str, options: Options, multiply: Callable[..., Any],
 ) -> None:  # fmt: skip
     """Write the outputs of one matrix."""
     element = "f64" if graph.outputs[0].dtype == "f64" else "f32"
@@ -214,11 +213,11 @@ def _matrix(
         ordered.wait(a.stream, other, a.ordinal)
     if not _fused(a, bs, graph, readings, outputs, options):
         totals = [new(a, (m, n), element) for _ in weights]
-        named = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
-        chosen = {name: value for name, value in named.items() if value is not None}
+        values = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
+        keywords = {name: value for name, value in values.items() if value is not None}
         for weight, y, total in zip(weights, bs, totals, strict=True):
-            if chosen:
-                multiply(x, weight, out=total.array, dtype=dtypes.get(element).numpy, **chosen)
+            if keywords:
+                multiply(x, weight, out=total.array, dtype=dtypes.get(element).numpy, **keywords)
             else:
                 write(a, y, total)
         _rows(totals, graph, readings, outputs, a.stream)
@@ -266,7 +265,7 @@ def _fused(
             write(a, bs[1], second_sums)
             stored = [*values, second_sums, *outputs[1 + staged :]]
         vectors = tuple(_vector(each, n) for each in stored)
-        key = DeviceCall(*(_still(z) for z in (a, bs[0], c))), graph, vectors, len(bs), matrices, staged
+        key = DeviceCall(_still(a), _still(bs[0]), _still(c)), graph, vectors, len(bs), matrices, staged
         low = bs[1].pointer & 15 if matrices == 2 else 0
         launch = _fused_launch(*key, low)
         if isinstance(launch, str):
@@ -310,9 +309,9 @@ def _fused_launch(
 ) -> Fused | str:
     """Return the launch of a product with a function, or why there is none."""
     if weights == 2 and matrices == 1:
-        graph = traced.second_as_operand(graph, "f32")
+        graph = traced_function.second_as_operand(graph, "f32")
     try:
-        function = traced.function(graph, "f32", vectors, matrices=matrices, staged=staged)
+        function = traced_function.function(graph, "f32", vectors, matrices=matrices, staged=staged)
         form, problem = described(call._replace(epilogue=function.name))
         if form.runs > 1 or (form.m, form.n, problem.c_layout, form.batch) != (*call.c.shape, "row", 1):
             return "the product is taken in another form than by rows"
@@ -341,9 +340,9 @@ def _rows(
 ) -> None:  # fmt: skip
     """Apply a function to rows of sums in memory."""
     stored = [*(each.value for each in readings), *outputs]
-    n = totals[0].shape[1]
+    m, n = totals[0].shape
     vectors = tuple(_vector(each, n) for each in stored)
-    launch = _rows_launch(graph, vectors, totals[0].shape, totals[0].dtype, totals[0].device)
+    launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, totals[0].device)
     packed = launch.function.packed(map(_place, stored))
     launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), packed)
 
@@ -354,8 +353,8 @@ def _rows_launch(
 ) -> RowsPass:
     """Return the launch of traced_rows for sums that lie row after row."""
     (m, n), card = shape, driver.find(device)
-    function = traced.function(graph, dtypes.get(sums).accumulator, vectors, rows=True)
-    kernel = traced.rows_kernel(function, sums, n, _THREADS)
+    function = traced_function.function(graph, dtypes.get(sums).accumulator, vectors, rows=True)
+    kernel = traced_function.rows_kernel(function, sums, n, _THREADS)
     size = dtypes.get(sums).size
     memory = View(0, (1, m, n), (0, n * size, size), sums)
     problem = Problem(m, n, 1, sums, dtypes.get(sums).accumulator)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gemmery import dtypes
-from gemmery.cuda import driver, traced
+from gemmery.cuda import driver, traced_function
 from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
@@ -94,7 +94,7 @@ def epilogue(problem: Problem) -> int | str:
     >>> epilogue(Problem(1, 1, 1, "f32", "f32", epilogue="bias+relu", scaled=True))
     7
     """
-    if traced.is_traced(problem):
+    if traced_function.is_traced(problem):
         return problem.epilogue
     parts = problem.epilogue.split("+") if problem.epilogue else []
     activation = next((part for part in parts if part != "bias"), "")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda import driver, ordered, tensormaps, traced
+from gemmery.cuda import driver, ordered, tensormaps, traced_function
 from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, Scaling, epilogue, refusal
 from gemmery.cuda.tensormaps import KEPT, Encode, PlacedMap
 from gemmery.errors import RefusedError
@@ -233,7 +233,7 @@ class CudaLaunch:
         argument = product_argument(self.problem, a, b, c, bias, apart=self.geometry.apart, swapped=swapped)
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed = is_transposed(self.problem, swapped)
-        function = traced.of(self.problem)
+        function = traced_function.of(self.problem)
         room = function.bytes if function else 0
         if not self.geometry.maps:
             return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, operands=room)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import log2
 
 from gemmery import dtypes
-from gemmery.cuda import traced
+from gemmery.cuda import traced_function
 from gemmery.cuda.choose import cost, legal
 from gemmery.cuda.choose.cost import ROW, Demand, demand_of, is_swapped, straddles
 from gemmery.cuda.choose.data import (
@@ -65,7 +65,7 @@ def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
 
     That is the one of the plain product, or for two weights of one as wide as both, if a tile may have halves of them.
     """
-    paired = traced.is_paired(problem)
+    paired = traced_function.is_paired(problem)
     whole = problem._replace(n=2 * problem.n) if paired else problem
     plain = whole._replace(epilogue="", scaled=True)
     tile, _ = measured(plain, device, False, False) or modelled(plain, device, False, False)

@@ -108,8 +108,8 @@ def _function(
     key = cache.digest(text.encode(), repr((accumulator, vectors, rows, matrices, staged)).encode()).hex()[:16]
     name = f"{PAIRED if matrices == 2 else PREFIX}{key}"
     writer = _Writer(graph, accumulator, vectors, rows, matrices, staged)
-    made = TracedFunction(name, writer.text(name), writer.kinds(), "d" if accumulator == "f64" else "f", staged)
-    return _functions.setdefault(name, made)
+    number = "d" if accumulator == "f64" else "f"
+    return _functions.setdefault(name, TracedFunction(name, writer.text(name), writer.kinds(), number, staged))
 
 
 def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> str:
@@ -154,8 +154,8 @@ class _Writer:
         self.stored = graph.outputs if rows else graph.outputs[1 + staged :]
         self.vectors = vectors[: len(graph.operands)]
         self.wide = vectors[len(graph.operands) :]
-        held = enumerate(zip(graph.operands, self.vectors, strict=True))
-        self.held = [i for i, (each, wide) in held if each.kind == "matrix" and each.dtype in _HELD and wide > 1]
+        read = enumerate(zip(graph.operands, self.vectors, strict=True))
+        self.early = [i for i, (each, wide) in read if each.kind == "matrix" and each.dtype in _HELD and wide > 1]
 
     def kinds(self) -> tuple[str, ...]:
         return (*(each.kind for each in self.graph.operands), *(each.kind for each in self.stored))
@@ -175,13 +175,14 @@ class _Writer:
             for place, number in enumerate(order)
         )
         self.places = {number: place for place, number in enumerate(order)}
+        counts = {"SUMS": self._sums() if self.rows else self.matrices, "LEVELS": len(levels)}
+        counts |= {"STATISTICS": len(order), "HELD": len(self.early), "STAGED": int(self.staged)}
         parts = [
             '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * (paired or self.staged),
             f"enum {{ {name} = TRACED }};",
             "struct Operands {\n" + "".join(f"  {member}\n" for member in members) + "};",
             "struct Function {",
-            f"  enum {{ SUMS = {self._sums() if self.rows else self.matrices}, LEVELS = {len(levels)}, STATISTICS = {len(order)}, "
-            f"HELD = {len(self.held)}, STAGED = {int(self.staged)} }};",
+            f"  enum {{ {', '.join(f'{key} = {value}' for key, value in counts.items())} }};",
         ]
         if self.rows:
             levels_of = "".join(
@@ -242,9 +243,9 @@ class _Writer:
             else:
                 lines.append(f"S x{i}[WIDTH];")
                 load = f"load_row<{self.vectors[i]}>(x{i}, {name}{row}, {name}_column, at.j, at.n);"
-                if i in self.held and not self.rows:
+                if i in self.early and not self.rows:
                     element = dtypes.get(self.graph.operands[i].dtype).cpp
-                    hold = f"if constexpr (HOLDS) unpack<{element}>(x{i}, held[{self.held.index(i)}]); else"
+                    hold = f"if constexpr (HOLDS) unpack<{element}>(x{i}, held[{self.early.index(i)}]); else"
                     load = f"{hold} {load}"
                 lines.append(load)
         return "".join(f"    {line}\n" for line in lines)
@@ -308,9 +309,9 @@ class _Writer:
         """The function that loads a pair of an operand of 16 bits in advance."""
         lines = "".join(
             f"    if (which == {place}) return hold_pair(o.x{i}, min(at.i, at.m - 1) * int(o.x{i}_row), at.j, at.n);\n"
-            for place, i in enumerate(self.held)
+            for place, i in enumerate(self.early)
         )
-        asks = "".join(f"    ptx::prefetch_global_L2(o.x{i} + at.i * o.x{i}_row + at.j);\n" for i in self.held)
+        asks = "".join(f"    ptx::prefetch_global_L2(o.x{i} + at.i * o.x{i}_row + at.j);\n" for i in self.early)
         head = "  static __device__ __forceinline__ unsigned hold(int which, const Operands& o, Spot at) {\n"
         ask = f"  static __device__ __forceinline__ void ask(const Operands& o, Spot at) {{\n{asks}  }}"
         return f"{head}{lines}    return 0;\n  }}\n{ask}"

@@ -362,4 +362,4 @@ def _rows_launch(
     handle = int(driver.function("traced_rows.cu", kernel, card.ordinal))
     grid = min(m, _BLOCKS * card.sms), 1, 1
     launch = first_arguments(handle, grid, (_THREADS, 1, 1), 0)
-    return RowsPass(Ready([launch], argument, card.ordinal, 0, False, operands=function.bytes), function)
+    return RowsPass(Ready([launch], argument, card.ordinal, 0, False, operands=function.size), function)

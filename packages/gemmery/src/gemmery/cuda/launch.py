@@ -234,7 +234,7 @@ class CudaLaunch:
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed = is_transposed(self.problem, swapped)
         function = traced_function.of(self.problem)
-        room = function.bytes if function else 0
+        room = function.size if function else 0
         if not self.geometry.maps:
             return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, operands=room)
         maps = placed_maps(self.problem, self.geometry, a, b, c)

@@ -51,7 +51,7 @@ class TracedFunction(NamedTuple):
     staged: bool = False  # whether the second output has a tensor map, by which kernels write it as they write C
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Return the bytes behind the argument: whole 64, as in front of them."""
         size = sum(8 * _WORDS[kind] for kind in self.kinds) + MAP_BYTES * self.staged
         size += (MAP_BYTES + 8) * self.name.startswith(PAIRED)
@@ -66,7 +66,7 @@ class TracedFunction(NamedTuple):
                 continue
             steps = {"matrix": operand[1:], "row": operand[2:], "column": operand[1:2]}[kind]
             parts.append(struct.pack(f"=Q{len(steps)}q", operand.pointer, *steps))
-        return b"".join(parts).ljust(self.bytes, b"\0")
+        return b"".join(parts).ljust(self.size, b"\0")
 
 
 _WORDS = {"matrix": 3, "row": 2, "column": 2, "number": 1}

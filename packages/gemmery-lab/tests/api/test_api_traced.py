@@ -7,8 +7,8 @@ import pytest
 
 import gemmery as gm
 from emulated_card import installed
-from random_epilogues import check
-from random_epilogues import function as random_function
+from random_functions import check
+from random_functions import function as random_function
 
 pytest.importorskip("cuda.bindings")
 

@@ -15,7 +15,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from operands import numpy_dtype, random
-from random_epilogues import check
+from random_functions import check
 
 pytest.importorskip("cuda.bindings")
 

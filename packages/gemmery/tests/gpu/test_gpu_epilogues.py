@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from random_epilogues import check, function
+from random_functions import check, function
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -211,7 +211,8 @@ def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[refere
         bound.append(operand._replace(kind=kind, dtype="f32"))
     graph = with_kinds(graph, bound, p.out)
     dtype = {"dtype": p.out} if p.out != p.element else {}
-    results = gm.matmul(x, tuple(ys) if p.weights > 1 else ys[0], epilogue=function, operands=operands, **dtype)
+    multiply: Any = gm.matmul
+    results = multiply(x, tuple(ys) if p.weights > 1 else ys[0], epilogue=function, operands=operands, **dtype)
     results = results if isinstance(results, tuple) else (results,)
     checks = reference.check_outputs(results, graph, a, weights, operands, growth(p))
     return max(checks, key=lambda check: check.error_over_bound), ""

@@ -163,8 +163,9 @@ def explain(
     if options.epilogue is not None:
         from gemmery.api import finished
 
-        own = {name: value for name, value in options.passed().items() if name not in ("epilogue", "operands")}
-        return replace(explain(a, b[0] if isinstance(b, tuple) else b, **own), fused=finished.explained(a, b, options))
+        fused = finished.explained(a, b, options)
+        keywords = {name: value for name, value in keywords.items() if name not in ("epilogue", "operands")}
+        return replace(explain(a, b[0] if isinstance(b, tuple) else b, **keywords), fused=fused)
     if type(b) in array_libraries.QUANTIZED:
         from gemmery.api.quantized_products import treatment
 

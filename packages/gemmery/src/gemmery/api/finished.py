@@ -67,8 +67,8 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
             )
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
-    key = epilogue_recipes.key_of(function, operands, a, weights) if plain else None
-    results = epilogue_recipes.run(key, operands, a, weights, multiply) if key else None
+    key = epilogue_recipes.key_of(operands, a, weights) if plain else None
+    results = epilogue_recipes.run(function, key, operands, a, weights, multiply) if key else None
     if results is not None:
         return results
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
@@ -97,12 +97,12 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
         totals.append(total)
     run = _run(call, totals, writings, threads)
     if run and key and not _is_large(call):
-        _remember(key, call, keywords, totals, writings, *run)
+        _remember(function, key, call, keywords, totals, writings, *run)
     return _results(like, writings)
 
 
 def _remember(
-    key: Hashable, call: PreparedEpilogue, keywords: Mapping[str, Any], totals: Sequence[View],
+    function: Epilogue, key: Hashable, call: PreparedEpilogue, keywords: Mapping[str, Any], totals: Sequence[View],
     writings: Sequence[Writing], launch: Launch, job: bytes,
 ) -> None:  # fmt: skip
     """Store how this product runs, if its operands were read as they are and its results are NumPy's."""
@@ -116,7 +116,7 @@ def _remember(
     if all(type(x) is np.ndarray and x.ndim for x in (*results, *sums)):
         names = [operand.name for operand in call.graph.operands]
         number = "d" if call.element == "double" else "f"
-        epilogue_recipes.remember(key, results, sums, keywords, names, table, number, launch, job)
+        epilogue_recipes.remember(function, key, results, sums, keywords, names, table, number, launch, job)
 
 
 def _is_large(call: PreparedEpilogue) -> bool:

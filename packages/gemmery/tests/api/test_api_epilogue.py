@@ -308,3 +308,37 @@ def test_wrong_weights_are_refused():
         gm.matmul(a.astype(np.complex64), a.T, epilogue=lambda c: c)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a > 0, a.T > 0, epilogue=lambda c: c)
+
+
+def test_rows_of_a_batch_are_written_to_an_out_with_gaps(monkeypatch):
+    monkeypatch.setattr(finished.config, "tiers", lambda: False)
+    draw = np.random.default_rng(11)
+    a, b = draw.standard_normal((4, 200, 64)).astype(np.float32), draw.standard_normal((64, 900)).astype(np.float32)
+    out = np.full((4, 201, 900), 7, np.float32)
+    gm.matmul(a, b, epilogue=gm.relu, out=out[:, :200])
+    np.testing.assert_array_equal(out[:, :200], np.maximum(gm.matmul(a, b), 0))
+    assert (out[:, 200] == 7).all()
+
+
+def test_explain_says_what_is_fused():
+    x = np.ones((64, 64), np.float32)
+    text = gm.explain(x, x, epilogue=lambda c: gm.silu(c + 1)).fused
+    assert "2 operations, by rows" in text
+    assert "1 matrices of 64 x 64" in text
+    assert f"{2 * x.nbytes:,} bytes" in text
+    assert "fused" in str(gm.explain(x, (x, x), epilogue=gm.swiglu))
+
+
+def test_a_product_that_comes_again_runs_by_its_recipe():
+    draw = np.random.default_rng(12)
+    a, b, r = (draw.standard_normal((9, 9)).astype(np.float32) for _ in range(3))
+    epilogue = gm.epilogue(lambda c, r, s: (gm.silu(c * s) + r, gm.row_sum(c)))
+    for scale in (0.5, 2, 1e300, np.float32(3), 0.5):
+        for residual in (r, r + 1, r.T, r[0], r.astype(np.float64), r[:, :1].copy()):
+            results = gm.matmul(a, b, epilogue=epilogue(r=residual, s=scale))
+            with np.errstate(over="ignore"):
+                checked(results, epilogue, a, [b], {"r": residual, "s": scale})
+    first = gm.matmul(a, b, epilogue=epilogue(r=r, s=2.0))
+    second = gm.matmul(a + 1, b, epilogue=epilogue(r=r, s=2.0))
+    assert not np.shares_memory(first[0], second[0])
+    np.testing.assert_array_equal(second[0], gm.matmul(a + 1, b, epilogue=lambda c: gm.silu(c * 2.0) + 0.0) + r)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from collections.abc import Sequence
@@ -102,7 +103,7 @@ def compact(view: View) -> View:
 
 
 def _number(name: str, value: float, element: str) -> OperandReading:
-    word = np.asarray(value, np.float64 if element == "double" else np.float32).tobytes()
+    word = bytes((ctypes.c_double if element == "double" else ctypes.c_float)(value))  # infinity where it overflows
     return OperandReading(GraphOperand(name, "number"), word.ljust(8 * WORDS, b"\0"), None, value)
 
 

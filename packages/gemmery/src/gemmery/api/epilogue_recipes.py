@@ -1,6 +1,6 @@
 """Products with an epilogue that come again: what the first call found out about them, without its checks.
 
-A recipe is for NumPy arrays of the same shapes, strides and types, with the same epilogue. It allocates the results,
+An epilogue has its recipes, for NumPy arrays of the same shapes, strides and types. A recipe allocates the results,
 multiplies, and runs the pass with a table of the new addresses.
 """
 
@@ -21,8 +21,7 @@ from gemmery.cpu.layout import JOB_AT
 from gemmery.epilogues.trace import Epilogue
 from gemmery.tuples import NamedTuple
 
-_MOST = 1024  # recipes; then all are forgotten
-_recipes: dict[Hashable, Recipe] = {}
+_MOST = 256  # recipes of an epilogue; then all are forgotten
 _BIAS = JOB_AT["bias"]
 
 
@@ -40,9 +39,9 @@ class Recipe(NamedTuple):
     after: bytes
 
 
-def key_of(function: Epilogue, operands: Mapping[str, Any], a: Any, weights: Sequence[Any]) -> Hashable:
+def key_of(operands: Mapping[str, Any], a: Any, weights: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the key of a product's recipe, None for operands that are neither NumPy's arrays nor Python's numbers."""
-    parts: list[Any] = [function, cpu_threads.generation]
+    parts: list[Any] = [cpu_threads.generation]
     for x in (a, *weights):
         if type(x) is not np.ndarray:
             return None
@@ -58,10 +57,11 @@ def key_of(function: Epilogue, operands: Mapping[str, Any], a: Any, weights: Seq
 
 
 def run(
-    key: Hashable, operands: Mapping[str, Any], a: Any, weights: Sequence[Any], multiply: Callable[..., Any]
+    function: Epilogue, key: Hashable, operands: Mapping[str, Any], a: Any, weights: Sequence[Any],
+    multiply: Callable[..., Any],
 ) -> Any:  # fmt: skip
     """Return the results of a product whose recipe is known, else None."""
-    recipe = _recipes.get(key)
+    recipe: Recipe | None = function.recipes.get(key)
     if recipe is None:
         return None
     results = [np.empty(shape, dtype) for shape, dtype in recipe.results]
@@ -85,16 +85,16 @@ def run(
 
 
 def remember(
-    key: Hashable, results: Sequence[Any], sums: Sequence[Any], options: Mapping[str, Any], operands: Sequence[str],
-    steps: Sequence[tuple[int, int] | None], number: str, launch: Launch, job: bytes,
+    function: Epilogue, key: Hashable, results: Sequence[Any], sums: Sequence[Any], options: Mapping[str, Any],
+    operands: Sequence[str], steps: Sequence[tuple[int, int] | None], number: str, launch: Launch, job: bytes,
 ) -> None:  # fmt: skip
     """Store the recipe of a product whose arrays were used as they are; `number` is the code of one in the table."""
-    if len(_recipes) >= _MOST:
-        _recipes.clear()
+    if len(function.recipes) >= _MOST:
+        function.recipes.clear()
     pad = {"f": "f20x", "d": "d16x"}[number]
     pack = struct.Struct("<" + "".join(pad if step is None else "3q" for step in steps)).pack
     shapes = tuple((x.shape, x.dtype) for x in results)
     room = tuple(None if total is results[0] else (total.shape, total.dtype) for total in sums)
-    _recipes[key] = Recipe(
+    function.recipes[key] = Recipe(
         shapes, room, options, tuple(operands), pack, tuple(steps), launch, job[:_BIAS], job[_BIAS + 8 :]
     )

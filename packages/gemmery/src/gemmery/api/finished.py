@@ -34,6 +34,7 @@ from gemmery.epilogues.reference import evaluate
 from gemmery.epilogues.trace import BoundEpilogue, Epilogue
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import Options
+from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 
@@ -66,8 +67,8 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
             )
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
-    key = epilogue_recipes.key_of(function, operands, a, weights) if plain else None
-    results = epilogue_recipes.run(key, operands, a, weights, multiply) if key else None
+    key = epilogue_recipes.key_of(operands, a, weights) if plain else None
+    results = epilogue_recipes.run(function, key, operands, a, weights, multiply) if key else None
     if results is not None:
         return results
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
@@ -84,7 +85,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     threads = thread_count(options.threads) or cpu_threads.get()
     like = arrays.kind(a, *weights)
     writings = _writings(like, call, out, [x, *ys])
-    if len(ys) == 1 and (fused := in_tiles(call, x, ys[0], result, bool(options.batch_invariant))):
+    if len(ys) == 1 and (fused := in_tiles(call, x, ys[0], result, bool(options.batch_invariant), writings)):
         _run_in_tiles(call, fused, x, ys[0], writings, threads)
         return _results(like, writings)
     keywords: dict[str, Any] = {} if sums == promoted(x.dtype, ys[0].dtype) else {"dtype": dtypes.get(sums).numpy}
@@ -101,12 +102,12 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
         totals.append(total)
     run = _run(call, totals, writings, threads)
     if run and key and not _is_large(call):
-        _remember(key, call, keywords, totals, writings, *run)
+        _remember(function, key, call, keywords, totals, writings, *run)
     return _results(like, writings)
 
 
 def _remember(
-    key: Hashable, call: PreparedEpilogue, keywords: Mapping[str, Any], totals: Sequence[View],
+    function: Epilogue, key: Hashable, call: PreparedEpilogue, keywords: Mapping[str, Any], totals: Sequence[View],
     writings: Sequence[Writing], launch: Launch, job: bytes,
 ) -> None:  # fmt: skip
     """Store how this product runs, if its operands were read as they are and its results are NumPy's."""
@@ -120,7 +121,7 @@ def _remember(
     if all(type(x) is np.ndarray and x.ndim for x in (*results, *sums)):
         names = [operand.name for operand in call.graph.operands]
         number = "d" if call.element == "double" else "f"
-        epilogue_recipes.remember(key, results, sums, keywords, names, table, number, launch, job)
+        epilogue_recipes.remember(function, key, results, sums, keywords, names, table, number, launch, job)
 
 
 def _is_large(call: PreparedEpilogue) -> bool:
@@ -134,12 +135,12 @@ class InTiles(NamedTuple):
 
     launch: Launch
     prepared: Prepared
-    out: str  # the element type of C, in which f32 and f64 are kept between blocks of k
-    merged: bool  # the products of the batch are rows of one
 
 
-def in_tiles(call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool) -> InTiles | None:
-    """Return how the graph is applied in tiles; None where it is not, or its kernel is still compiled aside.
+def tiled(
+    call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool, writings: Sequence[Writing] = ()
+) -> tuple[Prepared, Problem] | None:  # fmt: skip
+    """Return the plain product, and that with the graph applied in tiles; None where it is not.
 
     It is where `packed` computes the plain product, in the same order, and C does not stay in the cache for a pass.
     """
@@ -157,13 +158,25 @@ def in_tiles(call: PreparedEpilogue, x: View, y: View, result: str, invariant: b
     form, problem = prepared.form, prepared.problem._replace(epilogue=graph.text)
     merged = form.m != shapes.m
     words = [struct.unpack("<3q", reading.words) for reading in call.readings if reading.memory]
+    words += [(0, *(steps(w.memory, "matrix", shapes) or (-1, 0))) for w in writings]
     follow = all(batch == shapes.m * row for _, batch, row in words)
     if form.n != shapes.n or (merged and not (follow and all(node.op != "row_index" for node in graph.nodes))):
         return None
     refused = build.packed_refuses(problem) or build.chain(problem) != build.chain(prepared.problem)
     if refused or problem.c_layout != "row":
         return None
-    key = "epilogue", graph.text, x.dtype, out
+    return prepared, problem
+
+
+def in_tiles(
+    call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool, writings: Sequence[Writing]
+) -> InTiles | None:  # fmt: skip
+    """Return how the graph is applied in tiles; None where it is not, or its kernel is still compiled aside."""
+    plan = tiled(call, x, y, result, invariant, writings)
+    if plan is None:
+        return None
+    prepared, problem = plan
+    key = "epilogue", problem.epilogue, problem.dtype, problem.out
     if config.tiers() and key not in _compiled:
 
         def compile_aside() -> None:
@@ -172,7 +185,7 @@ def in_tiles(call: PreparedEpilogue, x: View, y: View, result: str, invariant: b
 
         tiers.aside(key, compile_aside)
         return None
-    return InTiles(build.packed(problem, {}), prepared, out, merged)
+    return InTiles(build.packed(problem, {}), prepared)
 
 
 _compiled: set[tuple[str, ...]] = set()
@@ -182,9 +195,9 @@ def _run_in_tiles(
     call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
 ) -> None:  # fmt: skip
     first, shapes = writings[0].memory, call.shapes
-    shape = shapes.of("matrix")
+    shape, out = shapes.of("matrix"), fused.prepared.problem.out
     nested = first.strides == arrays.contiguous(shape, dtypes.get(first.dtype).size)
-    c = first if first.dtype == fused.out and nested else arrays.scratch(shape, fused.out)
+    c = first if first.dtype == out and nested else arrays.scratch(shape, out)
     table = ctypes.create_string_buffer(b"".join(_table(call, writings)))
     a, b, target = fused.prepared.operands(x, y, c)
     at = View(ctypes.addressof(table), (shapes.n,), (0,), "int8")
@@ -250,6 +263,27 @@ def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[Vi
 def _results(like: Any, writings: Sequence[Writing]) -> Any:
     results = tuple(_finished(like, writing) for writing in writings)
     return results[0] if len(results) == 1 else results
+
+
+def explained(a: Any, b: Any, options: Options) -> str:
+    """Return in words where the epilogue of a product is applied, and the bytes of matrices that are not written."""
+    weights = b if isinstance(b, tuple) else (b,)
+    function, operands = bound(options.epilogue, options.operands)
+    x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
+    sums, result = _types(x, ys, options.dtype)
+    call = _prepared(function, len(weights), operands, _shapes(x, ys), sums, result)
+    fused = len(ys) == 1 and tiled(call, x, ys[0], result, bool(options.batch_invariant)) is not None
+    graph, shapes, kinds = call.graph, call.shapes, call.graph.kinds()
+    operations = sum(bool(node.inputs) for node in graph.nodes)
+    results = {output.node for output in graph.outputs}
+    between = [i for i, kind in enumerate(kinds) if kind == "matrix" and graph.nodes[i].op != "operand"]
+    count = len([i for i in between if i not in results and (fused or graph.nodes[i].op != "sum")])
+    size = math.prod(shapes.batch) * shapes.m * shapes.n * dtypes.get(sums).size
+    where = "to each tile before it is stored" if fused else "by rows, in a pass over the sums"
+    return (
+        f"{function.__name__}, {operations} operations, {where}; {count} matrices of {shapes.m} x {shapes.n} between "
+        f"them are not written and read: {2 * count * size:,} bytes"
+    )
 
 
 def with_kinds(graph: EpilogueGraph, operands: Sequence[GraphOperand], result: str) -> EpilogueGraph:

@@ -56,4 +56,9 @@ def random_epilogue(draw: np.random.Generator, operands: Sequence[str] = (), sum
         statistic = str(draw.choice(_STATISTICS)).format(_with_symbol(expression(draw, names, 1), names) + " + c")
         parts.append(statistic if draw.random() < 0.5 else f"c / (1 + abs({statistic}))")
     text = f"lambda {', '.join(names)}: ({', '.join(parts)},)"
-    return text, Epilogue(eval(text, {**vars(functions_of_symbols)}))  # noqa: S307 # the text above
+    return text, of_text(text)
+
+
+def of_text(text: str) -> Epilogue:
+    """Return the epilogue that the text of a lambda spells."""
+    return Epilogue(eval(text, {**vars(functions_of_symbols)}))  # noqa: S307 # of `random_epilogue`

@@ -34,6 +34,7 @@ class Epilogue:
         self.parameters = tuple(p.name for p in parameters)
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._graphs: dict[int, EpilogueGraph] = {}
+        self.recipes: dict[Any, Any] = {}  # of products that came before (`api.epilogue_recipes`)
 
     def __repr__(self) -> str:
         return f"<epilogue {self.__name__}({', '.join(self.parameters)})>"
@@ -67,7 +68,7 @@ class GraphEpilogue(Epilogue):
     """An epilogue that is a graph already, such as a gradient."""
 
     def __init__(self, name: str, graph: EpilogueGraph, sums: int) -> None:
-        self.__name__, self.function, self.defaults = name, self.__call__, {}
+        self.__name__, self.function, self.defaults, self.recipes = name, self.__call__, {}, {}
         self.parameters = (*(f"sum{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
         self._graphs = {sums: graph}
 

@@ -18,7 +18,7 @@ from gemmery.errors import ArgumentError
 from gemmery.torch.gradients import rows
 
 _Function: Any = torch.autograd.Function
-_as_it_is: Any = torch.compiler.disable
+_as_it_is: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
 
 
 class FusedProduct:

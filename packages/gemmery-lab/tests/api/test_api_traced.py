@@ -7,6 +7,8 @@ import pytest
 
 import gemmery as gm
 from emulated_card import installed
+from gemmery.api import finished
+from gemmery.keywords import NO_OPTIONS
 from random_functions import check
 from random_functions import function as random_function
 
@@ -125,3 +127,14 @@ def test_one_row_is_a_product_with_a_vector(card, n, k, transposed):
     gm.matmul(a, (b, up), out, dtype="float32", epilogue=gm.epilogue(lambda c, d, r: gm.relu(c) * d + r)(**kept))
     assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v) + np.arange(float(n)))
     assert not any(name.startswith("wgmma") for name in card.launched)
+
+
+def test_explain_says_where_a_function_is_applied(card):
+    a, b = card.put(whole(40, 64), "bf16"), card.put(whole(48, 64), "bf16").T
+    own = {"r": card.put(whole(40, 48), "bf16")}
+    add = gm.epilogue(lambda c, r: gm.relu(c) + r)
+    fused = finished.explained(a, b, NO_OPTIONS._replace(epilogue=add(**own)))
+    assert "to each tile" in fused
+    assert "2 matrices of 40 x 48" in fused
+    by_rows = finished.explained(a, b, NO_OPTIONS._replace(epilogue=lambda c: c - gm.row_maximum(c)))
+    assert "by rows" in by_rows

@@ -270,10 +270,20 @@ def explained(a: Any, b: Any, options: Options) -> str:
     weights = b if isinstance(b, tuple) else (b,)
     function, operands = bound(options.epilogue, options.operands)
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
-    sums, result = _types(x, ys, options.dtype)
-    call = _prepared(function, len(weights), operands, _shapes(x, ys), sums, result)
-    fused = len(ys) == 1 and tiled(call, x, ys[0], result, bool(options.batch_invariant)) is not None
-    graph, shapes, kinds = call.graph, call.shapes, call.graph.kinds()
+    shapes = _shapes(x, ys)
+    if x.device != "cpu":
+        from gemmery.api import finished_on_device
+
+        _check_values(function, operands, len(weights))
+        traced, sums = function.graph(len(weights)), "f32"
+        graph, count = finished_on_device.fuses(a, weights, shapes, traced, operands, with_kinds, options)
+        fused = count > 0
+    else:
+        sums, result = _types(x, ys, options.dtype)
+        call = _prepared(function, len(weights), operands, shapes, sums, result)
+        fused = len(ys) == 1 and tiled(call, x, ys[0], result, bool(options.batch_invariant)) is not None
+        graph = call.graph
+    kinds = graph.kinds()
     operations = sum(bool(node.inputs) for node in graph.nodes)
     results = {output.node for output in graph.outputs}
     between = [i for i, kind in enumerate(kinds) if kind == "matrix" and graph.nodes[i].op != "operand"]

@@ -27,7 +27,7 @@ from gemmery.cuda.traced_function import Strides, TracedFunction
 from gemmery.dispatch.cuda import with_function
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
 from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
-from gemmery.keywords import Options
+from gemmery.keywords import Options, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -48,6 +48,7 @@ class Fused(NamedTuple):
     run: Ready
     function: TracedFunction
     maps: tuple[tensormaps.MapShape, ...]
+    matrices: int  # weights in the launch
 
 
 class RowsPass(NamedTuple):
@@ -64,29 +65,15 @@ def product(
     """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays."""
     if options.threads is not None:
         raise ArgumentError("threads= applies to products on the CPU only: leave it out")
-    (batch, m, n), count = shapes[:3], math.prod(shapes.batch)
-    plain = not batch and shapes.rows and shapes.columns
-    if not plain and not arrays.allocates(x):
-        raise LayoutError(f"a {type(x).__name__} on a device: with an epilogue pass matrices, or tensors of PyTorch")
-    xp = library_of(x)
-    x = x if shapes.rows else x[None, :]
-    weights = [weight if shapes.columns else weight[:, None] for weight in weights]
-    reads_rows = any(node.op == "row_index" for node in graph.nodes)
-    joined = not plain and not (reads_rows and count > 1) and all(len(view(weight).shape) == 2 for weight in weights)
-    rows = count * m if joined else m
-    views = [located(view(each)) for each in (x, *weights)]
-    common, result = types(views[0], views[1], options.dtype)
-    element = "f64" if result == "f64" else "f32"
-    bound = {
-        each.name: _operand(xp, each.name, operands[each.name], batch, m, n, joined, element) for each in graph.operands
-    }
-    known = [_reading(each.name, bound[each.name], (), element).operand for each in graph.operands]
-    graph = with_kinds(graph, known, result)
-    results = [_result(views[0], output.kind, output.dtype, batch, m, n) for output in graph.outputs]
+    (batch, m, n), xp = shapes[:3], library_of(x)
+    call = _described(x, weights, shapes, graph, operands, with_kinds, options)
+    x, weights, graph, bound, common = call.x, call.weights, call.graph, call.bound, call.common
+    rows, first = call.rows, located(view(x))
+    results = [_result(first, output.kind, output.dtype, batch, m, n) for output in graph.outputs]
     if 0 not in (*batch, m, n):
-        if plain:
+        if rows == m and not batch:
             _matrix(x, weights, graph, bound, (), results, common, options, multiply)
-        elif joined:
+        elif rows:
             whole = [view(each.array.reshape((rows, each.shape[-1]))) for each in results]
             _matrix(x.reshape((rows, x.shape[-1])), weights, graph, bound, (), whole, common, options, multiply)
         else:
@@ -98,10 +85,65 @@ def product(
     elif graph.statistics and 0 not in (*batch, m):
         raise ShapeError(f"C is {m} x {n}: statistics of rows without columns are for products on the CPU")
     ended = [
-        _ended(views[0], each, output, shapes, out)
-        for each, output, out in zip(results, graph.outputs, outs, strict=True)
+        _ended(first, each, output, shapes, out) for each, output, out in zip(results, graph.outputs, outs, strict=True)
     ]
     return ended[0] if len(ended) == 1 else tuple(ended)
+
+
+class DescribedProduct(NamedTuple):
+    """A product with a function as kernels take it; `rows` are those of all matrices in one, 0 where none has them."""
+
+    x: Any
+    weights: Sequence[Any]
+    graph: EpilogueGraph
+    bound: Mapping[str, View | float]
+    common: str
+    rows: int
+
+
+def _described(
+    x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
+    with_kinds: Callable[..., EpilogueGraph], options: Options,
+) -> DescribedProduct:  # fmt: skip
+    """Return a product with vectors as matrices, its operands, and its graph with kinds and types."""
+    (batch, m, n), count = shapes[:3], math.prod(shapes.batch)
+    plain = not batch and shapes.rows and shapes.columns
+    if not plain and not arrays.allocates(x):
+        raise LayoutError(f"a {type(x).__name__} on a device: with an epilogue pass matrices, or tensors of PyTorch")
+    x = x if shapes.rows else x[None, :]
+    weights = [weight if shapes.columns else weight[:, None] for weight in weights]
+    reads_rows = any(node.op == "row_index" for node in graph.nodes)
+    alike = not (reads_rows and count > 1) and all(len(view(weight).shape) == 2 for weight in weights)
+    joined = bool(batch) and alike
+    common, result = types(located(view(x)), located(view(weights[0])), options.dtype)
+    element, xp = "f64" if result == "f64" else "f32", library_of(x)
+    bound = {
+        each.name: _operand(xp, each.name, operands[each.name], batch, m, n, joined, element) for each in graph.operands
+    }
+    known = [_reading(each.name, bound[each.name], (), element).operand for each in graph.operands]
+    rows = count * m if joined else 0 if batch else m
+    return DescribedProduct(x, weights, with_kinds(graph, known, result), bound, common, rows)
+
+
+def fuses(
+    x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
+    with_kinds: Callable[..., EpilogueGraph], options: Options,
+) -> tuple[EpilogueGraph, int]:  # fmt: skip
+    """Return the graph with kinds and types, and the weights in the launch that applies it: 0 where none multiplies."""
+    call = _described(x, weights, shapes, graph, operands, with_kinds, options)
+    a, *bs = (located(view(each)) for each in (call.x, *call.weights))
+    alike = all(z.dtype == call.common for z in (a, *bs)) and len(bs[0].shape) == 2
+    if not alike or not call.rows:
+        return call.graph, 0
+    k, n = bs[0].shape
+    a = a if len(a.shape) == 2 else a._replace(shape=(call.rows, k), strides=arrays.contiguous((1, k), a.strides[-1]))
+    values = [_reading(each.name, call.bound[each.name], (), "f32").value for each in call.graph.operands]
+    outputs = [
+        View(0, (call.rows, n), arrays.contiguous((1, n), dtypes.get(each.dtype).size), each.dtype, a.device)
+        for each in call.graph.outputs
+    ]
+    launch = _fused(a, bs, call.graph, values, outputs, options)
+    return call.graph, 0 if launch is None else launch.matrices
 
 
 def apply(
@@ -211,10 +253,15 @@ def _matrix(
     others = {each.stream for each in (*bs, *memories)} - {a.stream}
     for other in others:
         ordered.wait(a.stream, other, a.ordinal)
-    if not _fused(a, bs, graph, readings, outputs, options):
+    read = [each.value for each in readings]
+    launch = _fused(a, bs, graph, read, outputs, options)
+    if launch is not None:
+        _run_fused(launch, a, bs, read, outputs)
+    else:
         totals = [new(a, (m, n), element) for _ in weights]
         values = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
         keywords = {name: value for name, value in values.items() if value is not None}
+        keywords |= {"batch_invariant": True} if options.batch_invariant else {}
         for weight, y, total in zip(weights, bs, totals, strict=True):
             if keywords:
                 multiply(x, weight, out=total.array, dtype=dtypes.get(element).numpy, **keywords)
@@ -246,40 +293,48 @@ def _vector(z: View | float, n: int) -> int:
 
 
 def _fused(
-    a: View, bs: Sequence[View], graph: EpilogueGraph, readings: Sequence[DeviceReading], outputs: Sequence[View],
+    a: View, bs: Sequence[View], graph: EpilogueGraph, values: Sequence[View | float], outputs: Sequence[View],
     options: Options,
-) -> bool:  # fmt: skip
-    """Run the product and its function in one launch, if a kernel does both; return whether it does."""
+) -> Fused | None:  # fmt: skip
+    """Return the launch of the product and its function, if a kernel does both."""
     c, n = outputs[0], bs[0].shape[1]
     if graph.statistics or options.scale_a is not None or options.scale_b is not None or c.dtype not in SERVED:
-        return False
+        return None
     if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
-        return False
-    values = [each.value for each in readings]
-    paired = len(bs) == 2 and bs[0].strides == bs[1].strides
-    for matrices in (2, 1) if paired else (1,):
-        staged = _is_staged(outputs)
-        stored = [*values, *outputs[1 + staged :]]
-        if len(bs) == 2 and matrices == 1:
-            second_sums = new(a, c.shape, "f32")
-            write(a, bs[1], second_sums)
-            stored = [*values, second_sums, *outputs[1 + staged :]]
+        return None
+    staged = _is_staged(outputs)
+    terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
+    call = DeviceCall(_still(a), _still(bs[0]), _still(c), options=terms)
+    for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
+        stored = [*values, *[_sums(c)] * (len(bs) - matrices), *outputs[1 + staged :]]
         vectors = tuple(_vector(each, n) for each in stored)
-        key = DeviceCall(_still(a), _still(bs[0]), _still(c)), graph, vectors, len(bs), matrices, staged
         low = bs[1].pointer & 15 if matrices == 2 else 0
-        launch = _fused_launch(*key, low)
-        if isinstance(launch, str):
-            continue
-        mapped = [*bs[1:matrices], *outputs[1 : 1 + staged]]
-        maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
-        packed = launch.function.packed(map(_place, stored), maps, bs[-1].pointer - bs[0].pointer)
-        run, workspace = launch.run, None
-        if run.workspace:
-            workspace = scratch(a, run.workspace)
-        start = workspace.pointer if workspace else 0
-        run(a.pointer, bs[0].pointer, c.pointer, a.stream, 0, start, None, (), packed)
-        return True
-    return False
+        launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low)
+        if not isinstance(launch, str):
+            return launch
+    return None
+
+
+def _sums(c: View) -> View:
+    """Return sums in float32 for C, without memory."""
+    return View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device)
+
+
+def _run_fused(
+    launch: Fused, a: View, bs: Sequence[View], values: Sequence[View | float], outputs: Sequence[View]
+) -> None:  # fmt: skip
+    """Launch a product and its function; before it, the sums with a second weight that is not in the same launch."""
+    function, run, read = launch.function, launch.run, [*values]
+    if len(bs) > launch.matrices:
+        read.append(new(a, outputs[0].shape, "f32"))
+        write(a, bs[1], read[-1])
+    mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
+    maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
+    stored = map(_place, (*read, *outputs[1 + function.staged :]))
+    packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
+    workspace = scratch(a, run.workspace) if run.workspace else None
+    start = workspace.pointer if workspace else 0
+    run(a.pointer, bs[0].pointer, outputs[0].pointer, a.stream, 0, start, None, (), packed)
 
 
 def _is_staged(outputs: Sequence[View]) -> bool:
@@ -331,7 +386,8 @@ def _fused_launch(
     if matrices == 2 and boxes["b"].packed >= 0:
         return "B is packed first, and only one of two is"
     places = [("b", views[1])] * (matrices == 2) + [("c", views[2])] * staged
-    return Fused(run, function, tuple(tensormaps.shape(boxes[name], problem, each) for name, each in places))
+    maps = tuple(tensormaps.shape(boxes[name], problem, each) for name, each in places)
+    return Fused(run, function, maps, matrices)
 
 
 def _rows(

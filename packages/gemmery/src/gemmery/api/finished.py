@@ -1,6 +1,6 @@
-"""Products with an epilogue that is a Python function: `epilogue=` of `gm.matmul`, on the CPU.
+"""Products with an epilogue that is a Python function: `epilogue=` of `gm.matmul`.
 
-The sums are computed by the kernel that is fastest for their shape, in the type of its accumulator, and a second kernel
+Those of arrays on a device go to `finished_on_device`. On the CPU the sums are computed by the kernel that is fastest for their shape, in the type of its accumulator, and a second kernel
 applies the function row by row while they are in cache.
 """
 

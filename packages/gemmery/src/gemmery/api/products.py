@@ -76,7 +76,7 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
     - `activation`: applied after the bias, while C is in cache: "relu", "gelu" (by erf, PyTorch's default) or "silu".
     - `epilogue`: a function of the product's element, or `gm.epilogue` of one with its operands bound, that is applied
       before the result is stored; `b` may be a tuple of two matrices, whose products are the function's first two
-      parameters. It may return several results. See docs/guides/epilogues.md. On the CPU.
+      parameters. It may return several results. See docs/guides/epilogues.md.
     - `operands`: the arrays and numbers for the other parameters of `epilogue`, by name, unless they are bound to it.
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
     - `precision`, of float32 on a CUDA device: "tf32" allows tensor cores to round operands to 10 bits of fraction.

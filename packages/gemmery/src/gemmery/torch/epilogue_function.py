@@ -77,7 +77,7 @@ def fused(function: Callable[..., Any] | None = None, *, recompute: bool = False
     The function is an epilogue (`gemmery.epilogue`), whose gradient is traced too: in the backward pass one kernel
     makes from the sums and the operands the gradients of both, and two products follow. The forward pass keeps the sums
     if these gradients read them. With `recompute` it does not, and the backward pass multiplies again, with the
-    gradient as the epilogue: less memory for more work. On the CPU. torch.compile calls it as it is.
+    gradient as the epilogue: less memory for more work. torch.compile calls it as it is.
 
     Raises ArgumentError for a function that cannot be traced, with its line, when it is first called.
     """

@@ -170,9 +170,8 @@ def tuned(tile, call):
 
 def tune(rows, n, k, rounds, file):
     """Two weights of n x k by tiles of other sizes."""
-    few = [(8, 64, 12), (8, 128, 8), (8, 128, 10), (64, 64, 8), (64, 64, 12), (64, 128, 6), (64, 128, 8), (64, 192, 6)]
-    few += [(64, 256, 4), (64, 256, 5), (128, 128, 6), (128, 256, 4), (128, 192, 4)]
-    large = [(128, 256, 4), (256, 128, 4), (128, 192, 4), (256, 64, 4), (128, 128, 6)]
+    few = [(8, 64, 12), (8, 128, 8), (8, 128, 10), (8, 256, 6), (64, 64, 12), (64, 128, 8), (64, 256, 4), (64, 256, 5)]
+    large = [(128, 256, 4), (256, 128, 4), (128, 192, 4), (128, 128, 6), (128, 128, 4)]
     for m in rows:
         operands = turns(lambda m=m: (normal(m, k), normal(n, k).T, normal(n, k).T), 4 * n * k)
 
@@ -180,9 +179,9 @@ def tune(rows, n, k, rounds, file):
             return gm.matmul(x, (g, u), epilogue=swiglu)
 
         forms = {}
-        for tile in large if m > 512 else [each for each in few if each[0] >= min(m, 64)]:
-            for band in (8, 16) if m > 512 else (8,):
-                forms[f"{tile} {band}"] = tuned((*tile, 1, 1, band), call)
+        for tile in large if m > 512 else [each for each in few if m <= each[0]]:
+            for cn in (1, 2) if m > 512 else (1,):
+                forms[f"{tile} {cn}"] = tuned((*tile, 1, cn, 8), call)
         forms["chosen"] = call
         measure(f"tune {m}", forms, operands, rounds, file)
 

@@ -1,7 +1,8 @@
 """Products with an epilogue that is a Python function: `epilogue=` of `gm.matmul`.
 
-Those of arrays on a device go to `finished_on_device`. On the CPU the sums are computed by the kernel that is fastest for their shape, in the type of its accumulator, and a second kernel
-applies the function row by row while they are in cache.
+Those of arrays on a device go to `finished_on_device`. On the CPU the sums are computed by the kernel that is fastest
+for their shape, in the type of its accumulator, and a second kernel applies the function row by row while they are in
+cache.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,13 @@ def product(
     return ended[0] if len(ended) == 1 else tuple(ended)
 
 
+@lru_cache(maxsize=1024)
+def _with_kinds(
+    with_kinds: Callable[..., EpilogueGraph], graph: EpilogueGraph, operands: tuple[GraphOperand, ...], result: str
+) -> EpilogueGraph:  # fmt: skip
+    return with_kinds(graph, operands, result)
+
+
 class DescribedProduct(NamedTuple):
     """A product with a function as kernels take it; `rows` are those of all matrices in one, 0 where none has them."""
 
@@ -122,7 +130,7 @@ def _described(
     }
     known = [_reading(each.name, bound[each.name], (), element).operand for each in graph.operands]
     rows = count * m if joined else 0 if batch else m
-    return DescribedProduct(x, weights, with_kinds(graph, known, result), bound, common, rows)
+    return DescribedProduct(x, weights, _with_kinds(with_kinds, graph, tuple(known), result), bound, common, rows)
 
 
 def fuses(
@@ -156,7 +164,7 @@ def apply(
     values = {each.name: _operand(xp, each.name, operands[each.name], batch, m, n, False, element)
               for each in graph.operands}  # fmt: skip
     readings = [_reading(each.name, values[each.name], (), element) for each in graph.operands]
-    graph = with_kinds(graph, [each.operand for each in readings], result)
+    graph = _with_kinds(with_kinds, graph, tuple(each.operand for each in readings), result)
     totals = [located(view(each)) for each in sums]
     if any(node.op == "sum" for node in graph.nodes):
         totals = [z if z.dtype in SERVED else located(view(arrays.astype(z.array, element))) for z in totals]

@@ -155,7 +155,7 @@ class _Writer:
         self.vectors = vectors[: len(graph.operands)]
         self.wide = vectors[len(graph.operands) :]
         read = enumerate(zip(graph.operands, self.vectors, strict=True))
-        self.early = [i for i, (each, wide) in read if each.kind == "matrix" and each.dtype in _HELD and wide > 1]
+        self.early = [i for i, (each, wide) in read if each.kind == "matrix" and each.dtype in _HELD and wide >= 8]
 
     def kinds(self) -> tuple[str, ...]:
         return (*(each.kind for each in self.graph.operands), *(each.kind for each in self.stored))
@@ -306,15 +306,15 @@ class _Writer:
         return f"{self._loads(used)}#pragma unroll\n    for (int x = 0; x < WIDTH; ++x) {{\n{steps}    }}\n"
 
     def _hold(self) -> str:
-        """The function that loads a pair of an operand of 16 bits in advance."""
+        """The function that loads eight elements of an operand of 16 bits in advance."""
         lines = "".join(
-            f"    if (which == {place}) return hold_pair(o.x{i}, min(at.i, at.m - 1) * int(o.x{i}_row), at.j, at.n);\n"
+            f"    if (which == {place}) return hold_eight(o.x{i}, min(at.i, at.m - 1) * int(o.x{i}_row), at.j, at.n);\n"
             for place, i in enumerate(self.early)
         )
         asks = "".join(f"    ptx::prefetch_global_L2(o.x{i} + at.i * o.x{i}_row + at.j);\n" for i in self.early)
-        head = "  static __device__ __forceinline__ unsigned hold(int which, const Operands& o, Spot at) {\n"
+        head = "  static __device__ __forceinline__ Chunk<unsigned, 4> hold(int which, const Operands& o, Spot at) {\n"
         ask = f"  static __device__ __forceinline__ void ask(const Operands& o, Spot at) {{\n{asks}  }}"
-        return f"{head}{lines}    return 0;\n  }}\n{ask}"
+        return f"{head}{lines}    return {{}};\n  }}\n{ask}"
 
     def _apply(self) -> str:
         outputs = [output.node for output in self.graph.outputs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class _FusedFunction(_Function):
         _, _, of_x, *others = ctx.needs_input_grad
         needed_names = {name for name, needed in zip(names, others[count:], strict=True) if needed}
         needed_names |= {f"sum{i}" for i in range(count) if of_x or others[i]}
-        derived, outputs = gradient(_with_columns(graph), needed_names) if needed_names else (graph, ())
+        derived, outputs = _derived(graph, frozenset(needed_names)) if needed_names else (graph, ())
         reads = bool(needed_names) and any(node.op == "sum" for node in derived.nodes)
         keeps = reads and not fused.recompute
         own = view(x.detach())  # on a device sums are kept in the type of the result, as PyTorch keeps them
@@ -129,9 +130,7 @@ class _FusedFunction(_Function):
         sums = list(tensors)
         operands = dict(zip(ctx.names, values, strict=True))
         operands |= {f"{COTANGENT}{i}": g.contiguous() for i, g in enumerate(gradients)}
-        place = {output: i for i, output in enumerate(dict.fromkeys(ctx.derived.outputs))}  # those of c + b are one
-        derived = ctx.derived._replace(outputs=tuple(place))
-        function = GraphEpilogue(f"the gradient of {ctx.fused.__name__}", derived, ctx.count)
+        function, place = _function_of(f"the gradient of {ctx.fused.__name__}", ctx.derived, ctx.count)
         multiply: Any = api.matmul
         result: Any
         if ctx.reads and not ctx.keeps:
@@ -159,11 +158,26 @@ class _FusedFunction(_Function):
         return None, None, grad_x, *grad_weights, *grads
 
 
+@lru_cache(maxsize=256)
+def _derived(graph: EpilogueGraph, names: frozenset[str]) -> tuple[EpilogueGraph, tuple[str, ...]]:
+    """Return the gradient of a graph for the sums and operands of these names, and what its outputs are."""
+    derived, outputs = gradient(_with_columns(graph), set(names))
+    return derived, tuple(outputs)
+
+
+@lru_cache(maxsize=256)
+def _function_of(name: str, derived: EpilogueGraph, count: int) -> tuple[GraphEpilogue, dict[GraphOutput, int]]:
+    """Return a gradient as a function, and the place of each output in its results: those of c + b are one."""
+    place = {output: i for i, output in enumerate(dict.fromkeys(derived.outputs))}
+    return GraphEpilogue(name, derived._replace(outputs=tuple(place)), count), place
+
+
 def _with_columns(graph: EpilogueGraph) -> EpilogueGraph:
     """Return a graph whose outputs have the kinds that follow from it."""
     return finished.with_kinds(graph, graph.operands, "")
 
 
+@lru_cache(maxsize=256)
 def _keeping_sums(function: Epilogue, count: int, dtype: str) -> Epilogue:
     """Return an epilogue that also returns the sums, in their own type."""
     graph = function.graph(count)

@@ -21,6 +21,7 @@ from gemmery.cuda.choose.data import (
     MANY,
     MANY_FACTORED,
     MOST_FACTORED,
+    PAIRED_FEW,
     SHALLOW_FACTORED,
     SMALL,
     WINNERS,
@@ -69,6 +70,9 @@ def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
     whole = problem._replace(n=2 * problem.n) if paired else problem
     plain = whole._replace(epilogue="", scaled=True)
     tile, _ = measured(plain, device, False, False) or modelled(plain, device, False, False)
+    tiles_of_few = -(-problem.n // 128) * problem.batch
+    if paired and FEW < problem.m <= 64 and device.sms / 2 < tiles_of_few <= device.sms:
+        tile = PAIRED_FEW
     if legal.illegal(problem, tile):
         demand = demand_of(plain)
         tiles = [each for each in INSTANCES if not is_swapped(each.bm) and not legal.illegal(problem, each)]

@@ -45,9 +45,9 @@ __device__ __forceinline__ void load_row(S (&to)[WIDTH], const T* row, long long
   }
 }
 
-// Two adjacent ones of 16 bits, at an even column, as they are in memory; and as numbers.
-template <class T> __device__ __forceinline__ unsigned hold_pair(const T* all, unsigned row, int j, int n) {
-  return *reinterpret_cast<const unsigned*>(all + (row + min(j, n - 2)));
+// Eight adjacent ones of 16 bits, as they are in memory; and two as numbers.
+template <class T> __device__ __forceinline__ Chunk<unsigned, 4> hold_eight(const T* all, unsigned row, int j, int n) {
+  return *reinterpret_cast<const Chunk<unsigned, 4>*>(all + (row + min(j, n - 8)));
 }
 template <class T, class S, int WIDTH> __device__ __forceinline__ void unpack(S (&to)[WIDTH], unsigned pair) {
 #pragma unroll

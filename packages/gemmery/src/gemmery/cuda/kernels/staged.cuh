@@ -119,12 +119,45 @@ __device__ __forceinline__ void ask_for_operands(const TmaProduct<T, Out>& p, Ti
   }
 }
 
+
+// Loads them for a piece: of 32 columns of a row, each of four lanes has 16 bytes. A load of the pairs that a lane needs
+// would take a cycle for each of its 8 rows, as this one of four times as many bytes does.
 template <int COUNT, int PAIRS, class T, class Out>
 __device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], const TmaProduct<T, Out>& p, Where at) {
+  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 8;
 #pragma unroll
-  for (int i = 0; i < PAIRS; ++i) {
+  for (int j = 0; j < COUNT; ++j) {
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) held[j][i] = Function::hold(j, operands_of(p), spot_of(p, at, i));
+    for (int i = 0; i < PAIRS / 4; ++i) {  // 32 columns of the one or the other row
+      const Spot spot = {row + i % 2 * 8, column + i / 2 * 32, p.product.m, p.product.n};
+      const auto eight = Function::hold(j, operands_of(p), spot);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) held[j][i / 2 * 8 + word * 2 + i % 2] = eight.of[word];
+    }
+  }
+}
+
+// Exchanges them among the four lanes, so that each has its pairs: those of 8 columns that one lane has are of all four.
+template <int COUNT, int PAIRS> __device__ __forceinline__ void exchange_held(unsigned (&held)[COUNT][PAIRS]) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) {
+#pragma unroll
+    for (int i = 0; i < PAIRS / 4; ++i) {
+      unsigned* words = held[j] + i / 2 * 8 + i % 2;  // every second one
+#pragma unroll
+      for (int pair = 0; pair < 4; pair += 2) {
+        unsigned &even_word = words[pair * 2], &odd_word = words[pair * 2 + 2];
+        const unsigned other = __shfl_xor_sync(~0u, odd ? even_word : odd_word, 1);
+        if (odd) even_word = other; else odd_word = other;
+      }
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        unsigned &low_word = words[pair * 2], &high_word = words[pair * 2 + 4];
+        const unsigned other = __shfl_xor_sync(~0u, upper ? low_word : high_word, 2);
+        if (upper) low_word = other; else high_word = other;
+      }
+    }
   }
 }
 

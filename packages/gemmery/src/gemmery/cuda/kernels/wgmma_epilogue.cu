@@ -78,6 +78,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else if constexpr (HOLDS) {
       if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
+      exchange_held(held[piece % PLACES]);
       pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % PLACES], more);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];

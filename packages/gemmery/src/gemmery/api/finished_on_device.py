@@ -334,8 +334,9 @@ def _run_fused(
     """Launch a product and its function; before it, the sums with a second weight that is not in the same launch."""
     function, run, read = launch.function, launch.run, [*values]
     if len(bs) > launch.matrices:
-        read.append(new(a, outputs[0].shape, "f32"))
-        write(a, bs[1], read[-1])
+        sums = new(a, outputs[0].shape, "f32")
+        write(a, bs[1], sums)
+        read.append(sums)
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
     maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
     stored = map(_place, (*read, *outputs[1 + function.staged :]))

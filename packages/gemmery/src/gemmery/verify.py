@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gemmery import config, dtypes
 from gemmery.dtypes import Array
 from gemmery.epilogues.graph import EpilogueGraph
-from gemmery.epilogues.reference import evaluate
+from gemmery.epilogues.reference import FUNCTIONS, evaluate
 from gemmery.errors import ArgumentError, CheckError
 
 SampleIndex = tuple[Any, ...]  # the compared matrices, an index for each batch dimension, and the compared rows
@@ -335,14 +335,7 @@ def _limb_product(a: NDArray[np.uint64], b: NDArray[np.uint64], bits: int) -> ND
 def _activate(x: Array, name: str) -> Array:
     if name not in LIPSCHITZ:
         raise ArgumentError(f"activation {name!r} is unknown; use one of {', '.join(filter(None, LIPSCHITZ))}")
-    if name == "":
-        return x
-    if name == "relu":
-        return np.asarray(np.where(x < 0, 0, x))  # NaN stays NaN
-    plain = x.astype(np.float64)
-    if name == "silu":
-        return np.asarray(plain / (1 + np.exp(-plain)))
-    return np.asarray(plain * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-plain / math.sqrt(2)))
+    return np.asarray(FUNCTIONS[name](x)) if name else x
 
 
 def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tuple[SampleIndex, tuple[int, ...]]:

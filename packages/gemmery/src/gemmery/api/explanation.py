@@ -164,8 +164,8 @@ def explain(
         from gemmery.api import finished
 
         fused = finished.explained(a, b, options)
-        keywords = {name: value for name, value in keywords.items() if name not in ("epilogue", "operands")}
-        return replace(explain(a, b[0] if isinstance(b, tuple) else b, **keywords), fused=fused)
+        plain: Any = {name: value for name, value in keywords.items() if name not in ("epilogue", "operands")}
+        return replace(explain(a, b[0] if isinstance(b, tuple) else b, **plain), fused=fused)
     if type(b) in array_libraries.QUANTIZED:
         from gemmery.api.quantized_products import treatment
 

@@ -107,8 +107,8 @@ def _apply(node: Node, inputs: list[Estimate], unit: float, shape: tuple[int, ..
 def _compute(node: Node, *x: Array) -> Array:
     """Return an operation on arrays; conditions are 0 and 1."""
     op = node.op
-    if op in _FUNCTIONS:
-        return np.asarray(_FUNCTIONS[op](*x), x[0].dtype)
+    if op in FUNCTIONS:
+        return np.asarray(FUNCTIONS[op](*x), x[0].dtype)
     if op == "cast":
         return rounded(x[0], node.value)
     return np.asarray(getattr(np, _NUMPYS.get(op, op))(*x), x[-1].dtype)
@@ -133,7 +133,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 _NUMPYS = {"and": "logical_and", "or": "logical_or", "not": "logical_not"}
-_FUNCTIONS: dict[str, Any] = {
+FUNCTIONS: dict[str, Any] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": _sigmoid,
     "silu": lambda x: x * _sigmoid(x),

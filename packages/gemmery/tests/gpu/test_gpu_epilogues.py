@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+import gemmery.torch
 from random_functions import check, function
 
 torch = pytest.importorskip("torch")
@@ -106,3 +107,19 @@ def test_batches_and_out():
     assert (np.abs(wide(out) - value) <= 2.0**-7 * np.abs(value) + 1e-2).all()
     plain = gm.matmul(x, w, epilogue=lambda c: c * 2.0)
     assert (np.abs(wide(plain) - 2 * c) <= 2.0**-7 * np.abs(c) + 1e-2).all()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients(recompute):
+    """Of a layer whose gradient is a pass over sums that were kept, or an epilogue of a product."""
+    torch.manual_seed(1)
+    layer = gemmery.torch.fused(lambda c, bias, r: r + torch.nn.functional.silu(c + bias), recompute=recompute)
+    x, w, r = (torch.randn(sides, device="cuda").bfloat16() for sides in ((130, 64), (96, 64), (130, 96)))
+    bias, grad = torch.randn(96, device="cuda").bfloat16(), torch.randn(130, 96, device="cuda").bfloat16()
+    inputs = [z.clone().requires_grad_() for z in (x, w, bias, r)]
+    layer(inputs[0], inputs[1].T, bias=inputs[2], r=inputs[3]).backward(grad)
+    exact = [z.double().requires_grad_() for z in (x, w, bias, r)]
+    (exact[3] + torch.nn.functional.silu(exact[0] @ exact[1].T + exact[2])).backward(grad.double())
+    for own, right in zip(inputs, exact, strict=True):
+        error = (own.grad.double() - right.grad).norm() / right.grad.norm()
+        assert float(error) <= 2.0**-6

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-import gemmery.torch
 from random_functions import check, function
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch sees no CUDA device"),
+]
+
+import gemmery.torch  # noqa: E402
 
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 SHAPES = [(300, 520, 136), (65, 67, 24), (1, 512, 256), (16, 264, 512), (257, 1000, 64), (7, 33, 2000)]

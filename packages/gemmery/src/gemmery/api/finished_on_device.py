@@ -19,12 +19,13 @@ from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of, library_of
 from gemmery.api.device_call import DeviceCall, described, table
 from gemmery.api.device_operands import SERVED, located, resolved, types
+from gemmery.api.device_readings import DeviceReading, operand_of, place_of, reading_of, vector_of
 from gemmery.api.on_device import copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps, traced_function
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argument
-from gemmery.cuda.traced_function import Strides, TracedFunction
+from gemmery.cuda.traced_function import TracedFunction
 from gemmery.dispatch.cuda import with_function
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
 from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
@@ -34,13 +35,6 @@ from gemmery.tuples import NamedTuple
 
 _SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
-
-
-class DeviceReading(NamedTuple):
-    """An operand of a function: what the graph says of it, and its memory, (rows, columns), or a number."""
-
-    operand: GraphOperand
-    value: View | float
 
 
 class Fused(NamedTuple):
@@ -126,9 +120,10 @@ def _described(
     common, result = types(located(view(x)), located(view(weights[0])), options.dtype)
     element, xp = "f64" if result == "f64" else "f32", library_of(x)
     bound = {
-        each.name: _operand(xp, each.name, operands[each.name], batch, m, n, joined, element) for each in graph.operands
+        each.name: operand_of(xp, each.name, operands[each.name], batch, m, n, joined, element)
+        for each in graph.operands
     }
-    known = [_reading(each.name, bound[each.name], (), element).operand for each in graph.operands]
+    known = [reading_of(each.name, bound[each.name], (), element).operand for each in graph.operands]
     rows = count * m if joined else 0 if batch else m
     return DescribedProduct(x, weights, _with_kinds(with_kinds, graph, tuple(known), result), bound, common, rows)
 
@@ -145,7 +140,7 @@ def fuses(
         return call.graph, 0
     k, n = bs[0].shape
     a = a if len(a.shape) == 2 else a._replace(shape=(call.rows, k), strides=arrays.contiguous((1, k), a.strides[-1]))
-    values = [_reading(each.name, call.bound[each.name], (), "f32").value for each in call.graph.operands]
+    values = [reading_of(each.name, call.bound[each.name], (), "f32").value for each in call.graph.operands]
     outputs = [
         View(0, (call.rows, n), arrays.contiguous((1, n), dtypes.get(each.dtype).size), each.dtype, a.device)
         for each in call.graph.outputs
@@ -161,9 +156,9 @@ def apply(
     """Return what an epilogue makes of sums that are there already, matrices, in the type `result`."""
     (batch, m, n), xp = shapes[:3], library_of(sums[0])
     element = "f64" if "f64" in (result, view(sums[0]).dtype) else "f32"
-    values = {each.name: _operand(xp, each.name, operands[each.name], batch, m, n, False, element)
+    values = {each.name: operand_of(xp, each.name, operands[each.name], batch, m, n, False, element)
               for each in graph.operands}  # fmt: skip
-    readings = [_reading(each.name, values[each.name], (), element) for each in graph.operands]
+    readings = [reading_of(each.name, values[each.name], (), element) for each in graph.operands]
     graph = _with_kinds(with_kinds, graph, tuple(each.operand for each in readings), result)
     totals = [located(view(each)) for each in sums]
     if any(node.op == "sum" for node in graph.nodes):
@@ -183,47 +178,6 @@ def apply(
         )
     ended = [_ended(first, each, output, shapes, None) for each, output in zip(results, graph.outputs, strict=True)]
     return ended[0] if len(ended) == 1 else tuple(ended)
-
-
-def _operand(
-    xp: Any, name: str, value: Any, batch: tuple[int, ...], m: int, n: int, joined: bool, element: str
-) -> View | float:  # fmt: skip
-    """Return an operand as a number, as one matrix, row or column for the whole batch, or with all batch dimensions."""
-    if isinstance(value, (bool, int, float, np.generic)):
-        return float(value)
-    if view(value).device == "cpu":
-        raise ArgumentError(f"operand {name!r} is on the CPU, and the product on a device: move one to the other")
-    shape = tuple(view(value).shape)
-    outer, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
-    fits = len(outer) <= len(batch) and all(
-        own in (1, full) for own, full in zip(reversed(outer), reversed(batch), strict=False)
-    )
-    if not fits or rows not in (1, m) or columns not in (1, n):
-        raise ShapeError(
-            f"operand {name!r} has shape {shape}, and the product {(*batch, m, n)}: an operand is a number, "
-            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
-        )
-    z = view(value)
-    if z.dtype not in SERVED:
-        z = view(arrays.astype(value, element))
-    if joined and not (math.prod(outer) == 1 and (rows == 1 or math.prod(batch) == 1)):
-        whole = xp.broadcast_to(z.array.reshape((*outer, rows, columns)), (*batch, m, columns))
-        return view(whole.reshape((math.prod(batch) * m, columns)))
-    steps = (0,) * (2 - len(z.strides)) + z.strides
-    along = (step if own > 1 else 0 for step, own in zip(steps[:-2], outer, strict=True))
-    return z._replace(shape=(*outer, rows, columns), strides=(*along, *steps[-2:]))
-
-
-def _reading(name: str, value: View | float, index: tuple[int, ...], element: str) -> DeviceReading:
-    """Return an operand of one matrix, that with this index, as kernels read it."""
-    if not isinstance(value, View):
-        return DeviceReading(GraphOperand(name, "number", element), value)
-    rows, columns = value.shape[-2:]
-    kind = "matrix" if rows > 1 and columns > 1 else "column" if rows > 1 else "row"
-    own = index[len(index) - len(value.shape) + 2 :] if index else (0,) * (len(value.shape) - 2)
-    start = value.pointer + sum(i * step for i, step in zip(own, value.strides, strict=False))
-    memory = value._replace(pointer=start, shape=(rows, columns), strides=value.strides[-2:])
-    return DeviceReading(GraphOperand(name, kind, value.dtype), located(memory))
 
 
 def _result(x: View, kind: str, dtype: str, batch: tuple[int, ...], m: int, n: int) -> View:
@@ -249,7 +203,7 @@ def _matrix(
 ) -> None:  # fmt: skip
     """Write the outputs of one matrix."""
     element = "f64" if graph.outputs[0].dtype == "f64" else "f32"
-    readings = [_reading(each.name, bound[each.name], index, element) for each in graph.operands]
+    readings = [reading_of(each.name, bound[each.name], index, element) for each in graph.operands]
     a, bs = located(view(x)), [located(view(weight)) for weight in weights]
     m, n = a.shape[0], bs[0].shape[1]
     outputs = [located(each)._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
@@ -280,26 +234,6 @@ def _matrix(
         ordered.wait(other, a.stream, a.ordinal)
 
 
-def _place(z: View | float) -> Strides | float:
-    """Return where an operand or output lies, as the argument has it; a dimension of 1 is repeated."""
-    if not isinstance(z, View):
-        return z
-    size = dtypes.get(z.dtype).size
-    row, column = (step // size if length > 1 else 0 for step, length in zip(z.strides, z.shape, strict=True))
-    return Strides(z.pointer, row, column)
-
-
-def _vector(z: View | float, n: int) -> int:
-    """Return the elements of a row that are adjacent and aligned."""
-    if not isinstance(z, View) or z.shape[1] != n or n == 1:
-        return 1
-    size = dtypes.get(z.dtype).size
-    if z.strides[1] != size or not 0 <= z.strides[0] * z.shape[0] < size << 31:  # kernels count in 32 bits there
-        return 1
-    aligned = math.gcd(16, z.pointer, z.strides[0] if z.shape[0] > 1 else 16)
-    return max(1, math.gcd(aligned // size, n))
-
-
 def _fused(
     a: View, bs: Sequence[View], graph: EpilogueGraph, values: Sequence[View | float], outputs: Sequence[View],
     options: Options,
@@ -315,7 +249,7 @@ def _fused(
     call = DeviceCall(_still(a), _still(bs[0]), _still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
         stored = [*values, *[_sums(c)] * (len(bs) - matrices), *outputs[1 + staged :]]
-        vectors = tuple(_vector(each, n) for each in stored)
+        vectors = tuple(vector_of(each, n) for each in stored)
         low = bs[1].pointer & 15 if matrices == 2 else 0
         launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low)
         if not isinstance(launch, str):
@@ -339,7 +273,7 @@ def _run_fused(
         read.append(sums)
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
     maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
-    stored = map(_place, (*read, *outputs[1 + function.staged :]))
+    stored = map(place_of, (*read, *outputs[1 + function.staged :]))
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None
     start = workspace.pointer if workspace else 0
@@ -406,9 +340,9 @@ def _rows(
     """Apply a function to rows of sums in memory."""
     stored = [*(each.value for each in readings), *outputs]
     m, n = totals[0].shape
-    vectors = tuple(_vector(each, n) for each in stored)
+    vectors = tuple(vector_of(each, n) for each in stored)
     launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, totals[0].device)
-    packed = launch.function.packed(map(_place, stored))
+    packed = launch.function.packed(map(place_of, stored))
     launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), packed)
 
 

@@ -272,7 +272,8 @@ def _run_fused(
         write(a, bs[1], sums)
         read.append(sums)
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
-    maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
+    with driver.on(a.ordinal):  # a thread of autograd may have no context
+        maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
     stored = map(place_of, (*read, *outputs[1 + function.staged :]))
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None

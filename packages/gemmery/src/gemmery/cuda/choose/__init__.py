@@ -21,6 +21,7 @@ from gemmery.cuda.choose.data import (
     MANY,
     MANY_FACTORED,
     MOST_FACTORED,
+    PAIRED,
     PAIRED_FEW,
     SHALLOW_FACTORED,
     SMALL,
@@ -73,6 +74,8 @@ def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
     tiles_of_few = -(-problem.n // 128) * problem.batch
     if paired and FEW < problem.m <= 64 and device.sms / 2 < tiles_of_few <= device.sms:
         tile = PAIRED_FEW
+    if paired and tile[:2] == (128, 256) and problem.m > 512:
+        tile = PAIRED
     if legal.illegal(problem, tile):
         demand = demand_of(plain)
         tiles = [each for each in INSTANCES if not is_swapped(each.bm) and not legal.illegal(problem, each)]

@@ -16,6 +16,7 @@ from gemmery.cuda import driver
 
 GUIDES = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
 NEEDS = {
+    "epilogues": ("torch",),
     "accurate_float32": ("torch",),
     "fp8_inference": ("torch", "cuda"),
     "numpy": (),

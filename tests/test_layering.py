@@ -22,7 +22,7 @@ SOURCES = {
 # The parts of each package, which imports from itself and those before it (docs/decisions/0034-three-packages.md).
 HOUSES = {
     "gemmery": (
-        "errors tuples config dtypes display problem keywords arrange banks cache tiers load arrays cpu cuda "
+        "errors tuples config dtypes display problem keywords epilogues arrange banks cache tiers load arrays cpu cuda "
         "limits ladder dispatch api numpy torch jax distributed __init__ __main__ verify"
     ),
     "gemmery_emulator": "emulator pages kernels pytest",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
-from gemmery.cuda import nvrtc, tensormaps
+from gemmery.cuda import nvrtc, tensormaps, traced_function
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, Scaling, refusal
 from gemmery.cuda.launch import as_taken, is_transposed, mapped_argument, placed_maps, product_argument, too_large
@@ -40,12 +40,17 @@ class Gemm:
     a_scale: Array | None = None  # (m, steps of k), float32
     b_scale: Array | None = None  # (steps of k, n)
     offsets: Array | None = None  # of groups, int32
+    traced: tuple[Array | float, ...] = ()  # what a traced function reads, and the outputs that it stores
+    second: Array | None = None  # (batch, k, n), the second weight
+    second_output: Array | None = None  # (batch, m, n), the second output where it has a tensor map
 
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays by their names in kernels."""
         others = {"bias": self.bias, "a_scale": self.a_scale, "b_scale": self.b_scale, "offsets": self.offsets}
-        arrays = {"A": self.a, "B": self.b, "C": self.c}
+        others |= {"second": self.second, "second_output": self.second_output}
+        arrays: dict[str, Array] = {"A": self.a, "B": self.b, "C": self.c}
+        arrays |= {f"of_trace_{i}": each for i, each in enumerate(self.traced) if isinstance(each, np.ndarray)}
         return arrays | {name: array for name, array in others.items() if array is not None}
 
 
@@ -146,8 +151,9 @@ def product_bytes(
         apart=geometry.apart,
         swapped=geometry.swapped,
     )
+    function = traced_function.of(problem)
     if not geometry.maps:
-        return product
+        return product + (function.packed(_places(gemm, addresses)) if function else b"")
     starts = {"a": addresses["A"], "b": addresses["B"], "c": addresses["C"]}
     if is_transposed(problem, geometry.swapped):
         starts["a"], starts["b"] = starts["b"], starts["a"]
@@ -164,7 +170,27 @@ def product_bytes(
     extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
     factors = Scaling(problem.scales, *a, *b)
     order = geometry.band, geometry.ahead, geometry.swapped
-    return mapped_argument(product, problem, maps, encoded, starts, factors, extra, *order)
+    whole = mapped_argument(product, problem, maps, encoded, starts, factors, extra, *order)
+    if function is None:
+        return whole
+    shapes = {each.operand: each.shape for each in maps}
+    others = [("b", "second")] * (gemm.second is not None) + [("c", "second_output")] * (gemm.second_output is not None)
+    added = [encoded(shapes[operand], addresses[name]) for operand, name in others]
+    return whole + function.packed(_places(gemm, addresses), added, addresses.get("second", 0) - addresses["B"])
+
+
+def _places(gemm: Gemm, addresses: Mapping[str, int]) -> list[traced_function.Strides | float]:
+    """Return the operands and outputs of a traced function as it takes them."""
+    places: list[traced_function.Strides | float] = []
+    for i, each in enumerate(gemm.traced):
+        if isinstance(each, np.ndarray):
+            steps = [step // each.itemsize for step in each.strides]
+            places.append(
+                traced_function.Strides(addresses[f"of_trace_{i}"], *([0, *steps] if len(steps) == 1 else steps))
+            )
+        else:
+            places.append(each)
+    return places
 
 
 def _steps(factors: View | None) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.dtypes import FLOAT8, Array
+from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.keywords import ACTIVATIONS
 from gemmery.ladder import float32_parts
 from gemmery_lab.measure.work import numpy_dtype
@@ -19,6 +20,8 @@ HALF = ("f16", "bf16")
 
 _LONGEST, _LONGER = 700, 5000
 _MOST = 2e8  # multiplications
+_FINISHED, _FINISHED_MOST = 0.2, 1e5  # how many products have an epilogue, and the elements of C
+OPERANDS = ("p", "q", "r")  # the names of its operands
 _SYMMETRIC = 0.05  # how many of the products that may be have the transposed A as B
 _LARGE, _LARGE_MOST = 0.005, 2e9  # how many products have three long sides, and their multiplications
 _EXACT_K = 2000  # beyond it, sums of products of numbers up to 2 no longer fit the 13 bits that float8 sums have
@@ -56,6 +59,8 @@ class RandomProduct:
     symmetric: bool = False  # B is A transposed, in A's memory: C is equal to its transpose to the last bit
     ends: tuple[int, ...] = ()  # of the groups in the rows of A
     spread: str = ""  # of the numbers of products in parts: SPREADS
+    epilogue: str = ""  # the text of a function of the sums, of one weight or two, and of operands
+    weights: int = 1
 
     @property
     def element(self) -> str:
@@ -74,6 +79,7 @@ class RandomProduct:
         numbers = [f"alpha={self.alpha}", f"beta={self.beta}"] if self.function == "gemm" else []
         options = [f"scales={self.scales}"] * bool(self.scales) + ["batch_invariant"] * self.invariant
         options += ["B is A transposed"] * self.symmetric
+        options += [f"{self.weights} weights, epilogue {self.epilogue}"] * bool(self.epilogue)
         options += ["bias"] * self.bias + [self.activation] * bool(self.activation)
         options += [f"groups end at {', '.join(map(str, self.ends))}"] * bool(self.ends)
         parts = [*shared, *numbers, *options, f"{'whole' if self.whole else self.spread or 'normal'} numbers"]
@@ -113,6 +119,15 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
         invariant=kind != "cpu" and function != "gemm" and bool(draw.random() < (0.5 if min(m, n) > 1 else 0.9)),
         ends=_ends(draw, m) if function == "grouped_matmul" else (),
     )
+    if kind == "cpu" and function == "matmul" and m * n * batch <= _FINISHED_MOST:
+        own = np.random.default_rng([seed, 8])
+        if own.random() < _FINISHED:
+            weights = int(own.integers(1, 3))
+            text, _ = random_epilogue(own, OPERANDS[: int(own.integers(0, 4))], weights)
+            result = "f32" if dtype == "int8" else out
+            return replace(
+                product, bias=False, activation="", invariant=False, out=result, epilogue=text, weights=weights
+            )
     if product.ends or any(product.shared) or np.random.default_rng([seed, 3]).random() >= _SYMMETRIC:
         return product
     return replace(product, n=m, bias=False, beta=0.0, scales="", out=_results(dtype, "", function)[0], symmetric=True)

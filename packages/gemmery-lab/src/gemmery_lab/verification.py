@@ -15,8 +15,10 @@ import gemmery as gm
 from gemmery import config
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
+from gemmery.api.finished import with_kinds
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
+from gemmery.epilogues.random_epilogues import of_text
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
 from gemmery_lab import asked
 from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
@@ -153,6 +155,8 @@ def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:
 
 def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, str]:
     """Compute a product; return its comparison, and what is wrong beside the values: "" if nothing is."""
+    if product.epilogue:
+        return _computed_with_epilogue(product, place)
     p, draw = product, np.random.default_rng([product.seed, 2])
     each = (p.batch,) if p.batch > 1 else ()
     groups = (len(p.ends),) if p.ends else ()
@@ -187,6 +191,31 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
         return checked, f"memory around C{' or a row of no group' if p.ends else ''} was written"
     mirrored = not p.symmetric or np.array_equal(result, result.swapaxes(-1, -2))
     return checked, "" if mirrored else "A times its own transpose is not symmetric to the last bit"
+
+
+def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, str]:
+    """Compute a product with an epilogue, whose results are new arrays, and compare each of them."""
+    draw, each = np.random.default_rng([p.seed, 2]), (p.batch,) if p.batch > 1 else ()
+    shapes = [(*(() if p.shared[0] else each), p.m, p.k)]
+    shapes += [(*(() if p.shared[1] else each), p.k, p.n)] * p.weights
+    images = [image(values(p, shape, p.element, draw), p.layouts[i > 0]) for i, shape in enumerate(shapes)]
+    a, *weights = (x.matrices() for x in images)
+    x, *ys = (place(y)[0] for y in images)
+    function = of_text(p.epilogue)
+    kinds = {"number": (), "row": (p.n,), "column": (p.m, 1), "matrix": (*each, p.m, p.n)}
+    graph = function.graph(p.weights)
+    bound, operands = [], {}
+    for operand in graph.operands:
+        kind = str(draw.choice(list(kinds)))
+        operands[operand.name] = draw.standard_normal(kinds[kind], np.float32)
+        bound.append(operand._replace(kind=kind, dtype="f32"))
+    graph = with_kinds(graph, bound, p.out)
+    dtype = {"dtype": p.out} if p.out != p.element else {}
+    multiply: Any = gm.matmul
+    results = multiply(x, tuple(ys) if p.weights > 1 else ys[0], epilogue=function, operands=operands, **dtype)
+    results = results if isinstance(results, tuple) else (results,)
+    checks = reference.check_outputs(results, graph, a, weights, operands, growth(p))
+    return max(checks, key=lambda check: check.error_over_bound), ""
 
 
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:

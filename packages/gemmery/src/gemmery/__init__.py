@@ -73,6 +73,25 @@ if TYPE_CHECKING:
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
+    from gemmery.epilogues.functions_of_symbols import cast as cast
+    from gemmery.epilogues.functions_of_symbols import column_index as column_index
+    from gemmery.epilogues.functions_of_symbols import erf as erf
+    from gemmery.epilogues.functions_of_symbols import gelu as gelu
+    from gemmery.epilogues.functions_of_symbols import maximum as maximum
+    from gemmery.epilogues.functions_of_symbols import minimum as minimum
+    from gemmery.epilogues.functions_of_symbols import relu as relu
+    from gemmery.epilogues.functions_of_symbols import rint as rint
+    from gemmery.epilogues.functions_of_symbols import row_index as row_index
+    from gemmery.epilogues.functions_of_symbols import row_log_sum_exp as row_log_sum_exp
+    from gemmery.epilogues.functions_of_symbols import row_maximum as row_maximum
+    from gemmery.epilogues.functions_of_symbols import row_sum as row_sum
+    from gemmery.epilogues.functions_of_symbols import row_sum_of_squares as row_sum_of_squares
+    from gemmery.epilogues.functions_of_symbols import rsqrt as rsqrt
+    from gemmery.epilogues.functions_of_symbols import sigmoid as sigmoid
+    from gemmery.epilogues.functions_of_symbols import silu as silu
+    from gemmery.epilogues.functions_of_symbols import where as where
+    from gemmery.epilogues.trace import epilogue as epilogue
+    from gemmery.epilogues.trace import swiglu as swiglu
     from gemmery.errors import ArgumentError as ArgumentError
     from gemmery.errors import CacheError as CacheError
     from gemmery.errors import CheckError as CheckError
@@ -105,6 +124,26 @@ _HOMES = {
     "gemmery.api.row_codes": ("quantize_rows",),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
+    "gemmery.epilogues.functions_of_symbols": (
+        "cast",
+        "column_index",
+        "erf",
+        "gelu",
+        "maximum",
+        "minimum",
+        "relu",
+        "rint",
+        "row_index",
+        "row_log_sum_exp",
+        "row_maximum",
+        "row_sum",
+        "row_sum_of_squares",
+        "rsqrt",
+        "sigmoid",
+        "silu",
+        "where",
+    ),
+    "gemmery.epilogues.trace": ("epilogue", "swiglu"),
     "gemmery_emulator.arguments": ("device_memory",),
     "gemmery_emulator.kernels.kernel": ("emulate",),
     "gemmery_emulator.hopper.tensormap": ("tensor_map",),

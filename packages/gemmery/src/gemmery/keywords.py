@@ -7,7 +7,7 @@ holds the three together. Signatures, checks and the keywords that the compiled 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, get_args
 
@@ -79,6 +79,9 @@ class GroupedOptions(TypedDict, total=False):
 class MatmulOptions(GemmOptions, GroupedOptions, total=False):
     """Options of matmul and explain."""
 
+    epilogue: Any
+    operands: Mapping[str, Any] | None
+
 
 class ContractionOptions(GemmOptions, total=False):
     """Options of tensordot, vecdot and einsum."""
@@ -136,6 +139,8 @@ OPTIONS = {
     "scale_a": Option(on_cpu="multiply a by it first on the CPU"),
     "scale_b": Option(on_cpu="multiply b by it first on the CPU"),
     "batch_invariant": Option(bool, False, field="invariant"),
+    "epilogue": Option(),
+    "operands": Option(),
 }
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 
@@ -154,6 +159,8 @@ class Options(NamedTuple):
     scale_a: Any = None
     scale_b: Any = None
     batch_invariant: Any = False
+    epilogue: Any = None
+    operands: Any = None
 
     def passed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as keywords of `matmul`."""

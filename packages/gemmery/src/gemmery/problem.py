@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     a_layout: str = "row"
     b_layout: str = "row"
     c_layout: str = "row"
-    epilogue: str = ""  # "", "bias", "relu", "bias+relu", ...
+    epilogue: str = ""  # "", "bias", "relu", "bias+relu", ... or the text of an EpilogueGraph
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
     precision: str = ""  # how f32 may be multiplied: config.FLOAT32_PRECISIONS; or f64: f64_normwise; "": as it is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from gemmery import config, dtypes
 from gemmery.dtypes import Array
+from gemmery.epilogues.graph import EpilogueGraph
+from gemmery.epilogues.reference import FUNCTIONS, evaluate
 from gemmery.errors import ArgumentError, CheckError
 
 SampleIndex = tuple[Any, ...]  # the compared matrices, an index for each batch dimension, and the compared rows
@@ -180,6 +182,50 @@ def check(
     return _worst(ratio, result, expected, allowed, where)
 
 
+def check_outputs(
+    results: Sequence[Array],
+    graph: EpilogueGraph,
+    a: Array,
+    weights: Sequence[Array],
+    operands: Mapping[str, Any],
+    f_of_k: Callable[[int], float] = blocked,
+) -> list[Checked]:
+    """Compare what an epilogue returned with its graph in higher precision, as `check` does a product.
+
+    `graph` has the types of its outputs, and the kinds of its operands. The bound is that of the sums, passed on and
+    added to by every operation (`gemmery.epilogues.reference`), and one final rounding.
+
+    Returns a comparison for each output.
+    """
+    source = dtypes.get(a.dtype.name)
+    exact = source.kind in "iu"
+    out = source.accumulator
+    double = out == "f64" or any(output.dtype == "f64" for output in graph.outputs)
+    wide = np.longdouble if double and EXTENDED else np.float64
+    with np.errstate(all="ignore"):
+        if exact:
+            sums = [_integer_reference(a, b, out, 1, 0, None, None).astype(wide) for b in weights]
+            unit = _unit("f64" if double else "f32")
+            errors: list[Any] = [np.abs(total) * unit for total in sums]
+        else:
+            sums = [_accurate_product(a, b).astype(wide) for b in weights]
+            errors = [bound(a, b, f_of_k, out=out) for b in weights]
+            unit = _unit("f64" if double else out)
+        read = {name: np.asarray(value).astype(wide) for name, value in operands.items()}
+        if not double:
+            read = {name: value.astype(np.float32).astype(wide) for name, value in read.items()}
+        estimates = evaluate(graph, sums, read, errors, unit)
+        checks = []
+        for result, output, estimate in zip(results, graph.outputs, estimates, strict=True):
+            # A type of one byte is written as the graph's cast rounds, which its error covers.
+            own = 0.0 if dtypes.get(output.dtype).size == 1 else 1.0
+            allowed = estimate.error + own * (_unit(output.dtype) * np.abs(estimate.value) + _tiny(output.dtype))
+            ratio = _ratio(result.astype(wide), estimate.value, allowed, output.dtype)
+            nothing = (slice(None),)
+            checks.append(_worst(np.where(np.isinf(allowed), 0.0, ratio), result, estimate.value, allowed, nothing))
+    return checks
+
+
 def require(result: Array, a: Array, b: Array, f_of_k: Callable[[int], float] = float, **options: object) -> Checked:
     """Run `check`, and raise CheckError with the worst element if it is not within its bound."""
     checked = check(result, a, b, f_of_k, **options)  # type: ignore[arg-type]
@@ -289,14 +335,7 @@ def _limb_product(a: NDArray[np.uint64], b: NDArray[np.uint64], bits: int) -> ND
 def _activate(x: Array, name: str) -> Array:
     if name not in LIPSCHITZ:
         raise ArgumentError(f"activation {name!r} is unknown; use one of {', '.join(filter(None, LIPSCHITZ))}")
-    if name == "":
-        return x
-    if name == "relu":
-        return np.asarray(np.where(x < 0, 0, x))  # NaN stays NaN
-    plain = x.astype(np.float64)
-    if name == "silu":
-        return np.asarray(plain / (1 + np.exp(-plain)))
-    return np.asarray(plain * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-plain / math.sqrt(2)))
+    return np.asarray(FUNCTIONS[name](x)) if name else x
 
 
 def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tuple[SampleIndex, tuple[int, ...]]:

@@ -56,6 +56,7 @@ class Explanation:
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
     scheme: "Float32Scheme | None" = None  # of float32 in parts: the method for these numbers, and its error bound
     halved: bool = False  # b is a's memory, transposed, so half of C is computed
+    fused: str = ""  # what is done to the sums, where that is a function, and the bytes that this saves
     call: float = 0.0  # seconds that a call takes for the smallest product; on the CPU alone
 
     @property
@@ -101,6 +102,7 @@ class Explanation:
             *([("factors", _FACTORS[p.scales])] if p.scales else []),
             *([("invariant", "the bits of a row of C do not depend on m")] if p.invariant else []),
             *([("kernel", self.kernel)] if self.kernel else []),
+            *([("fused", self.fused)] if self.fused else []),
             *([("symmetric", "half the tiles: b is a's memory, transposed, so C is mirrored")] if self.halved else []),
             *(("converted", copy) for copy in self.copies),
             ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {intensity} operations/byte"),
@@ -158,6 +160,12 @@ def explain(
     if opaque.waiting and opaque.settle():
         return explain(a, b, **keywords)
     options = record("explain", {**keywords})
+    if options.epilogue is not None:
+        from gemmery.api import finished
+
+        fused = finished.explained(a, b, options)
+        plain: Any = {name: value for name, value in keywords.items() if name not in ("epilogue", "operands")}
+        return replace(explain(a, b[0] if isinstance(b, tuple) else b, **plain), fused=fused)
     if type(b) in array_libraries.QUANTIZED:
         from gemmery.api.quantized_products import treatment
 

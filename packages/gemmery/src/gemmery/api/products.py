@@ -46,7 +46,7 @@ _OPTIONS = NAMES["matmul"]
 
 @opaque.opaque
 @takes_options
-def _matmul(
+def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of each call
     a: Any,
     b: Any,
     /,
@@ -74,6 +74,10 @@ def _matmul(
       for int8, "float32" (or "f32") for float16.
     - `bias`: n numbers, or one, added to every row.
     - `activation`: applied after the bias, while C is in cache: "relu", "gelu" (by erf, PyTorch's default) or "silu".
+    - `epilogue`: a function of the product's element, or `gm.epilogue` of one with its operands bound, that is applied
+      before the result is stored; `b` may be a tuple of two matrices, whose products are the function's first two
+      parameters. It may return several results. See docs/guides/epilogues.md.
+    - `operands`: the arrays and numbers for the other parameters of `epilogue`, by name, unless they are bound to it.
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
     - `precision`, of float32 on a CUDA device: "tf32" allows tensor cores to round operands to 10 bits of fraction.
       "f32_tensor" allows any method with the bound of float32, k u |A| |B|: on Hopper tensor cores, from operands that
@@ -120,6 +124,11 @@ def _matmul(
                 break
         else:
             keywords = {}
+        if keywords.get("epilogue") is not None:
+            from gemmery.api import finished
+
+            _compile_entries()
+            return finished.product(a, b, out, Options(**keywords), multiply)
     out = single(out)
     path = array_libraries.PATHS.get(type(a))
     if path is not None:

@@ -11,6 +11,7 @@ from gemmery.api.codes import bits_of, cast, checked_dtype, library_of, over, to
 from gemmery.api.options import viewed
 from gemmery.api.packed import prepare_rows
 from gemmery.arrays import view
+from gemmery.epilogues import trace
 from gemmery.errors import LayoutError, ShapeError, brief, unknown
 
 CODES = {"float8_e4m3": ("e4m3", 448), "int8": ("int8", 127)}
@@ -18,7 +19,7 @@ _LEAST = 2.0**-126  # of a factor: its inverse is finite
 _AT_ONCE = 1 << 17  # elements on the CPU, which stay in its cache for both passes
 
 
-def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"]) -> tuple[Any, Any]:  # noqa: A002 # as users say
+def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) -> Any:  # noqa: A002 # as users say
     """Return a matrix as codes of 8 bits, and one float32 factor for each row: the activations of a dynamic layer.
 
     >>> import numpy as np, gemmery as gm
@@ -32,6 +33,9 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"]) -> tuple[Any, 
     and the library's int8 or float8_e4m3fn (with NumPy of ml_dtypes, which must have been imported); factors have the
     shape (..., 1). `gm.matmul(codes, qw, scale_a=factors)` multiplies them by a quantised matrix.
 
+    Without `x`, `quantize_rows("int8")` is an epilogue: `gm.matmul(a, b, epilogue=gm.quantize_rows("int8"))` returns
+    the codes and factors of the product, whose sums are not rounded before.
+
     A factor is the largest magnitude of its row, as float32, by 448 or 127, and at least 2**-126. A code is the element
     times the inverse of the factor, both rounded to float32, then to nearest, ties to even. A row with an infinity or a
     NaN has no other numbers afterwards. All libraries and devices give the same bits.
@@ -40,9 +44,13 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"]) -> tuple[Any, 
 
     Raises ArgumentError for another format, ShapeError for what has no rows, and DTypeError for other element types.
     """
+    bare = format is None and isinstance(x, str)
+    format = x if bare else format  # noqa: A001 # as users say
     if format not in CODES:
         raise unknown(f"format={brief(format)}: rows become codes of other formats", str(format), CODES)
     name, top = CODES[format]
+    if bare:
+        return trace.quantize_rows(format, top)
     v = viewed("x", x)
     checked_dtype(v.dtype, "x")
     if not v.shape:

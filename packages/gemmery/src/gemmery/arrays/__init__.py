@@ -56,6 +56,7 @@ __all__ = [
     "empty",
     "kind",
     "library",
+    "memory",
     "numpy_dtype",
     "once_converted",
     "operands",
@@ -200,7 +201,7 @@ def written(array: object) -> None:
 
 def store(source: View, target: View) -> None:
     """Copy `source` into the memory of `target`, of the same shape and any element type."""
-    _raw(target)[...] = _cast(source, target.dtype)
+    memory(target)[...] = _cast(source, target.dtype)
 
 
 def as_numpy(x: View) -> Array:
@@ -210,7 +211,7 @@ def as_numpy(x: View) -> Array:
     """
     if type(x.owner) is np.ndarray:
         return x.owner
-    return _raw(x).view(numpy_dtype(x.dtype))
+    return memory(x).view(numpy_dtype(x.dtype))
 
 
 class _Memory:
@@ -227,14 +228,14 @@ class _Memory:
         }
 
 
-def _raw(source: View) -> Array:
-    """Return the memory of `source` as a NumPy array without a copy; bfloat16 as uint16."""
+def memory(source: View) -> Array:
+    """Return the memory of `source` as a NumPy array without a copy; bfloat16 as uint16, float8 as uint8."""
     return np.asarray(_Memory(source, np.dtype(dtypes.get(source.dtype).stored).str))
 
 
 def _cast(source: View, dtype: str) -> Array:
     """Return the elements of `source` converted to `dtype`; bfloat16, the upper half of a float32, as uint16."""
-    values = _raw(source)
+    values = memory(source)
     if source.dtype == dtype:
         return values
     with np.errstate(all="ignore"):

@@ -1,18 +1,22 @@
-"""Activations, applied to a tile of C before it is stored: vectorized, in float32 or float64.
+"""The operations of an epilogue on vectors of float32 or float64, and the functions among them that no CPU has.
 
 gelu(x) = x Phi(x) and silu(x) = x / (1 + exp(-x)), both by exponentials of negative numbers, so that nothing overflows
-and the small results of negative x keep their relative accuracy. The relative error is at most 7 u for gelu and 4 u for
-silu, down to the smallest normal number; u is 2**-24 or 2**-53. NaN and +inf stay, -inf gives NaN (-inf times 0).
+and the small results of negative x keep their relative accuracy. The relative error is at most 7 u for gelu, 4 u for
+silu and sigmoid, 3 u for exp, 4 u for log, 6 u for tanh and erf, down to the smallest normal number; u is 2**-24 or
+2**-53. NaN stays, gelu and silu of -inf are NaN (-inf times 0).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from gemmery.cpu.convert import narrow
+from gemmery import dtypes
+from gemmery.cpu.convert import narrow, store_as, widen
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import element_of, with_element
 from gemmery.dtypes import DType
+from gemmery.epilogues.graph import COMPARISONS, EpilogueGraph, Node
 from gemmery.tuples import NamedTuple
 
 
@@ -27,6 +31,10 @@ class _Format(NamedTuple):
     terms: int  # terms of the series of exp on |r| <= ln(2) / 2; the next one is below u / 8
     tail: tuple[float, ...]  # coefficients of `_upper_tail`
     silent: tuple[float, float]  # smallest t for which exp(-t * t / 2) and exp(-t) are zero
+    largest: float  # exp of it is infinite
+    saturated: float  # tanh of it is 1
+    logarithm: int  # terms of the series of artanh
+    erf: int  # terms of the series of erf up to 1
 
     @property
     def rounder(self) -> float:
@@ -52,8 +60,10 @@ _TAIL_DOUBLE = (
 _LN2_FLOAT = (0.693359375, -2.12194440e-4)
 _LN2_DOUBLE = (float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33"))
 _FORMATS = {
-    "float": _Format("i32", 23, 127, 0xFFFFF000, _LN2_FLOAT, 8, _TAIL_FLOAT, (18.0, 110.0)),
-    "double": _Format("i64", 52, 1023, 0xFFFFFFFFF8000000, _LN2_DOUBLE, 14, _TAIL_DOUBLE, (40.0, 750.0)),
+    "float": _Format("i32", 23, 127, 0xFFFFF000, _LN2_FLOAT, 8, _TAIL_FLOAT, (18.0, 110.0), 90.0, 10.0, 5, 12),
+    "double": _Format(
+        "i64", 52, 1023, 0xFFFFFFFFF8000000, _LN2_DOUBLE, 14, _TAIL_DOUBLE, (40.0, 750.0), 710.0, 20.0, 12, 20
+    ),
 }
 
 
@@ -61,18 +71,40 @@ def activate(f: Function, activation: str, value: Value, out: DType) -> Value:
     """Apply an activation to every lane of a result that will be stored as `out`; "" is none."""
     if not activation:
         return value
-    if activation == "relu":
-        if out.kind == "u":
-            return value
-        if out.kind == "i":
-            value = narrow(f, value, out)  # relu tests the sign that C will have
-        # A comparison that is false for NaN keeps NaN: max(x, 0) would drop it.
+    if activation == "relu" and out.kind == "u":
+        return value
+    if activation == "relu" and out.kind == "i":
+        value = narrow(f, value, out)  # relu tests the sign that C will have
         return f.select(value < 0, f.zero(value.type), value)
-    if activation == "gelu":
-        return _gelu(f, value)
-    if activation == "silu":
-        return _silu(f, value)
-    raise ValueError(activation)
+    return _FUNCTIONS[activation](f, value)
+
+
+def lower(f: Function, graph: EpilogueGraph, type_: str, leaf: Callable[[Node], Value]) -> Callable[[int], Value]:
+    """Return the function that computes a node of a graph, once, in vectors of `type_`.
+
+    `leaf` returns the values of sums, operands, numbers of rows and columns, and statistics.
+    """
+    values: dict[int, Value] = {}
+
+    def compute(number: int) -> Value:
+        if number not in values:
+            node = graph.nodes[number]
+            if node.op == "constant":
+                values[number] = f.const(type_, node.number)
+            elif node.op == "cast":
+                values[number] = rounded(f, compute(node.inputs[0]), dtypes.get(node.value))
+            elif node.op in _OPERATIONS:
+                values[number] = _OPERATIONS[node.op](f, *map(compute, node.inputs))
+            else:
+                values[number] = leaf(node)
+        return values[number]
+
+    return compute
+
+
+def _relu(f: Function, x: Value) -> Value:
+    # A comparison that is false for NaN keeps NaN: max(x, 0) would drop it.
+    return f.select(x < 0, f.zero(x.type), x)
 
 
 def _gelu(f: Function, x: Value) -> Value:
@@ -84,6 +116,160 @@ def _silu(f: Function, x: Value) -> Value:
     t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
     small = _exp(f, f.zero(x.type) - t, f.zero(x.type))
     return x * _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0)
+
+
+def _sigmoid(f: Function, x: Value) -> Value:
+    t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
+    small = _exp(f, f.zero(x.type) - t, f.zero(x.type))
+    return _keep_nan(f, x, _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0))
+
+
+def exponential(f: Function, x: Value) -> Value:
+    """Return exp(x): infinity beyond the largest number."""
+    low, high = _FORMATS[element_of(x.type)].silent[1] * -1, _FORMATS[element_of(x.type)].largest
+    limited = f.select(x < low, f.const(x.type, low), f.select(x > high, f.const(x.type, high), x))
+    return _exp(f, limited, f.zero(x.type))
+
+
+def logarithm(f: Function, x: Value) -> Value:
+    """Return log(x) = e ln 2 + 2 artanh((m - 1) / (m + 1)) for x = m 2**e, m from sqrt(1/2) to sqrt(2)."""
+    form = _FORMATS[element_of(x.type)]
+    subnormal = x < 2.0 ** (1 - form.bias)
+    up = form.exponent_at + 9
+    bits = _bits(f, f.select(subnormal, x * 2.0**up, x))
+    half = _bits(f, f.const(x.type, math.sqrt(0.5)))
+    # The exponent as a float: added to the bits of `rounder`, an integer is a number.
+    shifted = ((bits + (form.bias << form.exponent_at) - half) >> form.exponent_at) - form.bias
+    m = f.bitcast(bits - (shifted << form.exponent_at), x.type)
+    e = f.bitcast(shifted + _bits(f, f.const(x.type, form.rounder)), x.type) - form.rounder
+    e = f.select(subnormal, e - float(up), e)
+    s = _divide(f, m - 1.0, m + 1.0)
+    series = _polynomial(f, tuple(2 / (2 * i + 1) for i in range(form.logarithm)), s * s)
+    value = e * form.ln2[0] + f.fma(s, series, e * form.ln2[1])
+    infinite, nothing = f.const(x.type, math.inf), f.zero(x.type)
+    value = f.select(x.equals(math.inf), infinite, f.select(x.equals(0), nothing - infinite, value))
+    return f.select(x >= 0, value, f.const(x.type, math.nan))
+
+
+def _tanh(f: Function, x: Value) -> Value:
+    """Return t / (t + 2) for t = exp(2 |x|) - 1, which small |x| get without cancellation."""
+    form = _FORMATS[element_of(x.type)]
+    y = _magnitude(f, x, form.saturated) * 2.0
+    rounded = f.fma(y, f.const(x.type, 1 / math.log(2)), f.const(x.type, form.rounder))
+    n = rounded - form.rounder
+    rest = (y - n * form.ln2[0]) - n * form.ln2[1]
+    series = rest * _polynomial(f, tuple(1 / math.factorial(i + 1) for i in range(form.terms)), rest)
+    integer = _bits(f, rounded) - _bits(f, f.const(x.type, form.rounder))
+    power = f.bitcast((integer + form.bias) << form.exponent_at, x.type)
+    t = f.fma(power, series, power - 1.0)
+    value = _divide(f, t, t + 2.0)
+    return _keep_nan(f, x, f.select(x < 0, f.zero(x.type) - value, value))
+
+
+def _erf(f: Function, x: Value) -> Value:
+    """Return the error function: by its series up to 1, else by the upper tail of a normal distribution."""
+    form = _FORMATS[element_of(x.type)]
+    t = _magnitude(f, x, form.silent[0] / math.sqrt(2))
+    inner = f.select(t < 1.0, t, f.const(x.type, 1.0))
+    terms = tuple(2 / math.sqrt(math.pi) * (-1.0) ** i / (math.factorial(i) * (2 * i + 1)) for i in range(form.erf))
+    near = inner * _polynomial(f, terms, inner * inner)
+    far = 1.0 - _upper_tail(f, t * math.sqrt(2)) * 2.0
+    value = f.select(t < 1.0, near, far)
+    return _keep_nan(f, x, f.select(x < 0, f.zero(x.type) - value, value))
+
+
+def _rint(f: Function, x: Value) -> Value:
+    """Return the nearest integer: adding the least number whose unit is 1 rounds a magnitude below it."""
+    least = 2.0 ** _FORMATS[element_of(x.type)].exponent_at
+    size = f.overloaded("llvm.fabs", x)
+    whole = (size + least) - least
+    return f.select(size < least, f.select(x < 0, f.emit(x.type, f"fneg {whole}"), whole), x)
+
+
+def _keep_nan(f: Function, x: Value, value: Value) -> Value:
+    return f.select(x.differs(x), x, value)
+
+
+def larger(f: Function, x: Value, y: Value) -> Value:
+    """Return the larger of x and y, NaN where one is."""
+    return f.select((x > y) | x.differs(x), x, y)
+
+
+def _smaller(f: Function, x: Value, y: Value) -> Value:
+    return f.select((x < y) | x.differs(x), x, y)
+
+
+def _sqrt(f: Function, x: Value) -> Value:
+    return f.overloaded("llvm.sqrt", x)
+
+
+def rounded(f: Function, x: Value, memory: DType) -> Value:
+    """Return numbers rounded to those of an element type: of one byte, numbers beyond the largest become that."""
+    element = element_of(x.type)
+    if memory.size >= (8 if element == "double" else 4):
+        return x
+    if memory.kind == "i":
+        whole = _rint(f, x)
+        limited = f.select(whole < -128.0, f.const(x.type, -128), f.select(whole > 127.0, f.const(x.type, 127), whole))
+        return f.select(x.differs(x), f.zero(x.type), limited)
+    if memory.size == 1:
+        single = _to_float8(f, to_single(f, x), memory)
+        return f.convert("fpext", single, element)
+    single = f.convert("fptrunc", x, "float") if memory.size == 4 else narrow(f, to_single(f, x), memory)
+    return widen(f, single, memory, element)
+
+
+def to_single(f: Function, x: Value) -> Value:
+    """Return float64 as float32 rounded to odd, which any narrower type then rounds as if once; float32 as it is.
+
+    Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008.
+    """
+    if element_of(x.type) == "float":
+        return x
+    near = f.convert("fptrunc", x, "float")
+    back = f.convert("fpext", near, "double")
+    magnitude, own = (f.select(y < 0, f.zero(y.type) - y, y) for y in (back, x))
+    bits = f.bitcast(near, with_element(x.type, "i32"))
+    bits = f.select(magnitude > own, bits - 1, bits)
+    return f.bitcast(f.select(back.differs(x), bits | 1, bits), near.type)
+
+
+def _to_float8(f: Function, x: Value, memory: DType) -> Value:
+    """Return float32 rounded to a float of 8 bits: above its subnormal numbers by integers, among them by addition."""
+    shift = 23 - memory.fraction
+    bits = _bits(f, x)
+    normal = (bits + ((bits >> shift) & 1) + ((1 << (shift - 1)) - 1)) & -(1 << shift)
+    step = 1.5 * 2.0 ** (23 + memory.normal - memory.fraction)
+    size = f.bitcast(bits & 0x7FFFFFFF, x.type)
+    value = f.select(size < 2.0**memory.normal, (x + step) - step, f.bitcast(normal, x.type))
+    most = (2 - 2.0**-memory.fraction * (1 + (memory.name == "e4m3"))) * 2.0 ** (8 if memory.name == "e4m3" else 15)
+    limited = f.select(value > most, f.const(x.type, most), f.select(value < -most, f.const(x.type, -most), value))
+    return _keep_nan(f, x, limited)
+
+
+def store_output(f: Function, x: Value, memory: DType, at: Value, mask: Value | None = None) -> None:
+    """Convert a result to its type in memory, rounding once, and store it."""
+    if memory.size == 1:
+        f.store_masked(codes_of(f, rounded(f, x, memory), memory), at, mask)
+    elif memory.size == 2:
+        store_as(f, to_single(f, x), memory, at, mask)
+    else:
+        f.store_masked(f.convert("fpext" if memory.size == 8 else "fptrunc", x, memory.llvm), at, mask)
+
+
+def codes_of(f: Function, x: Value, memory: DType) -> Value:
+    """Return numbers that `rounded` returned as bytes in memory: int8, or the bits of a float of 8 bits."""
+    if memory.kind == "i":
+        return f.convert("trunc", f.convert("fptosi", x, "i32"), "i8")
+    single = f.convert("fptrunc", x, "float")
+    bits = _bits(f, single)
+    size = f.bitcast(bits & 0x7FFFFFFF, single.type)
+    shift = 23 - memory.fraction
+    normal = ((bits & 0x7FFFFFFF) - ((126 + memory.normal) << 23)) >> shift
+    small = f.convert("fptosi", size * 2.0 ** (memory.fraction - memory.normal), "i32")
+    code = f.select(size < 2.0**memory.normal, small, normal)
+    code = f.select(single.differs(single), f.const(code.type, 0x7F), code) | ((bits >> 24) & 0x80)
+    return f.convert("trunc", code, "i8")
 
 
 def _upper_tail(f: Function, t: Value) -> Value:
@@ -131,3 +317,25 @@ def _bits(f: Function, x: Value) -> Value:
 
 def _divide(f: Function, x: Value, y: Value) -> Value:
     return f.emit(x.type, f"fdiv {x}, {y.text}")
+
+
+_FUNCTIONS: dict[str, Callable[[Function, Value], Value]] = {
+    "relu": _relu, "gelu": _gelu, "silu": _silu, "sigmoid": _sigmoid, "exp": exponential, "log": logarithm,
+    "tanh": _tanh, "erf": _erf, "sqrt": _sqrt, "rint": _rint,
+    "rsqrt": lambda f, x: _divide(f, f.const(x.type, 1), _sqrt(f, x)),
+    "negative": lambda f, x: f.emit(x.type, f"fneg {x}"),
+    "absolute": lambda f, x: f.overloaded("llvm.fabs", x),
+    "not": lambda f, x: x ^ 1,
+}  # fmt: skip
+_COMPARED: tuple[Callable[[Value, Value], Value], ...] = (
+    lambda x, y: x < y, lambda x, y: x <= y, lambda x, y: x > y, lambda x, y: x >= y,
+    lambda x, y: x.equals(y), lambda x, y: x.differs(y),
+)  # fmt: skip
+_OPERATIONS: dict[str, Callable[..., Value]] = {
+    **_FUNCTIONS,
+    "add": lambda f, x, y: x + y, "subtract": lambda f, x, y: x - y, "multiply": lambda f, x, y: x * y,
+    "divide": _divide, "minimum": _smaller, "maximum": larger,
+    "and": lambda f, x, y: x & y, "or": lambda f, x, y: x | y,
+    "where": lambda f, condition, x, y: f.select(condition, x, y),
+    **{op: (lambda f, x, y, how=how: how(x, y)) for op, how in zip(COMPARISONS, _COMPARED, strict=True)},
+}  # fmt: skip

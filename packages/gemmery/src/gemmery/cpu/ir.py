@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gemmery.cpu.ir_types import FLOATS, SIZES, constant, element_of, mangle, vector, with_element
+from gemmery.cpu.ir_types import FLOATS, SIZES, constant, element_of, lanes_of, mangle, vector, with_element
 from gemmery.cpu.target import Target
 
 
@@ -389,6 +389,12 @@ class Function:
         ramp = ", ".join(f"{number} {lane}" for lane in range(lanes))
         limit = self.broadcast(self.emit(number, f"trunc {self.min(count, lanes)} to {number}"), lanes)
         return self.emit(vector(lanes, "i1"), f"icmp slt <{lanes} x {number}> <{ramp}>, {limit.text}")
+
+    def ramp(self, type_: str) -> Value:
+        """Return the vector of floats 0, 1, 2 ..."""
+        element = element_of(type_)
+        numbers = ", ".join(f"{element} {constant(element, lane)}" for lane in range(lanes_of(type_)))
+        return Value(self, type_, f"<{numbers}>")
 
     # calls
 

@@ -224,7 +224,7 @@ def versions() -> tuple[str, ...]:
 
 _DIGESTS = "sources"  # in place of a version, for digests of the sources
 # Modules outside this folder that shape the code of a kernel.
-_AROUND = ("dtypes", "problem", "keywords", "arrays/pytorch_abi")
+_AROUND = ("dtypes", "problem", "keywords", "arrays/pytorch_abi", "epilogues/graph")
 
 
 @functools.cache

@@ -24,14 +24,13 @@ from gemmery.cpu.long_k import even, in_order
 from gemmery.cpu.panels import STACK, buffers, depth, fan, operands, panel_bytes, steps_of, tiled_bytes
 from gemmery.cpu.target import SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
-from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_whole
+from gemmery.cpu.update import is_plain, params, place_of, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
-_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"), *PARAMS)
+_RUN = (("i64", "m"), ("i64", "n"), ("ptr", "kept"), ("i64", "row"))
 _TILES = (
     ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_panel"),
-    *PARAMS,
 )  # fmt: skip
 
 
@@ -69,7 +68,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
         _small_tiles(module, product, register, once)
         _tiles(module, product, register, once)
     if product.rounds:
-        with module.function("run", *_RUN, local=True) as f:
+        with module.function("run", *_RUN, *params(product), local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     if once and not product.bits:
         with module.function("panels", ("ptr", "args")) as f:
@@ -123,8 +122,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
             (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.unit * parts)
         )
     )  # fmt: skip
-    a, a_row, a_col = args.a, args.a_row, args.a_col
-    b, b_row, b_col = args.b, args.b_row, args.b_col
+    (a, a_row, a_col), (b, b_row, b_col) = (args.a, args.a_row, args.a_col), (args.b, args.b_row, args.b_col)
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
     unity, nothing = f.buffer(16), f.buffer(16)
@@ -141,6 +139,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     run = kc * fan(product) if product.rounds else f.max(k, 1)
     several = k > run
     below = f.select(args.below > 0, args.below - 1, args.n)
+    row, column, place = place_of(f, args) if product.graph else (f.index(0),) * 3
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
         wide, end = f.min(n - j, nc), f.min(f.max(k, 1), q + run)
         tile_c, tile_bias = c + j * product.out_size, bias + j // parts * bias_step
@@ -177,7 +176,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                     f.call(
                         "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
                         to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
-                        bias_step, first, last,
+                        bias_step, first, last, *((row + i, column + j, place) if product.graph else ()),
                     )  # fmt: skip
         if product.rounds:
             with f.if_(several):
@@ -185,13 +184,14 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 f.call(
                     "run", m, wide, spare, nc, tile_c, c_row, sums, sums_row,
                     alpha, f.select(first, beta, unity), tile_bias, bias_step, first, last,
+                    *((row, column + j, place) if product.graph else ()),
                 )  # fmt: skip
 
 
 def _tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
-    with module.function("tiles", *_TILES, local=True) as f:
+    with module.function("tiles", *_TILES, *params(product), local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
         a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])

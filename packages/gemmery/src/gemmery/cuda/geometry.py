@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gemmery import dtypes
-from gemmery.cuda import driver
+from gemmery.cuda import driver, traced_function
 from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
@@ -88,12 +88,14 @@ class Geometry:
 GeometryOf = Callable[[Problem, Config], Geometry]  # how a rung is launched for a problem
 
 
-def epilogue(problem: Problem) -> int:
-    """Return the EPILOGUE of epilogue.cuh.
+def epilogue(problem: Problem) -> int | str:
+    """Return the EPILOGUE of epilogue.cuh, or the name of a traced function.
 
     >>> epilogue(Problem(1, 1, 1, "f32", "f32", epilogue="bias+relu", scaled=True))
     7
     """
+    if traced_function.is_traced(problem):
+        return problem.epilogue
     parts = problem.epilogue.split("+") if problem.epilogue else []
     activation = next((part for part in parts if part != "bias"), "")
     return int(problem.scaled) | 2 * ("bias" in parts) | ACTIVATIONS[activation]

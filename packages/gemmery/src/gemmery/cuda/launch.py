@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda import driver, ordered, tensormaps
+from gemmery.cuda import driver, ordered, tensormaps, traced_function
 from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, Scaling, epilogue, refusal
 from gemmery.cuda.tensormaps import KEPT, Encode, PlacedMap
 from gemmery.errors import RefusedError
@@ -95,16 +95,18 @@ class Ready:
         maps: tuple[PlacedMap, ...] = (),
         doubles: bool = False,
         counters: int = 0,
+        operands: int = 0,
     ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
         self.counters = counters  # bytes that are zero before and after: see `ordered.counters`
         self.maps = maps
         self._launches, self._overlaps = launches, overlaps
-        self._argument = argument
+        self._argument = argument + bytes(operands)
+        self._tail = len(argument)  # where what a traced function reads begins
         self._transposed = transposed
         self._scalars = _DOUBLES if doubles else _SCALARS[len(argument)]
-        self._free = _memories[len(argument)]
+        self._free = _memories.setdefault(len(self._argument), [])
         self._records: list[LaunchRecords] = []  # of finished calls
         self._context = driver.context(ordinal)
         api = driver.api()
@@ -129,15 +131,17 @@ class Ready:
         workspace: int = 0,
         scalars: tuple[float, float] | None = None,
         extra: tuple[int, ...] = (),
+        operands: bytes = b"",
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
         `scalars` are alpha and beta, 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
-        offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
+        offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`. `operands` are
+        those of a traced function, packed.
         """
         if self._current()[1] != self._context:  # as numbers they take 30 ns longer
             with driver.on(self.ordinal):
-                return self(a, b, c, stream, bias, workspace, scalars, extra)
+                return self(a, b, c, stream, bias, workspace, scalars, extra, operands)
         try:
             place = self._free.pop()
         except IndexError:
@@ -151,6 +155,9 @@ class Ready:
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
+            place.holds = None
+        if operands:
+            memory[self._tail :] = operands
             place.holds = None
         if self.maps:
             words = place.words
@@ -226,8 +233,10 @@ class CudaLaunch:
         argument = product_argument(self.problem, a, b, c, bias, apart=self.geometry.apart, swapped=swapped)
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed = is_transposed(self.problem, swapped)
+        function = traced_function.of(self.problem)
+        room = function.size if function else 0
         if not self.geometry.maps:
-            return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
+            return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, operands=room)
         maps = placed_maps(self.problem, self.geometry, a, b, c)
         if self.problem.k == 0:
             # A kernel copies boxes beyond the end of operands without elements, which may have no address, or any. That
@@ -253,7 +262,8 @@ class CudaLaunch:
             )
         doubles = self.problem.out == "f64"
         counters = self.geometry.counters
-        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles, counters)
+        fixed = self._ordinal, workspace, transposed, overlaps, maps, doubles, counters, room
+        return Ready(self._launches, argument, *fixed)
 
     def __call__(
         self,
@@ -366,7 +376,8 @@ def mapped_argument(
     transposed = is_transposed(problem, swapped)
     _, a_row, a_k, b_k, b_column = scaling or Scaling()
     steps = (b_column, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_column)
-    activation = epilogue(problem) & ACTIVATION
+    after = epilogue(problem)
+    activation = after & ACTIVATION if isinstance(after, int) else 0
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
     argument[: len(product)] = product

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from gemmery import cache, config
-from gemmery.cuda import constants
+from gemmery.cuda import constants, traced_function
 from gemmery.errors import CompileError, DeviceError, missing
 
 # With a driver, NVRTC uses its own cache, which returns no log: the report would be all zeros.
@@ -67,7 +67,7 @@ def code(source: str, kernel: str, arch: str) -> Code:
     key = _name(source, kernel, arch)
     stored = cache.read(config.cache_dir(), key)
     if stored is None:
-        program = compiled(source, kernel, arch, OPTIONS)
+        program = compiled(source, kernel, arch, OPTIONS, traced_function.texts(kernel))
         head = json.dumps([program.entry, *astuple(report(program.log, program.entry))])
         stored = b"%b\n%b" % (head.encode(), program.cubin)
         cache.write(config.cache_dir(), key, stored)
@@ -194,8 +194,9 @@ def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = N
     `texts` replaces files in kernels/ or adds to them, by file name: `source` may be among them.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    whole = (texts or {}).get(source) or text(source)
-    sources = {**headers(), **ancestors(whole), source: whole, **(texts or {})}
+    texts = {**traced_function.texts(kernel), **(texts or {})}
+    whole = texts.get(source) or text(source)
+    sources = {**headers(), **ancestors(whole), source: whole, **texts}
     parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item))
     return _cached(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
 
@@ -347,7 +348,16 @@ def versions() -> frozenset[str]:
 
 def _name(source: str, kernel: str, arch: str) -> str:
     whole = text(source)
-    parts = (kernel, version(), source, whole, *ancestors(whole).values(), arch, *OPTIONS)
+    parts = (
+        kernel,
+        version(),
+        source,
+        whole,
+        *ancestors(whole).values(),
+        *traced_function.texts(kernel).values(),
+        arch,
+        *OPTIONS,
+    )
     return cache.key("cuda", _version(source), _shared(), *(part.encode() for part in parts))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from gemmery import dtypes
-from gemmery.cuda import choose, driver, geometry
+from gemmery.cuda import choose, driver, geometry, traced_function
 from gemmery.cuda.choose.cost import parts_pay
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
@@ -56,6 +56,26 @@ def general(problem: Problem) -> Candidate | None:
     ):
         return None
     return Candidate(rung, rung.default, "its image serves every shape, so that no product waits for a compiler")
+
+
+def with_function(problem: Problem) -> Candidate:
+    """Return the rung that multiplies and applies a traced function in one launch.
+
+    Raises RefusedError with the reason if none can.
+    """
+    plain = next(candidates(problem._replace(epilogue="")))
+    if plain.rung.name.startswith("gemv"):
+        if traced_function.is_paired(problem):
+            raise RefusedError("one row: a launch for each weight reads it at the speed of memory")
+        return _only(plain.rung.name, problem, plain.reason)
+    if driver.find(problem.device).capability == 90 and problem.dtype in TENSOR_COPIED:
+        return _only(_TENSOR_COPIES, problem, "tensor cores, and the function before sums leave registers")
+    if traced_function.is_paired(problem):
+        raise RefusedError("two weights in one launch: only devices of compute capability 9.0 have tiles of both")
+    candidate = general(problem)
+    if candidate is None:
+        raise RefusedError(f"no kernel multiplies {problem.dtype} and applies a function")
+    return candidate
 
 
 @lru_cache(maxsize=64)

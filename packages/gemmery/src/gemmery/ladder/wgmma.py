@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.cuda import choose
+from gemmery.cuda import choose, traced_function
 from gemmery.cuda.choose import complete, legal
 from gemmery.cuda.choose.cost import ROW, at_a_time, exchanged, is_swapped
 from gemmery.cuda.choose.data import Instance
@@ -79,6 +79,8 @@ def operand_boxes(problem: Problem, tile: Instance) -> tuple[MapBox, MapBox]:
     rows = min(bm, problem.m) if cn == 1 else bm // cn
     a = (64, bk // cn) if problem.a_layout == "col" else (bk, rows)
     columns = min(bn, problem.n) if cm == 1 else bn // cm
+    if traced_function.is_paired(problem):
+        columns = bn // 2
     b = (bk, columns) if problem.b_layout == "col" else (64, bk // cm)
     return MapBox("a", a), MapBox("b", b)
 
@@ -161,6 +163,8 @@ def _resolve(problem: Problem, config: Config) -> Config:
     if all(config.values()):
         return config
     device = target(problem)
+    if traced_function.is_traced(problem):
+        return complete(complete(config, choose.traced_choices(gpu.as_read(problem), device)), {"blocks": device.sms})
     # Swapped tiles have 64, 128 or 256 columns and no cluster: left out where the config sets a part of the tile.
     whole = not any(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
     choices = choose.chosen(gpu.as_read(problem), device, split=False, swapped=whole)
@@ -182,7 +186,7 @@ def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: 
     )
 
 
-def steps(problem: Problem) -> int:
+def steps(problem: Problem) -> int | str:
     """Return the EPILOGUE of staged.cuh: FACTORS if there are any but of blocks, and what else follows the product.
 
     A bias and an activation of 16-bit types have an image for each kind. Other types have no general kernel that serves
@@ -197,6 +201,8 @@ def steps(problem: Problem) -> int:
     (16, 48, 4)
     """
     factors = FACTORS * (problem.scales == "outer")
+    if traced_function.is_traced(problem):
+        return f"{problem.epilogue} | {factors}" if factors else problem.epilogue
     if not problem.epilogue and not problem.scaled:
         return factors
     if problem.scaled or problem.scales or problem.dtype not in _HALF:
@@ -215,7 +221,8 @@ def piece_box(problem: Problem, tile: Instance, warpgroups: legal.Consumers) -> 
 def grid(problem: Problem, tile: Instance, blocks: int) -> int:
     """Return the blocks of the clusters that run at a time on so many multiprocessors; no more than there are tiles."""
     cluster = tile.cm * tile.cn
-    return min(tiles(problem, tile.bm * tile.cm, tile.bn * tile.cn)[0], max(1, at_a_time(cluster, blocks))) * cluster
+    columns = tile.bn * tile.cn // (1 + traced_function.is_paired(problem))
+    return min(tiles(problem, tile.bm * tile.cm, columns)[0], max(1, at_a_time(cluster, blocks))) * cluster
 
 
 def check(reason: str) -> None:

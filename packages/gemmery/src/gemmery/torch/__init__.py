@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from gemmery.torch import sharding
 from gemmery.torch.aten import install, uninstall
+from gemmery.torch.epilogue_function import FusedProduct, fused
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
 from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
@@ -29,9 +30,11 @@ sharding.register_flops()
 sharding.register()
 
 __all__ = [
+    "FusedProduct",
     "Linear",
     "QuantizedLinear",
     "Replacement",
+    "fused",
     "grouped_mm",
     "install",
     "linear",

@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import log2
 
 from gemmery import dtypes
+from gemmery.cuda import traced_function
 from gemmery.cuda.choose import cost, legal
 from gemmery.cuda.choose.cost import ROW, Demand, demand_of, is_swapped, straddles
 from gemmery.cuda.choose.data import (
@@ -20,6 +21,8 @@ from gemmery.cuda.choose.data import (
     MANY,
     MANY_FACTORED,
     MOST_FACTORED,
+    PAIRED,
+    PAIRED_FEW,
     SHALLOW_FACTORED,
     SMALL,
     WINNERS,
@@ -57,6 +60,28 @@ def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tup
     if shallow and problem.m * problem.n > MANY_FACTORED * device.sms * tile.bm * tile.bn:
         blocks = 0
     return tile.bm, tile.bn, tile.stages, tile.cm, tile.cn, band, splits, blocks if splits == 1 else 0
+
+
+def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
+    """Return the configuration for a product that a traced function follows, where tiles have rows of C.
+
+    That is the one of the plain product, or for two weights of one as wide as both, if a tile may have halves of them.
+    """
+    paired = traced_function.is_paired(problem)
+    whole = problem._replace(n=2 * problem.n) if paired else problem
+    plain = whole._replace(epilogue="", scaled=True)
+    tile, _ = measured(plain, device, False, False) or modelled(plain, device, False, False)
+    tiles_of_few = -(-problem.n // 128) * problem.batch
+    if paired and FEW < problem.m <= 64 and device.sms / 2 < tiles_of_few <= device.sms:
+        tile = PAIRED_FEW
+    if paired and tile[:2] == (128, 256) and problem.m > 512:
+        tile = PAIRED
+    if legal.illegal(problem, tile):
+        demand = demand_of(plain)
+        tiles = [each for each in INSTANCES if not is_swapped(each.bm) and not legal.illegal(problem, each)]
+        tile = min(tiles, key=lambda each: (cost.cycles(demand, each, 1, device), -each.stages))
+    band, blocks = order(tile, whole.m, whole.n, whole.batch, device)
+    return dict(zip(KEYS, (*tile[:5], band, 1, blocks), strict=True))
 
 
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:

@@ -126,6 +126,11 @@ def card(device: Device) -> CardLimits:
 # a grid of all multiprocessors gains, with so small a k: there 251 us with 128.
 MOST_FACTORED, MANY_FACTORED, SHALLOW_FACTORED = 128 * 256, 10, 2048
 FEW = 8  # rows of C that are a size class of their own, and tiles of as many rows
+# The tile for two weights and up to 64 rows where all tiles are one round: 16 x 14336 x 4096 takes 59.8 us, and in two
+# rounds of 64 x 128 64.5 (benchmarks/epilogues.py --cases tune).
+PAIRED_FEW = Instance(64, 256, 4, 1, 1)
+# Of many rows, in place of 128 x 256: 4096 x 14336 x 4096 takes 1424 us, and 1457 by the larger tile in the same run.
+PAIRED = Instance(128, 128, 6, 1, 1)
 # Products of a batch of which a block streams many, and their sides.
 MANY, SMALL = 8, 32
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmery import dtypes
+from gemmery.cuda import traced_function
 from gemmery.cuda.choose.cost import ROW, exchanged, is_swapped
 from gemmery.cuda.choose.data import FEW, INSTANCES, Instance
 from gemmery.cuda.constants import BIAS_BYTES, MOST_OVERLAPPED
@@ -38,7 +39,7 @@ def consumers(problem: Problem, tile: Instance, most: int = 4) -> Consumers:
     """
     beside = tile.bm == 192 and problem.b_layout != "row"
     count = 3 if tile.bm == 192 and not beside else max(1, min(tile.bm // 64, 2))
-    size, wide = dtypes.get(problem.out).size, tile.bn // 2 if beside else tile.bn
+    size, wide = dtypes.get(problem.out).size, tile.bn // 2 if beside or traced_function.is_paired(problem) else tile.bn
     columns = 64 if wide % 64 == 0 and count < 3 and overlapped(problem, tile) else 32
     four = Consumers(count, columns, 4)
     roomy = most == 4 and size == 4 and ring_bytes(problem, tile) + 16 * tile.stages + four.bytes(size) <= SHARED
@@ -120,6 +121,10 @@ def refused(problem: Problem, tile: Instance, shared: int) -> str:
         return f"cm={cm}, cn={cn}: a cluster has 1, 2, 4 or 8 blocks"
     if bn % (8 * cm) and problem.b_layout == "col":
         return f"bn={bn}, cm={cm}: the {cm} blocks of a column of the cluster copy multiples of 8 columns of B each"
+    if traced_function.is_paired(problem) and (
+        cm > 1 or is_swapped(bm) or bn % (128 if problem.b_layout == "row" else 64)
+    ):
+        return f"bn={bn}, cm={cm}: half of a tile's columns are of each weight, in whole pieces; use bn=128, cm=1"
     if bm == 192 and not plain_halves(problem):
         return "bm=192: it takes plain products of halves and a C with a tensor map"
     return ""

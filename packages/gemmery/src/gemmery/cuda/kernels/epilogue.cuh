@@ -1,8 +1,15 @@
 // From a sum to an element of C. EPILOGUE selects the steps at compile time; 0 is C = A B.
 #pragma once
 #include "product.cuh"
+#include "traced.cuh"
 
 enum Epilogue { PLAIN = 0, SCALED = 1, BIAS = 2, RELU = 4, GELU = 8, SILU = 12, ACTIVATION = 12 };
+
+// The argument of a kernel with what its function reads behind it, and that part of it.
+template <class P> struct Traced : P, Operands {};
+template <class P> __device__ __forceinline__ const Operands& operands_of(const P& p) {
+  return static_cast<const Traced<P>&>(p);
+}
 
 template <int EPILOGUE, class S> __device__ __forceinline__ S activate(S x) {
   if constexpr ((EPILOGUE & ACTIVATION) == RELU) return x < 0 ? S(0) : x;  // NaN stays NaN
@@ -19,6 +26,11 @@ __device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, 
     if (p.beta != 0) sum = multiply_add(p.beta, widen<Sum<T, Out>>(*c), sum);
   }
   if constexpr (EPILOGUE & BIAS) sum += p.bias[i * p.bias_row + j * p.bias_col];
+  if constexpr (EPILOGUE & TRACED) {
+    Sum<T, Out> one[1] = {sum};
+    Function::apply<Precise>(one, one, operands_of(p), {i, j, p.m, p.n});
+    return narrow<Out>(one[0]);
+  }
   return narrow<Out>(activate<EPILOGUE>(sum));
 }
 

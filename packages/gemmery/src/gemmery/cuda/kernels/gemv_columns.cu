@@ -77,7 +77,7 @@ __device__ __forceinline__ S sum_of_warps(const S (&of_warp)[WARPS][EACH], int r
 }
 
 template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS>
-__global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out> p) {
+__global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Traced<Product<T, Out>> p) {
   constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED, PARTIAL = Launch::PARTIAL;
   using S = Sum<T, Out>;
   constexpr int EACH = LANES * VEC;  // results per block

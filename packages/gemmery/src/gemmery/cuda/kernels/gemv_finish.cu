@@ -3,7 +3,7 @@
 #include "gemv_warp.cu"
 
 template <class T, class Out, int EPILOGUE, bool COLUMN, int PARTS, int LANES>
-__global__ void gemv_finish(const Product<T, Out> p) {
+__global__ void gemv_finish(const Traced<Product<T, Out>> p) {
   using S = Sum<T, Out>;
   int results = COLUMN ? p.m : p.n, lane = threadIdx.x % LANES;
   int r = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;

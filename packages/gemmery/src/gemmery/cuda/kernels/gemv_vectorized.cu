@@ -91,7 +91,7 @@ template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const Gem
 
 template <class T, class Out, int EPILOGUE, class Launch, int VEC, int COVER, int TEAM, int ROWS, int STEPS,
           int THREADS>
-__global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out> p) {
+__global__ __launch_bounds__(THREADS) void gemv_vectorized(const Traced<Product<T, Out>> p) {
   constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED, PARTIAL = Launch::PARTIAL;
   using S = Sum<T, Out>;
   static_assert(ROWS <= TEAM, "a member stores one row");

@@ -25,6 +25,7 @@ __device__ __forceinline__ void finish_general(const Product<T, Out>& p, const O
   }
 #pragma unroll
   for (int v = 0; v < COUNT; ++v) sums[v] = activate<EPILOGUE>(sums[v]);
+  if constexpr (EPILOGUE & TRACED) Function::apply<Precise>(sums, sums, operands_of(p), {i, j, p.m, p.n});
 }
 
 // Stores a block's BM x BN sums, which are in shared memory in rows of PITCH: 16 bytes at a time where C allows it.

@@ -132,7 +132,7 @@ template <bool IS_A, int SIDES> struct GeneralFragments {
 };
 
 template <class T, class Out, int EPILOGUE, class Tiles, int STAGES, bool ANY>
-__global__ void __launch_bounds__(Tiles::THREADS) mma_general(const Product<T, Out> p) {
+__global__ void __launch_bounds__(Tiles::THREADS) mma_general(const Traced<Product<T, Out>> p) {
   constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK, WM = Tiles::WM, WN = Tiles::WN;
   constexpr int THREADS = Tiles::THREADS, B_TILE = BM * 128, STAGE = B_TILE + BN * 128;
   static_assert(BM == BN && BK == 64, "A and B have as many threads each, and rows of 128 bytes");

@@ -263,7 +263,12 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
   return both;
 }
 
-// Two floats as codes of e4m3, 448 beyond the largest. sm_89.
+// Two floats as codes of e5m2 and of e4m3, the largest number beyond it. sm_89.
+__device__ __forceinline__ unsigned cvt_rn_satfinite_e5m2x2_f32(float low, float high) {
+  unsigned short both;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+  return both;
+}
 __device__ __forceinline__ unsigned cvt_rn_satfinite_e4m3x2_f32(float low, float high) {
   unsigned short both;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));

@@ -124,7 +124,7 @@ __device__ __forceinline__ void general_product(const Product<T, Out>& p, unsign
 }
 
 template <class T, class Out, int EPILOGUE, class Tiles, int WM, int WN, int STAGES>
-__global__ void __launch_bounds__(Tiles::THREADS) simt_general(const Product<T, Out> p) {
+__global__ void __launch_bounds__(Tiles::THREADS) simt_general(const Traced<Product<T, Out>> p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  general_product<EPILOGUE, Tiles, WM, WN, STAGES>(p, memory);
+  general_product<EPILOGUE, Tiles, WM, WN, STAGES, T, Out>(p, memory);
 }

@@ -12,7 +12,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
   static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && SUMS <= MOST_OVERLAPPED;
   static constexpr int COLUMNS = Tiles::Consumers::COLUMNS;
-  static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
+  static constexpr int ACROSS = (Tiles::OWN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   // Bytes of a row of C in a piece, of the piece, and the warp's buffers. SWAPPED, its columns of sums are rows of C.
   static constexpr bool SWAPPED = Tiles::SWAPPED;
@@ -20,7 +20,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr int BUFFER = 16 * COLUMNS * int(sizeof(Out)), BUFFERS = Tiles::Consumers::BUFFERS;
   static constexpr int STAGING = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER, BYTES = STAGING + BIAS_BYTES;
   using Part = typename Select<PACKED, unsigned, Out>::type;
-  static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
+  static_assert(Tiles::OWN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
   static_assert(PACKED || !SWAPPED, "stmatrix transposes elements of 16 bits");
 
   // Pieces, the last ones, that stay while the next tile is multiplied: as many as fit beside its sums. Of a late tile,
@@ -37,7 +37,7 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr __device__ int row(int piece) { return piece / ACROSS * 64; }
   static constexpr __device__ bool ends_row(int piece) { return piece % ACROSS == ACROSS - 1; }
   static constexpr __device__ int column(int piece) {
-    return piece % ACROSS * COLUMNS < Tiles::WN - COLUMNS ? piece % ACROSS * COLUMNS : Tiles::WN - COLUMNS;
+    return piece % ACROSS * COLUMNS < Tiles::OWN - COLUMNS ? piece % ACROSS * COLUMNS : Tiles::OWN - COLUMNS;
   }
 };
 
@@ -78,8 +78,111 @@ template <class Out> __device__ __forceinline__ float gelu_of_half(float x) {
   const float size = fabsf(x);
   return __fmaf_rn(size, 1.0f - ptx::ex2_approx_ftz(log2_erfc(size, Out{})), x);
 }
-__device__ __forceinline__ float silu(float x) {
-  return x * ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * -1.44269504f));
+__device__ __forceinline__ float sigmoid(float x) {
+  return ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * -1.44269504f));
+}
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+
+// The operations of functions for results of type Out, by these approximations.
+template <class Out> struct Approximate : Precise {
+  static __device__ __forceinline__ float gelu(float x) { return gelu_of_half<Out>(0.5f * x); }
+  static __device__ __forceinline__ float sigmoid(float x) { return ::sigmoid(x); }
+  static __device__ __forceinline__ float silu(float x) { return ::silu(x); }
+  static __device__ __forceinline__ float relu(float x) { return ptx::max_nan(x, 0); }
+};
+
+// Where a thread's pair `i` of a piece is.
+template <class T, class Out> __device__ __forceinline__ Spot spot_of(const TmaProduct<T, Out>& p, Where at, int i) {
+  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
+  return {row + i % 2 * 8, column + i / 2 * 8, p.product.m, p.product.n};
+}
+
+// The pieces of a tile for which registers have room, beside its sums, for what a function reads in advance. That of
+// the others is loaded as pieces are packed.
+template <class P> constexpr int pieces_held() {
+  constexpr int EACH = P::COLUMNS / 4 * Function::HELD, ROOM = P::SUMS < MOST_BESIDE ? MOST_BESIDE - P::SUMS : 0;
+  constexpr int MOST = ROOM / (EACH > 0 ? EACH : 1000);
+  return MOST < P::COUNT ? MOST : P::COUNT;
+}
+// Asks L2 for the lines of these operands in a tile, by one warp: while the tile is multiplied, they come from memory. At
+// its end all blocks would want them at once.
+template <int EPILOGUE> constexpr bool ASKS = (EPILOGUE & TRACED) && Function::HELD > 0;
+template <class Tiles, class T, class Out>
+__device__ __forceinline__ void ask_for_operands(const TmaProduct<T, Out>& p, Tile tile) {
+  constexpr int LINES = (Tiles::WIDE + 63) / 64;
+#pragma unroll 1
+  for (int line = threadIdx.x % 32; line < Tiles::BM * LINES; line += 32) {
+    const int row = tile.row + line / LINES, column = tile.col + line % LINES * 64;
+    if (row < p.product.m && column < p.product.n) {
+      Function::ask(operands_of(p), {row, column, p.product.m, p.product.n});
+    }
+  }
+}
+
+
+// Loads them for a piece: of 32 columns of a row, each of four lanes has 16 bytes. A load of the pairs that a lane needs
+// would take a cycle for each of its 8 rows, as this one of four times as many bytes does.
+template <int COUNT, int PAIRS, class T, class Out>
+__device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], const TmaProduct<T, Out>& p, Where at) {
+  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) {
+#pragma unroll
+    for (int i = 0; i < PAIRS / 4; ++i) {  // 32 columns of the one or the other row
+      const Spot spot = {row + i % 2 * 8, column + i / 2 * 32, p.product.m, p.product.n};
+      const auto eight = Function::hold(j, operands_of(p), spot);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) held[j][i / 2 * 8 + word * 2 + i % 2] = eight.of[word];
+    }
+  }
+}
+
+// Exchanges them among the four lanes, so that each has its pairs: those of 8 columns that one lane has are of all four.
+template <int COUNT, int PAIRS> __device__ __forceinline__ void exchange_held(unsigned (&held)[COUNT][PAIRS]) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) {
+#pragma unroll
+    for (int i = 0; i < PAIRS / 4; ++i) {
+      unsigned* words = held[j] + i / 2 * 8 + i % 2;  // every second one
+#pragma unroll
+      for (int pair = 0; pair < 4; pair += 2) {
+        unsigned &even_word = words[pair * 2], &odd_word = words[pair * 2 + 2];
+        const unsigned other = __shfl_xor_sync(~0u, odd ? even_word : odd_word, 1);
+        if (odd) even_word = other; else odd_word = other;
+      }
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        unsigned &low_word = words[pair * 2], &high_word = words[pair * 2 + 4];
+        const unsigned other = __shfl_xor_sync(~0u, upper ? low_word : high_word, 2);
+        if (upper) low_word = other; else high_word = other;
+      }
+    }
+  }
+}
+
+// The function of a piece's sums, of which `second` are those with the second B, and of operands that are `held`.
+// `second` then has the output that goes to memory as the first one does, if there is one.
+template <bool HOLDS, int COUNT, class T, class Out>
+__device__ __forceinline__ void apply_function(float (&v)[COUNT], float (&second)[COUNT],
+                                               const TmaProduct<T, Out>& p, Where at,
+                                               const unsigned (*held)[COUNT / 2]) {
+  constexpr int OPERANDS = HOLDS ? Function::HELD : 1;
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 2) {
+    float pair[2] = {v[i], v[i + 1]}, other[2] = {second[i], second[i + 1]};
+    unsigned own[OPERANDS];
+#pragma unroll
+    for (int j = 0; j < OPERANDS; ++j) own[j] = HOLDS ? held[j][i / 2] : 0;
+    float more[2];
+    Function::apply<Approximate<Out>, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own, more);
+    v[i] = pair[0];
+    v[i + 1] = pair[1];
+    if constexpr (Function::STAGED) {
+      second[i] = more[0];
+      second[i + 1] = more[1];
+    }
+  }
 }
 
 // v[4 e + 2 h + x] is of column 8 e + 2 (l % 4) + x and row l / 4 + 8 h, in lane l: a thread has two of eight columns.
@@ -262,11 +365,13 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
 // `near` is a thread's part of the bias of the piece's columns, every NEARth LOAD from there on, unless that is 0; or
-// of their factors, beside which `of_rows` are those of its rows.
-template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, class Tiles, class T, class Out>
+// of their factors, beside which `of_rows` are those of its rows. `held` are operands of a function.
+template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, bool HOLDS = false, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr,
-                                     const float* of_rows = nullptr) {
+                                     const float* of_rows = nullptr,
+                                     const unsigned (*held)[P::COLUMNS / 4] = nullptr,
+                                     typename P::Part* more = nullptr) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
@@ -295,6 +400,16 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
       finish_piece<EPILOGUE & ~BIAS, P::GROUPED>(v, p, at);
     } else {
       finish_piece<EPILOGUE, P::GROUPED>(v, p, at);
+    }
+    if constexpr (EPILOGUE & TRACED) {
+      float second[P::COLUMNS / 2];
+#pragma unroll
+      for (int i = 0; i < P::COLUMNS / 2; ++i) second[i] = float(sums[i + Tiles::WN / 2 - Tiles::OWN / 2]);
+      apply_function<HOLDS>(v, second, p, at, held);
+      if constexpr (Function::STAGED) {
+#pragma unroll
+        for (int i = 0; i < P::EACH; ++i) more[i] = pair(second[2 * i], second[2 * i + 1], Out{});
+      }
     }
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {
@@ -382,8 +497,9 @@ template <class P> struct Staging {
     }
   }
 
-  // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory.
-  template <class Tiles, class T, class Out>
+  // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory. MORE: not to C, but to the
+  // second output of a function.
+  template <class Tiles, bool MORE = false, class T, class Out>
   __device__ __forceinline__ void store(const typename P::Part (&part)[P::EACH], int piece, const TmaProduct<T, Out>& p,
                                         Where at, const char* shared, unsigned base) {
     at.row += P::row(piece);
@@ -394,12 +510,14 @@ template <class P> struct Staging {
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
     // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map; so are SWAPPED ones.
-    if (Tiles::BM == 192 || P::SWAPPED || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
+    if (Tiles::BM == 192 || P::SWAPPED || MORE || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
         const int x = P::SWAPPED ? at.row : at.column, y = P::SWAPPED ? at.column : at.row;
-        ptx::cp_async_bulk_tensor_store(&p.c, x, y, p.product.c_batch ? at.batch : 0, buffer);
+        const TensorMap* map = &p.c;
+        if constexpr (MORE) map = &operands_of(p).more;
+        ptx::cp_async_bulk_tensor_store(map, x, y, p.product.c_batch ? at.batch : 0, buffer);
         ptx::cp_async_bulk_commit_group();
       }
     } else {

@@ -59,6 +59,8 @@ struct WgmmaTiles {
   static constexpr int ROWS_MULTIPLIED = BM == 8 ? 64 : BM;
   static constexpr int BLOCKS = ROWS_MULTIPLIED / 64 / (BESIDE ? 1 : WARPGROUPS);  // of 64 rows x WN
   static constexpr int WN = BESIDE ? BN / 2 : BN;
+  // Of two matrices B, a tile has the same columns of both beside each other: a thread then has both sums of an element.
+  static constexpr int MATRICES = Function::SUMS, WIDE = BN / MATRICES, OWN = WN / MATRICES;  // columns of C
   // Columns that the second half of every other tile has less, where such tiles cover C: with 375 eights of columns, as
   // n = 3000 has, a block then multiplies 24 and 23 of them in place of 24 twice.
   static constexpr int NARROWER = BESIDE && BN == 192 ? 8 : 0;
@@ -77,6 +79,7 @@ struct WgmmaTiles {
   static_assert(ROWS_MULTIPLIED == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS), "wgmma has 64 rows");
   static_assert(BN % 8 == 0 && BN <= 256, "wgmma has 8 to 256 columns");
   static_assert(!BESIDE || WN % 8 == 0, "the second half of the columns begins at a row of B's tile");
+  static_assert(MATRICES == 1 || (!BESIDE && CM == 1 && !SWAPPED), "the halves of a tile are of one B each");
 
   // Where the part of a warpgroup begins in the tile, counted from 0.
   static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }
@@ -124,7 +127,7 @@ template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const
   return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
 }
 template <class Tiles, class P> __device__ __forceinline__ int absent_columns(const P& p) {
-  return Tiles::B_K_MAJOR && Tiles::CM == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
+  return Tiles::B_K_MAJOR && Tiles::CM == 1 && Tiles::MATRICES == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
 }
 
 // The bytes that copies bring to a stage.
@@ -155,8 +158,12 @@ template <class Tiles, class P>
 __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::early(p, tile);
-  bring<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k, tile.col,
-                                                p.product.b_batch ? tile.batch : 0, barrier, slice, mask);
+  bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k, tile.col,
+                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask);
+  if constexpr (Tiles::MATRICES == 2) {
+    bring<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(stage + Tiles::A_BYTES + Tiles::WIDE * 128, operands_of(p).second, k,
+                                            tile.col, 0, barrier);
+  }
 }
 
 // The A of the first product of a stage, in registers, for tiles that are late (`is_late`): it has the last 16 bytes of

@@ -52,18 +52,40 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
   };
   float of_rows[FACTORED ? Tiles::BLOCKS : 1][2];
+  // Operands of a function that come while the last products run: pairs of 16-bit elements of a thread's sums.
+  constexpr int HELD = EPILOGUE & TRACED ? pieces_held<P>() : 0;
+  constexpr bool HOLDS = HELD > 0;
+  constexpr int PLACES = HELD < P::COUNT ? HELD + 1 : HELD;  // one more when sums are finished
+  unsigned held[HOLDS ? PLACES : 1][HOLDS ? Function::HELD : 1][P::COLUMNS / 4];
+  auto hold_piece = [&](int piece, Where at) {
+    if constexpr (HOLDS) {
+      hold_operands(held[piece % PLACES], p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
+    }
+  };
+  auto hold = [&](Where at) {
+#pragma unroll
+    for (int piece = 0; piece < HELD; ++piece) hold_piece(piece, at);
+  };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
+  constexpr bool STAGED = (EPILOGUE & TRACED) && Function::STAGED;
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
+    typename P::Part more[STAGED ? P::EACH : 1];
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
     if (P::SWAPPED && of_piece.column < at.own) of_piece.column = p.product.n;  // another tile's: C is not read
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
+    } else if constexpr (HOLDS) {
+      if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
+      exchange_held(held[piece % PLACES]);
+      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % PLACES], more);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
-      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors);
+      pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors,
+                                      nullptr, more);
     }
+    if constexpr (STAGED) staging.template store<Tiles, true>(more, piece, p, at, shared, pipe.ring);
   };
   typename P::Part staying[P::STEPS][P::EACH];
   Where before = {};
@@ -84,6 +106,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     Where at = {};
     if (AHEAD) at = place();
+    if constexpr (ASKS<EPILOGUE>) ptx::bar_arrive(4, Tiles::WARPGROUPS * 128 + 32);
     bool passes = order.passes(warp / 4);
     if (AHEAD) order.next();
     if (passes) {
@@ -114,12 +137,14 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       }
       // After the steps that store pieces: in the last of them, n = 8192 took longer.
       if (NEAR && steps - brief == P::STEPS) bring();
+      if (HOLDS && steps - brief == P::STEPS) hold(AHEAD ? at : place());
       auto multiply_rest = [&](auto columns) {
         constexpr int COLUMNS = decltype(columns)::value;
 #pragma unroll 1
         for (int step = P::STEPS; step < steps - brief; ++step) {
           consumer.template multiply_stage<Tiles::PRODUCTS, COLUMNS, LATE>(false);
           if (NEAR && step == P::STEPS) bring();
+          if (HOLDS && step == steps - brief - 1) hold(AHEAD ? at : place());
           consumer.next_stage();
         }
         if (brief) {
@@ -201,8 +226,11 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
   for (int step = k.first; step < k.first + k.steps; ++step) {
     prefetch<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(p.a, step * Tiles::BK, tile.row,
                                                      p.product.a_batch ? tile.batch : 0, place.n);
-    prefetch<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(p.b, step * Tiles::BK, tile.col,
-                                                     p.product.b_batch ? tile.batch : 0, place.m);
+    prefetch<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(p.b, step * Tiles::BK, tile.col,
+                                                       p.product.b_batch ? tile.batch : 0, place.m);
+    if constexpr (Tiles::MATRICES == 2) {
+      prefetch<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(operands_of(p).second, step * Tiles::BK, tile.col, 0, 0);
+    }
   }
 }
 
@@ -213,11 +241,14 @@ template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const 
   constexpr int THREADS = Tiles::WARPGROUPS * 128;
   const Cluster<Tiles::CM, Tiles::CN> place;
   const Tile tile = Bands<Tiles, true>(p, place).tile;
-  const int columns = min(Tiles::BN, p.product.n - tile.col);
+  const int columns = min(Tiles::WIDE, p.product.n - tile.col);
 #pragma unroll 1
   for (int i = place.m * THREADS + threadIdx.x - 128; i < Tiles::BN * p.ahead; i += Tiles::CM * THREADS) {
-    const int column = i % Tiles::BN, k = i / Tiles::BN * Tiles::BK;
-    if (column < columns) ptx::prefetch_global_L2(p.product.b_at(tile.batch, k, tile.col + column));
+    const int column = i % Tiles::WIDE, k = i / Tiles::BN * Tiles::BK;
+    if (column >= columns) continue;
+    auto from = reinterpret_cast<const char*>(p.product.b_at(tile.batch, k, tile.col + column));
+    if constexpr (Tiles::MATRICES == 2) from += i % Tiles::BN / Tiles::WIDE * operands_of(p).second_apart;
+    ptx::prefetch_global_L2(from);
   }
 }
 
@@ -241,6 +272,11 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
         if constexpr (Tiles::APART) k = steps_of<Tiles>(depth_of<Tiles>(p, order.tile), P::STEPS);
         producer.bring_tile(p, order.tile, k.first, k.steps);
       }
+    } else if (ASKS<EPILOGUE> && threadIdx.x / 32 == 1) {
+      for (; order.more(); order.next()) {
+        ptx::bar_sync(4, Tiles::WARPGROUPS * 128 + 32);  // the consumers begin with this tile
+        ask_for_operands<Tiles>(p, order.tile);
+      }
     }
   } else {
     pipe.begin_consumer();
@@ -252,14 +288,14 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-    wgmma_epilogue(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_epilogue(const __grid_constant__ Traced<TmaProduct<T, Out>> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<EPILOGUE, Tiles>(p, shared);
+  product<EPILOGUE, Tiles, T, Out>(p, shared);
 }
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-    wgmma_epilogue_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_epilogue_cluster(const __grid_constant__ Traced<TmaProduct<T, Out>> p) {
   extern __shared__ __align__(1024) char shared[];
-  product<EPILOGUE, Tiles>(p, shared);
+  product<EPILOGUE, Tiles, T, Out>(p, shared);
 }

@@ -1,0 +1,140 @@
+"""Products with an epilogue on a device, from arrays to results, on the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from emulated_card import installed
+from gemmery.api import finished
+from gemmery.keywords import NO_OPTIONS
+from random_functions import check
+from random_functions import function as random_function
+
+pytest.importorskip("cuda.bindings")
+
+
+@pytest.fixture(scope="module")
+def module_card():
+    with pytest.MonkeyPatch.context() as patch:
+        yield installed(patch)
+
+
+@pytest.fixture
+def card(module_card):
+    """A card on which nothing has run; a fault of any launch of the test fails it."""
+    module_card.launched.clear()
+    module_card.findings.clear()
+    yield module_card
+    assert module_card.findings == []
+
+
+def numbers(result):
+    """Return the elements of a result of DLPack as float64."""
+    return np.asarray(result.numbers if hasattr(result, "numbers") else result).astype(np.float64)
+
+
+def whole(*shape):
+    return np.random.default_rng(12).integers(-3, 4, shape).astype(np.float64)
+
+
+def test_one_launch_reads_operands_of_every_kind(card):
+    x, w, r = whole(40, 64), whole(64, 48), whole(40, 48)
+    a, b = card.put(x, "bf16"), card.put(w.T, "bf16").T
+    out = card.empty((40, 48), "f32")
+    function = gm.epilogue(lambda c, r, s, up, down: r + s * gm.relu(c) * up + down)
+    kept = {
+        "r": card.put(r, "bf16"),
+        "s": 0.5,
+        "up": card.put(np.arange(48.0), "f32"),
+        "down": card.put(np.arange(40.0)[:, None], "f32"),
+    }
+    assert gm.matmul(a, b, out, dtype="float32", epilogue=function(**kept)) is out
+    expected = r + 0.5 * np.maximum(x @ w, 0) * np.arange(48.0) + np.arange(40.0)[:, None]
+    assert np.array_equal(out.numbers, expected)
+    assert card.launched == ["wgmma_epilogue", "copy"]
+
+
+def test_two_weights_share_a_launch(card):
+    x, w, v = whole(40, 64), whole(64, 48), whole(64, 48)[::-1]
+    a, b, up = card.put(x, "bf16"), card.put(w.T, "bf16").T, card.put(v.T, "bf16").T
+    out = card.empty((40, 48), "f32")
+    gm.matmul(a, (b, up), out, dtype="float32", epilogue=lambda c, d: gm.relu(c) * d)
+    assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v))
+    assert card.launched == ["wgmma_epilogue", "copy"]
+    other = card.put(v, "bf16")  # lies otherwise: its sums go to memory first
+    gm.matmul(a, (b, other), out, dtype="float32", epilogue=lambda c, d: gm.relu(c) * d)
+    assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v))
+    assert card.launched[2:] == ["wgmma_epilogue", "wgmma_epilogue", "copy"]
+
+
+def test_statistics_of_rows(card):
+    x, w = whole(40, 64), whole(64, 50)
+    a, b = card.put(x, "bf16"), card.put(w.T, "bf16").T
+    outs = tuple(card.empty(shape, "f32") for shape in ((40, 50), (40, 1), (40, 1)))
+    softmax = gm.epilogue(
+        lambda c: (gm.row_maximum(c) - c, gm.row_sum(c), gm.row_sum_of_squares(c - gm.row_maximum(c)))
+    )
+    gm.matmul(a, b, outs, dtype="float32", epilogue=softmax)
+    c = x @ w
+    top = c.max(1, keepdims=True)
+    for out, expected in zip(
+        outs, (top - c, c.sum(1, keepdims=True), ((c - top) ** 2).sum(1, keepdims=True)), strict=True
+    ):
+        assert np.array_equal(out.numbers, expected)
+    assert card.launched[:2] == ["wgmma_epilogue", "traced_rows"]
+
+
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize(("dtype", "out", "weights", "statistics"), [
+    ("bf16", "bf16", 1, False), ("f16", "f32", 2, False), ("f32", "f32", 1, False), ("f32", "f32", 2, True),
+    ("bf16", "bf16", 2, False), ("f64", "f64", 1, True),
+])  # fmt: skip
+def test_random_functions(card, dtype, out, weights, statistics, seed):
+    m, n, k = ((40, 48, 64), (33, 67, 24), (1, 64, 72))[seed % 3]
+    draw = np.random.default_rng(seed)
+    x, *ws = (draw.integers(-2, 3, shape).astype(np.float64) for shape in ((m, k), *[(k, n)] * weights))
+    a = card.put(x, dtype)
+    bs = [card.put(w.T, dtype).T if seed % 4 else card.put(w, dtype) for w in ws]
+    f = random_function(seed, weights, statistics, 1 + seed % 2)
+    kind = "f64" if dtype == "f64" else ("bf16", "f32", "f16")[seed % 3]
+    read = {"x0": draw.standard_normal((m, n)), "x1": draw.standard_normal(n), "x2": draw.standard_normal((m, 1))}
+    kept = {name: card.put(values, kind if name == "x0" else "f32") for name, values in read.items()} | {"x3": 0.75}
+    names = [each.name for each in f.graph(weights).operands]
+    outs = tuple(card.empty((m, n), out) for _ in range(1 + seed % 2))
+    named = {"dtype": {"bf16": "bfloat16", "f32": "float32"}[out]} if out != dtype else {}
+    gm.matmul(a, tuple(bs) if weights == 2 else bs[0], outs if len(outs) > 1 else outs[0], epilogue=f(**kept), **named)
+    values = {name: kept[name] if name == "x3" else numbers(kept[name]) for name in names}
+    check(
+        [numbers(each) for each in outs],
+        f.graph(weights),
+        [x @ w for w in ws],
+        values,
+        out,
+        2.0**-53 if out == "f64" else 2.0**-24,
+    )
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(300, 512), (8, 4096), (67, 75)])
+def test_one_row_is_a_product_with_a_vector(card, n, k, transposed):
+    x, w, v = whole(1, k), whole(k, n), whole(k, n)[::-1]
+    a = card.put(x, "bf16")
+    b, up = (card.put(each.T, "bf16").T if transposed else card.put(each, "bf16") for each in (w, v))
+    out = card.empty((1, n), "f32")
+    kept = {"r": card.put(np.arange(float(n)), "f32")}
+    gm.matmul(a, (b, up), out, dtype="float32", epilogue=gm.epilogue(lambda c, d, r: gm.relu(c) * d + r)(**kept))
+    assert np.array_equal(out.numbers, np.maximum(x @ w, 0) * (x @ v) + np.arange(float(n)))
+    assert not any(name.startswith("wgmma") for name in card.launched)
+
+
+def test_explain_says_where_a_function_is_applied(card):
+    a, b = card.put(whole(40, 64), "bf16"), card.put(whole(48, 64), "bf16").T
+    own = {"r": card.put(whole(40, 48), "bf16")}
+    add = gm.epilogue(lambda c, r: gm.relu(c) + r)
+    fused = finished.explained(a, b, NO_OPTIONS._replace(epilogue=add(**own)))
+    assert "to each tile" in fused
+    assert "2 matrices of 40 x 48" in fused
+    by_rows = finished.explained(a, b, NO_OPTIONS._replace(epilogue=lambda c: c - gm.row_maximum(c)))
+    assert "by rows" in by_rows

@@ -1,0 +1,175 @@
+"""Functions after a product in every kernel with an epilogue, on the emulator; no GPU is needed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from checked_products import place
+from gemmery.cuda import traced_function
+from gemmery.epilogues.graph import GraphBuilder, GraphOperand, GraphOutput
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
+from operands import numpy_dtype, random
+from random_functions import check
+
+pytest.importorskip("cuda.bindings")
+
+U = {"f32": 2.0**-24, "f64": 2.0**-53}
+
+
+def operand(kind, name, m, n, layout, seed):
+    """Return an operand of a graph in guarded memory, or a number."""
+    if kind == "number":
+        return 0.75, None
+    rows, columns = {"matrix": (m, n), "row": (1, n), "column": (m, 1)}[kind]
+    placed = place(random((1, rows, columns), name, seed), name, layout)
+    return (placed.array[0] if kind != "row" else placed.array[0, 0]), placed
+
+
+def vector(array, n):
+    """Return the elements that are adjacent and aligned in each row."""
+    if not isinstance(array, np.ndarray) or array.strides[-1] != array.itemsize:
+        return 1
+    sides = [array.ctypes.data, *array.strides[:-1]]
+    return math.gcd(16, *sides) // array.itemsize and math.gcd(math.gcd(16, *sides) // array.itemsize, n, 8)
+
+
+def run(
+    rung,
+    graph,
+    shape,
+    name,
+    out,
+    kinds,
+    *,
+    layout="row",
+    b="col",
+    config=None,
+    weights=1,
+    more=(),
+    seed=0,
+    mapped=False,
+):
+    """Run a graph after a product, and check all outputs and that nothing else was written."""
+    m, n, k = shape
+    draw = np.random.default_rng(seed)
+    whole = [place(draw.integers(-3, 4, (1, *sides)).astype(numpy_dtype(name)), name, lies)
+             for sides, lies in (((m, k), "row"), *(((k, n), b),) * weights)]  # fmt: skip
+    c = place(np.full((1, m, n), np.nan).astype(numpy_dtype(out)), out)
+    read = [operand(kind, kind_type, m, n, layout, 7 + i) for i, (kind, kind_type) in enumerate(kinds)]
+    stored = [place(np.full((1, m, n), np.nan).astype(numpy_dtype(each)), each, layout) for each in more]
+    names = [f"x{i}" for i in range(len(kinds))]
+    graph = graph.bound([GraphOperand(x, *kind) for x, kind in zip(names, kinds, strict=True)], (out, *more))
+    accumulator = "f64" if out == "f64" else "f32"
+    staged = mapped and len(stored) == 1
+    arrays = [each for each, _ in read] + [each.array[0] for each in stored[staged:]]
+    vectors = [vector(each, n) for each in arrays]
+    function = traced_function.function(graph, accumulator, vectors, matrices=weights, staged=staged)
+    second = whole[2].array if weights == 2 else None
+    given = Gemm(whole[0].array, whole[1].array, c.array, traced=tuple(arrays), second=second,
+                 second_output=stored[0].array if staged else None)  # fmt: skip
+    problem = problem_of(given, name, out, "h200", epilogue=function.name)
+    runs = run_rung(find(CUDA, rung), problem, config or {}, given)
+    assert [str(one) for each in runs for one in each.findings] == []
+    sums = [whole[0].array[0].astype(np.float64) @ each.array[0].astype(np.float64) for each in whole[1:]]
+    bound = dict(zip(names, (each for each, _ in read), strict=True))
+    check([each.array[0] for each in (c, *stored)], graph, sums, bound, out, U[accumulator])
+    assert all(each.untouched_around() for each in (c, *stored))
+    assert all(each.untouched() for each in (*whole, *(each for _, each in read if each)))
+    return runs
+
+
+def gated():
+    """residual + scale * silu(c) * up."""
+    b = GraphBuilder()
+    c, up, residual, scale = b.add("sum", value="0"), *(b.add("operand", value=f"x{i}") for i in range(3))
+    y = b.add("add", residual, b.add("multiply", b.add("multiply", scale, b.add("silu", c)), up))
+    return b.graph([GraphOutput(y)], [GraphOperand(f"x{i}") for i in range(3)])
+
+
+def swiglu():
+    b = GraphBuilder()
+    c = b.add("multiply", b.add("sum", value="0"), b.constant(0.25))  # exp of the sums is no subnormal number
+    y = b.add("multiply", b.add("silu", c), b.add("sum", value="1"))
+    return b.graph([GraphOutput(y)])
+
+
+def two_outputs():
+    b = GraphBuilder()
+    y = b.add("add", b.add("sum", value="0"), b.add("operand", value="x0"))
+    return b.graph([GraphOutput(b.add("gelu", y)), GraphOutput(y)], [GraphOperand("x0")])
+
+
+WGMMA = {"bm": 128, "bn": 128, "stages": 2, "cm": 1, "cn": 1, "band": 2, "blocks": 4}
+RUNGS = [
+    ("mma_general", "f16", "f16", {"tile": 64}),
+    ("mma_general", "bf16", "f32", {"tile": 64}),
+    ("simt_general", "f32", "f32", {"tile": 32}),
+    ("simt_general", "f64", "f64", {"tile": 32}),
+    ("wgmma_epilogue", "bf16", "bf16", WGMMA),
+    ("wgmma_epilogue", "f16", "f32", {**WGMMA, "bm": 64, "bn": 64}),
+    ("wgmma_epilogue", "f16", "f16", {**WGMMA, "bn": 256}),
+]
+KINDS = [
+    [("matrix", ""), ("row", ""), ("number", "f32")],
+    [("row", "f32"), ("matrix", "f32"), ("column", "")],
+    [("column", "f32"), ("matrix", ""), ("row", "")],
+]
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(("rung", "name", "out", "config"), RUNGS)
+@pytest.mark.parametrize(("kinds", "layout"), list(itertools.product(KINDS, ["row", "padded", "strided", "col"])))
+def test_operands_of_every_kind_and_layout(rung, name, out, config, kinds, layout):
+    own = "f64" if name == "f64" else name
+    kinds = [(kind, (each or own) if own != "f64" or each != "f32" else "f64") for kind, each in kinds]
+    for shape in ((72, 136, 64), (65, 67, 24)):
+        b = "col" if shape[2] % 8 == 0 else "row"
+        run(rung, gated(), shape, name, out, kinds, layout=layout, b=b, config=config)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(("rung", "name", "out", "config"), RUNGS)
+@pytest.mark.parametrize("layout", ["row", "padded", "odd"])
+def test_two_outputs(rung, name, out, config, layout):
+    for shape, kind in (((72, 136, 64), "row"), ((130, 200, 40), "matrix")):
+        run(rung, two_outputs(), shape, name, out, [(kind, out)], layout=layout, config=config, more=(out,))
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("kind", ["row", "matrix"])
+@pytest.mark.parametrize(("bm", "bn"), [(64, 64), (128, 128), (128, 256)])
+def test_two_outputs_by_tensor_copies(bm, bn, kind):
+    config = {**WGMMA, "bm": bm, "bn": bn}
+    for shape in (72, 136, 64), (200, 296, 40):
+        run(
+            "wgmma_epilogue",
+            two_outputs(),
+            shape,
+            "f16",
+            "f16",
+            [(kind, "f16")],
+            config=config,
+            more=("f16",),
+            mapped=True,
+        )
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("b", ["row", "col"])
+@pytest.mark.parametrize(("bm", "bn"), [(128, 128), (64, 128), (64, 256), (128, 256)])
+@pytest.mark.parametrize("shape", [(72, 136, 64), (130, 200, 136), (1, 64, 72)])
+def test_two_weights_in_one_launch(out, b, bm, bn, shape):
+    run("wgmma_epilogue", swiglu(), shape, "bf16", out, [], b=b, config={**WGMMA, "bm": bm, "bn": bn}, weights=2)
+
+
+@pytest.mark.parametrize(("m", "bn"), [(1, 64), (8, 128)])
+def test_two_weights_and_few_rows(m, bn):
+    config = {**WGMMA, "bm": 8, "bn": bn, "stages": 4}
+    run("wgmma_epilogue", swiglu(), (m, 200, 512), "bf16", "bf16", [], b="col", config=config, weights=2)

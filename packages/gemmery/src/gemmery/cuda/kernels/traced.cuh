@@ -1,0 +1,15 @@
+// The function of the sums that follows a product, and the struct of its operands: here, none. cuda/traced_function.py writes the
+// text that takes this file's place, from a graph of operations.
+#pragma once
+#include "operands.cuh"
+
+struct Operands {};
+
+struct Function {
+  enum { SUMS = 1, STATISTICS = 0, HELD = 0, STAGED = 0 };
+  static __device__ __forceinline__ Chunk<unsigned, 4> hold(int, const Operands&, Spot) { return {}; }
+  static __device__ __forceinline__ void ask(const Operands&, Spot) {}
+  template <class Math, bool HOLDS = false, int WIDTH, class S>
+  static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot,
+                                               const unsigned* = nullptr, S* = nullptr) {}
+};

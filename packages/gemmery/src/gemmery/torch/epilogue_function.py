@@ -1,0 +1,186 @@
+"""`gemmery.torch.fused`: a product with an epilogue that is a Python function, and the gradient of it, for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from gemmery import api, dtypes
+from gemmery.api import finished
+from gemmery.arrays import view
+from gemmery.epilogues.gradient import COTANGENT, gradient
+from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
+from gemmery.epilogues.trace import Epilogue, GraphEpilogue, epilogue
+from gemmery.errors import ArgumentError
+from gemmery.torch.gradients import rows
+
+_Function: Any = torch.autograd.Function
+_as_it_is: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
+
+
+class FusedProduct:
+    """An epilogue's function as an operator on tensors: `fused(x, weight, ...)`."""
+
+    def __init__(self, function: Callable[..., Any], recompute: bool = False) -> None:
+        self.epilogue, self.recompute = epilogue(function), recompute
+        self.__name__, self.__doc__ = self.epilogue.__name__, self.epilogue.__doc__
+        self._forward: dict[int, Epilogue] = {}
+
+    @_as_it_is
+    def __call__(self, x: Any, weight: Any, **operands: Any) -> Any:
+        """Return the epilogue's results for x @ weight, or for x @ weight[0] and x @ weight[1]; all have gradients.
+
+        `x` is (..., k), a weight (k, n). Operands are those of the epilogue, tensors or numbers. The backward pass does
+        not record gradients of its own.
+
+        Raises the errors of `gemmery.matmul`, and ArgumentError for a weight that is no matrix.
+        """
+        weights = weight if isinstance(weight, tuple) else (weight,)
+        if any(w.ndim != 2 for w in weights):
+            raise ArgumentError(f"weight has {weights[0].ndim} dimensions, and fused multiplies by a matrix: (k, n)")
+        function, values = finished.bound(self.epilogue(**operands), None)
+        names = function.parameters[len(weights) :]
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise ArgumentError(f"{self.__name__} has no value for its operand {missing[0]!r}: pass {missing[0]}=...")
+        flat = rows(x)
+        inputs = [self._flat(values[name], x) for name in names]
+        result = _FusedFunction.apply(self, len(weights), flat, *weights, *inputs)
+        results = result if isinstance(result, tuple) else (result,)
+        shaped = tuple(y.reshape(*x.shape[:-1], y.shape[-1]) for y in results)
+        return shaped if len(shaped) > 1 else shaped[0]
+
+    def _flat(self, value: Any, x: Any) -> Any:
+        """Return an operand of (..., m, n) as (rows, n)."""
+        if not isinstance(value, torch.Tensor) or value.ndim <= 2:
+            return value
+        return rows(value.expand(*x.shape[:-1], value.shape[-1]))
+
+
+def fused(function: Callable[..., Any] | None = None, *, recompute: bool = False) -> Any:
+    """Return an operator of tensors, with gradients, from a function of the sums of a product and of operands.
+
+    >>> import torch, gemmery.torch
+    >>> @gemmery.torch.fused
+    ... def layer(c, bias):
+    ...     return torch.nn.functional.silu(c + bias)
+    >>> x, weight = torch.ones(1, 2), torch.ones(2, 1, requires_grad=True)
+    >>> y = layer(x, weight, bias=torch.tensor([-2.0]))
+    >>> y.backward()
+    >>> weight.grad
+    tensor([[0.5000],
+            [0.5000]])
+
+    The function is an epilogue (`gemmery.epilogue`), whose gradient is traced too: in the backward pass one kernel
+    makes from the sums and the operands the gradients of both, and two products follow. The forward pass keeps the sums
+    if these gradients read them. With `recompute` it does not, and the backward pass multiplies again, with the
+    gradient as the epilogue: less memory for more work. torch.compile calls it as it is.
+
+    Raises ArgumentError for a function that cannot be traced, with its line, when it is first called.
+    """
+    if function is None:
+        return lambda own: FusedProduct(own, recompute)
+    return FusedProduct(function, recompute)
+
+
+class _FusedFunction(_Function):
+    """The product with its epilogue, and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: FusedProduct, count: int, x: Any, *tensors: Any) -> Any:
+        weights, values = tensors[:count], tensors[count:]
+        function = fused.epilogue
+        names = function.parameters[count:]
+        graph = function.graph(count)
+        operands = dict(zip(names, values, strict=True))
+        arrays = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
+        _, _, of_x, *others = ctx.needs_input_grad
+        needed_names = {name for name, needed in zip(names, others[count:], strict=True) if needed}
+        needed_names |= {f"sum{i}" for i in range(count) if of_x or others[i]}
+        derived, outputs = _derived(graph, frozenset(needed_names)) if needed_names else (graph, ())
+        reads = bool(needed_names) and any(node.op == "sum" for node in derived.nodes)
+        keeps = reads and not fused.recompute
+        own = view(x.detach())  # on a device sums are kept in the type of the result, as PyTorch keeps them
+        kept_as = dtypes.get(own.dtype).accumulator if own.device == "cpu" else own.dtype
+        with_sums = _keeping_sums(function, count, kept_as) if keeps else function
+        plain = [w.detach() for w in weights]
+        multiply: Any = api.matmul
+        result = multiply(x.detach(), tuple(plain) if count > 1 else plain[0], epilogue=with_sums(**arrays))
+        results = result if isinstance(result, tuple) else (result,)
+        sums = results[len(graph.outputs) :]
+        ctx.count, ctx.names, ctx.fused = count, names, fused
+        ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in values]
+        ctx.derived, ctx.outputs, ctx.keeps = derived, outputs, keeps
+        ctx.save_for_backward(x, *weights, *(v for v in values if isinstance(v, torch.Tensor)), *sums)
+        ctx.reads = reads
+        results = results[: len(graph.outputs)]
+        return results if len(results) > 1 else results[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, *saved = ctx.saved_tensors
+        weights, saved = saved[: ctx.count], saved[ctx.count :]
+        tensors = iter(saved)
+        values = [next(tensors) if number is None else number for number in ctx.numbers]
+        sums = list(tensors)
+        operands = dict(zip(ctx.names, values, strict=True))
+        operands |= {f"{COTANGENT}{i}": g.contiguous() for i, g in enumerate(gradients)}
+        function, place = _function_of(f"the gradient of {ctx.fused.__name__}", ctx.derived, ctx.count)
+        multiply: Any = api.matmul
+        result: Any
+        if ctx.reads and not ctx.keeps:
+            bound = function(**{name: operands[name] for name in function.parameters[ctx.count :]})
+            result = multiply(x, tuple(weights) if ctx.count > 1 else weights[0], epilogue=bound)
+        else:
+            # Without sums in its graph, the gradient only needs an array of their shape.
+            sums = sums or [gradients[0].new_empty(1, 1).expand(x.shape[0], weights[0].shape[1])] * ctx.count
+            result = finished.apply(function, sums, operands, view(x).dtype)
+        result = result if isinstance(result, tuple) else (result,)
+        by_name = {name: result[place[output]] for name, output in zip(ctx.outputs, ctx.derived.outputs, strict=True)}
+        grad_x: Any = None
+        grad_weights: list[Any] = []
+        for i, weight in enumerate(weights):
+            of_sum: Any = by_name.get(f"sum{i}")
+            if of_sum is not None and ctx.needs_input_grad[2]:
+                part = multiply(of_sum, weight.mT)
+                grad_x = part if grad_x is None else grad_x + part
+            needed = of_sum is not None and ctx.needs_input_grad[3 + i]
+            grad_weights.append(multiply(x.mT, of_sum) if needed else None)
+        grads = [
+            by_name[name].sum_to_size(value.shape).to(value.dtype) if name in by_name else None
+            for name, value in zip(ctx.names, values, strict=True)
+        ]
+        return None, None, grad_x, *grad_weights, *grads
+
+
+@lru_cache(maxsize=256)
+def _derived(graph: EpilogueGraph, names: frozenset[str]) -> tuple[EpilogueGraph, tuple[str, ...]]:
+    """Return the gradient of a graph for the sums and operands of these names, and what its outputs are."""
+    derived, outputs = gradient(_with_columns(graph), set(names))
+    return derived, tuple(outputs)
+
+
+@lru_cache(maxsize=256)
+def _function_of(name: str, derived: EpilogueGraph, count: int) -> tuple[GraphEpilogue, dict[GraphOutput, int]]:
+    """Return a gradient as a function, and the place of each output in its results: those of c + b are one."""
+    place = {output: i for i, output in enumerate(dict.fromkeys(derived.outputs))}
+    return GraphEpilogue(name, derived._replace(outputs=tuple(place)), count), place
+
+
+def _with_columns(graph: EpilogueGraph) -> EpilogueGraph:
+    """Return a graph whose outputs have the kinds that follow from it."""
+    return finished.with_kinds(graph, graph.operands, "")
+
+
+@lru_cache(maxsize=256)
+def _keeping_sums(function: Epilogue, count: int, dtype: str) -> Epilogue:
+    """Return an epilogue that also returns the sums, in their own type."""
+    graph = function.graph(count)
+    builder = GraphBuilder(graph.nodes)
+    sums = [GraphOutput(builder.add("sum", value=str(i)), "matrix", dtype) for i in range(count)]
+    return GraphEpilogue(function.__name__, builder.graph((*graph.outputs, *sums), graph.operands), count)

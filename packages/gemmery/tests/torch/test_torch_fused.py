@@ -1,0 +1,135 @@
+"""gemmery.torch.fused: values and gradients of random epilogues against PyTorch's own, in float64."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gemmery as gm  # noqa: E402
+import gemmery.torch  # noqa: E402
+from gemmery.epilogues.random_epilogues import random_epilogue  # noqa: E402
+
+F = torch.nn.functional
+
+
+def tensor(x):
+    return x if isinstance(x, torch.Tensor) else torch.tensor(float(x), dtype=torch.float64)
+
+
+def of_tensors(function):
+    return lambda *x: function(*torch.broadcast_tensors(*map(tensor, x)))
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, name):
+        if name == "float8_e4m3":
+            return x.clamp(-448, 448).to(torch.float32).to(torch.float8_e4m3fn).to(x.dtype)
+        return x.to(getattr(torch, name)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class Library:
+    exp, log, tanh, sqrt = (staticmethod(of_tensors(f)) for f in (torch.exp, torch.log, torch.tanh, torch.sqrt))
+    minimum, maximum = staticmethod(of_tensors(torch.minimum)), staticmethod(of_tensors(torch.maximum))
+
+
+def functions(m, n):
+    """The functions of an epilogue's text, of PyTorch."""
+    rows, columns = torch.arange(m, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
+    single = {"erf": torch.erf, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid, "silu": F.silu, "gelu": F.gelu,
+              "relu": torch.relu, "rint": torch.round, "abs": torch.abs, "minimum": torch.minimum}  # fmt: skip
+    return {
+        **{name: of_tensors(function) for name, function in single.items()},
+        "np": Library,
+        "cast": lambda x, name: Rounded.apply(tensor(x), name),
+        "where": lambda condition, x, y: torch.where(condition, tensor(x), tensor(y)),
+        "row_sum": lambda x: x.sum(-1, keepdim=True),
+        "row_sum_of_squares": lambda x: (x * x).sum(-1, keepdim=True),
+        "row_maximum": lambda x: x.amax(-1, keepdim=True),
+        "row_log_sum_exp": lambda x: torch.logsumexp(x, -1, keepdim=True),
+        "row_index": lambda x: rows.expand(m, n),
+        "column_index": lambda x: columns.expand(m, n),
+    }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_epilogues_have_the_gradients_of_pytorch(seed):
+    draw = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    m, n, k = (int(side) for side in draw.integers(1, 12, 3))
+    names, sums = ["p", "q"][: int(draw.integers(0, 3))], int(draw.choice([1, 1, 2]))
+    text, epilogue = random_epilogue(draw, names, sums)
+    x = torch.randn(m, k, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(k, n, dtype=torch.float64, requires_grad=True) for _ in range(sums)]
+    shapes = [(), (n,), (m, 1), (m, n), (1, n)]
+    operands = {
+        name: torch.randn(shapes[int(draw.integers(5))], dtype=torch.float64).requires_grad_() for name in names
+    }
+    layer = gemmery.torch.fused(epilogue, recompute=bool(seed % 2))
+    results = layer(x, tuple(weights) if sums > 1 else weights[0], **operands)
+    results = results if isinstance(results, tuple) else (results,)
+    expected = eval(text, functions(m, n))(*[x @ w for w in weights], *operands.values())
+    expected = [y.expand_as(result) for y, result in zip(expected, results, strict=True)]
+    leaves = [x, *weights, *operands.values()]
+    gradients = [torch.randn_like(result) for result in results]
+    have = torch.autograd.grad(results, leaves, gradients, allow_unused=True)
+    want = torch.autograd.grad(expected, leaves, gradients, allow_unused=True)
+    pairs = [*zip(results, expected, strict=True), *zip(have, want, strict=True)]
+    for pair in pairs:
+        got, right = (torch.zeros(()) if z is None else z for z in pair)
+        assert (got - right).abs().max() <= 1e-10 * max(1, right.detach().abs().max()), text
+
+
+def test_a_linear_epilogue_keeps_no_sums():
+    x, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    layer = gemmery.torch.fused(lambda c, r, s: r + s * c)
+    y = layer(x, w, r=torch.randn(5, 3), s=0.5)
+    assert [tuple(kept.shape) for kept in y.grad_fn.next_functions[0][0].saved_tensors] == [(5, 4), (4, 3), (5, 3)]
+    y.sum().backward()
+    assert torch.allclose(x.grad, 0.5 * torch.ones(5, 3) @ w.detach().T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_batches_of_rows_and_narrow_types(dtype):
+    dtype = getattr(torch, dtype)
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8).to(dtype).requires_grad_()
+    w, b = torch.randn(8, 6).to(dtype).requires_grad_(), torch.randn(6).to(dtype).requires_grad_()
+    r = torch.randn(2, 5, 6).to(dtype).requires_grad_()
+
+    @gemmery.torch.fused
+    def layer(c, b, r):
+        return r + F.silu(c + b)
+
+    y = layer(x, w, b=b, r=r)
+    wide = [z.detach().double().requires_grad_() for z in (x, w, b, r)]
+    right = wide[3] + F.silu(wide[0] @ wide[1] + wide[2])
+    g = torch.randn_like(y)
+    have = torch.autograd.grad(y, (x, w, b, r), g)
+    want = torch.autograd.grad(right, wide, g.double())
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.01}[dtype]
+    assert (y.double() - right).abs().max() <= tolerance
+    for z, v in zip(have, want, strict=True):
+        assert z.dtype == dtype
+        assert (z.double() - v).abs().max() <= tolerance * max(1, v.abs().max())
+
+
+def test_torch_compile_calls_it_as_it_is():
+    layer = gemmery.torch.fused(lambda c, b: gm.gelu(c + b))
+    x, w, b = torch.randn(4, 8), torch.randn(8, 6, requires_grad=True), torch.randn(6)
+    compiled = torch.compile(lambda x: layer(x * 2, w, b=b) + 1, backend="eager")
+    assert torch.allclose(compiled(x), F.gelu(2 * x @ w + b) + 1, atol=1e-5)
+
+
+def test_wrong_calls_are_refused():
+    x, w = torch.ones(2, 3), torch.ones(3, 4)
+    with pytest.raises(gm.ArgumentError, match="no value for its operand 'b'"):
+        gemmery.torch.fused(lambda c, b: c + b)(x, w)
+    with pytest.raises(gm.ArgumentError, match="multiplies by a matrix"):
+        gemmery.torch.fused(lambda c: c)(x, torch.ones(2, 3, 4))
+    with pytest.raises(gm.ArgumentError, match="no operand 'd'"):
+        gemmery.torch.fused(lambda c, b: c + b)(x, w, d=1)

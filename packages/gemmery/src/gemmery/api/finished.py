@@ -55,6 +55,16 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
     return function, {**function.defaults, **own, **function(**(operands or {})).operands}
 
 
+def multiplied(a: Any, b: Any, out: Any, keywords: Mapping[str, Any], multiply: Callable[..., Any]) -> Any:
+    """Return the results of `product`, by a recipe where there is one; `keywords` are those of `gm.matmul`."""
+    option = keywords["epilogue"]
+    if out is None and len(keywords) == 1 and type(option) is BoundEpilogue:
+        results = epilogue_recipes.again(*option, a, b if type(b) is tuple else (b,), multiply)
+        if results is not None:
+            return results
+    return product(a, b, out, Options(**keywords), multiply)
+
+
 def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., Any]) -> Any:
     """Return what the epilogue of a product returns: an array, or a tuple of arrays; `multiply` is `gm.matmul`."""
     weights = b if isinstance(b, tuple) else (b,)
@@ -68,9 +78,6 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
     key = epilogue_recipes.key_of(operands, a, weights) if plain else None
-    results = epilogue_recipes.run(function, key, operands, a, weights, multiply) if key else None
-    if results is not None:
-        return results
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
     if any(view.device != "cpu" for view in (x, *ys)):
         raise ArgumentError("epilogue= is for products on the CPU: compute the function after the product there")
@@ -115,8 +122,9 @@ def _remember(
     results, sums = ([x.owner for x in views] for views in ([w.memory for w in writings], totals))
     if all(type(x) is np.ndarray and x.ndim for x in (*results, *sums)):
         names = [operand.name for operand in call.graph.operands]
-        number = "d" if call.element == "double" else "f"
-        epilogue_recipes.remember(function, key, results, sums, keywords, names, table, number, launch, job)
+        epilogue_recipes.remember(
+            function, key, results, sums, keywords, names, table, call.element == "double", launch, job
+        )
 
 
 def _is_large(call: PreparedEpilogue) -> bool:

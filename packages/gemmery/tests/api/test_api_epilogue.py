@@ -335,7 +335,7 @@ def test_a_product_that_comes_again_runs_by_its_recipe():
     draw = np.random.default_rng(12)
     a, b, r = (draw.standard_normal((9, 9)).astype(np.float32) for _ in range(3))
     epilogue = gm.epilogue(lambda c, r, s: (gm.silu(c * s) + r, gm.row_sum(c)))
-    for scale in (0.5, 2, 1e300, np.float32(3), 0.5):
+    for scale in (0.5, 2, 1e300, np.float32(3), np.array(2.0), np.array([3.0]), np.array([3.0]), 0.5):
         for residual in (r, r + 1, r.T, r[0], r.astype(np.float64), r[:, :1].copy()):
             results = gm.matmul(a, b, epilogue=epilogue(r=residual, s=scale))
             with np.errstate(over="ignore"):

@@ -113,8 +113,9 @@ def _remember(
     writings: Sequence[Writing], launch: Launch, job: bytes,
 ) -> None:  # fmt: skip
     """Store how this product runs, if its operands were read as they are and its results are NumPy's."""
-    arrays_as_they_are = all(x.memory is None or x.memory.owner is x.value for x in call.readings)
-    if not arrays_as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
+    numbers = all(type(x.value) in (int, float) for x in call.readings if x.memory is None)
+    as_they_are = numbers and all(x.memory is None or x.memory.owner is x.value for x in call.readings)
+    if not as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
         return
     table = [steps(total, "matrix", call.shapes) for total in totals]
     table += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]

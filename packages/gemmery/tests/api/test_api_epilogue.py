@@ -308,6 +308,10 @@ def test_wrong_weights_are_refused():
         gm.matmul(a, (a.T, a.T, a.T), epilogue=gm.swiglu)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a.astype(np.complex64), a.T, epilogue=lambda c: c)
+    with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
+        gm.matmul(a, gm.pack(np.ones((3, 4))), epilogue=gm.relu)
+    with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
+        gm.matmul(np.ones((2, 64)), gm.quantize(np.ones((64, 64), np.float32), "int8"), epilogue=gm.relu)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a > 0, a.T > 0, epilogue=lambda c: c)
 

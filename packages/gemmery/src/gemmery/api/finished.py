@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, config, dtypes, tiers
-from gemmery.api import epilogue_recipes
+from gemmery.api import array_libraries, epilogue_recipes
 from gemmery.api.codes import bits_of
 from gemmery.api.compute import prepared_for
 from gemmery.api.epilogue_operands import OperandReading, Shapes, Writing, compact, read, slot, steps, write
@@ -27,6 +27,7 @@ from gemmery.arrays import View
 from gemmery.cpu import build, row_pass
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
+from gemmery.cpu.packed_once import Packed
 from gemmery.cpu.row_pass import Pass
 from gemmery.cpu.target import host
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand
@@ -70,6 +71,8 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     weights = b if isinstance(b, tuple) else (b,)
     if len(weights) not in (1, 2):
         raise ArgumentError(f"b is a tuple of {len(weights)}: with an epilogue it may have one or two matrices")
+    if any(isinstance(weight, Packed) or type(weight) in array_libraries.QUANTIZED for weight in weights):
+        raise ArgumentError("epilogue= takes plain matrices: pass b before it was packed, or b.dequantize()")
     for name in ("bias", "activation"):
         if getattr(options, name) is not None:
             raise ArgumentError(

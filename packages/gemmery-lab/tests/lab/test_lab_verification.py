@@ -129,7 +129,7 @@ def test_the_command_shows_wrong_products_and_how_to_repeat_them(monkeypatch, ca
     def fail(*_):
         raise ArgumentError("no such product\nof any kind")
 
-    monkeypatch.setattr(verification, "_call", fail)
+    monkeypatch.setattr(verification, "computed", fail)
     assert cli.run(["verify", "--products", "30", "--seed", "7", "--dtype", "f16,int8"]) == 1
     out = capsys.readouterr().out
     assert "seeds 7 to 16" in out  # it stops after 10
@@ -193,3 +193,18 @@ def test_a_symmetric_product_is_symmetric_to_the_last_bit(monkeypatch):
     checked, beside = verification.computed(product, verification.on_host)
     assert checked.ok
     assert "not symmetric" in beside
+
+
+def test_products_with_epilogues_are_drawn_and_compared(monkeypatch):
+    products = [p for p in (drawn(seed, TYPES["cpu"], "cpu") for seed in range(120)) if p.epilogue][:6]
+    assert {p.weights for p in products} == {1, 2}
+    assert all(verification._tried(p, verification.on_host)[0] == "" for p in products)
+    multiply = verification.gm.matmul
+
+    def wrong(*arguments, **options):
+        results = multiply(*arguments, **options)
+        first, *others = results if isinstance(results, tuple) else (results,)
+        return first * 1.5 + 100, *others
+
+    monkeypatch.setattr(verification.gm, "matmul", wrong)
+    assert all("times the bound" in verification._tried(p, verification.on_host)[0] for p in products)

@@ -1,5 +1,7 @@
 """Products with an epilogue that is a Python function, against the graph in higher precision."""
 
+import threading
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -306,6 +308,10 @@ def test_wrong_weights_are_refused():
         gm.matmul(a, (a.T, a.T, a.T), epilogue=gm.swiglu)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a.astype(np.complex64), a.T, epilogue=lambda c: c)
+    with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
+        gm.matmul(a, gm.pack(np.ones((3, 4))), epilogue=gm.relu)
+    with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
+        gm.matmul(np.ones((2, 64)), gm.quantize(np.ones((64, 64), np.float32), "int8"), epilogue=gm.relu)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a > 0, a.T > 0, epilogue=lambda c: c)
 
@@ -333,7 +339,7 @@ def test_a_product_that_comes_again_runs_by_its_recipe():
     draw = np.random.default_rng(12)
     a, b, r = (draw.standard_normal((9, 9)).astype(np.float32) for _ in range(3))
     epilogue = gm.epilogue(lambda c, r, s: (gm.silu(c * s) + r, gm.row_sum(c)))
-    for scale in (0.5, 2, 1e300, np.float32(3), 0.5):
+    for scale in (0.5, 2, 1e300, np.float32(3), np.array(2.0), np.array([3.0]), np.array([3.0]), 0.5):
         for residual in (r, r + 1, r.T, r[0], r.astype(np.float64), r[:, :1].copy()):
             results = gm.matmul(a, b, epilogue=epilogue(r=residual, s=scale))
             with np.errstate(over="ignore"):
@@ -342,3 +348,25 @@ def test_a_product_that_comes_again_runs_by_its_recipe():
     second = gm.matmul(a + 1, b, epilogue=epilogue(r=r, s=2.0))
     assert not np.shares_memory(first[0], second[0])
     np.testing.assert_array_equal(second[0], gm.matmul(a + 1, b, epilogue=lambda c: gm.silu(c * 2.0) + 0.0) + r)
+
+
+def test_recipes_of_two_weights_and_of_many_threads():
+    draw = np.random.default_rng(13)
+    a, b, d = (draw.standard_normal((31, 31)).astype(np.float32) for _ in range(3))
+    epilogue = gm.epilogue(lambda c, d, s: (gm.row_sum(c * d) * s, gm.silu(c) * d))
+    expected = gm.matmul(a, (b, d), epilogue=epilogue, operands={"s": 2.0})
+    wrong = []
+
+    def work(scale):
+        for _ in range(200):
+            results = gm.matmul(a, (b, d), epilogue=epilogue(s=float(scale)))
+            same = np.array_equal(results[0], expected[0] * (scale / 2)) and np.array_equal(results[1], expected[1])
+            wrong.extend([] if same else [scale])
+
+    threads = [threading.Thread(target=work, args=(scale,)) for scale in (2, 4, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert epilogue.recipes

@@ -43,7 +43,7 @@ class OperandReading(NamedTuple):
     operand: GraphOperand
     words: bytes
     memory: View | None = None
-    value: Any = None  # as an array that broadcasts
+    value: Any = None  # as the caller passed it
 
 
 class Writing(NamedTuple):
@@ -58,7 +58,7 @@ class Writing(NamedTuple):
 def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
     """Return how a kernel reads an operand. Raises ShapeError for a shape that does not fit, DTypeError for a type."""
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
-        return _number(name, float(value), element)
+        return _number(name, float(value), element)._replace(value=value)
     view = viewed(f"operand {name!r}", value)
     if view.device != "cpu":
         raise ArgumentError(f"operand {name!r} is on {view.device}, and the product on the CPU: move one to the other")
@@ -66,8 +66,6 @@ def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
         raise DTypeError(f"operand {name!r} is {view.dtype}: an epilogue computes real numbers")
     if view.dtype == "bool":
         view = view._replace(dtype="int8")
-    elif view.dtype == "f64" and element == "float":
-        view = arrays.converted(view, "f32")
     shape, (m, n) = view.shape, (shapes.m, shapes.n)
     batch, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
     broadcasts = len(batch) <= len(shapes.batch) and all(
@@ -80,7 +78,9 @@ def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
         )
     if math.prod(shape) == 1:
         single = arrays.converted(view, "f64")
-        return _number(name, float(np.asarray(single.owner).reshape(-1)[0]), element)
+        return _number(name, float(np.asarray(single.owner).reshape(-1)[0]), element)._replace(value=value)
+    if view.dtype == "f64" and element == "float":
+        view = arrays.converted(view, "f32")
     kind = "row" if rows == 1 and columns == n else "column" if columns == 1 and (n > 1 or rows > 1) else "matrix"
     size = dtypes.get(view.dtype).size
     if kind != "column" and columns > 1 and view.strides[-1] != size:
@@ -104,7 +104,7 @@ def compact(view: View) -> View:
 
 def _number(name: str, value: float, element: str) -> OperandReading:
     word = bytes((ctypes.c_double if element == "double" else ctypes.c_float)(value))  # infinity where it overflows
-    return OperandReading(GraphOperand(name, "number"), word.ljust(8 * WORDS, b"\0"), None, value)
+    return OperandReading(GraphOperand(name, "number"), word.ljust(8 * WORDS, b"\0"))
 
 
 def slot(pointer: int, batch: int, row: int) -> bytes:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.arrays import View
 from gemmery.arrays.reading import address
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
+from gemmery.cpu.slots import WORDS
 from gemmery.epilogues.trace import Epilogue
 from gemmery.tuples import NamedTuple
 
@@ -31,12 +31,14 @@ class Recipe(NamedTuple):
     results: tuple[tuple[tuple[int, ...], Any], ...]  # shape and type of each
     sums: tuple[tuple[tuple[int, ...], Any] | None, ...]  # of the memory for sums; None: the first result's
     options: Mapping[str, Any]  # of the product
-    operands: tuple[str, ...]
-    pack: Callable[..., bytes]  # the table
-    steps: tuple[tuple[int, int] | None, ...]  # of each slot; None of a number
+    arrays: tuple[tuple[int, str], ...]  # the words of operands in the table, and their names
+    numbers: tuple[tuple[int, str], ...]  # the bytes, and the names
+    code: str  # of a number in the table
+    words: tuple[int, ...]  # the table, where addresses and numbers are 0
+    first: int  # the word of the first result
     launch: Launch
-    before: bytes  # the job, before and after the address of the table
-    after: bytes
+    job: bytes
+    rooms: list[tuple[Any, bytes]]  # tables that no call uses, and jobs with their addresses
 
 
 def key_of(operands: Mapping[str, Any], a: Any, weights: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -56,45 +58,51 @@ def key_of(operands: Mapping[str, Any], a: Any, weights: Sequence[Any]) -> tuple
     return tuple(parts)
 
 
-def run(
-    function: Epilogue, key: Hashable, operands: Mapping[str, Any], a: Any, weights: Sequence[Any],
-    multiply: Callable[..., Any],
+def again(
+    function: Epilogue, operands: Mapping[str, Any], a: Any, weights: Sequence[Any], multiply: Callable[..., Any]
 ) -> Any:  # fmt: skip
     """Return the results of a product whose recipe is known, else None."""
-    recipe: Recipe | None = function.recipes.get(key)
+    recipe: Recipe | None = function.recipes.get(key_of(operands, a, weights))
     if recipe is None:
         return None
-    results = [np.empty(shape, dtype) for shape, dtype in recipe.results]
-    sums = [results[0] if room is None else np.empty(*room) for room in recipe.sums]
-    for weight, total in zip(weights, sums, strict=True):
-        multiply(a, weight, out=total, **recipe.options)
-    words: list[Any] = []
-    for x, step in zip((*sums, *map(operands.__getitem__, recipe.operands), *results), recipe.steps, strict=True):
-        if step is None:
-            words.append(x)
-        else:
-            words += (address(x), *step)
     try:
-        table = ctypes.create_string_buffer(recipe.pack(*words))
+        table, job = recipe.rooms.pop()
+    except IndexError:  # the first call, or one while others run
+        table = (ctypes.c_int64 * len(recipe.words))(*recipe.words)
+        job = recipe.job[:_BIAS] + ctypes.addressof(table).to_bytes(8, "little") + recipe.job[_BIAS + 8 :]
+    try:
+        for at, name in recipe.numbers:
+            struct.pack_into(recipe.code, table, at, operands[name])
     except OverflowError:  # of a number beyond float32
         return None
-    job = recipe.before + ctypes.addressof(table).to_bytes(8, "little") + recipe.after
-    view = View(0, (), (), "f32")
-    recipe.launch.run(job, view, view)
+    for at, name in recipe.arrays:
+        table[at] = address(operands[name])
+    results = [np.empty(shape, dtype) for shape, dtype in recipe.results]
+    for place, result in enumerate(results):
+        table[recipe.first + WORDS * place] = address(result)
+    sums = [results[0] if room is None else np.empty(*room) for room in recipe.sums]
+    for place, total in enumerate(sums):
+        multiply(a, weights[place], out=total, **recipe.options)
+        table[WORDS * place] = address(total)
+    recipe.launch.run(job, a, weights[0])
+    recipe.rooms.append((table, job))
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def remember(
     function: Epilogue, key: Hashable, results: Sequence[Any], sums: Sequence[Any], options: Mapping[str, Any],
-    operands: Sequence[str], steps: Sequence[tuple[int, int] | None], number: str, launch: Launch, job: bytes,
+    operands: Sequence[str], steps: Sequence[tuple[int, int] | None], double: bool, launch: Launch, job: bytes,
 ) -> None:  # fmt: skip
-    """Store the recipe of a product whose arrays were used as they are; `number` is the code of one in the table."""
+    """Store the recipe of a product whose arrays were used as they are; `steps` of a number are None."""
     if len(function.recipes) >= _MOST:
         function.recipes.clear()
-    pad = {"f": "f20x", "d": "d16x"}[number]
-    pack = struct.Struct("<" + "".join(pad if step is None else "3q" for step in steps)).pack
     shapes = tuple((x.shape, x.dtype) for x in results)
     room = tuple(None if total is results[0] else (total.shape, total.dtype) for total in sums)
+    inputs = [(place, name, steps[place]) for place, name in enumerate(operands, len(sums))]
     function.recipes[key] = Recipe(
-        shapes, room, options, tuple(operands), pack, tuple(steps), launch, job[:_BIAS], job[_BIAS + 8 :]
-    )
+        shapes, room, options,
+        tuple((WORDS * place, name) for place, name, step in inputs if step is not None),
+        tuple((8 * WORDS * place, name) for place, name, step in inputs if step is None),
+        "<d" if double else "<f", tuple(word for step in steps for word in (0, *(step or (0, 0)))),
+        WORDS * (len(sums) + len(operands)), launch, job, [],
+    )  # fmt: skip

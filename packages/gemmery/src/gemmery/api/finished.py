@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, config, dtypes, tiers
-from gemmery.api import epilogue_recipes
+from gemmery.api import array_libraries, epilogue_recipes
 from gemmery.api.codes import bits_of
 from gemmery.api.compute import prepared_for
 from gemmery.api.epilogue_operands import OperandReading, Shapes, Writing, compact, read, slot, steps, write
@@ -28,6 +28,7 @@ from gemmery.arrays import View
 from gemmery.cpu import build, row_pass
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
+from gemmery.cpu.packed_once import Packed
 from gemmery.cpu.row_pass import Pass
 from gemmery.cpu.target import host
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand
@@ -56,11 +57,23 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
     return function, {**function.defaults, **own, **function(**(operands or {})).operands}
 
 
+def multiplied(a: Any, b: Any, out: Any, keywords: Mapping[str, Any], multiply: Callable[..., Any]) -> Any:
+    """Return the results of `product`, by a recipe where there is one; `keywords` are those of `gm.matmul`."""
+    option = keywords["epilogue"]
+    if out is None and len(keywords) == 1 and type(option) is BoundEpilogue:
+        results = epilogue_recipes.again(*option, a, b if type(b) is tuple else (b,), multiply)
+        if results is not None:
+            return results
+    return product(a, b, out, Options(**keywords), multiply)
+
+
 def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., Any]) -> Any:
     """Return what the epilogue of a product returns: an array, or a tuple of arrays; `multiply` is `gm.matmul`."""
     weights = b if isinstance(b, tuple) else (b,)
     if len(weights) not in (1, 2):
         raise ArgumentError(f"b is a tuple of {len(weights)}: with an epilogue it may have one or two matrices")
+    if any(isinstance(weight, Packed) or type(weight) in array_libraries.QUANTIZED for weight in weights):
+        raise ArgumentError("epilogue= takes plain matrices: pass b before it was packed, or b.dequantize()")
     for name in ("bias", "activation"):
         if getattr(options, name) is not None:
             raise ArgumentError(
@@ -69,9 +82,6 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
     key = epilogue_recipes.key_of(operands, a, weights) if plain else None
-    results = epilogue_recipes.run(function, key, operands, a, weights, multiply) if key else None
-    if results is not None:
-        return results
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
     if any(view.device != "cpu" for view in (x, *ys)):
         from gemmery.api import finished_on_device
@@ -112,8 +122,9 @@ def _remember(
     writings: Sequence[Writing], launch: Launch, job: bytes,
 ) -> None:  # fmt: skip
     """Store how this product runs, if its operands were read as they are and its results are NumPy's."""
-    arrays_as_they_are = all(x.memory is None or x.memory.owner is x.value for x in call.readings)
-    if not arrays_as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
+    numbers = all(type(x.value) in (int, float) for x in call.readings if x.memory is None)
+    as_they_are = numbers and all(x.memory is None or x.memory.owner is x.value for x in call.readings)
+    if not as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
         return
     table = [steps(total, "matrix", call.shapes) for total in totals]
     table += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]
@@ -121,8 +132,9 @@ def _remember(
     results, sums = ([x.owner for x in views] for views in ([w.memory for w in writings], totals))
     if all(type(x) is np.ndarray and x.ndim for x in (*results, *sums)):
         names = [operand.name for operand in call.graph.operands]
-        number = "d" if call.element == "double" else "f"
-        epilogue_recipes.remember(function, key, results, sums, keywords, names, table, number, launch, job)
+        epilogue_recipes.remember(
+            function, key, results, sums, keywords, names, table, call.element == "double", launch, job
+        )
 
 
 def _is_large(call: PreparedEpilogue) -> bool:

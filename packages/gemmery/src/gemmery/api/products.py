@@ -128,7 +128,7 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
             from gemmery.api import finished
 
             _compile_entries()
-            return finished.product(a, b, out, Options(**keywords), multiply)
+            return finished.multiplied(a, b, out, keywords, multiply)
     out = single(out)
     path = array_libraries.PATHS.get(type(a))
     if path is not None:

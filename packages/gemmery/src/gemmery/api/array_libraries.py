@@ -21,8 +21,8 @@ from gemmery.tuples import NamedTuple
 if TYPE_CHECKING:
     from gemmery.api.device_operands import Inputs
     from gemmery.api.prepared import TieredLaunch
+    from gemmery.cuda.launch import Scalars
 
-Scalars = tuple[float, float]
 Keywords = dict[str, Any]  # the options that a call names
 # (a, b, out, the function's name, alpha and beta or None, options or None, addresses of parts of operands that were
 # split) -> the result, or None for a call not seen before. A call with options has its scalars in the table.
@@ -66,9 +66,14 @@ def remember(
 
     `target` is the result, a new array or `out`. `keywords` are the options that the call named.
     """
+    from gemmery.cuda.launch import packed_scalars
+
     library = _library_of(inputs.x.array)
     if library is None:
         return
+    kind = dtypes.get(target.dtype).kind
+    if kind == "c" and isinstance(library, Torch):
+        return  # a conjugate view has the same address, shape and strides
     x, y, *others = (z for z in inputs.read if z is not None)
     a, b, out = x.array, y.array, None if is_new else target.array
     if any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
@@ -76,13 +81,15 @@ def remember(
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return
     words: tuple[Any, ...] | None = ()
-    extras, scalars = None, (options.alpha.real, options.beta.real)
+    extras, scalars = None, packed_scalars(options.alpha, options.beta, target.dtype)
     if any(inputs.parts) or keywords:
         words = library.words(keywords, inputs.parts) if name == "matmul" else None
-        bias_dtype = library.dtype("f64" if target.dtype == "f64" else "f32")
+        bias_dtype = library.dtype(dtypes.get(target.dtype).accumulator)
         extras = KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
-    elif scalars == (1, 0):
+    elif options.alpha == 1 and options.beta == 0:
         name = PLAIN[name]
+    elif kind != "f":  # the fast path packs alpha and beta as they are
+        return
     if words is None or (options.old is not None and (is_new or options.old is not out)):
         return
     key = (*library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer), *words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gemmery import dtypes
@@ -18,7 +19,15 @@ FirstArguments = tuple[int, int, int, int, int, int, int, int]
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
-_SCALARS = {_SCALARS_AT + 2 * size: struct.Struct(f"=2{letter}") for size, letter in ((4, "f"), (8, "d"))}
+# How alpha and beta are packed, by the type of sums: whole numbers modulo 2^bits, complex ones by their parts.
+_SCALARS = {
+    "f32": struct.Struct("=2f"),
+    "f64": struct.Struct("=2d"),
+    "complex64": struct.Struct("=4f"),
+    "complex128": struct.Struct("=4d"),
+    **dict.fromkeys(("int32", "uint32"), struct.Struct("=2I")),
+    **dict.fromkeys(("int64", "uint64"), struct.Struct("=2Q")),
+}
 _EXTRA_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product; 8 more where scalars are f64
 _EXTRA = struct.Struct("=3Q")  # its fields that change from call to call, except those of the maps
 _MAPS_AT = {"a": 256, "b": 384, "c": 512}
@@ -27,8 +36,7 @@ _A_WORD, _B_WORD, _C_WORD = (place // 8 for place in _MAPS_AT.values())
 MAPPED_BYTES = 640
 _ANYWHERE = 256  # bytes of scratch memory for maps of operands without elements
 _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
-_SCALARS[MAPPED_BYTES] = _SCALARS[_EXTRA_AT]
-_DOUBLES = struct.Struct("=2d")  # the scalars of an argument with maps, of f64
+Scalars = tuple[float, ...]  # alpha and beta as they are packed
 
 
 def first_arguments(
@@ -58,7 +66,26 @@ class ArgumentMemory:
         self.holds: Ready | None = None  # whose argument is there, but for its pointers
 
 
-_memories: dict[int, list[ArgumentMemory]] = {size: [] for size in _SCALARS}  # of finished calls, by length
+_memories: dict[int, list[ArgumentMemory]] = defaultdict(list)  # of finished calls, by length
+
+
+def packed_scalars(alpha: complex, beta: complex, out: str) -> Scalars:
+    """Return alpha and beta as `Ready` takes them for a C of this type.
+
+    >>> packed_scalars(-1, 0, "int16"), packed_scalars(1, 2j, "complex64"), packed_scalars(2.0, 0, "f16")
+    ((4294967295, 0), (1, 0, 0.0, 2.0), (2.0, 0))
+    """
+    row = dtypes.get(dtypes.get(out).accumulator)
+    if row.kind == "c":
+        return alpha.real, alpha.imag, beta.real, beta.imag
+    if row.kind in "iu":
+        return int(alpha.real) % 2 ** (8 * row.size), int(beta.real) % 2 ** (8 * row.size)
+    return alpha.real, beta.real
+
+
+def scalars_of(out: str) -> struct.Struct:
+    """Return how the scalars of a product into this type are packed."""
+    return _SCALARS[dtypes.get(out).accumulator]
 
 
 class LaunchRecords:
@@ -93,8 +120,8 @@ class Ready:
         transposed: bool,
         overlaps: tuple[bool, ...] = (),
         maps: tuple[PlacedMap, ...] = (),
-        doubles: bool = False,
         counters: int = 0,
+        out: str = "f32",
     ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
@@ -103,7 +130,7 @@ class Ready:
         self._launches, self._overlaps = launches, overlaps
         self._argument = argument
         self._transposed = transposed
-        self._scalars = _DOUBLES if doubles else _SCALARS[len(argument)]
+        self._scalars = scalars_of(out)
         self._free = _memories[len(argument)]
         self._records: list[LaunchRecords] = []  # of finished calls
         self._context = driver.context(ordinal)
@@ -127,12 +154,12 @@ class Ready:
         stream: int,
         bias: int = 0,
         workspace: int = 0,
-        scalars: tuple[float, float] | None = None,
+        scalars: Scalars | None = None,
         extra: tuple[int, ...] = (),
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
-        `scalars` are alpha and beta, 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
+        `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
         offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
         """
         if self._current()[1] != self._context:  # as numbers they take 30 ns longer
@@ -227,7 +254,9 @@ class CudaLaunch:
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed = is_transposed(self.problem, swapped)
         if not self.geometry.maps:
-            return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
+            return Ready(
+                self._launches, argument, self._ordinal, workspace, transposed, overlaps, out=self.problem.out
+            )
         maps = placed_maps(self.problem, self.geometry, a, b, c)
         if self.problem.k == 0:
             # A kernel copies boxes beyond the end of operands without elements, which may have no address, or any. That
@@ -251,9 +280,10 @@ class CudaLaunch:
                 ahead=geometry.ahead,
                 swapped=swapped,
             )
-        doubles = self.problem.out == "f64"
-        counters = self.geometry.counters
-        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, doubles, counters)
+        counters, out = self.geometry.counters, self.problem.out
+        return Ready(
+            self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, counters, out
+        )
 
     def __call__(
         self,
@@ -269,7 +299,7 @@ class CudaLaunch:
         extra: tuple[int, ...] = (),
     ) -> None:
         run, stream = self.ready(a, b, c, bias, scaling), c.stream
-        scalars = alpha.real, beta.real
+        scalars = packed_scalars(alpha, beta, self.problem.out)
         scratch = ordered.allocate(run.workspace, stream, self._ordinal) if run.workspace else 0
         start = bias.pointer if bias is not None else 0
         try:
@@ -313,9 +343,8 @@ def product_argument(
     problem = as_taken(problem, swapped)
     if apart > 1:
         problem = problem._replace(m=problem.m // apart, batch=apart)
-    number = "d" if problem.out == "f64" else "f"
     return struct.pack(
-        f"=5Q11q4i2{number}",
+        f"=5Q11q4i{scalars_of(problem.out).format[1:]}",
         a.pointer,
         b.pointer,
         c.pointer,
@@ -329,8 +358,7 @@ def product_argument(
         problem.n,
         problem.k,
         problem.groups or problem.batch,
-        alpha.real,
-        beta.real,
+        *packed_scalars(alpha, beta, problem.out),
     )
 
 

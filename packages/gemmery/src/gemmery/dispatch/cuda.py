@@ -26,6 +26,7 @@ TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 # The rungs that may apply the factors of operands, by their kind; they refuse those that they do not.
 _FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled",)}
 _TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
+_TENSOR_RESULTS = ("f16", "bf16", "f32", "int32")
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
@@ -164,7 +165,7 @@ _GUARDED = (
 def _by_wgmma(p: Problem, card: Device) -> list[tuple[str, str]]:
     """Return the rungs on wgmma that suit a problem, best first, each with the reason in words."""
     what = p.precision or p.dtype
-    if what not in _TENSOR_TYPES or p.out == "f64":
+    if what not in _TENSOR_TYPES or p.out not in _TENSOR_RESULTS:
         return []
     if p.scales == "blocks":
         return [("wgmma_blockscaled", f"{what} with factors of blocks, which are applied every 128 of k")]

@@ -12,7 +12,7 @@ from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED
 from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import gpu_rung, of_tiles
+from gemmery.ladder.gpu import EVERY, OTHERS, gpu_rung, of_tiles
 from gemmery.problem import Config, Problem
 
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
@@ -104,6 +104,7 @@ SIMT = (
         "simt_naive",
         idea="one thread per element of C, many blocks",
         parent="simt_single_block",
+        dtypes=(*EVERY, *OTHERS),
         geometry=_by_warps,
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
@@ -152,6 +153,7 @@ SIMT = (
         "simt_smem",
         idea="a block reads each tile of A and B once, into shared memory",
         parent="simt_naive",
+        dtypes=(*EVERY, *OTHERS),
         geometry=_smem,
         space={"tile": (2, 4, 8, 16, 32)},
         default={"tile": 16},
@@ -358,6 +360,7 @@ TILED = (
         "simt_pipelined",
         idea="the next tiles are loaded while the current one is multiplied",
         parent="simt_warptile",
+        dtypes=(*EVERY, *OTHERS),
         geometry=_pipelined,
         resolve=_resolve,
         space=_PIPELINE,

@@ -144,6 +144,10 @@ SIMT_PIPELINED = {  # by the bytes of a sum
         Tiling( 64,  64,  8, 32,  32,  8,  4,     3,     0,   85),
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   60),
     ),
+    16: (
+        Tiling( 64,  64,  8, 16,  32,  4,  4,     3,     0,  100),
+        Tiling( 32,  32,  8, 32,  16,  4,  4,     3,     0,   80),
+    ),
 }
 # f32 with k adjacent in A and B: tiles are transposed on their way through registers, 4 elements to a load. cp.async of
 # single elements takes 3087 us by 128 x 256 at n = 4096, and this 128 x 128 takes 2926; at 1024 they take 73 and 67.

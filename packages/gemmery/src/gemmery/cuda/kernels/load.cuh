@@ -92,9 +92,10 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
   }
 
   // The same chunks copied to shared memory without passing through registers.
-  template <class Arrangement> __device__ __forceinline__ void copy(const Panel<T>& panel, T* tile) {
+  template <class Arrangement, class S> __device__ __forceinline__ void copy(const Panel<T>& panel, S* tile) {
     static_assert(VEC == 1 || Arrangement::ORDER == LAYOUT, "cp.async does not transpose");
-    T* to = first<Arrangement>(tile);
+    static_assert(sizeof(S) == sizeof(T), "nor widen");
+    S* to = first<Arrangement>(tile);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       if (!has(e)) break;

@@ -246,6 +246,9 @@ SCALED = (
 PARTS = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 PAIRED_PARTS = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 RESIDUES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
+# Whole numbers by their bytes: two blocks of a cluster share columns of B. Sums of 64 bits leave room for half a tile.
+DIGITS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85), Instance(128, 256, 4, 2, 1, speed=99))
+DIGITS_WIDE = (Instance(128, 128, 6, 1, 1), Instance(128, 128, 6, 2, 1, speed=99))
 # About 200 KB each; speeds fitted together with the constants of `cost.grouped_cycles`.
 GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))
 

@@ -230,6 +230,13 @@ template <class Tiles> struct Warpgroup {
   // 16 w + l / 4 and 8 further. `row` and `column` are the warpgroup's first ones.
   template <int EPILOGUE, class T, class Out>
   __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column) const {
+    store_of<EPILOGUE>(sums, p, batch, row, column);
+  }
+
+  // The same of other sums, of which a thread has the same places.
+  template <int EPILOGUE, class Sums, class T, class Out>
+  static __device__ __forceinline__ void store_of(const Sums& sums, const Product<T, Out>& p, int batch, int row,
+                                                  int column) {
     row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     column += threadIdx.x % 4 * 2;
     bool pairs = p.c_col == 1 &&

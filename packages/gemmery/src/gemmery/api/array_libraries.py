@@ -152,6 +152,8 @@ def _preparing() -> Callable[..., KnownCall | None]:
         present = None if dtype is None or (scalars and scalars[1]) else images.present(dtype, ordinal)
         if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
             return None
+        if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
+            return None
         new = prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
         return new and keep(table.calls, key, KnownCall(*new, key[3], 0, 0, 0, 0))
 
@@ -198,7 +200,7 @@ class Torch:
         """Return the look-ups of calls by their keys: without options, and with them."""
         calls, recording, strided, types = table.calls, self.torch.is_grad_enabled, self.torch.strided, self.types
         key_of, words_of, fresh, make = self.key, self.words, _preparing(), pytorch.comparer(self.torch)
-        served = ("f64", "f32", "f16", "bf16")
+        served = ("f64", "f32", "f16", "bf16", "int32", "int64")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
 
         def known(a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, scalars: Scalars | None) -> Any:

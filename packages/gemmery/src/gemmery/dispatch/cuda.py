@@ -12,7 +12,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues
+from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues, integers
 from gemmery.ladder.cuda import BY_WEIGHTS, CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -130,6 +130,9 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     faster = card.peak("tensor_f64") / card.peak("f64")
     if p.dtype == "f64" and faster > 1:
         choices.append(("mma_f64", f"tensor cores multiply float64 {faster:g} times as fast as CUDA cores"))
+    if card.capability == 90 and integers.pays(p):
+        count = integers.products(p.dtype, p.out)
+        choices.append(("wgmma_digits", f"{p.dtype}: tensor cores multiply its bytes, {count} products of int8"))
     exact = f"{p.dtype} on CUDA cores: tiles in registers, the next one loaded during the multiplication"
     choices.append(("simt_pipelined", exact))
     choices.append(("simt_smem", "no faster rung supports it; this one supports every layout"))

@@ -17,6 +17,7 @@ from gemmery.ladder.gpu import WHOLE, gpu_rung, in_groups, whole
 from gemmery.problem import Config, Problem
 
 SHALLOW = 32  # k below which a stage is mostly zeros
+_WORK, _NARROW = 1 << 29, 128  # multiply-adds from which tiles fill the card, and the rows and columns that one has
 _ROW = 128  # bytes of k in a stage
 _BLOCKS = 8  # of the launch that splits on a multiprocessor
 
@@ -41,6 +42,16 @@ def products(dtype: str, out: str) -> int:
     """
     count, most = digits(dtype, out), dtypes.get(out).size
     return sum(i + j < most for i in range(count) for j in range(count))
+
+
+def pays(problem: Problem) -> bool:
+    """Return True for whole numbers of which CUDA cores would take longer, by a count of tiles and of products.
+
+    >>> [pays(Problem(n, n, n, "int32", "int32")) for n in (512, 1024)]
+    [False, True]
+    """
+    work = problem.batch * problem.m * problem.n * problem.k
+    return problem.dtype in WHOLE and work >= _WORK and min(problem.m, problem.n) >= _NARROW
 
 
 def _refuses(problem: Problem) -> str:

@@ -54,7 +54,7 @@ __device__ __forceinline__ void split_square(const Digits<T>& x, long long side,
 }
 
 template <class T, class Out, int OF_A, int OF_B>
-__global__ void __launch_bounds__(DIGITS_THREADS) digits_split(const TmaProduct<T, Out> p) {
+__global__ void __launch_bounds__(DIGITS_THREADS, 2) digits_split(const TmaProduct<T, Out> p) {
   using W = typename Select<(sizeof(Out) < 8), u32, u64>::type;
   __shared__ W tile[DIGITS_TALL][DIGITS_ROW];
   ptx::griddepcontrol_launch_dependents();

@@ -101,6 +101,8 @@ def epilogue(problem: Problem) -> int:
 
 def element(problem: Problem) -> str:
     """Return the C++ type of the elements of A and B."""
+    if problem.semiring:
+        return template("InRing", C_NAMES[problem.dtype], problem.semiring.upper())
     return "tf32" if problem.precision == "tf32" else C_NAMES[problem.dtype]
 
 
@@ -124,8 +126,8 @@ def template(name: str, *parameters: object) -> str:
 
 
 def sum_size(problem: Problem) -> int:
-    """Return the bytes of the type in which a kernel sums."""
-    return dtypes.get(dtypes.get(problem.out).accumulator).size
+    """Return the bytes of the type in which a kernel sums: of a log_sum_exp, the largest term and a sum."""
+    return dtypes.get(dtypes.get(problem.out).accumulator).size * (1 + (problem.semiring == "log_sum_exp"))
 
 
 def layouts(problem: Problem) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.errors import ArgumentError
 from gemmery.problem import Config, Problem
@@ -69,6 +70,7 @@ class Rung(NamedTuple):
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
     bounds: Mapping[str, Growth] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
     mixed: bool = False  # it takes int8 by uint8, and the reverse
+    semirings: bool = False  # it takes products of semirings
     one_sided: bool = False  # with A and B exchanged a sum has other bits: it is added in another order
 
     def bound_of(self, dtype: str, precision: str = "") -> Growth:
@@ -81,7 +83,15 @@ class Rung(NamedTuple):
             return f"it is written for {', '.join(self.dtypes)}, not {problem.dtype}"
         if problem.b_dtype and not self.mixed:
             return f"A and B must have one type, not {problem.dtype} and {problem.b_dtype}"
-        return self.refuses(problem)
+        return self.refuses_semiring(problem) or self.refuses(problem)
+
+    def refuses_semiring(self, problem: Problem) -> str:
+        """Return why it does not take the semiring of a problem, or its type in one; "" if it does."""
+        if not problem.semiring:
+            return ""
+        if not self.semirings:
+            return f"it adds products, and has no {problem.semiring}"
+        return "" if dtypes.get(problem.dtype).kind == "f" else f"{problem.semiring} is of floats, not {problem.dtype}"
 
     def explicit(self, config: Config) -> dict[str, int]:
         """Return the config without zeros that leave a choice to the rung, where 0 is not one of two real values."""

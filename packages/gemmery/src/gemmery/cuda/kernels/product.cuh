@@ -8,12 +8,12 @@ template <class T, class Out> struct Product {
   const T* a;        // (batch, m, k)
   const T* b;        // (batch, k, n)
   Out* c;            // (batch, m, n)
-  const Sum<T, Out>* bias;
+  const typename SumFor<Out>::type* bias;
   void* workspace;   // scratch memory of the size requested by the rung
   long long a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col;
   long long bias_row, bias_col;  // one of them is 0
   int m, n, k, batch;
-  Sum<T, Out> alpha, beta;
+  typename SumFor<Out>::type alpha, beta;
 
   __device__ __forceinline__ const T* a_at(int batch_index, int i, int kk) const {
     return a + batch_index * a_batch + i * a_row + kk * a_col;

@@ -30,6 +30,11 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
   }
 }
 
+template <int TM, int TN, class S> __device__ __forceinline__ void clear(S (&sums)[TM][TN]) {
+#pragma unroll
+  for (int i = 0; i < TM * TN; ++i) sums[i / TN][i % TN] = ZeroOf<S>::value();
+}
+
 // Rows are walked in pairs, down one column and up the next, and every other pair from right to left: each multiply-add
 // then shares a factor with the previous one, which is still in the register file's reuse cache. A tall tile is walked
 // likewise by columns, and f64, whose operands fill both register banks, one column at a time.

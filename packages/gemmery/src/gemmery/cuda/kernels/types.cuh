@@ -83,6 +83,53 @@ template <class R> __device__ __forceinline__ Complex<R>& Complex<R>::operator*=
   return *this = {multiply_add(-im, x.im, re * x.re), multiply_add(im, x.re, re * x.im)};
 }
 
+// The 0 of sums.
+template <class S> struct ZeroOf { static __device__ __forceinline__ S value() { return S(0); } };
+
+// ---- products of semirings: the least or largest of sums or products, and the logarithm of a sum of exponentials ----
+// An element of InRing<T, RING> is one of T. A sum or product that is NaN is left out, as fmin and fmax do.
+
+enum Semiring { MIN_PLUS, MAX_PLUS, MAX_TIMES, LOG_SUM_EXP };
+template <class T, Semiring RING> struct InRing { T value; };
+template <class R, Semiring RING> struct RingSum {
+  R value;
+  __device__ __forceinline__ operator R() const { return value; }
+};
+// log of the sum of e^x: the largest x, and the sum of e^(x - largest), which therefore neither overflows nor vanishes.
+template <class R> struct RingSum<R, LOG_SUM_EXP> {
+  R value, sum;
+  __device__ __forceinline__ operator R() const { return value + log(sum); }
+};
+template <class T, Semiring RING, class Out> struct SumOf<InRing<T, RING>, Out> {
+  using type = RingSum<typename SumFor<Out>::type, RING>;
+};
+template <class R, Semiring RING> struct ZeroOf<RingSum<R, RING>> {
+  static __device__ __forceinline__ RingSum<R, RING> value() {
+    return {R(__int_as_float(RING == MIN_PLUS ? 0x7f800000 : 0xff800000))};  // an infinity
+  }
+};
+template <class S> struct PadsWithZeros { static constexpr bool value = true; };  // a product of zeros adds nothing
+template <class R, Semiring RING> struct PadsWithZeros<RingSum<R, RING>> { static constexpr bool value = false; };
+
+template <class To, class T, Semiring RING> __device__ __forceinline__ To widen(InRing<T, RING> x) {
+  return {widen<decltype(To::value)>(x.value)};
+}
+__device__ __forceinline__ float fast_exp(float x) { return ptx::ex2_approx_ftz(x * 1.44269504f); }
+__device__ __forceinline__ double fast_exp(double x) { return exp(x); }
+
+template <class R, Semiring RING>
+__device__ __forceinline__ RingSum<R, RING> multiply_add(RingSum<R, RING> x, RingSum<R, RING> y,
+                                                         RingSum<R, RING> sum) {
+  if constexpr (RING == MIN_PLUS) return {min(x.value + y.value, sum.value)};
+  if constexpr (RING == MAX_PLUS) return {max(x.value + y.value, sum.value)};
+  if constexpr (RING == MAX_TIMES) return {max(x.value * y.value, sum.value)};
+  if constexpr (RING == LOG_SUM_EXP) {  // one exponential: of the distance between the new x and the largest one
+    const R next = x.value + y.value, above = next == sum.value ? R(0) : next - sum.value;
+    const R scale = fast_exp(-abs(above));
+    return above > 0 ? RingSum<R, RING>{next, sum.sum * scale + 1} : RingSum<R, RING>{sum.value, sum.sum + scale};
+  }
+}
+
 // ---- what only tensor cores of sm_90 multiply ----
 
 struct e4m3 { unsigned char bits; };  // float8: 4 bits of exponent and 3 of fraction, no infinity
